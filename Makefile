@@ -1,0 +1,47 @@
+# The only entry points: people and CI run the same commands. `make help` lists them.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-full check bench protos clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(BIN)/baton: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "baton needs Python 3.11 or newer; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[local]'
+	@touch $@
+
+$(VENV)/.dev: $(BIN)/baton
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(BIN)/baton  ## a local cluster, three prompts, a table
+	$(BIN)/baton demo
+
+test: $(VENV)/.dev  ## the tests, under 10 minutes on 2 cores
+	$(BIN)/pytest
+
+test-full: $(VENV)/.dev  ## the slower tests, under 40 minutes
+	$(BIN)/pytest -m 'slow and not gpu'
+
+check: $(VENV)/.dev  ## lint, types, imports, protos
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	cd protos && ../$(BIN)/buf lint
+	$(BIN)/python protos/generate.py --check
+
+protos: $(VENV)/.dev  ## regenerate the stubs in baton/v1
+	$(BIN)/python protos/generate.py
+
+bench: $(VENV)/.dev  ## every benchmark this machine can run
+	$(BIN)/python -m bench all
+
+clean:  ## remove what the other targets made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,26 @@
+"""Baton serves large language models with prefill and decode apart.
+
+`from baton import Client, AsyncClient, SamplingParams` is what callers need; nothing is imported
+before it is asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from baton.client import AsyncClient, Client
+    from baton.sampling import SamplingParams
+
+__all__ = ["AsyncClient", "Client", "SamplingParams"]
+
+_HOMES = {
+    "AsyncClient": "baton.client",
+    "Client": "baton.client",
+    "SamplingParams": "baton.sampling",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'baton' has no attribute {name!r}")
