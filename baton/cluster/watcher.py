@@ -1,0 +1,160 @@
+"""Which workers there are, as a router sees it: the reading side of `baton.cluster.registry`.
+
+Knows nothing of whether the workers answer; the router asks them itself.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+
+from redis.asyncio import Redis
+
+from baton.cluster.loop import RedisLoop
+from baton.cluster.redis import Command, transact
+from baton.cluster.registry import WORKERS_KEY, WorkerRecord, record_key
+
+_INTERVAL = 0.5  # seconds between polls
+_GRACE = 10.0  # seconds a worker may lack its record while that may be Redis's fault
+
+_logger = logging.getLogger(__name__)
+
+OnChange = Callable[[str, WorkerRecord | None], None]
+
+
+class RegistryWatcher:
+    """Keeps the records of all workers, and tells of those that joined, changed or left.
+
+    While Redis does not answer it keeps what it knows and says `stale`. A worker has left when its
+    id is listed without a record: that is what expiry and a clean stop leave behind. If the id is
+    not listed either, or Redis was away since, Redis may have forgotten a living worker, and it
+    has left only after `grace` seconds of answers without its record. A record of an older epoch
+    than the known one counts as no record.
+
+    No method raises on Redis trouble. The caller owns the client.
+
+    Args:
+        redis: from `baton.cluster.redis.connect`.
+        on_change: called in the event loop with (id, record) of a worker that joined or changed,
+            and (id, None) of one that left, after `records` shows it. Must not block.
+        interval: seconds between polls.
+        grace: see above.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        on_change: OnChange,
+        *,
+        interval: float = _INTERVAL,
+        grace: float = _GRACE,
+    ) -> None:
+        self._redis = redis
+        self._on_change = on_change
+        self._interval = interval
+        self._grace = grace
+        self._records: dict[str, WorkerRecord] = {}
+        self._listed: set[str] = set()
+        self._seen: dict[str, float] = {}  # when each known worker's record was last read
+        self._missing: dict[str, float] = {}  # since when an id has had no record
+        self._malformed: set[str] = set()
+        self._loop = RedisLoop("registry watcher", self._poll)
+
+    @property
+    def records(self) -> Mapping[str, WorkerRecord]:
+        """The known workers by id; a live view."""
+        return MappingProxyType(self._records)
+
+    @property
+    def stale(self) -> bool:
+        """Whether Redis did not answer the latest poll, or was not polled yet."""
+        return self._loop.answering_since is None
+
+    def start(self) -> None:
+        """Polls in the background, at once and then every interval. Needs an event loop."""
+        self._loop.start()
+
+    async def stop(self) -> None:
+        """Stops polling. The records stay."""
+        await self._loop.stop()
+
+    async def _poll(self) -> float:
+        if self.stale:
+            self._missing.clear()
+        found = await self._read()
+        now = time.monotonic()
+        for record in found.values():
+            self._saw(record, now)
+        for worker in list(self._records):
+            if self._seen[worker] < now and self._has_left(worker, found, now):
+                self._forget(worker)
+        await self._prune(found, now)
+        return self._interval
+
+    async def _read(self) -> dict[str, WorkerRecord]:
+        """The records in Redis: one round trip, and another one when there are new ids."""
+        asked = sorted(self._listed | self._records.keys())
+        members, *hashes = await transact(self._redis, ("SMEMBERS", WORKERS_KEY), *_reads(asked))
+        self._listed = {member.decode(errors="replace") for member in members}
+        new = sorted(self._listed.difference(asked))
+        if new:
+            hashes += await transact(self._redis, *_reads(new))
+        records = map(self._decode, asked + new, hashes)
+        return {record.id: record for record in records if record is not None}
+
+    def _decode(self, worker: str, fields: Mapping[bytes, bytes]) -> WorkerRecord | None:
+        if not fields:
+            return None
+        try:
+            record = WorkerRecord.from_fields(fields)
+            if record.id != worker:
+                raise ValueError(f"it is filed under another id than its own, {record.id!r}")
+        except ValueError as error:
+            if worker not in self._malformed:
+                _logger.warning("ignoring the record of worker %r: %s", worker, error)
+            self._malformed.add(worker)
+            return None
+        self._malformed.discard(worker)
+        return record
+
+    def _saw(self, record: WorkerRecord, now: float) -> None:
+        known = self._records.get(record.id)
+        if known is not None and record.epoch < known.epoch:
+            return
+        self._seen[record.id] = now
+        if record != known:
+            self._records[record.id] = record
+            self._tell(record.id, record)
+
+    def _has_left(self, worker: str, found: Mapping[str, WorkerRecord], now: float) -> bool:
+        since = self._missing.setdefault(worker, now)
+        answering_since = self._loop.answering_since
+        unbroken = answering_since is not None and answering_since <= self._seen[worker]
+        certain = unbroken and worker in self._listed and worker not in found
+        return certain or now - since >= self._grace
+
+    def _forget(self, worker: str) -> None:
+        del self._records[worker], self._seen[worker]
+        self._tell(worker, None)
+
+    def _tell(self, worker: str, record: WorkerRecord | None) -> None:
+        try:
+            self._on_change(worker, record)
+        except Exception:
+            _logger.exception("the registry watcher's listener failed")
+
+    async def _prune(self, found: Mapping[str, WorkerRecord], now: float) -> None:
+        """Takes ids that had no record for the whole grace off the list.
+
+        Not sooner, so that every router sees such an id listed; a living worker lists itself again.
+        """
+        missing = (self._listed | self._records.keys()) - found.keys()
+        self._missing = {worker: self._missing.get(worker, now) for worker in missing}
+        dead = [worker for worker, since in self._missing.items() if now - since >= self._grace]
+        dead = [worker for worker in dead if worker in self._listed]
+        if dead:
+            await transact(self._redis, ("SREM", WORKERS_KEY, *dead))
+
+
+def _reads(workers: Iterable[str]) -> list[Command]:
+    return [("HGETALL", record_key(worker)) for worker in workers]

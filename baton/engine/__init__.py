@@ -1,0 +1,27 @@
+"""The engine: one process's model, cache and scheduler, without any network.
+
+`from baton.engine import Engine, EngineConfig, SamplingParams`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from baton.engine.config import EngineConfig
+    from baton.engine.engine import Engine, GenerationResult
+    from baton.sampling import SamplingParams
+
+__all__ = ["Engine", "EngineConfig", "GenerationResult", "SamplingParams"]
+
+_HOMES = {
+    "Engine": "baton.engine.engine",
+    "EngineConfig": "baton.engine.config",
+    "GenerationResult": "baton.engine.engine",
+    "SamplingParams": "baton.sampling",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'baton.engine' has no attribute {name!r}")

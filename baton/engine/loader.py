@@ -1,0 +1,148 @@
+"""Loads a checkpoint through transformers, or says in a sentence why it cannot be served.
+
+Only safetensors are read and no code from a checkpoint is ever run.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from baton.engine.config import EngineConfig
+from baton.errors import InvalidArgumentError, UnsupportedModelError
+
+# Rotary factors that depend on the longest position of the batch: chunking would change the output.
+_BATCH_DEPENDENT_ROPES = ("dynamic", "longrope")
+
+
+def load_config(path: str) -> PretrainedConfig:
+    """The checkpoint's configuration, once it is known to be servable."""
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        first_line = str(error).strip().split("\n")[0]
+        raise UnsupportedModelError(f"cannot read a model configuration at {path!r}: {first_line}") from error
+    _check_architecture(config)
+    _check_weights(path)
+    return config
+
+
+def load_model(
+    path: str, config: PretrainedConfig, engine: EngineConfig, attention: str
+) -> PreTrainedModel:
+    """The model in evaluation mode, on its device, with `attention` as its implementation."""
+    device = resolve_device(engine.device)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        path,
+        config=config,
+        dtype=resolve_dtype(engine.dtype, config, device),
+        attn_implementation=attention,
+        use_safetensors=True,
+        trust_remote_code=False,
+    )
+    return model.to(device).eval().requires_grad_(False)  # type: ignore[no-any-return]
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device to run on. A GPU that is asked for and not there is an error, not a fallback."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise InvalidArgumentError(
+            "device",
+            f"is {name!r}, but torch sees no GPU (torch {torch.__version__}); "
+            "install a CUDA build of torch and a driver, or use --device cpu",
+        )
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise InvalidArgumentError("device", f"is {name!r}; must be auto, cpu or cuda[:N]") from error
+
+
+def resolve_dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.dtype:
+    """The element type of weights and cache."""
+    if name != "auto":
+        return getattr(torch, name)  # type: ignore[no-any-return]
+    own = getattr(config, "dtype", None)
+    return own if device.type == "cuda" and own is not None else torch.float32
+
+
+def max_model_len(config: PretrainedConfig, engine: EngineConfig) -> int:
+    """Tokens of one sequence at most."""
+    own = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if own is None and engine.max_model_len is None:
+        raise UnsupportedModelError("the checkpoint names no length; set --max-model-len")
+    if own is not None and engine.max_model_len is not None and engine.max_model_len > own:
+        raise InvalidArgumentError(
+            "max_model_len", f"is {engine.max_model_len}; the model was made for {own} tokens"
+        )
+    return int(engine.max_model_len or own)
+
+
+def fingerprint(path: str, config: PretrainedConfig, model: PreTrainedModel, execution: str) -> bytes:
+    """16 bytes that two workers share exactly when their KV means the same.
+
+    Binds the configuration, names, shapes and a sample of the weights, and `execution`, which names
+    how the cache's content is arranged.
+    """
+    digest = hashlib.sha256()
+    described = {k: v for k, v in config.to_dict().items() if not k.startswith("_")}
+    digest.update(json.dumps(described, sort_keys=True, default=str).encode())
+    digest.update(f"{execution}|{model.dtype}".encode())
+    for name, weight in sorted(model.state_dict().items()):
+        digest.update(f"{name}{tuple(weight.shape)}".encode())
+        step = max(1, weight.numel() // 256)
+        sample = weight.flatten()[::step].float().cpu().contiguous()
+        digest.update(sample.numpy().tobytes())
+    return digest.digest()[:16]
+
+
+def eos_token_ids(path: str, config: PretrainedConfig, model: PreTrainedModel) -> frozenset[int]:
+    """Tokens that end a sequence, as the generation configuration has them, else the model's."""
+    for source in (model.generation_config, config):
+        ids = getattr(source, "eos_token_id", None)
+        if ids is not None:
+            return frozenset(ids if isinstance(ids, list) else [ids])
+    return frozenset()
+
+
+def _check_architecture(config: PretrainedConfig) -> None:
+    name = (config.architectures or [type(config).__name__])[0]
+    if config.is_encoder_decoder:
+        raise UnsupportedModelError(f"{name} is an encoder-decoder model; Baton serves decoders only")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnsupportedModelError(f"{name} is not a causal language model of transformers")
+    text = config.get_text_config()
+    if getattr(text, "num_attention_heads", None) in (None, 0):
+        raise UnsupportedModelError(
+            f"{name} has no attention heads: state-space and recurrent models keep no KV cache"
+        )
+    rope = _rope_type(getattr(text, "rope_parameters", None))
+    if rope in _BATCH_DEPENDENT_ROPES:
+        raise UnsupportedModelError(
+            f"{name} uses {rope!r} rotary embeddings, whose factors depend on the longest position "
+            "in the batch; they are not implemented"
+        )
+
+
+def _rope_type(parameters: Any) -> str | None:
+    """The rotary type; of several per layer type, one that cannot be served if there is one."""
+    if not isinstance(parameters, dict):
+        return None
+    if "rope_type" in parameters:
+        return str(parameters["rope_type"])
+    types = [str(p.get("rope_type")) for p in parameters.values() if isinstance(p, dict)]
+    return next((t for t in types if t in _BATCH_DEPENDENT_ROPES), None)
+
+
+def _check_weights(path: str) -> None:
+    folder = Path(path)
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        raise UnsupportedModelError(
+            f"{path!r} holds no *.safetensors file; other formats can run code when read. "
+            "Convert it with model.save_pretrained(folder) first"
+        )

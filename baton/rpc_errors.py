@@ -1,0 +1,110 @@
+"""The way back: a failed call becomes the `baton.errors` type it left the other process as.
+
+Knows nothing of servers; `baton.serving.errors` is the way out.
+"""
+
+from collections.abc import Iterable
+from typing import TypeVar, cast
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from google.rpc import error_details_pb2, status_pb2
+
+from baton.errors import (
+    AlreadyExistsError,
+    BatonError,
+    CancelledError,
+    DataLossError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+    UnsupportedModelError,
+)
+
+DETAILS_KEY = "grpc-status-details-bin"
+DOMAIN = "baton"
+UNSUPPORTED_MODEL = "UNSUPPORTED_MODEL"
+
+_Detail = TypeVar("_Detail", bound=Message)
+
+_TYPES: dict[grpc.StatusCode, type[BatonError]] = {
+    grpc.StatusCode.UNAVAILABLE: UnavailableError,
+    grpc.StatusCode.FAILED_PRECONDITION: FailedPreconditionError,
+    grpc.StatusCode.UNIMPLEMENTED: FailedPreconditionError,
+    grpc.StatusCode.NOT_FOUND: NotFoundError,
+    grpc.StatusCode.ALREADY_EXISTS: AlreadyExistsError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
+    grpc.StatusCode.CANCELLED: CancelledError,
+    grpc.StatusCode.DATA_LOSS: DataLossError,
+    grpc.StatusCode.INTERNAL: InternalError,
+}
+
+
+def error_of(rpc_error: grpc.RpcError) -> BatonError:
+    """The error a failed call stands for, of the type and with the details the other side gave it.
+
+    Takes the errors of both `grpc` and `grpc.aio`. Codes that Baton never sends become
+    `InternalError`, except `UNIMPLEMENTED`, which is a `FailedPreconditionError`: the other side
+    does not offer the call.
+    """
+    code = rpc_error.code()
+    message = rpc_error.details() or code.name
+    status = _rich_status(rpc_error)
+    if code is grpc.StatusCode.INVALID_ARGUMENT:
+        return _invalid_argument(message, status)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return _resource_exhausted(message, status)
+    if code is grpc.StatusCode.FAILED_PRECONDITION and _is_unsupported_model(status):
+        return UnsupportedModelError(message)
+    if code in _TYPES:
+        return _TYPES[code](message)
+    return InternalError(f"{code.name}: {message}")
+
+
+def _rich_status(rpc_error: grpc.RpcError) -> status_pb2.Status:
+    """The status with its details, empty where there is none or it cannot be read."""
+    # An `AioRpcError` may have none, and its entries are plain pairs.
+    metadata = cast("Iterable[tuple[str, str | bytes]] | None", rpc_error.trailing_metadata())
+    for key, value in metadata or ():
+        if key == DETAILS_KEY and isinstance(value, bytes):
+            try:
+                return status_pb2.Status.FromString(value)
+            except DecodeError:
+                break
+    return status_pb2.Status()
+
+
+def _detail(status: status_pb2.Status, kind: type[_Detail]) -> _Detail | None:
+    """The first detail of a kind."""
+    for packed in status.details:
+        detail = kind()
+        if packed.Unpack(detail):
+            return detail
+    return None
+
+
+def _invalid_argument(message: str, status: status_pb2.Status) -> InvalidArgumentError:
+    bad_request = _detail(status, error_details_pb2.BadRequest)
+    if bad_request is None or not bad_request.field_violations:
+        return InvalidArgumentError("request", message)
+    violation = bad_request.field_violations[0]
+    return InvalidArgumentError(violation.field, violation.description)
+
+
+def _resource_exhausted(message: str, status: status_pb2.Status) -> BatonError:
+    """An overload, unless it is gRPC's own refusal of a message that will never fit."""
+    retry = _detail(status, error_details_pb2.RetryInfo)
+    if retry is not None:
+        return OverloadedError(message, retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9)
+    if "larger than max" in message:
+        return InvalidArgumentError("request", message)
+    return OverloadedError(message)
+
+
+def _is_unsupported_model(status: status_pb2.Status) -> bool:
+    info = _detail(status, error_details_pb2.ErrorInfo)
+    return info is not None and (info.domain, info.reason) == (DOMAIN, UNSUPPORTED_MODEL)

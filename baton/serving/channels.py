@@ -1,0 +1,85 @@
+"""One channel per endpoint, and the transport settings both ends of a connection share.
+
+Knows nothing of the services called.
+"""
+
+import asyncio
+
+import grpc
+
+MAX_MESSAGE_BYTES = 16 * 2**20
+
+# A peer that falls silent is noticed within the silence bound of 2 s: ping after 1 s, wait 1 s.
+_KEEPALIVE: list[tuple[str, int]] = [
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 1000),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+
+
+def channel_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str, int]]:
+    """What a channel to one of our servers needs. Messages of more bytes are refused, both ways."""
+    return [
+        *_message_limits(max_message_bytes),
+        *_KEEPALIVE,
+        ("grpc.enable_http_proxy", 0),
+        # A worker that restarts is found again at once.
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+    ]
+
+
+def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str, int]]:
+    """What a server needs to live with `channel_options`, and to own its port alone."""
+    return [
+        *_message_limits(max_message_bytes),
+        *_KEEPALIVE,
+        ("grpc.so_reuseport", 0),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 500),
+        # A server that takes the frequent pings of a busy channel for an attack would hang up.
+        ("grpc.http2.max_ping_strikes", 0),
+    ]
+
+
+def _message_limits(max_message_bytes: int) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", max_message_bytes),
+    ]
+
+
+class Channels:
+    """A cache of channels. Owns them: nobody else closes one."""
+
+    def __init__(
+        self,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        self._options = channel_options(max_message_bytes)
+        self._credentials = credentials
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def get(self, endpoint: str) -> grpc.aio.Channel:
+        """The channel to "host:port", valid until `discard` or `close`. Connects on first use."""
+        if endpoint not in self._channels:
+            self._channels[endpoint] = self._open(endpoint)
+        return self._channels[endpoint]
+
+    async def discard(self, endpoint: str) -> None:
+        """Closes the channel to an endpoint that is gone. Its calls end with CANCELLED."""
+        channel = self._channels.pop(endpoint, None)
+        if channel is not None:
+            await channel.close()
+
+    async def close(self) -> None:
+        """Closes all channels. Their calls end with CANCELLED."""
+        channels, self._channels = self._channels, {}
+        await asyncio.gather(*(channel.close() for channel in channels.values()))
+
+    def _open(self, endpoint: str) -> grpc.aio.Channel:
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(endpoint, options=self._options)
+        return grpc.aio.secure_channel(endpoint, self._credentials, options=self._options)

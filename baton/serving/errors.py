@@ -1,0 +1,97 @@
+"""The way out: an exception becomes a `google.rpc.Status`. The way back is `baton.rpc_errors`.
+
+InvalidArgumentError      INVALID_ARGUMENT + BadRequest
+OverloadedError           RESOURCE_EXHAUSTED + RetryInfo
+UnavailableError          UNAVAILABLE
+FailedPreconditionError   FAILED_PRECONDITION
+UnsupportedModelError     FAILED_PRECONDITION + ErrorInfo
+NotFoundError             NOT_FOUND
+AlreadyExistsError        ALREADY_EXISTS
+DeadlineExceededError     DEADLINE_EXCEEDED, and so is TimeoutError
+CancelledError            CANCELLED, and so is asyncio's
+DataLossError             DATA_LOSS
+InternalError             INTERNAL
+anything else             INTERNAL, without its text
+"""
+
+import asyncio
+from datetime import timedelta
+
+import grpc
+from google.protobuf import any_pb2
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+from baton import errors
+from baton.rpc_errors import DOMAIN, UNSUPPORTED_MODEL, error_of
+
+__all__ = ["error_of", "status_of"]
+
+# The message travels in a header, and gRPC refuses more than 8 KiB of them.
+MAX_MESSAGE_CHARS = 1024
+UNEXPECTED = "internal error; the log of the server that failed says more"
+
+_CODES: dict[type[BaseException], grpc.StatusCode] = {
+    errors.InvalidArgumentError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,
+    errors.FailedPreconditionError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.UnsupportedModelError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.NotFoundError: grpc.StatusCode.NOT_FOUND,
+    errors.AlreadyExistsError: grpc.StatusCode.ALREADY_EXISTS,
+    errors.DeadlineExceededError: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.CancelledError: grpc.StatusCode.CANCELLED,
+    errors.DataLossError: grpc.StatusCode.DATA_LOSS,
+    errors.BatonError: grpc.StatusCode.INTERNAL,
+    TimeoutError: grpc.StatusCode.DEADLINE_EXCEEDED,
+    asyncio.CancelledError: grpc.StatusCode.CANCELLED,
+}
+
+
+def status_of(error: BaseException) -> status_pb2.Status:
+    """The status a caller is told.
+
+    A failed call to another process passes on as what that process said. Of a group the first
+    `BatonError` counts. What is not ours gives INTERNAL and a text that says nothing of its own.
+    """
+    error = _cause(error)
+    code = next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), None)
+    if code is None:
+        return _status(grpc.StatusCode.INTERNAL, UNEXPECTED)
+    return _status(code, str(error) or code.value[1], *_details_of(error))
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What the error is really about: unwraps groups and failed calls."""
+    if isinstance(error, BaseExceptionGroup):
+        causes = [_cause(inner) for inner in error.exceptions]
+        return next((c for c in causes if isinstance(c, errors.BatonError)), causes[0])
+    return error_of(error) if isinstance(error, grpc.RpcError) else error
+
+
+def _status(code: grpc.StatusCode, message: str, *details: Message) -> status_pb2.Status:
+    status = status_pb2.Status(code=code.value[0], message=_shortened(message))
+    for detail in details:
+        packed = any_pb2.Any()
+        packed.Pack(detail)
+        status.details.append(packed)
+    return status
+
+
+def _details_of(error: BaseException) -> list[Message]:
+    if isinstance(error, errors.InvalidArgumentError):
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=_shortened(error.field), description=_shortened(error.problem)
+        )
+        return [error_details_pb2.BadRequest(field_violations=[violation])]
+    if isinstance(error, errors.OverloadedError):
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromTimedelta(timedelta(seconds=error.retry_after))
+        return [retry]
+    if isinstance(error, errors.UnsupportedModelError):
+        return [error_details_pb2.ErrorInfo(domain=DOMAIN, reason=UNSUPPORTED_MODEL)]
+    return []
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"

@@ -1,0 +1,123 @@
+"""What happens around every call: errors become statuses, and calls in flight are counted.
+
+Handlers are wrapped as coroutines that write, whatever they were, so that a generator is closed in
+its own task at the moment its call ends. Knows nothing of what a call does.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from typing import Any
+
+import grpc
+from grpc_status import rpc_status
+
+from baton.serving.errors import status_of
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Handler = grpc.RpcMethodHandler[Any, Any]
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]
+Guard = Callable[[Context], AbstractAsyncContextManager[None]]
+
+logger = logging.getLogger(__name__)
+
+_MAKERS = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+
+
+def guarded(handler: Handler, guard: Guard) -> Handler:
+    """The handler with each of its calls run inside `guard(context)`."""
+    behavior = (
+        handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    )
+
+    async def answer(request: Any, context: Context) -> Any:
+        async with guard(context):
+            return await _run(behavior, request, context)
+
+    make = _MAKERS[handler.request_streaming, handler.response_streaming]
+    return make(answer, handler.request_deserializer, handler.response_serializer)
+
+
+async def _run(behavior: Any, request: Any, context: Context) -> Any:
+    """Runs a coroutine, an async generator, or a coroutine that writes by itself."""
+    result = behavior(request, context)
+    if inspect.isawaitable(result):
+        result = await result
+    if not isinstance(result, AsyncGenerator):
+        return result
+    async with aclosing(result) as responses:
+        async for response in responses:
+            await context.write(response)
+    return None
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Ends a call whose handler raises with the status of `baton.serving.errors`.
+
+    Cancellation and the exception of `context.abort` pass untouched. INTERNAL is logged with its
+    traceback, and only there does the text of an unexpected exception appear.
+    """
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Handler | None:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method
+        return guarded(handler, lambda context: _mapping_errors(context, method))
+
+
+@asynccontextmanager
+async def _mapping_errors(context: Context, method: str) -> AsyncIterator[None]:
+    try:
+        yield
+    except grpc.aio.AbortError:
+        raise
+    except NotImplementedError:
+        # What the generated base class of a servicer raises.
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not offered here")
+    except Exception as error:
+        status = status_of(error)
+        if status.code == grpc.StatusCode.INTERNAL.value[0]:
+            logger.error("%s failed", method, exc_info=error)
+        await context.abort_with_status(rpc_status.to_status(status))
+
+
+class InFlightInterceptor(grpc.aio.ServerInterceptor):
+    """Counts the calls in flight, except those of gRPC's own services: health and reflection."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Returns once no call is in flight."""
+        await self._idle.wait()
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Handler | None:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler_call_details.method.startswith("/grpc."):
+            return handler
+        return guarded(handler, self._counting)
+
+    @asynccontextmanager
+    async def _counting(self, _: Context) -> AsyncIterator[None]:
+        self.num_calls += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.num_calls -= 1
+            if self.num_calls == 0:
+                self._idle.set()

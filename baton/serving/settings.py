@@ -1,0 +1,223 @@
+"""Settings: one field is one flag, one environment variable and one key of the configuration file.
+
+`max_message_bytes` is `--max-message-bytes`, `BATON_MAX_MESSAGE_BYTES` and `max_message_bytes:`.
+A flag goes before the environment, the environment before the file, the file before the default.
+Knows no role: roles subclass `ServingSettings` and give each field a description.
+"""
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
+
+import yaml
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, PydanticUndefined
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from baton.serving.channels import MAX_MESSAGE_BYTES
+
+ENV_PREFIX = "BATON_"
+
+
+def _split(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+def _upper(value: object) -> object:
+    return value.upper() if isinstance(value, str) else value
+
+
+CommaSeparated = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+"""A field of several strings: "a,b" as flag and variable, also a list in the file."""
+
+
+class ServingSettings(BaseSettings):
+    """What every process that serves can be told.
+
+    Made directly, it takes its arguments and defaults alone; `load` reads flags, environment and
+    file.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True
+    )
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(0, ge=0, le=65535, description="Port to listen on; 0 takes any free one.")
+    advertise_host: str | None = Field(
+        None,
+        description="Host by which others reach this process; needed where --host is a wildcard. "
+        "Unset: --host.",
+    )
+    redis_url: str | None = Field(
+        None, description="Redis to share state over, such as redis://127.0.0.1:6379/0."
+    )
+    drain_timeout_s: float = Field(
+        30.0, ge=0, description="Seconds that requests in flight may take to end when stopping."
+    )
+    reflection: bool = Field(False, description="Let clients ask which services are offered.")
+    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(_upper)] = (
+        Field("INFO", description="Least severe lines to log.")
+    )
+    log_format: Literal["human", "json"] = Field(
+        "human", description="Log lines for people or as JSON."
+    )
+    max_message_bytes: int = Field(
+        MAX_MESSAGE_BYTES, ge=4096, le=2**31 - 1, description="Largest gRPC message, both ways."
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+
+_Settings = TypeVar("_Settings", bound=ServingSettings)
+_Values = dict[str, Any]
+
+
+def load(settings_class: type[_Settings], argv: Sequence[str] | None = None) -> _Settings:
+    """The settings from flags, environment and file. `argv` is without the program; None: sys.argv.
+
+    What cannot be used ends the process with code 2 and a sentence on stderr; `--help` with code 0.
+    """
+    parser = _parser(settings_class)
+    flags, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parser.error(_unknown("flag", unknown[0].split("=")[0], _flags_of(settings_class)))
+    given = vars(flags)
+    try:
+        environment = EnvSettingsSource(settings_class)()
+        path = given.pop("config", None) or _env("config")
+        file = _read_file(Path(path), settings_class) if path else {}
+        return settings_class.model_validate({**file, **environment, **given})
+    except SettingsError as error:
+        parser.error(str(error))
+    except ValidationError as error:
+        named = _Naming(flags=given, environment=environment)
+        parser.error("; ".join(named.sentence(details) for details in error.errors()))
+
+
+class _Naming:
+    """Says of a bad value where it came from."""
+
+    def __init__(self, *, flags: _Values, environment: _Values) -> None:
+        self._flags = flags
+        self._environment = environment
+
+    def sentence(self, details: ErrorDetails) -> str:
+        field = str(details["loc"][0]) if details["loc"] else "settings"
+        problem = details["msg"].removeprefix("Value error, ")
+        problem = problem.replace("Input should", "must", 1)
+        if details["type"] == "missing":
+            return f"{_flag(field)} is needed (or {_variable(field)}, or {field} in the file)"
+        return f"{self._source(field)} is {details['input']!r}; {problem[:1].lower() + problem[1:]}"
+
+    def _source(self, field: str) -> str:
+        if field in self._flags:
+            return _flag(field)
+        return _variable(field) if field in self._environment else f"{field} in the file"
+
+
+class _Parser(argparse.ArgumentParser):
+    """Ends with one sentence instead of the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\n")
+
+
+def _parser(settings_class: type[ServingSettings]) -> _Parser:
+    parser = _Parser(
+        prog=Path(sys.argv[0]).name,
+        description=(settings_class.__doc__ or "").split("\n\n")[0],
+        epilog="A flag goes before the environment, the environment before the file.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help=f"YAML file of settings. [env: {_variable('config')}]"
+    )
+    for name, field in settings_class.model_fields.items():
+        if field.annotation is bool:
+            action: Any = argparse.BooleanOptionalAction
+            parser.add_argument(_flag(name), dest=name, action=action, help=_help(name, field))
+        else:
+            parser.add_argument(
+                _flag(name), dest=name, metavar=_metavar(field), help=_help(name, field)
+            )
+    return parser
+
+
+def _help(name: str, field: FieldInfo) -> str:
+    default = "none" if field.default is None else field.get_default(call_default_factory=True)
+    shown = "needed" if field.default is PydanticUndefined else f"default: {default}"
+    text = f"{field.description or ''} [{shown}; env: {_variable(name)}]"
+    return text.strip().replace("%", "%%")
+
+
+def _metavar(field: FieldInfo) -> str:
+    """What may follow the flag: the choices, or the kind of value."""
+    if getattr(field.annotation, "__origin__", None) is Literal:
+        return "{" + ",".join(map(str, field.annotation.__args__)) + "}"  # type: ignore[union-attr]
+    kinds: dict[Any, str] = {int: "N", float: "X", tuple[str, ...]: "A,B", Path: "PATH"}
+    return kinds.get(field.annotation, "TEXT")
+
+
+def _read_file(path: Path, settings_class: type[ServingSettings]) -> _Values:
+    """The file's keys and values. Raises `SettingsError`: no file, no YAML, an unknown key."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"cannot read {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SettingsError(f"{path} must hold keys and values, such as `port: 50051`")
+    for key in content:
+        if key not in settings_class.model_fields:
+            raise SettingsError(_unknown(f"{path}: key", str(key), settings_class.model_fields))
+    return content
+
+
+def _unknown(kind: str, given: str, known: Sequence[str] | Any) -> str:
+    close = difflib.get_close_matches(given, list(known), n=1)
+    hint = f"did you mean {close[0]}?" if close else "--help lists what there is"
+    return f"{kind} {given} is unknown; {hint}"
+
+
+def _flags_of(settings_class: type[ServingSettings]) -> list[str]:
+    return ["--config", *map(_flag, settings_class.model_fields)]
+
+
+def _flag(field: str) -> str:
+    return "--" + field.replace("_", "-")
+
+
+def _variable(field: str) -> str:
+    return ENV_PREFIX + field.upper()
+
+
+def _env(field: str) -> str | None:
+    return os.environ.get(_variable(field)) or None
