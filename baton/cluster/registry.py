@@ -22,6 +22,8 @@ WORKERS_KEY = "baton:workers"
 
 Role = Literal["prefill", "decode"]
 
+_ROLES: dict[str, Role] = {"prefill": "prefill", "decode": "decode"}
+
 _INTERVAL = 1.0  # seconds between renewals
 _TTL = 5.0  # seconds a record outlives its last renewal
 
@@ -201,6 +203,6 @@ class Registration:
 
 
 def _role(name: str) -> Role:
-    if name == "prefill" or name == "decode":
-        return name
-    raise ValueError(f"no role is called {name!r}")
+    if name not in _ROLES:
+        raise ValueError(f"no role is called {name!r}")
+    return _ROLES[name]

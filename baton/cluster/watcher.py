@@ -83,12 +83,12 @@ class RegistryWatcher:
             self._missing.clear()
         found = await self._read()
         now = time.monotonic()
-        for record in found.values():
-            self._saw(record, now)
-        for worker in list(self._records):
-            if self._seen[worker] < now and self._has_left(worker, found, now):
+        fresh = {worker for worker, record in found.items() if self._accept(record, now)}
+        self._note_missing(fresh, now)
+        for worker in self._records.keys() - fresh:
+            if self._has_left(worker, found, now):
                 self._forget(worker)
-        await self._prune(found, now)
+        await self._prune(now)
         return self._interval
 
     async def _read(self) -> dict[str, WorkerRecord]:
@@ -117,21 +117,26 @@ class RegistryWatcher:
         self._malformed.discard(worker)
         return record
 
-    def _saw(self, record: WorkerRecord, now: float) -> None:
+    def _accept(self, record: WorkerRecord, now: float) -> bool:
+        """Takes the record in; False if a newer epoch of its worker is known."""
         known = self._records.get(record.id)
         if known is not None and record.epoch < known.epoch:
-            return
+            return False
         self._seen[record.id] = now
         if record != known:
             self._records[record.id] = record
             self._tell(record.id, record)
+        return True
+
+    def _note_missing(self, fresh: set[str], now: float) -> None:
+        missing = (self._listed | self._records.keys()) - fresh
+        self._missing = {worker: self._missing.get(worker, now) for worker in missing}
 
     def _has_left(self, worker: str, found: Mapping[str, WorkerRecord], now: float) -> bool:
-        since = self._missing.setdefault(worker, now)
         answering_since = self._loop.answering_since
         unbroken = answering_since is not None and answering_since <= self._seen[worker]
         certain = unbroken and worker in self._listed and worker not in found
-        return certain or now - since >= self._grace
+        return certain or self._missing_for(worker, now) >= self._grace
 
     def _forget(self, worker: str) -> None:
         del self._records[worker], self._seen[worker]
@@ -143,17 +148,17 @@ class RegistryWatcher:
         except Exception:
             _logger.exception("the registry watcher's listener failed")
 
-    async def _prune(self, found: Mapping[str, WorkerRecord], now: float) -> None:
+    async def _prune(self, now: float) -> None:
         """Takes ids that had no record for the whole grace off the list.
 
         Not sooner, so that every router sees such an id listed; a living worker lists itself again.
         """
-        missing = (self._listed | self._records.keys()) - found.keys()
-        self._missing = {worker: self._missing.get(worker, now) for worker in missing}
-        dead = [worker for worker, since in self._missing.items() if now - since >= self._grace]
-        dead = [worker for worker in dead if worker in self._listed]
+        dead = [worker for worker in self._listed if self._missing_for(worker, now) >= self._grace]
         if dead:
             await transact(self._redis, ("SREM", WORKERS_KEY, *dead))
+
+    def _missing_for(self, worker: str, now: float) -> float:
+        return now - self._missing.get(worker, now)
 
 
 def _reads(workers: Iterable[str]) -> list[Command]:

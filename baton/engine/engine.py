@@ -170,7 +170,7 @@ class Engine:
             model, execution = fused, fused.execution
         else:
             model, execution = TransformersModel(hf_model, hook), TransformersModel.execution
-        fingerprint = loader.fingerprint(path, hf_config, hf_model, execution)
+        fingerprint = loader.fingerprint(hf_config, hf_model, execution)
         on_progress("allocating the KV cache", 0.9)
         layout = plan_layout([layer.shape for layer in layers], hf_model.dtype, config.block_size)
         pool = KvPool(layout, _num_blocks(config, layout.block_bytes), hf_model.device)
@@ -179,9 +179,11 @@ class Engine:
             architecture=type(hf_model).__name__,
             vocab_size=hf_config.get_text_config().vocab_size,
             max_model_len=max_len,
-            eos_token_ids=loader.eos_token_ids(path, hf_config, hf_model),
+            eos_token_ids=loader.eos_token_ids(hf_config, hf_model),
             fingerprint=fingerprint,
-            namespace=PrefixNamespace(fingerprint, b"", layout.dtype, config.block_size),
+            namespace=PrefixNamespace(
+                fingerprint, loader.tokenizer_hash(path), layout.dtype, config.block_size
+            ),
         )
         on_progress("ready", 1.0)
         return cls(config, info, model, pool, path)

@@ -83,7 +83,7 @@ def max_model_len(config: PretrainedConfig, engine: EngineConfig) -> int:
     return int(engine.max_model_len or own)
 
 
-def fingerprint(path: str, config: PretrainedConfig, model: PreTrainedModel, execution: str) -> bytes:
+def fingerprint(config: PretrainedConfig, model: PreTrainedModel, execution: str) -> bytes:
     """16 bytes that two workers share exactly when their KV means the same.
 
     Binds the configuration, names, shapes and a sample of the weights, and `execution`, which names
@@ -101,7 +101,13 @@ def fingerprint(path: str, config: PretrainedConfig, model: PreTrainedModel, exe
     return digest.digest()[:16]
 
 
-def eos_token_ids(path: str, config: PretrainedConfig, model: PreTrainedModel) -> frozenset[int]:
+def tokenizer_hash(path: str) -> bytes:
+    """16 bytes that identify the tokenizer; empty for a checkpoint without one in its folder."""
+    file = Path(path) / "tokenizer.json"
+    return hashlib.sha256(file.read_bytes()).digest()[:16] if file.is_file() else b""
+
+
+def eos_token_ids(config: PretrainedConfig, model: PreTrainedModel) -> frozenset[int]:
     """Tokens that end a sequence, as the generation configuration has them, else the model's."""
     for source in (model.generation_config, config):
         ids = getattr(source, "eos_token_id", None)

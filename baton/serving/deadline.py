@@ -59,7 +59,8 @@ class Deadline:
         """The timeout in seconds for a call to the next hop, always positive.
 
         `margin` seconds are kept for the way back, so that this hop can still answer when the next
-        one runs out of time. Raises `DeadlineExceededError` once expired.
+        one runs out of time. gRPC tells the next hop up to a percent more than this, rounding up,
+        but ends the call here on time. Raises `DeadlineExceededError` once expired.
         """
         self.check()
         return max(self.remaining() - margin, MIN_FORWARDED)

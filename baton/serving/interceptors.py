@@ -9,16 +9,17 @@ import inspect
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 from grpc_status import rpc_status
 
 from baton.serving.errors import status_of
 
-Context = grpc.aio.ServicerContext[Any, Any]
-Handler = grpc.RpcMethodHandler[Any, Any]
-Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+# Generic for the type checker alone.
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable["Handler | None"]]
 Guard = Callable[[Context], AbstractAsyncContextManager[None]]
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
-    ) -> Handler | None:
+    ) -> "Handler | None":
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
@@ -105,7 +106,7 @@ class InFlightInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
-    ) -> Handler | None:
+    ) -> "Handler | None":
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method.startswith("/grpc."):
             return handler

@@ -150,8 +150,8 @@ class Server:
                 logger.exception("a drain callback failed; the drain goes on")
 
     async def _set_health(self, name: str, serving: bool) -> None:
-        status = health_pb2.HealthCheckResponse.ServingStatus
-        await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
+        answer = health_pb2.HealthCheckResponse
+        await self._health.set(name, answer.SERVING if serving else answer.NOT_SERVING)
 
     def _bind(self) -> int:
         host, port = self._settings.host, self._settings.port
@@ -177,7 +177,7 @@ class _NamingServer:
         self._server.add_generic_rpc_handlers(handlers)
 
     def add_registered_method_handlers(
-        self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
+        self, service: str, handlers: "Mapping[str, grpc.RpcMethodHandler[Any, Any]]"
     ) -> None:
         self._server.add_registered_method_handlers(service, handlers)
 

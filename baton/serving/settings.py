@@ -131,7 +131,8 @@ class _Naming:
         problem = problem.replace("Input should", "must", 1)
         if details["type"] == "missing":
             return f"{_flag(field)} is needed (or {_variable(field)}, or {field} in the file)"
-        return f"{self._source(field)} is {details['input']!r}; {problem[:1].lower() + problem[1:]}"
+        value = self._flags.get(field, self._environment.get(field, details["input"]))
+        return f"{self._source(field)} is {value!r}; {problem[:1].lower() + problem[1:]}"
 
     def _source(self, field: str) -> str:
         if field in self._flags:

@@ -22,10 +22,11 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -33,6 +34,10 @@ END_OF_TEXT, TURN_START, TURN_END, PAD = "<|endoftext|>", "<|im_start|>", "<|im_
 SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END, PAD)
 VOCABULARY = 3072
 CONTEXT = 2048
+
+LINE_BREAK, WORD, NUMBER = r"\s*\n[ \t]*", r" ?\p{L}+", r" ?\p{N}+"
+PUNCTUATION, SPACES = r" ?[^\s\p{L}\p{N}]+", r"\s+(?!\S)|\s"
+TOKEN_BORDERS = "|".join((LINE_BREAK, WORD, NUMBER, PUNCTUATION, SPACES))
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -46,6 +51,7 @@ NOT_LIBRARY = {"__pycache__", "encodings", "idlelib", "lib2to3", "pydoc_data", "
 SKIPPED_FOLDERS = INSTALLED | NOT_LIBRARY
 MACHINE_SPECIFIC = ("_sysconfigdata", "_sysconfig_vars")
 LARGEST_SOURCE = 200_000
+CUT_EVERY = 64
 
 SYSTEM_PROMPTS = ("You are a helpful assistant.", "You write Python.", "Answer with one function.")
 REQUESTS = (
@@ -72,7 +78,7 @@ class Recipe:
     bf16: bool
     checkpoint_minutes: float
     learning_rate: float
-    batch_tokens: int = 4096
+    batch_tokens: int = 2048
     chat_share: float = 0.15
     held_out_share: float = 0.02
     warm_up: float = 0.02
@@ -101,6 +107,18 @@ def split(sources: Sequence[str], share: float, rng: random.Random) -> tuple[lis
     shuffled = rng.sample(sources, len(sources))
     held_out = max(1, round(len(shuffled) * share))
     return shuffled[held_out:], shuffled[:held_out]
+
+
+def cut(text: str, rng: random.Random) -> list[str]:
+    """Return the text in pieces cut at random places.
+
+    Encoded piece by piece, it teaches the model to go on from a prompt that stops inside a word
+    or just after a space, which the tokenizer splits otherwise than whole text.
+    """
+    borders = [0]
+    while borders[-1] < len(text):
+        borders.append(borders[-1] + 1 + int(rng.expovariate(1 / CUT_EVERY)))
+    return [text[start:end] for start, end in pairwise(borders)]
 
 
 def conversations(sources: Iterable[str], rng: random.Random) -> list[Conversation]:
@@ -148,9 +166,18 @@ def _request(name: str, docstring: str, rng: random.Random) -> str:
 
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE tokenizer that gives back any text unchanged."""
+    """Return a byte-level BPE tokenizer that gives back any text unchanged.
+
+    A line break and the indentation after it are one unit, so a prompt that ends in indentation
+    is split as it would be with code after it.
+    """
     core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(TOKEN_BORDERS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     core.decoder = decoders.ByteLevel()
     core.train_from_iterator(texts, _bpe_trainer())
     if core.get_vocab_size() != VOCABULARY:
@@ -200,10 +227,12 @@ def render(tokenizer: PreTrainedTokenizerFast, chats: Iterable[Conversation]) ->
 class Stream:
     """Texts as one run of token ids, each text preceded by the end-of-text token."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> None:
-        encoded: list[list[int]] = tokenizer(list(texts), verbose=False)["input_ids"]
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, texts: Sequence[Sequence[str]]) -> None:
+        """Encode texts, each given in pieces that are encoded apart."""
+        pieces = [piece for text in texts for piece in (END_OF_TEXT, *text)]
+        encoded: list[list[int]] = tokenizer(pieces, verbose=False)["input_ids"]
         end = token_id(tokenizer, END_OF_TEXT)
-        self.ids = torch.tensor([token for text in encoded for token in (end, *text)])
+        self.ids = torch.tensor([token for piece in encoded for token in piece])
         self.starts = [int(place) + 1 for place in torch.nonzero(self.ids == end)]
 
     def anywhere(self, length: int, rng: random.Random) -> Tensor:
@@ -243,8 +272,9 @@ def build_corpus(recipe: Recipe, rng: random.Random) -> tuple[PreTrainedTokenize
     """Read the sources, train the tokenizer on the training part, and encode everything."""
     training, held_out = split(read_sources(), recipe.held_out_share, rng)
     tokenizer = train_tokenizer(training)
-    chats = render(tokenizer, conversations(training, rng))
-    streams = [Stream(tokenizer, texts) for texts in (training, chats, held_out)]
+    code = [cut(text, rng) for text in training]
+    chats = [[chat] for chat in render(tokenizer, conversations(training, rng))]
+    streams = [Stream(tokenizer, texts) for texts in (code, chats, [[text] for text in held_out])]
     sizes = ", ".join(f"{len(stream.ids):,}" for stream in streams)
     print(f"tokens of code, chat and held-out code: {sizes}", flush=True)
     return tokenizer, Corpus(*streams)

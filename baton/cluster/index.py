@@ -1,0 +1,181 @@
+"""The locality index: which workers hold which blocks.
+
+A map from chain hash to a bitmap of worker slots. Pure; knows nothing of where its events come from
+and promises nothing: a block it names may be gone by the time it is asked for.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from baton.cluster.events import KvEvents
+from baton.cluster.prefix import BlockHash
+
+_EVICTED_SHARE = 32  # one of so many entries is evicted at a time
+_SWEPT_SHARE = 64  # a sweep takes about so many operations
+_LEAST_SWEPT = 1024
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One worker epoch's place in the bitmaps."""
+
+    worker: str
+    epoch: int
+    position: int
+    num_blocks: int = 0
+
+
+class LocalityIndex:
+    """Which workers hold which leading blocks of a sequence.
+
+    Every operation is bounded by what it is given, except that memory is bounded too: beyond
+    `max_entries` hashes, those that came first are evicted, for all workers.
+
+    Args:
+        max_entries: the most hashes it holds. One takes about 150 bytes.
+    """
+
+    def __init__(self, max_entries: int = 1_000_000) -> None:
+        assert max_entries > 0
+        self._max_entries = max_entries
+        self._entries: dict[BlockHash, int] = {}  # oldest first
+        self._slots: dict[str, _Slot] = {}
+        self._by_position: dict[int, _Slot] = {}
+        self._live = 0  # the slots of known workers; all other bits of an entry mean nothing
+        self._free: list[int] = []
+        self._dropped: list[int] = []  # positions whose bits are still in the entries
+        self._swept: list[int] = []  # those of them that the sweep under way clears
+        self._unswept: list[BlockHash] = []
+        self._num_positions = 0
+
+    def __len__(self) -> int:
+        """How many hashes it holds, those of dropped workers included until they are swept."""
+        return len(self._entries)
+
+    def apply(self, worker: str, epoch: int, events: KvEvents) -> None:
+        """Takes in what changed on a worker.
+
+        A later epoch than the known one starts from nothing; an earlier one is ignored.
+        """
+        slot = self._slot(worker, epoch)
+        if slot is None:
+            return
+        if events.cleared:
+            slot = self._renew(worker, epoch)
+        for block in events.removed:
+            self._remove(slot, block)
+        for block in events.stored:
+            self._store(slot, block)
+        self._tidy(len(events.removed) + len(events.stored))
+
+    def replace(self, worker: str, epoch: int, hashes: Iterable[BlockHash]) -> None:
+        """Makes `hashes` all that the worker holds, unless a later epoch of it is known."""
+        self.apply(worker, epoch, KvEvents(stored=tuple(hashes), cleared=True))
+
+    def drop(self, worker: str) -> None:
+        """Forgets the worker and its epoch at once. Its bits are cleared little by little."""
+        slot = self._slots.pop(worker, None)
+        if slot is not None:
+            del self._by_position[slot.position]
+            self._live &= ~(1 << slot.position)
+            self._dropped.append(slot.position)
+        self._tidy(0)
+
+    def match(self, hashes: Sequence[BlockHash]) -> dict[str, int]:
+        """How many of the leading `hashes` each worker holds without a hole.
+
+        Workers that hold not even the first are left out. Stops where the last worker does.
+        """
+        matches: dict[str, int] = {}
+        holders = self._live
+        for num_blocks, block in enumerate(hashes):
+            remaining = holders & self._entries.get(block, 0)
+            if num_blocks:
+                self._note(matches, holders ^ remaining, num_blocks)
+            holders = remaining
+            if not holders:
+                return matches
+        if hashes:
+            self._note(matches, holders, len(hashes))
+        return matches
+
+    def num_blocks(self, worker: str) -> int:
+        """How many blocks the worker is known to hold."""
+        slot = self._slots.get(worker)
+        return slot.num_blocks if slot is not None else 0
+
+    def _note(self, matches: dict[str, int], holders: int, num_blocks: int) -> None:
+        for slot in self._slots_of(holders):
+            matches[slot.worker] = num_blocks
+
+    def _slots_of(self, bits: int) -> Iterable[_Slot]:
+        while bits:
+            yield self._by_position[(bits & -bits).bit_length() - 1]
+            bits &= bits - 1
+
+    def _slot(self, worker: str, epoch: int) -> _Slot | None:
+        """The worker's slot; None if a later epoch of it is known."""
+        slot = self._slots.get(worker)
+        if slot is None or slot.epoch < epoch:
+            return self._renew(worker, epoch)
+        return slot if slot.epoch == epoch else None
+
+    def _renew(self, worker: str, epoch: int) -> _Slot:
+        """An empty slot for the worker in place of the one it may have."""
+        self.drop(worker)
+        if self._free:
+            position = self._free.pop()
+        else:
+            position = self._num_positions
+            self._num_positions += 1
+        slot = _Slot(worker, epoch, position)
+        self._slots[worker] = self._by_position[position] = slot
+        self._live |= 1 << position
+        return slot
+
+    def _store(self, slot: _Slot, block: BlockHash) -> None:
+        holders = self._entries.get(block, 0) & self._live
+        slot.num_blocks += not holders >> slot.position & 1
+        self._entries[block] = holders | 1 << slot.position
+        if len(self._entries) > self._max_entries:
+            self._evict()
+
+    def _remove(self, slot: _Slot, block: BlockHash) -> None:
+        holders = self._entries.get(block, 0) & self._live
+        if not holders >> slot.position & 1:
+            return
+        slot.num_blocks -= 1
+        remaining = holders ^ 1 << slot.position
+        if remaining:
+            self._entries[block] = remaining
+        else:
+            del self._entries[block]
+
+    def _evict(self) -> None:
+        """Evicts the oldest entries. Several at once, for a dict finds its first entry slowly."""
+        count = max(1, self._max_entries // _EVICTED_SHARE)
+        for block in list(islice(self._entries, count)):
+            for slot in self._slots_of(self._entries.pop(block) & self._live):
+                slot.num_blocks -= 1
+
+    def _tidy(self, num_changes: int) -> None:
+        """Clears some of the bits of dropped slots, which may be used again after the last one.
+
+        An entry that comes while the sweep is under way has none of these bits, so the entries
+        there were at its start are all it has to see.
+        """
+        if not self._swept:
+            self._swept, self._dropped = self._dropped, []
+            self._unswept = list(self._entries) if self._swept else []
+        budget = max(_LEAST_SWEPT, len(self._entries) // _SWEPT_SHARE) + num_changes
+        for block in self._unswept[-budget:]:
+            holders = self._entries.get(block)
+            if holders is not None and not holders & self._live:
+                del self._entries[block]
+            elif holders is not None:
+                self._entries[block] = holders & self._live
+        del self._unswept[-budget:]
+        if not self._unswept:
+            self._free += self._swept
+            self._swept = []

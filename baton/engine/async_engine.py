@@ -1,0 +1,220 @@
+"""An engine stepping in a thread of its own, for servers: neither ever waits on the other.
+
+Commands go to the thread through a queue; each step's output comes back to the event loop in one
+call. All methods belong to the event loop's thread.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import Self
+
+from baton.engine.core.block_pool import CacheEvents
+from baton.engine.core.plan import ExternalAllocation
+from baton.engine.core.scheduler import SchedulerStats
+from baton.engine.engine import Engine, EngineRequest, SequenceUpdate, StepOutput
+from baton.errors import (
+    AlreadyExistsError,
+    BatonError,
+    CancelledError,
+    InternalError,
+    NotFoundError,
+    UnavailableError,
+)
+
+logger = logging.getLogger(__name__)
+
+Command = Callable[[], None]
+
+
+class SequenceStream:
+    """What the engine says of one sequence. Leaving the `with` block ends the sequence and frees
+    its blocks, wherever it is."""
+
+    def __init__(self, engine: "AsyncEngine", request: EngineRequest) -> None:
+        self._engine = engine
+        self._request = request
+        self._events: asyncio.Queue[SequenceUpdate | ExternalAllocation | BatonError]
+        self._events = asyncio.Queue()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _value: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self._engine.close_stream(self._request.request_id)
+
+    async def allocation(self) -> ExternalAllocation:
+        """Waits for the blocks of a sequence whose KV is external."""
+        event = await self._next()
+        assert isinstance(event, ExternalAllocation), "an update before its blocks"
+        return event
+
+    async def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
+        """One update per step that touched the sequence, until it is finished; those that have
+        gathered since the last look come together."""
+        finished = False
+        while not finished:
+            events = [await self._next()]
+            while not self._events.empty():
+                events.append(await self._next())
+            batch = [e for e in events if isinstance(e, SequenceUpdate)]
+            assert len(batch) == len(events), "blocks for a sequence that runs"
+            yield batch
+            finished = batch[-1].finish_reason is not None
+
+    def commit_external(self, token_id: int) -> None:
+        """The awaited KV is in the allocated blocks; `token_id` follows it."""
+        self._engine.submit(
+            lambda: self._engine.engine.commit_external(self._request.request_id, token_id)
+        )
+
+    def push(self, event: SequenceUpdate | ExternalAllocation | BatonError) -> None:
+        """For the engine alone."""
+        self._events.put_nowait(event)
+
+    async def _next(self) -> SequenceUpdate | ExternalAllocation:
+        event = await self._events.get()
+        if isinstance(event, BatonError):
+            raise event
+        return event
+
+
+class AsyncEngine:
+    """Owns the engine's thread, from `start` to `stop`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        on_cache_events: Callable[[CacheEvents], None] = lambda _events: None,
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.engine = engine
+        self.num_steps = 0
+        self._on_cache_events = on_cache_events
+        self._on_failure = on_failure
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._streams: dict[str, SequenceStream] = {}
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._failed = False
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Ends the thread after its current step; open streams end with `UnavailableError`."""
+        self._commands.put(None)
+        await asyncio.to_thread(self._thread.join)
+        self._fail_streams(UnavailableError("the worker has stopped"))
+
+    def open(self, request: EngineRequest) -> SequenceStream:
+        """Queues a sequence. Raises what `Engine.check` does, `AlreadyExistsError` for an id that
+        is in flight, `InternalError` once the engine has failed."""
+        if self._failed:
+            raise InternalError("the engine has failed; the worker is about to restart")
+        if request.request_id in self._streams:
+            raise AlreadyExistsError(f"request {request.request_id!r} is already here")
+        self.engine.check(request)
+        stream = self._streams[request.request_id] = SequenceStream(self, request)
+        self.submit(lambda: self.engine.add_request(request))
+        return stream
+
+    def close_stream(self, request_id: str) -> None:
+        """Ends a sequence, in whatever state, and frees its blocks. Idempotent."""
+        if self._streams.pop(request_id, None) is not None:
+            self.submit(lambda: self.engine.abort(request_id))
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a sequence on behalf of somebody else: its stream raises `CancelledError`.
+
+        Raises `NotFoundError` if it is not here.
+        """
+        if request_id not in self._streams:
+            raise NotFoundError(f"no request {request_id!r} is here")
+        self._streams[request_id].push(CancelledError("the request was aborted"))
+
+    def submit(self, command: Command) -> None:
+        """Runs a command between two steps, on the engine's thread."""
+        self._commands.put(command)
+
+    async def flush_cache(self) -> int:
+        """Forgets every cached prefix. Returns how many blocks were findable."""
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.submit(lambda: self._call_soon(done.set_result, self.engine.flush_cache()))
+        return await done
+
+    def stats(self) -> SchedulerStats:
+        """Counts as of some moment between two steps."""
+        return self.engine.stats()
+
+    @property
+    def num_streams(self) -> int:
+        return len(self._streams)
+
+    # The engine's thread.
+
+    def _run(self) -> None:
+        try:
+            made_progress = True
+            while self._take_commands(wait=not (self.engine.has_work and made_progress)):
+                if self.engine.has_work:
+                    made_progress = self._step()
+        except Exception:
+            logger.exception("the engine failed; every sequence on it ends")
+            self._call_soon(self._fail)
+
+    def _take_commands(self, *, wait: bool) -> bool:
+        """Runs what is queued, waiting for a first command if told to. False: stop."""
+        while True:
+            try:
+                command = self._commands.get(block=wait)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            command()
+            wait = False
+
+    def _step(self) -> bool:
+        """One step. False when nothing could be done: only a command can change that."""
+        output = self.engine.step()
+        self.num_steps += 1
+        if output.updates or output.external or output.cache_events:
+            self._call_soon(self._deliver, output)
+        return output.num_tokens > 0 or bool(output.external)
+
+    def _call_soon(self, callback: Callable[..., object], *args: object) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:
+            logger.debug("the event loop is closed; nobody is left to tell")
+
+    # The event loop's thread.
+
+    def _deliver(self, output: StepOutput) -> None:
+        for event in (*output.external, *output.updates):
+            stream = self._streams.get(event.request_id)
+            if stream is not None:
+                stream.push(event)
+        if output.cache_events:
+            self._on_cache_events(output.cache_events)
+
+    def _fail(self) -> None:
+        self._failed = True
+        self._fail_streams(InternalError("the engine failed while this request was in it"))
+        self._on_failure()
+
+    def _fail_streams(self, error: BatonError) -> None:
+        for stream in self._streams.values():
+            stream.push(error)

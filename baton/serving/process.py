@@ -1,0 +1,31 @@
+"""How every process starts and ends: settings, logging, the event loop, errors as sentences."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from baton.errors import BatonError
+from baton.serving.logs import configure_logging
+from baton.serving.settings import ServingSettings, load
+
+_Settings = TypeVar("_Settings", bound=ServingSettings)
+
+
+def main(
+    settings_class: type[_Settings], role: str, serve: Callable[[_Settings], Awaitable[None]]
+) -> None:
+    """Runs one process until it is told to stop.
+
+    A `BatonError` ends it with code 1 and its sentence on stderr, without a traceback.
+    """
+    settings = load(settings_class)
+    configure_logging(settings.log_level, settings.log_format, role)
+    try:
+        asyncio.run(_run(serve, settings))
+    except BatonError as error:
+        sys.exit(f"{role}: {error}")
+
+
+async def _run(serve: Callable[[_Settings], Awaitable[None]], settings: _Settings) -> None:
+    await serve(settings)

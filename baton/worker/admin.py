@@ -1,0 +1,52 @@
+"""The admin service of a worker, whatever its role."""
+
+from typing import Any
+
+from baton.v1 import admin_pb2 as pb
+from baton.v1 import admin_pb2_grpc as pb_grpc
+from baton.worker.worker import Worker
+
+
+class WorkerAdmin(pb_grpc.AdminServicer):
+    """Looks after one worker. `ListWorkers` is the router's."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    async def GetLoad(
+        self, _request: pb.GetLoadRequest, _context: Any
+    ) -> pb.GetLoadResponse:
+        worker = self._worker
+        if not worker.is_ready:
+            return pb.GetLoadResponse(
+                state=pb.WORKER_STATE_STARTING, phase=worker.phase, progress=worker.progress
+            )
+        stats = worker.engine.stats()
+        draining = worker.is_draining
+        return pb.GetLoadResponse(
+            state=pb.WORKER_STATE_DRAINING if draining else pb.WORKER_STATE_READY,
+            progress=1.0,
+            num_waiting=stats.num_waiting + stats.num_awaiting_kv,
+            num_running=stats.num_running,
+            num_blocks=stats.num_blocks,
+            num_held_blocks=stats.num_held_blocks,
+            num_cached_blocks=stats.num_cached_blocks,
+            num_leases=worker.num_leases(),
+            num_preemptions=stats.num_preemptions,
+            num_promised_blocks=worker.num_promised_blocks(),
+            num_steps=worker.engine.num_steps,
+        )
+
+    async def Drain(self, _request: pb.DrainRequest, _context: Any) -> pb.DrainResponse:
+        await self._worker.drain()
+        num_requests = self._worker.engine.num_streams if self._worker.is_ready else 0
+        return pb.DrainResponse(num_requests=num_requests)
+
+    async def FlushCache(
+        self, _request: pb.FlushCacheRequest, _context: Any
+    ) -> pb.FlushCacheResponse:
+        return pb.FlushCacheResponse(num_blocks=await self._worker.engine.flush_cache())
+
+    async def Abort(self, request: pb.AbortRequest, _context: Any) -> pb.AbortResponse:
+        self._worker.engine.cancel(request.request_id)
+        return pb.AbortResponse()

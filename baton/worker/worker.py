@@ -1,0 +1,169 @@
+"""What a worker is, whatever its role: a model loaded behind a server that already answers.
+
+The server listens before the model is loaded, so that health and progress can be asked for; the
+engine is there once `engine` no longer raises.
+"""
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+from redis.asyncio import Redis
+
+from baton.cluster.events import KvEvents
+from baton.cluster.publisher import EventPublisher
+from baton.cluster.redis import connect
+from baton.cluster.registry import Registration, Role, WorkerRecord, new_epoch
+from baton.engine.async_engine import AsyncEngine
+from baton.engine.core.block_pool import CacheEvents
+from baton.engine.engine import Engine
+from baton.errors import UnavailableError
+from baton.serving.channels import Channels
+from baton.serving.server import Server
+from baton.worker.settings import WorkerSettings
+from kvtransfer.handle import Pairing
+from kvtransfer.wire import layout_to_message
+
+logger = logging.getLogger(__name__)
+
+
+class Worker:
+    """One worker process. Roles add their services to `server`, then call `run`.
+
+    Attributes:
+        epoch: grows from start to start.
+        num_leases, num_promised_blocks: what the role holds beside the engine, for reports.
+    """
+
+    def __init__(self, role: Role, settings: WorkerSettings) -> None:
+        self.role = role
+        self.settings = settings
+        self.server = Server(settings)
+        self.channels = Channels(settings.max_message_bytes)
+        self.epoch = new_epoch()
+        self.phase = "starting"
+        self.progress = 0.0
+        self.num_leases: Callable[[], int] = lambda: 0
+        self.num_promised_blocks: Callable[[], int] = lambda: 0
+        self._engine: AsyncEngine | None = None
+        self._is_draining = False
+        self._failed = asyncio.Event()
+        self._publisher: EventPublisher | None = None
+        self._registration: Registration | None = None
+
+    @property
+    def id(self) -> str:
+        """Its name in the cluster. Valid once the server has started."""
+        return self.settings.worker_id or f"{self.role}-{self.server.endpoint}"
+
+    @property
+    def is_ready(self) -> bool:
+        return self._engine is not None
+
+    @property
+    def is_draining(self) -> bool:
+        return self._is_draining
+
+    @property
+    def engine(self) -> AsyncEngine:
+        """The engine. Raises `UnavailableError` while the model is being loaded."""
+        if self._engine is None:
+            raise UnavailableError(f"worker {self.id} is not ready yet: {self.phase}")
+        return self._engine
+
+    def engine_for_new_work(self) -> AsyncEngine:
+        """The engine. Raises `UnavailableError` while loading or draining."""
+        if self._is_draining:
+            raise UnavailableError(f"worker {self.id} is draining; another one will serve this")
+        return self.engine
+
+    def pairing(self) -> Pairing:
+        """What another worker must share to exchange blocks with this one."""
+        engine = self.engine.engine
+        return Pairing(engine.info.fingerprint, engine.pool.layout)
+
+    async def drain(self) -> None:
+        """Takes no new work from now on."""
+        if not self._is_draining:
+            self._is_draining = True
+            logger.info("draining: no new work is taken")
+            await self.server.set_ready(False)
+            if self._registration is not None:
+                record = dataclasses.replace(self._registration.record, draining=True)
+                self._registration.update(record)
+
+    async def run(self) -> None:
+        """Serves until a signal, drains, and takes everything down. Raises why it could not."""
+        async with AsyncExitStack() as stack:
+            await self.server.start()
+            stack.push_async_callback(self.channels.close)
+            stack.push_async_callback(self.server.stop)
+            self.server.on_drain(self.drain)
+            serving = asyncio.create_task(self.server.run_until_signal())
+            starting = asyncio.create_task(self._start(stack))
+            failing = asyncio.create_task(self._failed.wait())
+            await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                await asyncio.wait({serving, failing}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (starting, failing):
+                task.cancel()
+            if self._failed.is_set():
+                raise UnavailableError("the engine failed; see the log above")
+            await serving
+
+    async def _start(self, stack: AsyncExitStack) -> None:
+        """Loads the model, starts the engine, and makes the worker known."""
+        loaded = await asyncio.to_thread(
+            Engine.from_pretrained,
+            self.settings.model_path,
+            self.settings.engine_config(),
+            on_progress=self._on_progress,
+        )
+        engine = AsyncEngine(
+            loaded, on_cache_events=self._on_cache_events, on_failure=self._failed.set
+        )
+        engine.start()
+        stack.push_async_callback(engine.stop)
+        self._engine = engine
+        if self.settings.redis_url:
+            await self._join(connect(self.settings.redis_url), stack)
+        await self.server.set_ready(True)
+        logger.info("%s is ready at %s", self.id, self.server.endpoint)
+
+    async def _join(self, redis: Redis, stack: AsyncExitStack) -> None:
+        stack.push_async_callback(redis.aclose)
+        self._publisher = EventPublisher(redis, self.id, self.epoch)
+        self._registration = Registration(redis, self._record())
+        self._publisher.start()
+        self._registration.start()
+        stack.push_async_callback(self._publisher.stop)
+        stack.push_async_callback(self._registration.stop)
+
+    def _record(self) -> WorkerRecord:
+        engine = self.engine.engine
+        return WorkerRecord(
+            id=self.id,
+            role=self.role,
+            endpoint=self.server.endpoint,
+            kv_endpoint=self.server.endpoint,
+            epoch=self.epoch,
+            model=engine.info.name,
+            fingerprint=engine.info.fingerprint,
+            layout=layout_to_message(engine.pool.layout).SerializeToString(deterministic=True),
+            tokenizer_hash=engine.info.namespace.tokenizer,
+            kv_dtype=engine.pool.layout.dtype,
+            block_size=engine.pool.layout.block_size,
+            max_model_len=engine.info.max_model_len,
+            num_blocks=engine.pool.num_blocks,
+        )
+
+    def _on_progress(self, phase: str, fraction: float) -> None:
+        self.phase = "" if fraction >= 1.0 else phase
+        self.progress = fraction
+
+    def _on_cache_events(self, events: CacheEvents) -> None:
+        if self._publisher is not None:
+            self._publisher.publish(KvEvents(events.stored, events.removed, events.cleared))

@@ -1,0 +1,32 @@
+"""How much work a decode worker promises to take. Counts blocks; allocates none."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from baton.errors import OverloadedError
+
+
+class Capacity:
+    """Promises over one pool.
+
+    A promise is for the blocks a sequence arrives with. More may be promised than the pool has,
+    since sequences end; what does not fit yet waits for its blocks. `limit` bounds that queue.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.num_promised = 0
+
+    @contextmanager
+    def promise(self, num_blocks: int) -> Iterator[None]:
+        """Room for a sequence, for the length of the block. Raises `OverloadedError`."""
+        if self.num_promised > 0 and self.num_promised + num_blocks > self._limit:
+            raise OverloadedError(
+                f"{num_blocks} more KV blocks were asked for and {self.num_promised} of "
+                f"{self._limit} are promised"
+            )
+        self.num_promised += num_blocks
+        try:
+            yield
+        finally:
+            self.num_promised -= num_blocks

@@ -1,0 +1,47 @@
+"""`python -m router`: one router."""
+
+from contextlib import AsyncExitStack
+
+from baton.cluster.redis import connect
+from baton.errors import FailedPreconditionError
+from baton.serving.channels import Channels
+from baton.serving.process import main
+from baton.serving.server import Server
+from baton.v1 import admin_pb2_grpc, inference_pb2_grpc
+from router.fleet import Fleet
+from router.intake import Intake
+from router.model_card import read_model_card
+from router.service import InferenceService, Requests, RouterAdmin
+from router.settings import RouterSettings
+
+
+async def serve(settings: RouterSettings) -> None:
+    """Serves until a signal."""
+    if settings.redis_url is None:
+        raise FailedPreconditionError(
+            "a router finds its workers through Redis; set --redis-url, or let `baton up` start all"
+        )
+    card = read_model_card(settings.model_path)
+    server = Server(settings)
+    async with AsyncExitStack() as stack:
+        redis = connect(settings.redis_url)
+        stack.push_async_callback(redis.aclose)
+        channels = Channels(settings.max_message_bytes)
+        stack.push_async_callback(channels.close)
+        fleet = Fleet(redis, channels, card.tokenizer_hash)
+        stack.push_async_callback(fleet.stop)
+        requests = Requests()
+        intake = Intake(card, settings.max_prompt_bytes)
+        inference = InferenceService(card, intake, fleet, requests, settings.default_timeout_s)
+        server.add(inference_pb2_grpc.add_InferenceServicer_to_server, inference)
+        server.add(admin_pb2_grpc.add_AdminServicer_to_server, RouterAdmin(fleet, requests))
+        server.on_drain(requests.drain)
+        fleet.start()
+        await server.start()
+        stack.push_async_callback(server.stop)
+        await server.set_ready(True)
+        await server.run_until_signal()
+
+
+if __name__ == "__main__":
+    main(RouterSettings, "router", serve)

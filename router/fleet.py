@@ -1,0 +1,180 @@
+"""The workers this router knows: who they are, whether they answer, what was placed on them.
+
+Redis says who exists; the workers themselves, over gRPC health, say whether they serve. So a Redis
+that is gone, slow or empty never takes a living worker away. Load is counted here, from what this
+router placed and saw end, and not polled.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from redis.asyncio import Redis
+
+from baton.cluster.index import LocalityIndex
+from baton.cluster.prefix import hash_chain
+from baton.cluster.registry import WorkerRecord
+from baton.cluster.subscriber import EventSubscriber
+from baton.cluster.watcher import RegistryWatcher
+from baton.serving.channels import Channels
+from baton.v1.kv_transfer_pb2 import KvLayout
+from router.placement import Candidate
+
+logger = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 0.5
+
+
+class Member:
+    """One worker, as this router sees it."""
+
+    def __init__(self, record: WorkerRecord) -> None:
+        self.record = record
+        self.is_serving = False
+        self.is_listed = True
+        self.was_reached = False
+        self.num_sequences = 0
+        self.num_queued_tokens = 0
+        self.layout = KvLayout.FromString(record.layout)
+
+    @property
+    def pairing(self) -> bytes:
+        return self.record.fingerprint + self.record.layout
+
+    @contextmanager
+    def loaded(self, num_tokens: int = 0) -> Iterator[None]:
+        """Counts a sequence, and prompt tokens still to be computed, for the length of the block."""
+        self.num_sequences += 1
+        self.num_queued_tokens += num_tokens
+        try:
+            yield
+        finally:
+            self.num_sequences -= 1
+            self.num_queued_tokens -= num_tokens
+
+    def excluded(self, tokenizer_hash: bytes) -> str:
+        """Why it cannot take work now; empty if it can."""
+        if self.record.draining:
+            return "draining"
+        if not self.is_serving:
+            return "not answering" if self.was_reached else "not reached yet"
+        if self.record.tokenizer_hash != tokenizer_hash:
+            return "another tokenizer"
+        return ""
+
+
+class Fleet:
+    """All workers. Owns the channels to them and the index of what they have cached."""
+
+    def __init__(self, redis: Redis, channels: Channels, tokenizer_hash: bytes) -> None:
+        self.index = LocalityIndex()
+        self._channels = channels
+        self._tokenizer_hash = tokenizer_hash
+        self._members: dict[str, Member] = {}
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._registry = RegistryWatcher(redis, self._on_change)
+        self._events = EventSubscriber(redis, self.index)
+
+    def start(self) -> None:
+        self._registry.start()
+        self._events.start()
+
+    async def stop(self) -> None:
+        await self._registry.stop()
+        await self._events.stop()
+        watches, self._watches = list(self._watches.values()), {}
+        for task in watches:
+            task.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
+
+    @property
+    def members(self) -> list[Member]:
+        """In the order of their ids."""
+        return [self._members[worker] for worker in sorted(self._members)]
+
+    def member(self, worker: str) -> Member:
+        return self._members[worker]
+
+    def channel(self, member: Member) -> grpc.aio.Channel:
+        return self._channels.get(member.record.endpoint)
+
+    @property
+    def max_model_len(self) -> int:
+        """The least length any serving worker allows; unbounded while there is none."""
+        return min((m.record.max_model_len for m in self.members if m.is_serving), default=2**31)
+
+    def candidates(self, token_ids: tuple[int, ...]) -> list[Candidate]:
+        """A snapshot for placement, with what each worker has cached of the prompt."""
+        cached = self._cached_blocks(token_ids)
+        return [
+            Candidate(
+                worker=m.record.id,
+                role=m.record.role,
+                pairing=m.pairing,
+                num_cached_tokens=cached.get(m.record.id, 0) * m.record.block_size,
+                num_queued_tokens=m.num_queued_tokens,
+                num_sequences=m.num_sequences,
+                excluded=m.excluded(self._tokenizer_hash),
+            )
+            for m in self.members
+        ]
+
+    def block_hashes(self, member: Member, token_ids: tuple[int, ...]) -> list[bytes]:
+        """The chain hashes of the prompt's full blocks, as this worker computes them."""
+        record = member.record
+        return hash_chain(record.namespace.root(), token_ids, record.block_size)
+
+    def _cached_blocks(self, token_ids: tuple[int, ...]) -> dict[str, int]:
+        """Leading blocks that each worker holds. Workers of one namespace share one computation."""
+        cached: dict[str, int] = {}
+        for member in {m.record.namespace: m for m in self._members.values()}.values():
+            cached |= self.index.match(self.block_hashes(member, token_ids))
+        return cached
+
+    def _on_change(self, worker: str, record: WorkerRecord | None) -> None:
+        """What the registry says: a worker joined, changed, or is not listed any more."""
+        known = self._members.get(worker)
+        if record is None:
+            if known is not None:
+                known.is_listed = False
+                self._drop_if_gone(worker)
+            return
+        if known is not None and known.record.epoch == record.epoch:
+            known.record, known.is_listed = record, True
+            return
+        self._leave(worker)
+        logger.info("%s joined at %s", worker, record.endpoint)
+        self._members[worker] = Member(record)
+        self._events.follow(worker, record.epoch)
+        self._watches[worker] = asyncio.create_task(self._watch(self._members[worker]))
+
+    async def _watch(self, member: Member) -> None:
+        """Follows one worker's readiness until it has left."""
+        while self._members.get(member.record.id) is member:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                stub = health_pb2_grpc.HealthStub(self.channel(member))
+                request = health_pb2.HealthCheckRequest(service="readiness")
+                async for response in stub.Watch(request):
+                    member.is_serving = response.status == health_pb2.HealthCheckResponse.SERVING
+                    member.was_reached |= member.is_serving
+            member.is_serving = False
+            self._drop_if_gone(member.record.id)
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    def _drop_if_gone(self, worker: str) -> None:
+        """Forgets a worker that is neither listed nor serving."""
+        member = self._members[worker] if worker in self._members else None
+        if member is not None and not member.is_listed and not member.is_serving:
+            logger.info("%s left", worker)
+            self._leave(worker)
+
+    def _leave(self, worker: str) -> None:
+        if self._members.pop(worker, None) is not None:
+            self._events.unfollow(worker)
+        task = self._watches.pop(worker, None)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()

@@ -1,0 +1,111 @@
+"""Checks a request and turns it into tokens, before it costs any compute.
+
+Every refusal is an `InvalidArgumentError` that names the field and the bound.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton.errors import InvalidArgumentError
+from baton.params_wire import from_proto
+from baton.sampling import SamplingParams, check_length, check_token_ids
+from baton.v1 import inference_pb2 as pb
+from router.model_card import ModelCard
+
+MAX_REQUEST_ID_BYTES = 128
+# Shorter texts are tokenized faster than a thread is asked.
+_THREAD_FROM_BYTES = 4096
+
+_Encode = Callable[[str], list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request that is known to be good."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    params: SamplingParams
+
+
+class Intake:
+    """Reads requests for one model."""
+
+    def __init__(self, card: ModelCard, max_prompt_bytes: int) -> None:
+        self._card = card
+        self._max_prompt_bytes = max_prompt_bytes
+
+    async def read(self, message: pb.GenerateRequest, max_model_len: int) -> Request:
+        """Validates and tokenizes. `max_model_len` is the least of the workers' limits."""
+        self._check_model(message.model)
+        params = from_proto(message.sampling, default_seed=secrets.randbits(64))
+        limit = min(max_model_len, self._card.max_model_len)
+        # The cheapest check that can refuse a long request comes first.
+        check_length(1, params.max_tokens, limit)
+        token_ids = await self._tokens_of(message)
+        check_length(len(token_ids), params.max_tokens, limit)
+        for i, token_id in enumerate(params.stop_token_ids):
+            check_token_ids([token_id], self._card.vocab_size, f"sampling.stop_token_ids[{i}]")
+        return Request(_request_id(message.request_id), tuple(token_ids), params)
+
+    async def tokenize(self, message: pb.TokenizeRequest) -> tuple[list[int], str]:
+        """The tokens of an input, and the text that was tokenized."""
+        self._check_model(message.model)
+        return await self._encode(message)
+
+    async def _tokens_of(self, message: pb.GenerateRequest) -> list[int]:
+        if message.WhichOneof("input") == "token_ids":
+            token_ids = list(message.token_ids.ids)
+            check_token_ids(token_ids, self._card.vocab_size, "input.token_ids")
+            return token_ids
+        token_ids, _ = await self._encode(message)
+        return token_ids
+
+    async def _encode(
+        self, message: "pb.GenerateRequest | pb.TokenizeRequest"
+    ) -> tuple[list[int], str]:
+        kind = message.WhichOneof("input")
+        if kind == "text":
+            self._check_size("input.text", message.text)
+            return await _off_loop(self._card.encode, message.text), message.text
+        if kind == "chat":
+            text = self._render(message.chat)
+            return await _off_loop(self._card.encode_rendered, text), text
+        raise InvalidArgumentError("input", "is missing; set text, token_ids or chat")
+
+    def _render(self, chat: pb.Chat) -> str:
+        if not chat.messages:
+            raise InvalidArgumentError("input.chat.messages", "is empty; at least 1 is needed")
+        self._check_size("input.chat.messages", "".join(m.content for m in chat.messages))
+        return self._card.render([{"role": m.role, "content": m.content} for m in chat.messages])
+
+    def _check_model(self, name: str) -> None:
+        if name not in ("", self._card.name):
+            raise InvalidArgumentError(
+                "model", f"is {name!r}; this router serves {self._card.name!r}"
+            )
+
+    def _check_size(self, field: str, text: str) -> None:
+        if not text:
+            raise InvalidArgumentError(field, "is empty; at least 1 character is needed")
+        # A character has at least one byte, so most texts need not be encoded to be refused.
+        size = len(text) if len(text) > self._max_prompt_bytes else len(text.encode())
+        if size > self._max_prompt_bytes:
+            raise InvalidArgumentError(
+                field, f"has {size} bytes or more; at most {self._max_prompt_bytes} are taken"
+            )
+
+
+async def _off_loop(encode: _Encode, text: str) -> list[int]:
+    """Long texts are tokenized in a thread, so that other requests' tokens keep flowing."""
+    return encode(text) if len(text) < _THREAD_FROM_BYTES else await asyncio.to_thread(encode, text)
+
+
+def _request_id(given: str) -> str:
+    if len(given.encode()) > MAX_REQUEST_ID_BYTES:
+        raise InvalidArgumentError(
+            "request_id", f"has {len(given.encode())} bytes; at most {MAX_REQUEST_ID_BYTES} are taken"
+        )
+    return given or secrets.token_hex(8)

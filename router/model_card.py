@@ -1,0 +1,149 @@
+"""What the router knows of the model: its configuration, its tokenizer, its chat template.
+
+Reads the checkpoint's JSON files only. Neither torch nor any weight is loaded.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from baton.errors import InvalidArgumentError, UnsupportedModelError
+
+_FILES = ("*.json", "*.jinja")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """One served model.
+
+    Attributes:
+        max_model_len: tokens of one sequence at most, as the checkpoint says; workers may allow less.
+        tokenizer_hash: what a worker's must equal.
+        chat_template: None: the model has none.
+        special_tokens: by the names that chat templates use, such as "bos_token".
+    """
+
+    name: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    tokenizer: Tokenizer
+    tokenizer_hash: bytes
+    chat_template: str | None
+    special_tokens: dict[str, str]
+
+    def encode(self, text: str) -> list[int]:
+        """The text's tokens, with the special tokens the tokenizer adds by default."""
+        ids: list[int] = self.tokenizer.encode(text).ids
+        return ids
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """The tokens of a rendered conversation, which has its special tokens already."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def render(self, messages: list[dict[str, str]]) -> str:
+        """The conversation as text, with the prompt for the model's answer.
+
+        Raises `InvalidArgumentError` if the template refuses it or the model has none.
+        """
+        if self.chat_template is None:
+            raise InvalidArgumentError("input.chat", f"model {self.name!r} has no chat template")
+        from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            rendered, _ = render_jinja_template(
+                [messages],
+                chat_template=self.chat_template,
+                add_generation_prompt=True,
+                **self.special_tokens,
+            )
+        except TemplateError as error:
+            raise InvalidArgumentError(
+                "input.chat.messages", f"the model's chat template refuses them: {error}"
+            ) from error
+        return str(rendered[0])
+
+
+def read_model_card(path: str) -> ModelCard:
+    """Reads the card from a folder, or from the hub for an id. Raises `UnsupportedModelError`."""
+    folder = Path(path) if Path(path).is_dir() else _fetch(path)
+    config = _read(folder / "config.json")
+    if config is None:
+        raise UnsupportedModelError(f"{path!r} holds no config.json")
+    tokenizer_file = folder / "tokenizer.json"
+    if not tokenizer_file.is_file():
+        raise UnsupportedModelError(
+            f"{path!r} holds no tokenizer.json; save the tokenizer there with "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(folder)"
+        )
+    text = config.get("text_config", config)
+    tokenizer_config = _read(folder / "tokenizer_config.json") or {}
+    generation = _read(folder / "generation_config.json") or {}
+    return ModelCard(
+        name=Path(path).name,
+        architecture=(config.get("architectures") or [config.get("model_type", "unknown")])[0],
+        vocab_size=int(_required(text, "vocab_size", path)),
+        max_model_len=int(_required(text, "max_position_embeddings", path)),
+        eos_token_ids=_eos(generation.get("eos_token_id", text.get("eos_token_id"))),
+        tokenizer=Tokenizer.from_file(str(tokenizer_file)),
+        tokenizer_hash=hashlib.sha256(tokenizer_file.read_bytes()).digest()[:16],
+        chat_template=_chat_template(folder, tokenizer_config),
+        special_tokens=_special_tokens(tokenizer_config),
+    )
+
+
+def _fetch(model_id: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model_id, allow_patterns=list(_FILES)))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        first_line = str(error).strip().split("\n")[0]
+        raise UnsupportedModelError(
+            f"{model_id!r} is neither a folder nor a model that the hub gives: {first_line}"
+        ) from error
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    return json.loads(file.read_text()) if file.is_file() else None
+
+
+def _required(config: dict[str, Any], key: str, path: str) -> Any:
+    names = (key, "n_positions") if key == "max_position_embeddings" else (key,)
+    for name in names:
+        if config.get(name) is not None:
+            return config[name]
+    raise UnsupportedModelError(f"the configuration of {path!r} has no {key!r}")
+
+
+def _eos(ids: int | list[int] | None) -> frozenset[int]:
+    if ids is None:
+        return frozenset()
+    return frozenset(ids if isinstance(ids, list) else [ids])
+
+
+def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text()
+    template = tokenizer_config.get("chat_template")
+    return template if isinstance(template, str) else None
+
+
+def _special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
+    """Special tokens are stored as strings or as objects with their content."""
+    tokens = {}
+    for name, value in tokenizer_config.items():
+        if name.endswith("_token"):
+            content = value.get("content") if isinstance(value, dict) else value
+            if isinstance(content, str):
+                tokens[name] = content
+    return tokens

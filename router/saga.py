@@ -1,0 +1,220 @@
+"""The life of one request across two workers: opened, watched and ended in one place.
+
+The decode worker is asked first and admits; then the prefill worker computes. Both calls are read
+at once. However the request ends, both calls are cancelled, which makes both workers give back all
+they hold; so there is no moment in which nobody owns the blocks.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, ExitStack
+from typing import Any
+
+import grpc
+
+from baton.errors import (
+    BatonError,
+    CancelledError,
+    DataLossError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+)
+from baton.rpc_errors import error_of
+from baton.serving.deadline import Deadline
+from baton.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
+from baton.v1 import inference_pb2 as pb
+from router import wire
+from router.detokenizer import Detokenizer, StopStrings
+from router.assembly import Assembly, Token
+from router.fleet import Fleet, Member
+from router.intake import Request
+from router.model_card import ModelCard
+from router.placement import Placement, place, why_none
+
+# Messages read from the workers and not yet given to the client; beyond, the workers wait.
+_MAX_UNREAD = 64
+
+_Event = prefill_pb2.PrefillResponse | decode_pb2.DecodeGenerateResponse | BatonError
+
+
+class Saga:
+    """One request. `run` is used once; `abort` may be called meanwhile."""
+
+    def __init__(
+        self, request: Request, fleet: Fleet, card: ModelCard, deadline: Deadline, arrived: float
+    ) -> None:
+        self.request = request
+        self._fleet = fleet
+        self._deadline = deadline
+        self._account = wire.Account(wire.Timings(arrived), len(request.token_ids))
+        self._events: asyncio.Queue[_Event] = asyncio.Queue(_MAX_UNREAD)
+        self._assembly = Assembly()
+        self._detokenizer = Detokenizer(card.tokenizer)
+        self._stop = StopStrings(request.params.stop)
+        self._reason = pb.FINISH_REASON_UNSPECIFIED
+        self._aborted = asyncio.Event()
+
+    def abort(self) -> None:
+        """Ends the request; `run` raises `CancelledError`."""
+        self._aborted.set()
+
+    async def run(self) -> AsyncIterator[pb.GenerateResponse]:
+        """The events of the request, `accepted` to `finished`. Raises what ended it otherwise."""
+        async with AsyncExitStack() as stack:
+            placement, decode_call = await self._open(stack)
+            self._account.timings.admitted = time.monotonic()
+            yield wire.accepted(self.request, placement)
+            self._start_readers(stack, placement, decode_call)
+            while not self._is_complete:
+                response = self._handle(await self._events.get())
+                if response is not None:
+                    yield response
+            self._account.timings.finished = time.monotonic()
+            rest = self._detokenizer.finish() if self._stop.matched is None else ""
+            rest = self._stop.push(rest) + self._stop.finish()
+            if rest:
+                yield wire.chunk([], rest)
+            yield wire.finished(self._account, self._reason, self._stop.matched)
+
+    # Opening.
+
+    async def _open(self, stack: AsyncExitStack) -> tuple[Placement, Any]:
+        """Places the request and has a decode worker admit it, trying others where one refuses."""
+        refusals: dict[str, BatonError] = {}
+        while True:
+            placement = self._place(refusals)
+            attempt = await stack.enter_async_context(AsyncExitStack())
+            try:
+                return placement, await self._admit(placement, attempt)
+            except (OverloadedError, UnavailableError) as error:
+                await attempt.aclose()
+                refusals[placement.decode] = error
+
+    def _place(self, refusals: dict[str, BatonError]) -> Placement:
+        """Raises the last refusal if it leaves nobody, else `UnavailableError`."""
+        candidates = [
+            c
+            for c in self._fleet.candidates(self.request.token_ids)
+            if c.worker not in refusals
+        ]
+        placement = place(self.request.request_id, len(self.request.token_ids), candidates)
+        if placement is not None:
+            return placement
+        if refusals:
+            raise list(refusals.values())[-1]
+        raise UnavailableError(why_none(candidates))
+
+    async def _admit(self, placement: Placement, stack: AsyncExitStack) -> Any:
+        """Opens the decode call and waits for its admission."""
+        prefill = self._fleet.member(placement.prefill)
+        decode = self._fleet.member(placement.decode)
+        self._lease_id = wire.new_lease_id()
+        hashes = self._fleet.block_hashes(prefill, self.request.token_ids)
+        message = wire.decode_request(
+            self.request, wire.handle(prefill, self._lease_id, self.request, hashes)
+        )
+        stack.enter_context(decode.loaded())
+        stub = decode_pb2_grpc.DecodeStub(self._fleet.channel(decode))
+        call = stub.Generate(message, timeout=self._deadline.forward())
+        stack.callback(call.cancel)
+        try:
+            response = await call.read()
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from error
+        assert isinstance(response, decode_pb2.DecodeGenerateResponse), "admitted, or an error"
+        return call
+
+    def _start_readers(self, stack: AsyncExitStack, placement: Placement, decode_call: Any) -> None:
+        """Calls the prefill worker and reads both workers, and the order to abort, from now on."""
+        member = self._fleet.member(placement.prefill)
+        message = wire.prefill_request(self.request, self._lease_id, placement.decode)
+        stub = prefill_pb2_grpc.PrefillStub(self._fleet.channel(member))
+        prefill_call = stub.Prefill(message, timeout=self._deadline.forward())
+        self._prefill_load = stack.enter_context(ExitStack())
+        self._prefill_load.enter_context(member.loaded(len(self.request.token_ids)))
+        stack.callback(prefill_call.cancel)
+        for reader in (self._read(decode_call), self._read(prefill_call), self._watch_abort()):
+            task = asyncio.create_task(reader)
+            stack.push_async_callback(_ended, task)
+
+    async def _read(self, call: Any) -> None:
+        """Passes one worker's messages on, and what ended them if it was an error."""
+        try:
+            while (message := await call.read()) is not grpc.aio.EOF:
+                await self._events.put(message)
+            await call.code()
+        except grpc.aio.AioRpcError as error:
+            await self._events.put(error_of(error))
+
+    async def _watch_abort(self) -> None:
+        await self._aborted.wait()
+        await self._events.put(CancelledError(f"request {self.request.request_id} was aborted"))
+
+    # Watching.
+
+    @property
+    def _is_complete(self) -> bool:
+        return self._reason != pb.FINISH_REASON_UNSPECIFIED and not self._assembly.has_gap
+
+    def _handle(self, event: _Event) -> pb.GenerateResponse | None:
+        """Books one event; returns what the client is to see of it."""
+        if isinstance(event, BatonError):
+            raise _as_seen_by_client(event)
+        kind = event.WhichOneof("event")
+        if isinstance(event, prefill_pb2.PrefillResponse):
+            if kind == "started":
+                self._on_prefill_started(event.started)
+            elif kind == "result":
+                return self._on_prefill_result(event.result)
+        elif kind == "kv_ready":
+            self._account.kv_ready = event.kv_ready
+            self._account.timings.exposed_transfer_s = wire.seconds(event.kv_ready.exposed)
+        elif kind == "tokens":
+            return self._emit(wire.decoded_tokens(event.tokens))
+        elif kind == "finished" and self._reason == pb.FINISH_REASON_UNSPECIFIED:
+            self._reason = event.finished.reason
+        return None
+
+    def _on_prefill_started(self, started: prefill_pb2.PrefillStarted) -> None:
+        self._account.timings.prefill_queue_s = wire.seconds(started.queue_time)
+        self._account.num_cached_prompt_tokens = started.num_cached_tokens
+
+    def _on_prefill_result(self, result: prefill_pb2.PrefillResult) -> pb.GenerateResponse | None:
+        self._prefill_load.close()
+        response = self._emit(wire.first_tokens(result))
+        if self._reason == pb.FINISH_REASON_UNSPECIFIED:
+            self._reason = result.first_tokens[0].finish_reason
+        return response
+
+    def _emit(self, tokens: list[Token]) -> pb.GenerateResponse | None:
+        """What can be shown now. A stop string ends the request with the token that completes it."""
+        shown: list[Token] = []
+        text = ""
+        for token in self._assembly.accept(tokens):
+            if self._stop.matched is not None:
+                break
+            shown.append(token)
+            text += self._stop.push(self._detokenizer.push(token.token_id))
+        if not shown:
+            return None
+        if self._stop.matched is not None:
+            self._reason = pb.FINISH_REASON_STOP_STRING
+        if self._account.timings.first_token is None:
+            self._account.timings.first_token = time.monotonic()
+        self._account.num_output_tokens += len(shown)
+        return wire.chunk(shown, text)
+
+
+async def _ended(task: "asyncio.Task[None]") -> None:
+    """Cancels a task and waits until it has ended."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _as_seen_by_client(error: BatonError) -> BatonError:
+    """A handoff that failed is no fault of the client's: another try may go well."""
+    if isinstance(error, NotFoundError | DataLossError):
+        return UnavailableError(f"the handoff failed: {error}")
+    return error

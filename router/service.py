@@ -1,0 +1,178 @@
+"""The router's public face, and its admin service."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from baton.errors import AlreadyExistsError, NotFoundError, UnavailableError
+from baton.serving.deadline import Deadline
+from baton.serving.logs import request_logged_as
+from baton.v1 import admin_pb2, admin_pb2_grpc
+from baton.v1 import inference_pb2 as pb
+from baton.v1 import inference_pb2_grpc as pb_grpc
+from router.fleet import Fleet, Member
+from router.intake import Intake
+from router.model_card import ModelCard
+from router.saga import Saga
+from router.wire import role_to_message
+
+logger = logging.getLogger(__name__)
+
+_FLUSH_SECONDS = 5.0
+
+
+class Requests:
+    """The requests in flight, by id. Once draining, no more are taken."""
+
+    def __init__(self) -> None:
+        self._sagas: dict[str, Saga] = {}
+        self.is_draining = False
+
+    def __len__(self) -> int:
+        return len(self._sagas)
+
+    def add(self, saga: Saga) -> None:
+        request_id = saga.request.request_id
+        if request_id in self._sagas:
+            raise AlreadyExistsError(f"request {request_id!r} is in flight; choose another id")
+        self._sagas[request_id] = saga
+
+    def remove(self, saga: Saga) -> None:
+        del self._sagas[saga.request.request_id]
+
+    def abort(self, request_id: str) -> None:
+        if request_id not in self._sagas:
+            raise NotFoundError(f"no request {request_id!r} is in flight here")
+        self._sagas[request_id].abort()
+
+    async def drain(self) -> None:
+        self.is_draining = True
+
+
+class InferenceService(pb_grpc.InferenceServicer):
+    """Text in, tokens out."""
+
+    def __init__(
+        self, card: ModelCard, intake: Intake, fleet: Fleet, requests: Requests, timeout: float
+    ) -> None:
+        self._card = card
+        self._intake = intake
+        self._fleet = fleet
+        self._requests = requests
+        self._timeout = timeout
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: Any
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        arrived = time.monotonic()
+        deadline = Deadline.of(context, self._timeout)
+        if self._requests.is_draining:
+            raise UnavailableError("the router is draining; another one will serve this")
+        good = await self._intake.read(request, self._fleet.max_model_len)
+        saga = Saga(good, self._fleet, self._card, deadline, arrived)
+        self._requests.add(saga)
+        try:
+            with request_logged_as(good.request_id):
+                async for response in saga.run():
+                    yield response
+        finally:
+            self._requests.remove(saga)
+
+    async def Tokenize(
+        self, request: pb.TokenizeRequest, _context: Any
+    ) -> pb.TokenizeResponse:
+        token_ids, text = await self._intake.tokenize(request)
+        return pb.TokenizeResponse(token_ids=token_ids, text=text)
+
+    async def GetModel(
+        self, _request: pb.GetModelRequest, _context: Any
+    ) -> pb.GetModelResponse:
+        card = self._card
+        fingerprints = {m.record.fingerprint for m in self._fleet.members if m.is_serving}
+        return pb.GetModelResponse(
+            name=card.name,
+            architecture=card.architecture,
+            vocab_size=card.vocab_size,
+            max_model_len=min(card.max_model_len, self._fleet.max_model_len),
+            eos_token_ids=sorted(card.eos_token_ids),
+            has_chat_template=card.chat_template is not None,
+            fingerprint=min(fingerprints).hex() if fingerprints else "",
+        )
+
+
+class RouterAdmin(admin_pb2_grpc.AdminServicer):
+    """Looks after the router, and through it after the cluster."""
+
+    def __init__(self, fleet: Fleet, requests: Requests) -> None:
+        self._fleet = fleet
+        self._requests = requests
+
+    async def ListWorkers(
+        self, _request: admin_pb2.ListWorkersRequest, _context: Any
+    ) -> admin_pb2.ListWorkersResponse:
+        return admin_pb2.ListWorkersResponse(workers=[self._info(m) for m in self._fleet.members])
+
+    async def GetLoad(
+        self, _request: admin_pb2.GetLoadRequest, _context: Any
+    ) -> admin_pb2.GetLoadResponse:
+        draining = self._requests.is_draining
+        return admin_pb2.GetLoadResponse(
+            state=admin_pb2.WORKER_STATE_DRAINING if draining else admin_pb2.WORKER_STATE_READY,
+            progress=1.0,
+            num_running=len(self._requests),
+        )
+
+    async def Drain(
+        self, _request: admin_pb2.DrainRequest, _context: Any
+    ) -> admin_pb2.DrainResponse:
+        await self._requests.drain()
+        return admin_pb2.DrainResponse(num_requests=len(self._requests))
+
+    async def FlushCache(
+        self, request: admin_pb2.FlushCacheRequest, _context: Any
+    ) -> admin_pb2.FlushCacheResponse:
+        counts = await asyncio.gather(
+            *(self._flush(m, request) for m in self._fleet.members if m.is_serving)
+        )
+        return admin_pb2.FlushCacheResponse(num_blocks=sum(counts))
+
+    async def Abort(
+        self, request: admin_pb2.AbortRequest, _context: Any
+    ) -> admin_pb2.AbortResponse:
+        self._requests.abort(request.request_id)
+        return admin_pb2.AbortResponse()
+
+    async def _flush(self, member: Member, request: admin_pb2.FlushCacheRequest) -> int:
+        stub = admin_pb2_grpc.AdminStub(self._fleet.channel(member))
+        try:
+            response = await stub.FlushCache(request, timeout=_FLUSH_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            logger.warning("%s did not flush its cache: %s", member.record.id, error.details())
+            return 0
+        return int(response.num_blocks)
+
+    def _info(self, member: Member) -> admin_pb2.WorkerInfo:
+        record = member.record
+        return admin_pb2.WorkerInfo(
+            id=record.id,
+            role=role_to_message(record.role),
+            endpoint=record.endpoint,
+            epoch=record.epoch,
+            state=_state(member),
+            num_requests=member.num_sequences,
+            num_indexed_blocks=self._fleet.index.num_blocks(record.id),
+        )
+
+
+def _state(member: Member) -> admin_pb2.WorkerState:
+    if member.record.draining:
+        return admin_pb2.WORKER_STATE_DRAINING
+    if member.is_serving:
+        return admin_pb2.WORKER_STATE_READY
+    if member.was_reached:
+        return admin_pb2.WORKER_STATE_UNREACHABLE
+    return admin_pb2.WORKER_STATE_STARTING

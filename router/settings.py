@@ -1,0 +1,27 @@
+"""What the router can be told: flags = environment = YAML."""
+
+from pydantic import Field
+
+from baton.models import DEFAULT_MODEL, locate
+from baton.serving.settings import ServingSettings
+
+
+class RouterSettings(ServingSettings):
+    """Settings of a router."""
+
+    port: int = Field(50051, ge=0, le=65535, description="Port to listen on; 0 takes any free one.")
+    model: str = Field(
+        DEFAULT_MODEL,
+        description="Checkpoint whose tokenizer and configuration are used: a folder, a hub id, or "
+        "'tiny', which ships with Baton.",
+    )
+    default_timeout_s: float = Field(
+        600.0, gt=0, description="Seconds a request may take when its client sets no deadline."
+    )
+    max_prompt_bytes: int = Field(
+        2**20, ge=1, description="Largest prompt text in bytes, before it is tokenized."
+    )
+
+    @property
+    def model_path(self) -> str:
+        return locate(self.model)

@@ -1,0 +1,187 @@
+"""Messages of `baton.v1` to the router's data and back."""
+
+import secrets
+from dataclasses import dataclass, field
+
+from google.protobuf.duration_pb2 import Duration
+
+from baton.params_wire import to_proto
+from baton.v1 import decode_pb2, kv_transfer_pb2, prefill_pb2
+from baton.v1 import inference_pb2 as pb
+from router.assembly import Token
+from router.fleet import Member
+from router.intake import Request
+from router.placement import Placement
+
+_ROLES = {"prefill": pb.WORKER_ROLE_PREFILL, "decode": pb.WORKER_ROLE_DECODE}
+
+
+@dataclass(slots=True)
+class Timings:
+    """Moments of one request, in seconds of one monotonic clock; None: did not happen."""
+
+    arrived: float
+    admitted: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+    prefill_queue_s: float | None = None
+    exposed_transfer_s: float | None = None
+
+
+@dataclass(slots=True)
+class Account:
+    """What one request used and took."""
+
+    timings: Timings
+    num_prompt_tokens: int
+    num_output_tokens: int = 0
+    num_cached_prompt_tokens: int = 0
+    kv_ready: decode_pb2.KvReady = field(default_factory=decode_pb2.KvReady)
+
+
+def new_lease_id() -> bytes:
+    return secrets.token_bytes(16)
+
+
+def role_to_message(role: str) -> pb.WorkerRole:
+    return _ROLES[role]
+
+
+def handle(
+    prefill: Member, lease_id: bytes, request: Request, block_hashes: list[bytes]
+) -> kv_transfer_pb2.KvHandle:
+    """What lets the decode worker claim the lease of this request."""
+    return kv_transfer_pb2.KvHandle(
+        version=1,
+        source_worker=prefill.record.id,
+        source_endpoint=prefill.record.kv_endpoint,
+        source_epoch=prefill.record.epoch,
+        lease_id=lease_id,
+        fingerprint=prefill.record.fingerprint,
+        layout=prefill.layout,
+        num_tokens=len(request.token_ids),
+        block_hashes=b"".join(block_hashes),
+        integrity=kv_transfer_pb2.INTEGRITY_XXH3_64,
+    )
+
+
+def decode_request(
+    request: Request, kv_handle: kv_transfer_pb2.KvHandle
+) -> decode_pb2.DecodeGenerateRequest:
+    return decode_pb2.DecodeGenerateRequest(
+        request_id=request.request_id,
+        token_ids=request.token_ids,
+        num_prompt_tokens=len(request.token_ids),
+        sampling=to_proto(request.params),
+        handle=kv_handle,
+    )
+
+
+def prefill_request(
+    request: Request, lease_id: bytes, decode_worker: str
+) -> prefill_pb2.PrefillRequest:
+    return prefill_pb2.PrefillRequest(
+        request_id=request.request_id,
+        lease_id=lease_id,
+        token_ids=request.token_ids,
+        num_prompt_tokens=len(request.token_ids),
+        sampling=to_proto(request.params),
+        decode_worker=decode_worker,
+    )
+
+
+def first_tokens(result: prefill_pb2.PrefillResult) -> list[Token]:
+    return [
+        Token(t.position, t.token_id, t.logprob if t.HasField("logprob") else None)
+        for t in result.first_tokens
+    ]
+
+
+def decoded_tokens(message: decode_pb2.DecodeTokens) -> list[Token]:
+    logprobs: list[float | None] = list(message.logprobs) or [None] * len(message.token_ids)
+    return [
+        Token(message.position + i, token_id, logprob)
+        for i, (token_id, logprob) in enumerate(zip(message.token_ids, logprobs, strict=True))
+    ]
+
+
+def accepted(request: Request, placement: Placement) -> pb.GenerateResponse:
+    candidates = [
+        pb.PlacementCandidate(
+            worker=s.candidate.worker,
+            role=_ROLES[s.candidate.role],
+            terms=s.terms,
+            excluded=s.candidate.excluded,
+        )
+        for s in placement.scored
+    ]
+    return pb.GenerateResponse(
+        accepted=pb.Accepted(
+            request_id=request.request_id,
+            num_prompt_tokens=len(request.token_ids),
+            placement=pb.Placement(
+                prefill_worker=placement.prefill,
+                decode_worker=placement.decode,
+                candidates=candidates,
+            ),
+        )
+    )
+
+
+def chunk(tokens: list[Token], text: str) -> pb.GenerateResponse:
+    """Some tokens with the text that is ready; the text alone when there are none."""
+    return pb.GenerateResponse(
+        tokens=pb.TokenChunk(
+            sequence_index=0,
+            position=tokens[0].position if tokens else 0,
+            token_ids=[t.token_id for t in tokens],
+            text=text,
+            logprobs=[t.logprob for t in tokens if t.logprob is not None],
+        )
+    )
+
+
+def finished(account: Account, reason: pb.FinishReason, stop: str | None) -> pb.GenerateResponse:
+    ready = account.kv_ready
+    return pb.GenerateResponse(
+        finished=pb.Finished(
+            sequence_index=0,
+            reason=reason,
+            stop_string=stop or "",
+            usage=pb.Usage(
+                num_prompt_tokens=account.num_prompt_tokens,
+                num_output_tokens=account.num_output_tokens,
+                num_cached_prompt_tokens=account.num_cached_prompt_tokens,
+                num_transferred_blocks=ready.num_transferred_blocks,
+                num_transferred_bytes=ready.num_transferred_bytes,
+                num_reused_decode_blocks=ready.num_reused_blocks,
+            ),
+            timings=_timings(account.timings),
+        )
+    )
+
+
+def seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos * 1e-9
+
+
+def _timings(timings: Timings) -> pb.Timings:
+    def since(moment: float | None) -> Duration | None:
+        return None if moment is None else _duration(moment - timings.arrived)
+
+    def lasting(length: float | None) -> Duration | None:
+        return None if length is None else _duration(length)
+
+    return pb.Timings(
+        admission=since(timings.admitted),
+        prefill_queue=lasting(timings.prefill_queue_s),
+        time_to_first_token=since(timings.first_token),
+        exposed_transfer=lasting(timings.exposed_transfer_s),
+        total=since(timings.finished),
+    )
+
+
+def _duration(length: float) -> Duration:
+    duration = Duration()
+    duration.FromNanoseconds(int(length * 1e9))
+    return duration

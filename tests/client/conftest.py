@@ -1,0 +1,16 @@
+from collections.abc import Iterator
+
+import pytest
+
+from .fake_router import FakeRouter, running
+
+
+@pytest.fixture
+def router() -> FakeRouter:
+    return FakeRouter()
+
+
+@pytest.fixture
+def address(router: FakeRouter) -> Iterator[str]:
+    with running(router) as address:
+        yield address

@@ -1,0 +1,117 @@
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from baton import AsyncClient, errors
+
+from .fake_router import ANSWER, accepted
+
+
+@pytest_asyncio.fixture
+async def client(address: str) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(address, timeout=10.0) as client:
+        yield client
+
+
+async def ended(router) -> bool:
+    return await asyncio.to_thread(router.ended.wait, 1.0)
+
+
+async def test_chunks_come_as_the_router_sends_them(client):
+    generation = client.generate("Hi")
+    assert generation.accepted is None
+    assert [chunk.text async for chunk in generation] == ["Hel", "lo"]
+    assert generation.accepted.request_id == "r-1"
+    assert generation.finished.stop_string == "\n"
+
+
+async def test_text_and_tokens_are_the_whole_answer_even_after_some_was_read(client):
+    generation = client.generate([1, 2])
+    await anext(generation)
+    assert await generation.text() == "Hello"
+    assert await generation.token_ids() == [5, 6, 7]
+
+
+async def test_the_placement_can_be_waited_for(client, router):
+    router.script = [accepted(), None]
+    async with client.generate("Hi") as generation:
+        assert (await generation.wait_accepted()).placement.decode_worker == "d0"
+    assert await ended(router)
+
+
+async def test_leaving_early_ends_the_request_on_the_router(client, router):
+    router.script = [*ANSWER[:2], None]
+    async with client.generate("Hi") as generation:
+        async for _ in generation:
+            break
+    assert await ended(router)
+
+
+async def test_reading_on_after_a_cancel_says_cancelled(client, router):
+    router.script = [*ANSWER[:2], None]
+    generation = client.generate("Hi")
+    await anext(generation)
+    generation.cancel()
+    for _ in range(2):
+        with pytest.raises(errors.CancelledError):
+            await anext(generation)
+
+
+async def test_cancelling_the_reading_task_ends_the_request_and_stays_a_cancellation(
+    client, router
+):
+    router.script = [*ANSWER[:2], None]
+    task = asyncio.create_task(client.generate("Hi").text())
+    await asyncio.sleep(0.1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await ended(router)
+
+
+async def test_a_reader_s_own_time_limit_is_a_timeout(client, router):
+    router.script = [accepted(), None]
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await client.generate("Hi").text()
+    assert await ended(router)
+
+
+async def test_closing_the_client_cancels_what_runs(client, router):
+    router.script = [*ANSWER[:2], None]
+    generation = client.generate("Hi")
+    await anext(generation)
+    await client.close()
+    with pytest.raises(errors.CancelledError):
+        await generation.text()
+
+
+async def test_an_error_in_the_middle_keeps_its_type_and_is_raised_again(client, router):
+    router.script = [*ANSWER[:2], errors.OverloadedError("full", retry_after=2.0)]
+    generation = client.generate("Hi")
+    assert (await anext(generation)).text == "Hel"
+    for _ in range(2):
+        with pytest.raises(errors.OverloadedError) as caught:
+            await generation.text()
+        assert caught.value.retry_after == 2.0
+
+
+async def test_a_request_out_of_time_says_so(client, router):
+    router.script = [accepted(), None]
+    with pytest.raises(errors.DeadlineExceededError):
+        await client.generate("Hi", timeout=0.2).text()
+
+
+async def test_many_generations_share_one_client(client):
+    texts = await asyncio.gather(*(client.generate("Hi").text() for _ in range(16)))
+    assert texts == ["Hello"] * 16
+
+
+async def test_the_other_calls_answer_in_plain_values(client):
+    assert (await client.tokenize("Hi")).text == "Hi"
+    assert (await client.get_model()).name == "tiny"
+    assert [worker.id for worker in await client.list_workers()] == ["d0"]
+    with pytest.raises(errors.NotFoundError):
+        await client.abort("other")

@@ -1,0 +1,220 @@
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from baton import Client, SamplingParams, errors
+from baton.client import FinishReason, Message
+
+from .fake_router import ANSWER, FakeRouter, accepted, finished, running, tokens
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[Client]:
+    with Client(address, timeout=10.0) as client:
+        yield client
+
+
+def test_chunks_come_as_the_router_sends_them(client):
+    chunks = list(client.generate("Hi"))
+    assert [chunk.text for chunk in chunks] == ["Hel", "lo"]
+    assert [chunk.token_ids for chunk in chunks] == [(5, 6), (7,)]
+    assert [chunk.position for chunk in chunks] == [0, 2]
+    assert chunks[0].logprobs == (-0.5, -0.5)
+
+
+def test_text_and_tokens_are_the_whole_answer_even_after_some_was_read(client):
+    generation = client.generate("Hi")
+    next(generation)
+    assert generation.text() == "Hello"
+    assert generation.token_ids() == [5, 6, 7]
+
+
+def test_the_placement_is_known_before_the_first_chunk_is_read(client, router):
+    router.script = [accepted(), None]
+    with client.generate("Hi") as generation:
+        assert generation.accepted.request_id == "r-1"
+        assert generation.accepted.num_prompt_tokens == 3
+        assert generation.accepted.placement.prefill_worker == "p0"
+        candidate = generation.accepted.placement.candidates[0]
+        assert (candidate.worker, candidate.role, candidate.terms) == ("d0", "decode", {"queue": 3})
+        assert generation.finished is None
+
+
+def test_asking_for_the_placement_loses_no_chunk(client):
+    generation = client.generate("Hi")
+    assert generation.accepted.request_id == "r-1"
+    assert [chunk.text for chunk in generation] == ["Hel", "lo"]
+
+
+def test_the_end_says_why_and_what_it_took(client):
+    generation = client.generate("Hi")
+    generation.text()
+    assert generation.finished.reason is FinishReason.STOP_STRING
+    assert generation.finished.stop_string == "\n"
+    assert generation.finished.usage.num_transferred_bytes == 4096
+    assert generation.finished.timings.admission == 0.0025
+    assert generation.finished.timings.total == 1.0
+    assert generation.finished.timings.exposed_transfer is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "kind"),
+    [
+        ("Hi", "text"),
+        ([1, 2, 3], "token_ids"),
+        ((1, 2), "token_ids"),
+        ([Message("user", "Hi")], "chat"),
+        ([{"role": "user", "content": "Hi"}], "chat"),
+    ],
+)
+def test_a_prompt_is_text_or_tokens_or_a_conversation(client, router, prompt, kind):
+    client.generate(prompt).text()
+    assert router.requests[0].WhichOneof("input") == kind
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field"),
+    [
+        ([], "input"),
+        ([1, -2], "token_ids.ids[1]"),
+        ([1, 2**32], "token_ids.ids[1]"),
+        ([1, "two"], "token_ids.ids[1]"),
+        ([{"role": "user"}], "chat.messages[0]"),
+        ([{"role": "user", "content": "Hi"}, 3], "chat.messages[1]"),
+        ([{"role": "user", "content": None}], "chat.messages[0]"),
+    ],
+)
+def test_a_prompt_that_cannot_be_sent_names_the_place(client, prompt, field):
+    with pytest.raises(errors.InvalidArgumentError) as caught:
+        client.generate(prompt)
+    assert caught.value.field == field
+
+
+def test_everything_asked_for_is_sent(client, router):
+    params = SamplingParams(max_tokens=4, temperature=0.5, stop=("x",), seed=2**63)
+    client.generate("Hi", params, model="tiny", request_id="mine").text()
+    client.generate("Hi").text()
+    asked, plain = router.requests
+    assert (asked.model, asked.request_id) == ("tiny", "mine")
+    assert (asked.sampling.max_tokens, asked.sampling.temperature) == (4, 0.5)
+    assert (asked.sampling.seed, list(asked.sampling.stop)) == (2**63, ["x"])
+    assert asked.sampling.HasField("top_p")
+    assert not plain.HasField("sampling")
+
+
+def test_the_time_limit_is_the_call_s_own_or_the_client_s(client, router):
+    client.generate("Hi", timeout=3.0).text()
+    client.generate("Hi").text()
+    # gRPC rounds what it sends up by a percent or so.
+    assert router.remaining == [pytest.approx(3.0, abs=0.5), pytest.approx(10.0, abs=0.5)]
+
+
+def test_an_error_in_the_middle_keeps_its_type_and_details(client, router):
+    router.script = [*ANSWER[:2], errors.OverloadedError("full", retry_after=2.0)]
+    generation = client.generate("Hi")
+    assert next(generation).text == "Hel"
+    with pytest.raises(errors.OverloadedError, match="full") as caught:
+        next(generation)
+    assert caught.value.retry_after == 2.0
+    with pytest.raises(errors.OverloadedError):
+        generation.text()
+
+
+def test_a_refused_request_raises_when_its_placement_is_asked_for(client, router):
+    router.script = [errors.InvalidArgumentError("sampling.top_p", "is 2")]
+    with pytest.raises(errors.InvalidArgumentError) as caught:
+        _ = client.generate("Hi").accepted
+    assert caught.value.field == "sampling.top_p"
+
+
+def test_a_bug_in_the_router_does_not_leak_its_text(client, router):
+    router.script = [ValueError("secret")]
+    with pytest.raises(errors.InternalError) as caught:
+        client.generate("Hi").text()
+    assert "secret" not in str(caught.value)
+
+
+def test_a_request_out_of_time_says_so(client, router):
+    router.script = [accepted(), None]
+    with pytest.raises(errors.DeadlineExceededError):
+        client.generate("Hi", timeout=0.2).text()
+
+
+@pytest.mark.parametrize("script", [[], [accepted()], [tokens(0, [1], "x"), finished()]])
+def test_a_stream_that_breaks_its_contract_is_an_error(client, router, script):
+    router.script = script
+    with pytest.raises(errors.InternalError):
+        client.generate("Hi").text()
+
+
+def test_leaving_early_ends_the_request_on_the_router(client, router):
+    router.script = [*ANSWER[:2], None]
+    with client.generate("Hi") as generation:
+        next(generation)
+    assert router.ended.wait(1.0)
+
+
+def test_reading_on_after_a_cancel_says_cancelled(client, router):
+    router.script = [*ANSWER[:2], None]
+    generation = client.generate("Hi")
+    next(generation)
+    generation.cancel()
+    with pytest.raises(errors.CancelledError):
+        next(generation)
+    assert router.ended.wait(1.0)
+
+
+def test_cancelling_from_another_thread_wakes_the_reader(client, router):
+    router.script = [accepted(), None]
+    generation = client.generate("Hi")
+    timer = threading.Timer(0.1, generation.cancel)
+    timer.start()
+    with pytest.raises(errors.CancelledError):
+        generation.text()
+    timer.join()
+
+
+def test_cancelling_what_is_over_does_no_harm(client):
+    with client.generate("Hi") as generation:
+        assert generation.text() == "Hello"
+    generation.cancel()
+    assert generation.text() == "Hello"
+
+
+def test_the_other_calls_answer_in_plain_values(client):
+    assert client.tokenize("Hi").token_ids == (1, 2)
+    assert client.tokenize([Message("user", "Hi")]).text == "rendered"
+    model = client.get_model()
+    assert (model.name, model.max_model_len, model.eos_token_ids) == ("tiny", 64, (0,))
+    worker = client.list_workers()[0]
+    assert (worker.id, worker.role, worker.state, worker.epoch) == ("d0", "decode", "ready", 7)
+    client.abort("r-1")
+    with pytest.raises(errors.NotFoundError, match="no request other"):
+        client.abort("other")
+
+
+def test_a_server_that_is_not_there_is_unavailable_at_once():
+    with (
+        Client(f"127.0.0.1:{free_port()}", timeout=10.0) as client,
+        pytest.raises(errors.UnavailableError),
+    ):
+        client.get_model()
+
+
+def test_a_server_that_is_starting_is_waited_for_when_asked():
+    port = free_port()
+    name: list[str] = []
+    with Client(f"127.0.0.1:{port}", timeout=10.0, wait_for_ready=True) as client:
+        asking = threading.Thread(target=lambda: name.append(client.get_model().name))
+        asking.start()
+        asking.join(0.2)
+        with running(FakeRouter(), port):
+            asking.join(10.0)
+    assert name == ["tiny"]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]

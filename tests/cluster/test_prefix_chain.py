@@ -1,0 +1,102 @@
+import hashlib
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.cluster.prefix import PrefixNamespace, extend_chain, hash_block, hash_chain
+
+NAMESPACE = PrefixNamespace(b"model", b"tokenizer", "float32", 4)
+TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
+
+
+def plain_root(namespace: PrefixNamespace, salt: bytes) -> bytes:
+    data = b"baton.prefix" + struct.pack("<II", 1, namespace.block_size)
+    for field in (namespace.model, namespace.tokenizer, namespace.kv_dtype.encode(), salt):
+        data += struct.pack("<I", len(field)) + field
+    return hashlib.sha256(data).digest()[:16]
+
+
+def plain_block(parent: bytes, tokens: list[int], extras: bytes = b"") -> bytes:
+    data = parent + b"".join(struct.pack("<I", token) for token in tokens)
+    if extras:
+        data += struct.pack("<I", len(extras)) + extras
+    return hashlib.sha256(data).digest()[:16]
+
+
+@pytest.mark.parametrize(
+    ("salt", "golden"),
+    [
+        (b"", "35db3baeaebf24189b6f93f6de78fcd9"),
+        (b"tenant", "7bd7c4e21b2246c9809eadac7620e21f"),
+    ],
+)
+def test_the_root_is_the_same_on_every_machine(salt: bytes, golden: str) -> None:
+    assert NAMESPACE.root(salt).hex() == golden
+    assert plain_root(NAMESPACE, salt).hex() == golden
+
+
+def test_the_chain_is_the_same_on_every_machine() -> None:
+    tokens = [0, 1, 2, 3, 255, 256, 65536, 2**32 - 1, 7, 7]
+    golden = ["434c97ed517b0f35870b300f0c17417d", "5573943dc3e55f556f9ccfe1cde5dc7b"]
+    assert [block.hex() for block in hash_chain(NAMESPACE.root(), tokens, 4)] == golden
+    first = plain_block(plain_root(NAMESPACE, b""), tokens[:4])
+    assert [first.hex(), plain_block(first, tokens[4:8]).hex()] == golden
+
+
+def test_a_block_with_extras_is_the_same_on_every_machine() -> None:
+    golden = "09c091a280cba3f7273915f84baa1fd2"
+    assert hash_block(NAMESPACE.root(), [1, 2, 3, 4], b"adapter-7").hex() == golden
+    assert plain_block(plain_root(NAMESPACE, b""), [1, 2, 3, 4], b"adapter-7").hex() == golden
+
+
+@given(TOKENS, st.integers(1, 8), st.integers(0, 40))
+def test_extending_block_by_block_agrees_with_hashing_each_block(
+    tokens: list[int], block_size: int, cut: int
+) -> None:
+    parent = NAMESPACE.root()
+    expected = []
+    for start in range(0, len(tokens) - block_size + 1, block_size):
+        parent = hash_block(parent, tokens[start : start + block_size])
+        expected.append(parent)
+    hashes: list[bytes] = []
+    extend_chain(hashes, NAMESPACE.root(), tokens[:cut], block_size)
+    extend_chain(hashes, NAMESPACE.root(), tokens, block_size)
+    assert hashes == expected == hash_chain(NAMESPACE.root(), tokens, block_size)
+
+
+@given(st.binary(max_size=8), st.binary(max_size=8), st.lists(st.integers(0, 9), min_size=4))
+def test_unequal_salts_never_meet(salt: bytes, other: bytes, tokens: list[int]) -> None:
+    one = hash_chain(NAMESPACE.root(salt), tokens, 4)
+    two = hash_chain(NAMESPACE.root(other), tokens, 4)
+    assert (one == two) if salt == other else not set(one) & set(two)
+
+
+@given(TOKENS, TOKENS, st.binary(max_size=4), st.binary(max_size=4))
+def test_only_equal_blocks_have_equal_hashes(
+    tokens: list[int], others: list[int], extras: bytes, other_extras: bytes
+) -> None:
+    root = NAMESPACE.root()
+    tokens, others = (tokens + [0] * 4)[:4], (others + [0] * 4)[:4]
+    equal = hash_block(root, tokens, extras) == hash_block(root, others, other_extras)
+    assert equal == ((tokens, extras) == (others, other_extras))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        PrefixNamespace(b"other", b"tokenizer", "float32", 4),
+        PrefixNamespace(b"model", b"other", "float32", 4),
+        PrefixNamespace(b"model", b"tokenizer", "bfloat16", 4),
+        PrefixNamespace(b"model", b"tokenizer", "float32", 8),
+        PrefixNamespace(b"modelt", b"okenizer", "float32", 4),
+    ],
+)
+def test_every_part_of_the_namespace_counts(other: PrefixNamespace) -> None:
+    assert other.root() != NAMESPACE.root()
+
+
+def test_a_token_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(OverflowError):
+        hash_block(NAMESPACE.root(), [2**32])

@@ -1,0 +1,247 @@
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import pytest
+from redis.asyncio import Redis
+
+from baton.cluster.prefix import PrefixNamespace
+from baton.cluster.redis import EmbeddedRedis, transact
+from baton.cluster.registry import (
+    WORKERS_KEY,
+    Registration,
+    WorkerRecord,
+    new_epoch,
+    record_key,
+)
+from baton.cluster.watcher import RegistryWatcher
+
+Eventually = Callable[..., Awaitable[None]]
+
+RECORD = WorkerRecord(
+    id="prefill-0",
+    role="prefill",
+    endpoint="127.0.0.1:7001",
+    kv_endpoint="127.0.0.1:7002",
+    epoch=5,
+    model="tiny",
+    fingerprint=b"\x00\xff",
+    layout=b"\x08\x01",
+    tokenizer_hash=b"\xfe",
+    kv_dtype="float32",
+    block_size=16,
+    max_model_len=512,
+    num_blocks=64,
+)
+
+
+class Cluster:
+    """Registrations and a watcher, all fast, that stop when the test ends."""
+
+    def __init__(self, redis: Redis, stack: AsyncExitStack) -> None:
+        self.redis = redis
+        self.stack = stack
+        self.changes: list[tuple[str, WorkerRecord | None]] = []
+
+    def register(
+        self, record: WorkerRecord, interval: float = 0.05, ttl: float = 1.0
+    ) -> Registration:
+        registration = Registration(self.redis, record, interval=interval, ttl=ttl)
+        registration.start()
+        self.stack.push_async_callback(registration.stop)
+        return registration
+
+    def watch(self, grace: float = 10.0) -> RegistryWatcher:
+        watcher = RegistryWatcher(
+            self.redis, lambda *change: self.changes.append(change), interval=0.03, grace=grace
+        )
+        watcher.start()
+        self.stack.push_async_callback(watcher.stop)
+        return watcher
+
+    async def write(self, record: WorkerRecord) -> None:
+        """What a worker writes once, without a heartbeat."""
+        fields = [part for pair in record.to_fields().items() for part in pair]
+        await transact(
+            self.redis,
+            ("HSET", record_key(record.id), *fields),
+            ("SADD", WORKERS_KEY, record.id),
+        )
+
+
+@pytest.fixture
+async def cluster(redis: Redis) -> AsyncIterator[Cluster]:
+    async with AsyncExitStack() as stack:
+        yield Cluster(redis, stack)
+
+
+def test_a_record_survives_the_way_through_redis_fields() -> None:
+    fields = {
+        name.encode(): value if isinstance(value, bytes) else str(value).encode()
+        for name, value in replace(RECORD, draining=True).to_fields().items()
+    }
+    assert WorkerRecord.from_fields(fields | {b"unknown": b"?"}) == replace(RECORD, draining=True)
+
+
+@pytest.mark.parametrize("change", [{b"role": b"both"}, {b"epoch": b"x"}, {b"model": b"\xff"}])
+def test_a_malformed_record_is_a_value_error(change: dict[bytes, bytes]) -> None:
+    fields = {name.encode(): b"1" for name in RECORD.to_fields()} | {b"role": b"decode"}
+    with pytest.raises(ValueError):
+        WorkerRecord.from_fields(fields | change)
+
+
+def test_a_record_without_a_field_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="missing"):
+        WorkerRecord.from_fields({b"id": b"a"})
+
+
+def test_a_record_says_where_its_chain_hashes_start() -> None:
+    assert RECORD.namespace == PrefixNamespace(b"\x00\xff", b"\xfe", "float32", 16)
+
+
+def test_epochs_grow_with_the_clock() -> None:
+    first = new_epoch()
+    assert first > 1_700_000_000_000
+    assert new_epoch() >= first
+
+
+async def test_a_worker_joins_changes_and_leaves(cluster: Cluster, eventually: Eventually) -> None:
+    watcher = cluster.watch()
+    assert watcher.stale
+    registration = cluster.register(RECORD)
+    await eventually(lambda: dict(watcher.records) == {RECORD.id: RECORD})
+    assert not watcher.stale
+    draining = replace(RECORD, draining=True)
+    registration.update(draining)
+    await eventually(lambda: watcher.records[RECORD.id] == draining)
+    await registration.stop()
+    await eventually(lambda: not watcher.records, within=2.0)
+    assert cluster.changes == [(RECORD.id, RECORD), (RECORD.id, draining), (RECORD.id, None)]
+
+
+async def test_a_record_that_is_not_renewed_expires_and_its_id_is_pruned(
+    cluster: Cluster, eventually: Eventually
+) -> None:
+    registration = cluster.register(RECORD, ttl=0.3)
+    watcher = cluster.watch(grace=0.5)
+    await eventually(lambda: RECORD.id in watcher.records)
+    await registration._loop.stop()
+    await eventually(lambda: not watcher.records)
+    await eventually(lambda: not watcher._listed)
+    assert await transact(cluster.redis, ("SMEMBERS", WORKERS_KEY)) == [set()]
+
+
+async def test_stopping_leaves_the_record_of_a_successor_alone(
+    cluster: Cluster, eventually: Eventually
+) -> None:
+    watcher = cluster.watch()
+    old = cluster.register(RECORD)
+    await eventually(lambda: RECORD.id in watcher.records)
+    await old._loop.stop()
+    successor = replace(RECORD, epoch=6)
+    cluster.register(successor)
+    await eventually(lambda: watcher.records[RECORD.id] == successor)
+    await old.stop()
+    assert await transact(cluster.redis, ("EXISTS", record_key(RECORD.id))) == [1]
+
+
+async def test_flushing_redis_loses_no_worker(cluster: Cluster, eventually: Eventually) -> None:
+    watcher = cluster.watch()
+    cluster.register(RECORD, interval=0.3)
+    await eventually(lambda: RECORD.id in watcher.records)
+    for _ in range(3):
+        await transact(cluster.redis, ("FLUSHALL",))
+        await eventually(lambda: not watcher._listed)
+        await eventually(lambda: watcher._listed == {RECORD.id})
+    assert cluster.changes == [(RECORD.id, RECORD)]
+
+
+async def test_a_worker_that_stays_away_after_a_flush_leaves_after_the_grace(
+    cluster: Cluster, eventually: Eventually
+) -> None:
+    watcher = cluster.watch(grace=0.4)
+    await cluster.write(RECORD)
+    await eventually(lambda: RECORD.id in watcher.records)
+    await transact(cluster.redis, ("FLUSHALL",))
+    await eventually(lambda: not watcher._listed)
+    assert RECORD.id in watcher.records
+    await eventually(lambda: not watcher.records)
+
+
+async def test_everything_refills_when_redis_is_killed_and_another_one_started(
+    cluster: Cluster,
+    server: EmbeddedRedis,
+    eventually: Eventually,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watcher = cluster.watch()
+    cluster.register(RECORD)
+    await eventually(lambda: RECORD.id in watcher.records)
+    os.kill(server.pid, signal.SIGKILL)
+    await eventually(lambda: watcher.stale)
+    await eventually(lambda: "registration of prefill-0: going on without" in caplog.text)
+    assert dict(watcher.records) == {RECORD.id: RECORD}
+    with EmbeddedRedis(server.port):
+        await eventually(lambda: not watcher.stale)
+        await eventually(lambda: watcher._listed == {RECORD.id})
+        await cluster.stack.aclose()
+    assert cluster.changes == [(RECORD.id, RECORD)]
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 4, "one when trouble starts and one when it ends, for either loop"
+    assert not any(record.exc_info for record in warnings)
+
+
+async def test_a_redis_that_hangs_makes_the_watcher_stale_and_nothing_else(
+    cluster: Cluster, server: EmbeddedRedis, eventually: Eventually
+) -> None:
+    watcher = cluster.watch()
+    cluster.register(RECORD, ttl=10.0)
+    await eventually(lambda: RECORD.id in watcher.records)
+    os.kill(server.pid, signal.SIGSTOP)
+    await eventually(lambda: watcher.stale)
+    os.kill(server.pid, signal.SIGCONT)
+    await eventually(lambda: not watcher.stale)
+    assert cluster.changes == [(RECORD.id, RECORD)]
+
+
+async def test_an_older_epoch_is_ignored_until_the_newer_one_is_given_up(
+    cluster: Cluster, eventually: Eventually
+) -> None:
+    watcher = cluster.watch(grace=0.4)
+    await cluster.write(RECORD)
+    await eventually(lambda: RECORD.id in watcher.records)
+    older = replace(RECORD, epoch=4)
+    await cluster.write(older)
+    await eventually(lambda: len(cluster.changes) == 3)
+    assert cluster.changes == [(RECORD.id, RECORD), (RECORD.id, None), (RECORD.id, older)]
+
+
+async def test_a_malformed_record_is_ignored_and_named_once(
+    cluster: Cluster, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    await transact(cluster.redis, ("HSET", record_key("odd"), "role", "?"))
+    await transact(cluster.redis, ("SADD", WORKERS_KEY, "odd"))
+    watcher = cluster.watch()
+    cluster.register(RECORD)
+    await eventually(lambda: list(watcher.records) == [RECORD.id])
+    polls = watcher._seen[RECORD.id]
+    await eventually(lambda: watcher._seen[RECORD.id] > polls)
+    assert caplog.text.count("ignoring the record of worker 'odd'") == 1
+
+
+async def test_a_listener_that_fails_does_not_end_the_watching(
+    cluster: Cluster, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(worker: str, record: WorkerRecord | None) -> None:
+        raise RuntimeError("no")
+
+    watcher = RegistryWatcher(cluster.redis, fail, interval=0.03)
+    watcher.start()
+    cluster.stack.push_async_callback(watcher.stop)
+    cluster.register(RECORD)
+    cluster.register(replace(RECORD, id="decode-0", role="decode"))
+    await eventually(lambda: len(watcher.records) == 2)
+    assert "listener failed" in caplog.text

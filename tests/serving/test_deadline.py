@@ -1,0 +1,71 @@
+import asyncio
+
+import pytest
+
+from baton.errors import DeadlineExceededError
+from baton.serving.deadline import Deadline
+from baton.v1 import inference_pb2 as pb
+
+from .fakes import serving
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Call:
+    def __init__(self, remaining: float | None) -> None:
+        self._remaining = remaining
+
+    def time_remaining(self) -> float | None:
+        return self._remaining
+
+
+def test_it_is_the_call_s_own_limit_and_else_the_default():
+    clock = Clock()
+    assert Deadline.of(Call(3.0), default=60.0, clock=clock).remaining() == 3.0
+    assert Deadline.of(Call(None), default=60.0, clock=clock).remaining() == 60.0
+
+
+def test_time_runs_down_to_zero_and_no_further():
+    clock = Clock()
+    deadline = Deadline.after(2.0, clock)
+    clock.now += 1.5
+    assert (deadline.remaining(), deadline.expired) == (0.5, False)
+    clock.now += 1.5
+    assert (deadline.remaining(), deadline.expired) == (0.0, True)
+
+
+def test_the_next_hop_gets_what_is_left_less_the_margin():
+    assert Deadline.after(2.0, Clock()).forward(margin=0.5) == 1.5
+
+
+def test_the_next_hop_s_time_stays_positive_within_the_margin():
+    assert 0 < Deadline.after(0.01, Clock()).forward(margin=0.05) <= 0.01
+
+
+def test_nothing_is_forwarded_after_the_end():
+    deadline = Deadline.after(0.0, Clock())
+    with pytest.raises(DeadlineExceededError):
+        deadline.forward()
+    with pytest.raises(DeadlineExceededError):
+        deadline.check()
+
+
+async def test_it_reads_the_limit_of_a_real_call():
+    seen: asyncio.Queue[float] = asyncio.Queue()
+
+    async def get_model(request, context):
+        seen.put_nowait(Deadline.of(context, default=60.0).remaining())
+        return pb.GetModelResponse()
+
+    async with serving(get_model=get_model) as running:
+        await running.inference.GetModel(pb.GetModelRequest(), timeout=5.0)
+        await running.inference.GetModel(pb.GetModelRequest())
+    # gRPC rounds what it sends up by a percent or so.
+    assert await seen.get() == pytest.approx(5.0, abs=0.5)
+    assert await seen.get() == pytest.approx(60.0, abs=0.5)

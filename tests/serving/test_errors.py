@@ -1,0 +1,121 @@
+import asyncio
+
+import grpc
+import pytest
+from grpc_status import rpc_status
+
+from baton import errors
+from baton.rpc_errors import error_of
+from baton.serving.errors import MAX_MESSAGE_CHARS, UNEXPECTED, status_of
+
+ROUND_TRIPS = [
+    (errors.InvalidArgumentError("sampling.top_p", "is 2; must be in (0, 1]"), "INVALID_ARGUMENT"),
+    (errors.OverloadedError("the queue is full", retry_after=2.5), "RESOURCE_EXHAUSTED"),
+    (errors.UnavailableError("draining"), "UNAVAILABLE"),
+    (errors.FailedPreconditionError("layouts differ"), "FAILED_PRECONDITION"),
+    (errors.UnsupportedModelError("bloom never calls attention"), "FAILED_PRECONDITION"),
+    (errors.NotFoundError("lease gone"), "NOT_FOUND"),
+    (errors.AlreadyExistsError("lease is here"), "ALREADY_EXISTS"),
+    (errors.DeadlineExceededError("too late"), "DEADLINE_EXCEEDED"),
+    (errors.CancelledError("aborted"), "CANCELLED"),
+    (errors.DataLossError("checksum differs"), "DATA_LOSS"),
+    (errors.InternalError("a bug"), "INTERNAL"),
+]
+
+
+def received(error: BaseException) -> grpc.aio.AioRpcError:
+    """The error as the caller's gRPC raises it."""
+    status = rpc_status.to_status(status_of(error))
+    metadata = grpc.aio.Metadata(*status.trailing_metadata)
+    return grpc.aio.AioRpcError(status.code, grpc.aio.Metadata(), metadata, status.details)
+
+
+def foreign(code: grpc.StatusCode, details: str = "") -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+
+
+def test_every_class_of_the_hierarchy_has_a_round_trip():
+    assert {type(error) for error, _ in ROUND_TRIPS} == set(errors.BatonError.__subclasses__())
+
+
+@pytest.mark.parametrize(("error", "code"), ROUND_TRIPS, ids=lambda x: type(x).__name__)
+def test_an_error_comes_back_as_it_left(error, code):
+    rpc_error = received(error)
+    back = error_of(rpc_error)
+    assert rpc_error.code().name == code
+    assert type(back) is type(error)
+    assert str(back) == str(error)
+    assert vars(back) == vars(error)
+
+
+def test_a_subclass_counts_as_its_base():
+    class NoBlocksError(errors.OverloadedError):
+        pass
+
+    assert type(error_of(received(NoBlocksError("full", 3.0)))) is errors.OverloadedError
+
+
+def test_an_unexpected_exception_says_nothing_of_its_own():
+    status = status_of(KeyError("secret"))
+    assert status.code == grpc.StatusCode.INTERNAL.value[0]
+    assert status.message == UNEXPECTED
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (TimeoutError(), grpc.StatusCode.DEADLINE_EXCEEDED),
+        (asyncio.CancelledError(), grpc.StatusCode.CANCELLED),
+    ],
+)
+def test_the_errors_of_asyncio_have_their_own_codes(error, code):
+    status = status_of(error)
+    assert status.code == code.value[0]
+    assert status.message
+
+
+def test_a_failed_call_to_another_process_passes_on_as_it_came():
+    status = status_of(received(errors.OverloadedError("no room", 4.0)))
+    assert status == status_of(errors.OverloadedError("no room", 4.0))
+
+
+def test_of_a_group_the_first_error_of_ours_counts():
+    group = ExceptionGroup("", [ValueError("x"), ExceptionGroup("", [errors.NotFoundError("y")])])
+    assert status_of(group) == status_of(errors.NotFoundError("y"))
+
+
+def test_a_long_message_is_shortened_so_that_the_status_still_fits_its_header():
+    status = status_of(errors.InvalidArgumentError("prompt", "x" * 100_000))
+    assert len(status.message) == MAX_MESSAGE_CHARS
+    assert status.ByteSize() < 4 * MAX_MESSAGE_CHARS
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "kind"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, "connection refused", errors.UnavailableError),
+        (grpc.StatusCode.INVALID_ARGUMENT, "bad", errors.InvalidArgumentError),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "slow down", errors.OverloadedError),
+        (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "Received message larger than max (9 vs. 4)",
+            errors.InvalidArgumentError,
+        ),
+        (grpc.StatusCode.UNIMPLEMENTED, "no such method", errors.FailedPreconditionError),
+        (grpc.StatusCode.UNKNOWN, "what", errors.InternalError),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "", errors.DeadlineExceededError),
+    ],
+)
+def test_a_status_without_our_details_still_finds_its_type(code, details, kind):
+    error = error_of(foreign(code, details))
+    assert type(error) is kind
+    assert details in str(error)
+    assert str(error)
+
+
+def test_details_that_cannot_be_read_are_ignored():
+    metadata = grpc.aio.Metadata(("grpc-status-details-bin", b"\xff\xff\xff"))
+    rpc_error = grpc.aio.AioRpcError(
+        grpc.StatusCode.NOT_FOUND, grpc.aio.Metadata(), metadata, "gone"
+    )
+    assert str(error_of(rpc_error)) == "gone"

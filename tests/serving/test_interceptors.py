@@ -1,0 +1,130 @@
+import asyncio
+import logging
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from baton import errors
+from baton.rpc_errors import error_of
+from baton.v1 import inference_pb2 as pb
+
+from .fakes import chunk, serving
+
+
+async def failure_of(call) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
+async def drained(call) -> list[str]:
+    return [response.tokens.text async for response in call]
+
+
+async def test_a_unary_handler_s_error_reaches_the_caller_with_its_details():
+    async def get_model(request, context):
+        raise errors.OverloadedError("full", retry_after=1.5)
+
+    async with serving(get_model=get_model) as running:
+        error = error_of(await failure_of(running.inference.GetModel(pb.GetModelRequest())))
+    assert (type(error), error.retry_after) == (errors.OverloadedError, 1.5)
+
+
+async def test_an_error_in_the_middle_of_a_stream_comes_after_what_was_sent():
+    async def generate(request, context):
+        yield chunk("a")
+        raise errors.InvalidArgumentError("text", "is bad")
+
+    async with serving(generate) as running:
+        call = running.inference.Generate(pb.GenerateRequest())
+        assert (await call.read()).tokens.text == "a"
+        error = error_of(await failure_of(call.read()))
+    assert (error.field, error.problem) == ("text", "is bad")
+
+
+async def test_an_unexpected_exception_is_logged_and_does_not_leak(caplog):
+    async def generate(request, context):
+        raise ValueError("the secret")
+        yield
+
+    async with serving(generate) as running:
+        with caplog.at_level(logging.ERROR):
+            error = await failure_of(running.inference.Generate(pb.GenerateRequest()).read())
+    assert error.code() is grpc.StatusCode.INTERNAL
+    assert "secret" not in str(error.details()) + str(error.trailing_metadata())
+    assert "the secret" in caplog.text
+    assert "/baton.v1.Inference/Generate" in caplog.text
+
+
+async def test_an_abort_by_the_handler_passes_untouched():
+    async def get_model(request, context):
+        await context.abort(grpc.StatusCode.OUT_OF_RANGE, "mine")
+
+    async with serving(get_model=get_model) as running:
+        error = await failure_of(running.inference.GetModel(pb.GetModelRequest()))
+    assert (error.code(), error.details()) == (grpc.StatusCode.OUT_OF_RANGE, "mine")
+
+
+async def test_a_call_the_service_does_not_offer_is_unimplemented():
+    async with serving() as running:
+        error = await failure_of(running.inference.Tokenize(pb.TokenizeRequest()))
+    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_the_error_of_a_call_further_up_passes_through():
+    async def refuse(request, context):
+        raise errors.FailedPreconditionError("layouts differ")
+
+    async with serving(get_model=refuse) as worker:
+
+        async def forward(request, context):
+            return await worker.inference.GetModel(request)
+
+        async with serving(get_model=forward) as router:
+            error = error_of(await failure_of(router.inference.GetModel(pb.GetModelRequest())))
+    assert type(error) is errors.FailedPreconditionError
+    assert str(error) == "layouts differ"
+
+
+async def test_a_cancelled_call_cancels_its_handler_and_closes_the_generator_at_once():
+    ended = asyncio.get_running_loop().create_future()
+
+    async def generate(request, context):
+        try:
+            while True:
+                yield chunk("a")
+                await asyncio.sleep(0.01)
+        except BaseException as error:
+            ended.set_result(type(error))
+            raise
+
+    async with serving(generate) as running:
+        call = running.inference.Generate(pb.GenerateRequest())
+        await call.read()
+        call.cancel()
+        kind = await asyncio.wait_for(ended, 1.0)
+        await asyncio.wait_for(running.server._in_flight.wait_idle(), 1.0)
+    assert kind in (asyncio.CancelledError, GeneratorExit)
+
+
+async def test_health_can_be_watched_through_the_interceptors():
+    async with serving() as running:
+        stub = health_pb2_grpc.HealthStub(running.channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service="readiness"))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        await running.server.set_ready(True)
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        assert running.server.num_calls == 0
+        watch.cancel()
+
+
+async def test_many_streams_at_once_keep_their_order():
+    async def generate(request, context):
+        for i in range(20):
+            yield chunk(f"{request.text}{i}")
+
+    async with serving(generate) as running:
+        calls = [running.inference.Generate(pb.GenerateRequest(text=t)) for t in "abcdefgh"]
+        answers = await asyncio.gather(*map(drained, calls))
+    assert answers == [[f"{t}{i}" for i in range(20)] for t in "abcdefgh"]

@@ -1,0 +1,174 @@
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import Field, ValidationError
+
+from baton.serving.settings import CommaSeparated, ServingSettings, load
+
+
+class RoleSettings(ServingSettings):
+    """Settings of some role."""
+
+    worker_id: str | None = Field(None, description="Its name; 50% of them are made up.")
+    num_blocks: int = Field(512, ge=16, description="Blocks in the pool.")
+    peers: CommaSeparated = Field((), description="Others.")
+
+
+class NeedySettings(ServingSettings):
+    """Settings that cannot do without something."""
+
+    model: str = Field(description="The checkpoint.")
+
+
+@pytest.fixture(autouse=True)
+def _empty_environment(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("BATON_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def config(tmp_path: Path):
+    def write(text: str) -> str:
+        path = tmp_path / "baton.yaml"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def refused(capsys, argv, settings_class=RoleSettings) -> str:
+    """The one sentence an unusable setting ends with."""
+    with pytest.raises(SystemExit) as ended:
+        load(settings_class, argv)
+    assert ended.value.code == 2
+    sentence = capsys.readouterr().err
+    assert sentence.count("\n") == 1
+    assert "Traceback" not in sentence
+    return sentence
+
+
+def test_without_anything_the_defaults_hold():
+    settings = load(RoleSettings, [])
+    assert settings == RoleSettings()
+    assert (settings.host, settings.port, settings.num_blocks) == ("127.0.0.1", 0, 512)
+
+
+def test_a_flag_goes_before_the_environment_and_that_before_the_file(config, monkeypatch):
+    path = config("port: 1\nnum_blocks: 101\nhost: file\nlog_format: json\n")
+    monkeypatch.setenv("BATON_NUM_BLOCKS", "102")
+    monkeypatch.setenv("BATON_HOST", "environment")
+    settings = load(RoleSettings, ["--config", path, "--host", "flag"])
+    assert settings.port == 1
+    assert settings.num_blocks == 102
+    assert settings.host == "flag"
+    assert settings.log_format == "json"
+
+
+def test_a_bad_value_that_is_overridden_does_no_harm(config, monkeypatch):
+    monkeypatch.setenv("BATON_PORT", "nonsense")
+    assert load(RoleSettings, ["--port=7", "--config", config("port: nonsense")]).port == 7
+
+
+def test_the_file_can_be_named_by_the_environment(config, monkeypatch):
+    monkeypatch.setenv("BATON_CONFIG", config("port: 9"))
+    assert load(RoleSettings, []).port == 9
+
+
+def test_an_empty_variable_counts_as_unset(monkeypatch):
+    monkeypatch.setenv("BATON_PORT", "")
+    assert load(RoleSettings, []).port == 0
+
+
+def test_switches_can_be_turned_on_and_off(monkeypatch):
+    monkeypatch.setenv("BATON_REFLECTION", "true")
+    assert load(RoleSettings, []).reflection
+    assert not load(RoleSettings, ["--no-reflection"]).reflection
+
+
+def test_several_values_are_separated_by_commas_everywhere(config, monkeypatch):
+    assert load(RoleSettings, ["--peers", "a:1, b:2"]).peers == ("a:1", "b:2")
+    assert load(RoleSettings, ["--config", config("peers: [c, d]")]).peers == ("c", "d")
+    monkeypatch.setenv("BATON_PEERS", "e")
+    assert load(RoleSettings, []).peers == ("e",)
+
+
+def test_made_directly_the_environment_is_not_read(monkeypatch):
+    monkeypatch.setenv("BATON_PORT", "7")
+    assert RoleSettings().port == 0
+
+
+def test_settings_do_not_change():
+    settings = RoleSettings()
+    with pytest.raises(ValidationError):
+        settings.port = 3
+
+
+def test_a_bad_flag_names_flag_value_and_bound(capsys):
+    sentence = refused(capsys, ["--port", "70000"])
+    assert "--port is '70000'; must be less than or equal to 65535" in sentence
+
+
+def test_a_bad_value_is_shown_as_it_was_given(capsys):
+    sentence = refused(capsys, ["--log-level", "loud"])
+    assert "--log-level is 'loud'; must be 'DEBUG', 'INFO', 'WARNING' or 'ERROR'" in sentence
+
+
+def test_a_bad_variable_names_the_variable(capsys, monkeypatch):
+    monkeypatch.setenv("BATON_NUM_BLOCKS", "3")
+    sentence = refused(capsys, [])
+    assert "BATON_NUM_BLOCKS is '3'; must be greater than or equal to 16" in sentence
+
+
+def test_a_bad_key_of_the_file_names_the_key(capsys, config):
+    sentence = refused(capsys, ["--config", config("log_format: xml")])
+    assert "log_format in the file is 'xml'; must be 'human' or 'json'" in sentence
+
+
+def test_an_unknown_flag_says_which_one_was_meant(capsys):
+    assert "flag --prot is unknown; did you mean --port?" in refused(capsys, ["--prot=1"])
+
+
+def test_an_abbreviated_flag_is_not_guessed(capsys):
+    assert "flag --drain is unknown" in refused(capsys, ["--drain", "3"])
+
+
+def test_an_unknown_key_says_which_one_was_meant(capsys, config):
+    sentence = refused(capsys, ["--config", config("num_block: 3")])
+    assert "key num_block is unknown; did you mean num_blocks?" in sentence
+
+
+def test_a_flag_without_its_value_says_so(capsys):
+    assert "--port: expected one argument" in refused(capsys, ["--port"])
+
+
+def test_a_setting_that_is_needed_says_all_ways_to_give_it(capsys):
+    sentence = refused(capsys, [], NeedySettings)
+    assert "--model is needed (or BATON_MODEL, or model in the file)" in sentence
+
+
+@pytest.mark.parametrize("text", ["port: [", "- port", "\tport: 1"])
+def test_a_file_that_is_no_mapping_says_so(capsys, config, text):
+    assert "baton.yaml" in refused(capsys, ["--config", config(text)])
+
+
+def test_a_missing_file_says_so(capsys):
+    assert "cannot read nowhere.yaml" in refused(capsys, ["--config", "nowhere.yaml"])
+
+
+def test_help_teaches_flags_defaults_and_variables(capsys):
+    with pytest.raises(SystemExit) as ended:
+        load(RoleSettings, ["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert ended.value.code == 0
+    assert "Settings of some role." in shown
+    assert "--num-blocks N Blocks in the pool. [default: 512; env: BATON_NUM_BLOCKS]" in shown
+    assert "--log-format {human,json}" in shown
+    assert "--reflection, --no-reflection" in shown
+    assert "50% of them" in shown
+    assert "env: BATON_CONFIG" in shown
+
+
+def test_every_field_is_described():
+    for name, field in ServingSettings.model_fields.items():
+        assert field.description, name
