@@ -57,7 +57,9 @@ class SamplingParams:
         if not 0 <= self.seed <= MAX_SEED:
             _refuse("seed", self.seed, "in [0, 2^64)")
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-            _refuse("stop_token_ids", f"{len(self.stop_token_ids)} ids", f"at most {MAX_STOP_TOKEN_IDS}")
+            _refuse(
+                "stop_token_ids", f"{len(self.stop_token_ids)} ids", f"at most {MAX_STOP_TOKEN_IDS}"
+            )
         self._check_stop_strings()
 
     def _check_stop_strings(self) -> None:

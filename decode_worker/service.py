@@ -47,7 +47,8 @@ class DecodeService(pb_grpc.DecodeServicer):
         with self._capacity_of(engine).promise(num_blocks), engine.open(wanted) as stream:
             yield pb.DecodeGenerateResponse(admitted=pb.DecodeAdmitted())
             if handle is not None:
-                timeout = context.time_remaining() or DEFAULT_TIMEOUT
+                remaining = context.time_remaining()
+                timeout = DEFAULT_TIMEOUT if remaining is None else remaining
                 ready = await _receive(stream, fetcher, handle, timeout)
                 yield pb.DecodeGenerateResponse(kv_ready=ready)
             async for updates in stream.updates():

@@ -1,7 +1,7 @@
 """Brings the blocks of a lease into this worker's pool over gRPC."""
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterable, Callable
 from dataclasses import dataclass
 
 import grpc
@@ -56,15 +56,14 @@ class KvFetcher:
         order), `FailedPreconditionError`, or the transport's error.
         """
         stub = pb_grpc.KvTransferStub(self._channel_to(handle.source_endpoint))
-        request = fetch_request(
-            handle, self._worker_id, self._pairing, allocation.num_hit_blocks
-        )
+        request = fetch_request(handle, self._worker_id, self._pairing, allocation.num_hit_blocks)
         call = stub.Fetch(request, timeout=timeout)
         try:
             incoming = await self._receive(call, allocation)
             prefilled_at = time.monotonic()
+            assert incoming.generation is not None
             confirmation = pb.ConfirmRequest(
-                lease_id=handle.lease_id, generation=incoming.generation or 0
+                lease_id=handle.lease_id, generation=incoming.generation
             )
             await stub.Confirm(confirmation, timeout=timeout)
         finally:
@@ -75,7 +74,7 @@ class KvFetcher:
         return incoming.first_token, TransferReport(num_moved, incoming.num_bytes, exposed)
 
     async def _receive(
-        self, call: AsyncIterator[pb.FetchResponse], allocation: ExternalAllocation
+        self, call: AsyncIterable[pb.FetchResponse], allocation: ExternalAllocation
     ) -> _Incoming:
         incoming = _Incoming(next_block=allocation.num_hit_blocks)
         async for response in call:
@@ -87,7 +86,8 @@ class KvFetcher:
                 case "result":
                     incoming.first_token = first_token_of(response.result)
                     break
-        if incoming.first_token is None or incoming.next_block != incoming.num_blocks:
+        is_complete = incoming.first_token is not None and incoming.generation is not None
+        if not is_complete or incoming.next_block != incoming.num_blocks:
             raise DataLossError(
                 f"the transfer ended after {incoming.next_block} of {incoming.num_blocks} blocks"
             )
@@ -104,9 +104,7 @@ class KvFetcher:
         incoming.generation = manifest.generation
         incoming.num_blocks = manifest.num_blocks
 
-    def _store(
-        self, incoming: _Incoming, run: pb.BlockRun, allocation: ExternalAllocation
-    ) -> None:
+    def _store(self, incoming: _Incoming, run: pb.BlockRun, allocation: ExternalAllocation) -> None:
         """Checks a run of blocks and copies it into the pool."""
         block_bytes = self._pool.layout.block_bytes
         count, odd = divmod(len(run.payload), block_bytes)

@@ -19,8 +19,9 @@ class Pairing:
         """Raises `FailedPreconditionError`, naming both values, unless the two are equal."""
         if self.fingerprint != other.fingerprint:
             raise FailedPreconditionError(
-                f"this worker's model fingerprint is {self.fingerprint.hex()}, that of {other_name} "
-                f"is {other.fingerprint.hex()}: they serve different models or versions"
+                f"this worker's model fingerprint is {self.fingerprint.hex()}, that of "
+                f"{other_name} is {other.fingerprint.hex()}: they serve different models or "
+                "versions"
             )
         if self.layout != other.layout:
             raise FailedPreconditionError(
@@ -61,7 +62,9 @@ class TransferReport:
 
 
 def _describe(layout: KvLayout) -> str:
+    heads = {(m.num_kv_heads, m.key_head_dim, m.value_head_dim): None for m in layout.layers}
+    shapes = ", ".join(f"{n} heads of {key} + {value}" for n, key, value in heads)
     return (
         f"{layout.dtype}, block size {layout.block_size}, {layout.block_bytes} bytes a block, "
-        f"{len(layout.layers)} layers"
+        f"{len(layout.layers)} layers ({shapes})"
     )

@@ -1,8 +1,8 @@
 """The prefill side's promise to keep blocks until a claimant has them. Knows no transport.
 
-A lease is opened by the one that computes the blocks, who also closes it and frees the blocks; it is
-claimed once, by the worker it was made for. It ends confirmed, or broken with a reason. Everything
-happens on one event loop, so that between two awaits a lease that is not over cannot become so.
+A lease is opened by the one that computes the blocks, who also closes it and frees the blocks; it
+is claimed once, by the worker it was made for. It ends confirmed, or broken with a reason. All of
+it happens on one event loop, so that between two awaits a lease that is not over stays so.
 """
 
 import asyncio
@@ -121,7 +121,8 @@ class LeaseTable:
 
     def __init__(self) -> None:
         self._leases: dict[bytes, Lease] = {}
-        self._awaited: dict[bytes, asyncio.Future[Lease]] = {}
+        # By claimant too: one that asks for another's lease stands in nobody's way.
+        self._awaited: dict[tuple[bytes, str], asyncio.Future[Lease]] = {}
         self._generations = count(1)
 
     def __len__(self) -> int:
@@ -133,8 +134,9 @@ class LeaseTable:
         if lease_id in self._leases:
             raise AlreadyExistsError("a lease with this id is already here")
         lease = self._leases[lease_id] = Lease(lease_id, claimant, next(self._generations))
-        if lease_id in self._awaited and not self._awaited[lease_id].done():
-            self._awaited[lease_id].set_result(lease)
+        awaited = self._awaited.get((lease_id, claimant))
+        if awaited is not None and not awaited.done():
+            awaited.set_result(lease)
         try:
             yield lease
         finally:
@@ -148,7 +150,7 @@ class LeaseTable:
 
         Raises `NotFoundError` if it does not come, is another's, or was claimed before.
         """
-        lease = self._leases.get(lease_id) or await self._wait_for(lease_id, timeout)
+        lease = self._leases.get(lease_id) or await self._wait_for((lease_id, claimant), timeout)
         if lease.is_claimed or lease.claimant != claimant:
             # One answer for both, so that ids cannot be probed.
             raise NotFoundError("no such lease for this worker")
@@ -165,13 +167,13 @@ class LeaseTable:
             raise NotFoundError("the lease is over")
         lease.confirm(generation)
 
-    async def _wait_for(self, lease_id: bytes, timeout: float) -> Lease:
-        if lease_id in self._awaited:
+    async def _wait_for(self, claim: tuple[bytes, str], timeout: float) -> Lease:
+        if claim in self._awaited:
             raise NotFoundError("no such lease for this worker")
-        self._awaited[lease_id] = asyncio.get_running_loop().create_future()
+        self._awaited[claim] = asyncio.get_running_loop().create_future()
         try:
-            return await asyncio.wait_for(self._awaited[lease_id], timeout)
+            return await asyncio.wait_for(self._awaited[claim], timeout)
         except TimeoutError as error:
             raise NotFoundError(f"no prefill came for this lease within {timeout:g} s") from error
         finally:
-            del self._awaited[lease_id]
+            del self._awaited[claim]

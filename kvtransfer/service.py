@@ -52,9 +52,7 @@ class KvTransferService(pb_grpc.KvTransferServicer):
                 yield response
             await lease.over()
 
-    async def Confirm(
-        self, request: pb.ConfirmRequest, _context: Any
-    ) -> pb.ConfirmResponse:
+    async def Confirm(self, request: pb.ConfirmRequest, _context: Any) -> pb.ConfirmResponse:
         self._leases.confirm(lease_id_of(request.lease_id), request.generation)
         return pb.ConfirmResponse()
 
@@ -75,9 +73,7 @@ async def _stream(lease: Lease, pool: KvPool, num_held: int) -> AsyncIterator[pb
     num_blocks = len(lease.block_ids)
     if num_held > num_blocks:
         raise NotFoundError(f"{num_held} blocks are held of a lease of {num_blocks}")
-    yield pb.FetchResponse(
-        manifest=pb.Manifest(generation=lease.generation, num_blocks=num_blocks)
-    )
+    yield pb.FetchResponse(manifest=pb.Manifest(generation=lease.generation, num_blocks=num_blocks))
     sent = num_held
     while lease.first_token is None or sent < num_blocks:
         await lease.filled_beyond(sent)

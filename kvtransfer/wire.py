@@ -58,10 +58,14 @@ def handle_of(message: pb.KvHandle) -> Handle:
         )
     if message.integrity != pb.INTEGRITY_XXH3_64:
         raise FailedPreconditionError(
-            f"the handle asks for {pb.Integrity.Name(message.integrity)}, this connector does "
-            f"{pb.Integrity.Name(pb.INTEGRITY_XXH3_64)}"
+            f"the handle asks for integrity {message.integrity}, this connector does "
+            f"{pb.INTEGRITY_XXH3_64} ({pb.Integrity.Name(pb.INTEGRITY_XXH3_64)})"
         )
     hashes = message.block_hashes
+    if len(hashes) % _HASH_BYTES:
+        raise InvalidArgumentError(
+            "handle.block_hashes", f"has {len(hashes)} bytes; must be a multiple of {_HASH_BYTES}"
+        )
     return Handle(
         source_worker=message.source_worker,
         source_endpoint=message.source_endpoint,
@@ -69,9 +73,7 @@ def handle_of(message: pb.KvHandle) -> Handle:
         lease_id=lease_id_of(message.lease_id),
         pairing=Pairing(message.fingerprint, layout_of(message.layout)),
         num_tokens=message.num_tokens,
-        block_hashes=tuple(
-            hashes[i : i + _HASH_BYTES] for i in range(0, len(hashes), _HASH_BYTES)
-        ),
+        block_hashes=tuple(hashes[i : i + _HASH_BYTES] for i in range(0, len(hashes), _HASH_BYTES)),
     )
 
 

@@ -35,9 +35,10 @@ class PrefillService(pb_grpc.PrefillServicer):
         engine = self._worker.engine_for_new_work()
         wanted = engine_request(request, purpose=Purpose.PREFILL)
         # The blocks are freed after the lease on them has ended, whatever ends this call.
-        with engine.open(wanted) as stream, self._leases.open(
-            lease_id, request.decode_worker
-        ) as lease:
+        with (
+            engine.open(wanted) as stream,
+            self._leases.open(lease_id, request.decode_worker) as lease,
+        ):
             last: SequenceUpdate | None = None
             async for updates in stream.updates():
                 if last is None:
@@ -46,9 +47,13 @@ class PrefillService(pb_grpc.PrefillServicer):
                 self._advance(lease, last)
             assert last is not None
             token = _first_token(last, wanted.params.logprobs)
-            lease.complete(token)
+            is_handed_over = last.finish_reason is FinishReason.PREFILLED and request.decode_worker
+            # A sequence that is complete with its first token has nothing to hand over; its lease
+            # ends with this call.
+            if is_handed_over:
+                lease.complete(token)
             yield _result(token, last)
-            if last.finish_reason is FinishReason.PREFILLED and request.decode_worker:
+            if is_handed_over:
                 await self._until_released(lease)
                 yield pb.PrefillResponse(released=pb.LeaseReleased())
 
@@ -62,16 +67,15 @@ class PrefillService(pb_grpc.PrefillServicer):
                 await lease.over()
         except TimeoutError as error:
             raise UnavailableError(
-                f"no decode worker took the blocks within {self._lease_timeout:g} s; the lease is over"
+                f"no decode worker took the blocks within {self._lease_timeout:g} s; "
+                "the lease is over"
             ) from error
 
 
 def _started(update: SequenceUpdate, waited: float) -> pb.PrefillResponse:
     queue_time = Duration()
     queue_time.FromNanoseconds(int(waited * 1e9))
-    started = pb.PrefillStarted(
-        num_cached_tokens=update.num_cached_tokens, queue_time=queue_time
-    )
+    started = pb.PrefillStarted(num_cached_tokens=update.num_cached_tokens, queue_time=queue_time)
     return pb.PrefillResponse(started=started)
 
 
@@ -84,7 +88,5 @@ def _result(token: FirstToken, update: SequenceUpdate) -> pb.PrefillResponse:
     message = first_token_to_message(token)
     message.finish_reason = finish_reason_to_message(update.finish_reason)
     return pb.PrefillResponse(
-        result=pb.PrefillResult(
-            first_tokens=[message], num_cached_tokens=update.num_cached_tokens
-        )
+        result=pb.PrefillResult(first_tokens=[message], num_cached_tokens=update.num_cached_tokens)
     )

@@ -28,7 +28,10 @@ def generate(out: Path) -> None:
         ([f"--python_out={out}", f"--mypy_out=quiet:{out}"], files),
         ([f"--grpc_python_out={out}", f"--mypy_grpc_out=quiet:{out}"], served),
     ):
-        if protoc.main(["protoc", f"-I{PROTOS}", f"-I{well_known}", *outputs, *map(str, sources)]) != 0:
+        if (
+            protoc.main(["protoc", f"-I{PROTOS}", f"-I{well_known}", *outputs, *map(str, sources)])
+            != 0
+        ):
             sys.exit("protoc failed; its messages are above")
 
 

@@ -47,7 +47,7 @@ class Member:
 
     @contextmanager
     def loaded(self, num_tokens: int = 0) -> Iterator[None]:
-        """Counts a sequence, and prompt tokens still to be computed, for the length of the block."""
+        """Counts a sequence, and prompt tokens yet to be computed, for the length of the block."""
         self.num_sequences += 1
         self.num_queued_tokens += num_tokens
         try:
@@ -167,7 +167,7 @@ class Fleet:
 
     def _drop_if_gone(self, worker: str) -> None:
         """Forgets a worker that is neither listed nor serving."""
-        member = self._members[worker] if worker in self._members else None
+        member = self._members.get(worker)
         if member is not None and not member.is_listed and not member.is_serving:
             logger.info("%s left", worker)
             self._leave(worker)

@@ -61,6 +61,8 @@ class Intake:
             check_token_ids(token_ids, self._card.vocab_size, "input.token_ids")
             return token_ids
         token_ids, _ = await self._encode(message)
+        if not token_ids:
+            raise InvalidArgumentError("input", "has no tokens; at least 1 is needed")
         return token_ids
 
     async def _encode(
@@ -78,7 +80,7 @@ class Intake:
     def _render(self, chat: pb.Chat) -> str:
         if not chat.messages:
             raise InvalidArgumentError("input.chat.messages", "is empty; at least 1 is needed")
-        self._check_size("input.chat.messages", "".join(m.content for m in chat.messages))
+        self._check_size("input.chat.messages", "".join(m.role + m.content for m in chat.messages))
         return self._card.render([{"role": m.role, "content": m.content} for m in chat.messages])
 
     def _check_model(self, name: str) -> None:
@@ -106,6 +108,7 @@ async def _off_loop(encode: _Encode, text: str) -> list[int]:
 def _request_id(given: str) -> str:
     if len(given.encode()) > MAX_REQUEST_ID_BYTES:
         raise InvalidArgumentError(
-            "request_id", f"has {len(given.encode())} bytes; at most {MAX_REQUEST_ID_BYTES} are taken"
+            "request_id",
+            f"has {len(given.encode())} bytes; at most {MAX_REQUEST_ID_BYTES} are taken",
         )
     return given or secrets.token_hex(8)

@@ -21,7 +21,7 @@ class ModelCard:
     """One served model.
 
     Attributes:
-        max_model_len: tokens of one sequence at most, as the checkpoint says; workers may allow less.
+        max_model_len: tokens of one sequence at most, by the checkpoint; workers may allow less.
         tokenizer_hash: what a worker's must equal.
         chat_template: None: the model has none.
         special_tokens: by the names that chat templates use, such as "bos_token".

@@ -7,8 +7,9 @@ they hold; so there is no moment in which nobody owns the blocks.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -26,8 +27,8 @@ from baton.serving.deadline import Deadline
 from baton.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from baton.v1 import inference_pb2 as pb
 from router import wire
-from router.detokenizer import Detokenizer, StopStrings
 from router.assembly import Assembly, Token
+from router.detokenizer import Detokenizer, StopStrings
 from router.fleet import Fleet, Member
 from router.intake import Request
 from router.model_card import ModelCard
@@ -36,7 +37,20 @@ from router.placement import Placement, place, why_none
 # Messages read from the workers and not yet given to the client; beyond, the workers wait.
 _MAX_UNREAD = 64
 
+# Seconds that the end of a lease waits for the reason of it.
+_SOURCE_PATIENCE = 1.0
+
 _Event = prefill_pb2.PrefillResponse | decode_pb2.DecodeGenerateResponse | BatonError
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A request that a decode worker has admitted."""
+
+    placement: Placement
+    prefill: Member
+    lease_id: bytes
+    decode_call: Any
 
 
 class Saga:
@@ -60,13 +74,15 @@ class Saga:
         """Ends the request; `run` raises `CancelledError`."""
         self._aborted.set()
 
-    async def run(self) -> AsyncIterator[pb.GenerateResponse]:
+    async def run(self) -> AsyncGenerator[pb.GenerateResponse, None]:
         """The events of the request, `accepted` to `finished`. Raises what ended it otherwise."""
         async with AsyncExitStack() as stack:
-            placement, decode_call = await self._open(stack)
+            opened = await self._open(stack)
             self._account.timings.admitted = time.monotonic()
-            yield wire.accepted(self.request, placement)
-            self._start_readers(stack, placement, decode_call)
+            # Before the client is told: prompts are to be computed in the order of admission, lest
+            # two requests wait for each other's blocks, and not when a slow client has read.
+            self._start_readers(stack, opened)
+            yield wire.accepted(self.request, opened.placement)
             while not self._is_complete:
                 response = self._handle(await self._events.get())
                 if response is not None:
@@ -74,20 +90,22 @@ class Saga:
             self._account.timings.finished = time.monotonic()
             rest = self._detokenizer.finish() if self._stop.matched is None else ""
             rest = self._stop.push(rest) + self._stop.finish()
+            if self._stop.matched is not None:
+                self._reason = pb.FINISH_REASON_STOP_STRING
             if rest:
                 yield wire.chunk([], rest)
             yield wire.finished(self._account, self._reason, self._stop.matched)
 
     # Opening.
 
-    async def _open(self, stack: AsyncExitStack) -> tuple[Placement, Any]:
+    async def _open(self, stack: AsyncExitStack) -> _Opened:
         """Places the request and has a decode worker admit it, trying others where one refuses."""
         refusals: dict[str, BatonError] = {}
         while True:
             placement = self._place(refusals)
             attempt = await stack.enter_async_context(AsyncExitStack())
             try:
-                return placement, await self._admit(placement, attempt)
+                return await self._admit(placement, attempt)
             except (OverloadedError, UnavailableError) as error:
                 await attempt.aclose()
                 refusals[placement.decode] = error
@@ -95,9 +113,7 @@ class Saga:
     def _place(self, refusals: dict[str, BatonError]) -> Placement:
         """Raises the last refusal if it leaves nobody, else `UnavailableError`."""
         candidates = [
-            c
-            for c in self._fleet.candidates(self.request.token_ids)
-            if c.worker not in refusals
+            c for c in self._fleet.candidates(self.request.token_ids) if c.worker not in refusals
         ]
         placement = place(self.request.request_id, len(self.request.token_ids), candidates)
         if placement is not None:
@@ -106,14 +122,14 @@ class Saga:
             raise list(refusals.values())[-1]
         raise UnavailableError(why_none(candidates))
 
-    async def _admit(self, placement: Placement, stack: AsyncExitStack) -> Any:
+    async def _admit(self, placement: Placement, stack: AsyncExitStack) -> _Opened:
         """Opens the decode call and waits for its admission."""
         prefill = self._fleet.member(placement.prefill)
         decode = self._fleet.member(placement.decode)
-        self._lease_id = wire.new_lease_id()
+        lease_id = wire.new_lease_id()
         hashes = self._fleet.block_hashes(prefill, self.request.token_ids)
         message = wire.decode_request(
-            self.request, wire.handle(prefill, self._lease_id, self.request, hashes)
+            self.request, wire.handle(prefill, lease_id, self.request, hashes)
         )
         stack.enter_context(decode.loaded())
         stub = decode_pb2_grpc.DecodeStub(self._fleet.channel(decode))
@@ -124,28 +140,37 @@ class Saga:
         except grpc.aio.AioRpcError as error:
             raise error_of(error) from error
         assert isinstance(response, decode_pb2.DecodeGenerateResponse), "admitted, or an error"
-        return call
+        return _Opened(placement, prefill, lease_id, call)
 
-    def _start_readers(self, stack: AsyncExitStack, placement: Placement, decode_call: Any) -> None:
+    def _start_readers(self, stack: AsyncExitStack, opened: _Opened) -> None:
         """Calls the prefill worker and reads both workers, and the order to abort, from now on."""
-        member = self._fleet.member(placement.prefill)
-        message = wire.prefill_request(self.request, self._lease_id, placement.decode)
+        member = opened.prefill
+        message = wire.prefill_request(self.request, opened.lease_id, opened.placement.decode)
         stub = prefill_pb2_grpc.PrefillStub(self._fleet.channel(member))
         prefill_call = stub.Prefill(message, timeout=self._deadline.forward())
         self._prefill_load = stack.enter_context(ExitStack())
         self._prefill_load.enter_context(member.loaded(len(self.request.token_ids)))
         stack.callback(prefill_call.cancel)
-        for reader in (self._read(decode_call), self._read(prefill_call), self._watch_abort()):
-            task = asyncio.create_task(reader)
+        prefill_reader = asyncio.create_task(self._read(prefill_call))
+        decode_reader = asyncio.create_task(self._read(opened.decode_call, prefill_reader))
+        for task in (prefill_reader, decode_reader, asyncio.create_task(self._watch_abort())):
             stack.push_async_callback(_ended, task)
 
-    async def _read(self, call: Any) -> None:
-        """Passes one worker's messages on, and what ended them if it was an error."""
+    async def _read(self, call: Any, source: "asyncio.Task[None] | None" = None) -> None:
+        """Passes one worker's messages on, and what ended them if it was an error.
+
+        Args:
+            source: reads the worker whose lease this one claims. That the lease is over is news of
+                the other worker, who tells it better: its prompt ended with its first token, or why
+                it failed. So it is heard first.
+        """
         try:
             while (message := await call.read()) is not grpc.aio.EOF:
                 await self._events.put(message)
             await call.code()
         except grpc.aio.AioRpcError as error:
+            if source is not None and error.code() is grpc.StatusCode.NOT_FOUND:
+                await asyncio.wait([source], timeout=_SOURCE_PATIENCE)
             await self._events.put(error_of(error))
 
     async def _watch_abort(self) -> None:
@@ -189,7 +214,7 @@ class Saga:
         return response
 
     def _emit(self, tokens: list[Token]) -> pb.GenerateResponse | None:
-        """What can be shown now. A stop string ends the request with the token that completes it."""
+        """What can be shown now. A stop string ends the request with the token completing it."""
         shown: list[Token] = []
         text = ""
         for token in self._assembly.accept(tokens):

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -76,21 +77,19 @@ class InferenceService(pb_grpc.InferenceServicer):
         saga = Saga(good, self._fleet, self._card, deadline, arrived)
         self._requests.add(saga)
         try:
+            # Closed here, so that all is given back before the request counts as ended.
             with request_logged_as(good.request_id):
-                async for response in saga.run():
-                    yield response
+                async with aclosing(saga.run()) as responses:
+                    async for response in responses:
+                        yield response
         finally:
             self._requests.remove(saga)
 
-    async def Tokenize(
-        self, request: pb.TokenizeRequest, _context: Any
-    ) -> pb.TokenizeResponse:
+    async def Tokenize(self, request: pb.TokenizeRequest, _context: Any) -> pb.TokenizeResponse:
         token_ids, text = await self._intake.tokenize(request)
         return pb.TokenizeResponse(token_ids=token_ids, text=text)
 
-    async def GetModel(
-        self, _request: pb.GetModelRequest, _context: Any
-    ) -> pb.GetModelResponse:
+    async def GetModel(self, _request: pb.GetModelRequest, _context: Any) -> pb.GetModelResponse:
         card = self._card
         fingerprints = {m.record.fingerprint for m in self._fleet.members if m.is_serving}
         return pb.GetModelResponse(

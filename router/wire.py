@@ -69,7 +69,7 @@ def decode_request(
     request: Request, kv_handle: kv_transfer_pb2.KvHandle
 ) -> decode_pb2.DecodeGenerateRequest:
     return decode_pb2.DecodeGenerateRequest(
-        request_id=request.request_id,
+        request_id=_attempt_id(request, kv_handle.lease_id),
         token_ids=request.token_ids,
         num_prompt_tokens=len(request.token_ids),
         sampling=to_proto(request.params),
@@ -81,13 +81,19 @@ def prefill_request(
     request: Request, lease_id: bytes, decode_worker: str
 ) -> prefill_pb2.PrefillRequest:
     return prefill_pb2.PrefillRequest(
-        request_id=request.request_id,
+        request_id=_attempt_id(request, lease_id),
         lease_id=lease_id,
         token_ids=request.token_ids,
         num_prompt_tokens=len(request.token_ids),
         sampling=to_proto(request.params),
         decode_worker=decode_worker,
     )
+
+
+def _attempt_id(request: Request, lease_id: bytes) -> str:
+    """The request's name on workers: new with each attempt, so that one which a worker has not
+    quite ended never meets the next of that name, be it this router's or another's."""
+    return f"{request.request_id}.{lease_id.hex()[:12]}"
 
 
 def first_tokens(result: prefill_pb2.PrefillResult) -> list[Token]:

@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 _FIRST_BACKOFF = 0.1  # seconds
 _LONGEST_BACKOFF = 2.0
-_PATIENCE = 0.1  # for a cancellation, which a client closing a broken connection may swallow
+_PATIENCE = 0.05  # before cancelling again: redis-py, while it connects, may swallow it
 
 _logger = logging.getLogger(__name__)
 

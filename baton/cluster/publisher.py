@@ -159,9 +159,6 @@ class EventPublisher:
         ]
 
     def _check_snapshot(self, head: bytes) -> None:
-        """`head` is how the snapshot in Redis begins; another one than ours was restored or lost.
-
-        Most of what waits then is in the next snapshot.
-        """
+        """`head` is how the snapshot in Redis begins: not as ours if that was lost or replaced."""
         if head != encode_sequence(self._snapshot_sequence):
             self._log.fall_behind()

@@ -7,10 +7,8 @@ what is stored.
 
 import asyncio
 import importlib.util
-import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -21,6 +19,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from baton.cluster.child import dying_with_parent
 from baton.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 
 TIMEOUT = 1.0  # seconds that one round trip may take
@@ -36,16 +35,6 @@ _LOG_TAIL = 500  # characters
 
 # What would let another user of the machine write files or load code through the open port.
 _DISABLED_COMMANDS = ("CONFIG", "DEBUG", "MODULE", "REPLICAOF", "SLAVEOF", "SAVE", "BGSAVE")
-
-# The kernel kills the server when its parent dies, kill -9 included. It is asked from a fresh
-# interpreter that then becomes the server, because code of ours between fork and exec can deadlock
-# in a process with threads. (PR_SET_PDEATHSIG is 1; a parent already gone is noticed by its id.)
-_DIE_WITH_PARENT = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 def connect(url: str) -> Redis:
@@ -110,6 +99,11 @@ class EmbeddedRedis:
         return self._port
 
     @property
+    def is_running(self) -> bool:
+        """Whether the server was started and has not ended, by itself or by `stop`."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def pid(self) -> int:
         """The process id of the running server."""
         assert self._process is not None, "the server is not running"
@@ -165,6 +159,7 @@ class EmbeddedRedis:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                process_group=0,  # Ctrl-C in a terminal is for us, who stop things in order
             )
         if not self._answers():
             tail = (folder / _LOG_FILE).read_text(errors="replace")[-_LOG_TAIL:].strip()
@@ -209,9 +204,7 @@ def _command_line(binary: Path, port: int, folder: Path) -> list[str]:
         line += [f"--{name}", value]
     for name in _DISABLED_COMMANDS:
         line += ["--rename-command", name, ""]
-    if sys.platform != "linux":
-        return line
-    return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *line]
+    return dying_with_parent(line)
 
 
 def _free_port() -> int:

@@ -203,7 +203,8 @@ class AsyncEngine:
     # The event loop's thread.
 
     def _deliver(self, output: StepOutput) -> None:
-        for event in (*output.external, *output.updates):
+        events: list[SequenceUpdate | ExternalAllocation] = [*output.external, *output.updates]
+        for event in events:
             stream = self._streams.get(event.request_id)
             if stream is not None:
                 stream.push(event)

@@ -42,65 +42,74 @@ class LayerAttention:
     """
 
     scale: float
-    rule: MaskRule = MaskRule()
+    rule: MaskRule
     softcap: float | None = None
     sinks: torch.Tensor | None = None
+
+
+Rows = slice | torch.Tensor
 
 
 class _Group:
     """Sequences with equally many queries and similarly long contexts.
 
-    `rows`: `[batch, num_queries]` indices into the flat batch, or None when the group is the batch.
+    `rows`: where the group's queries lie in the flat batch: a slice where they are neighbours.
     """
 
-    def __init__(self, spans: list[QuerySpan], batch_rows: int, block_size: int) -> None:
+    def __init__(self, spans: list[QuerySpan], block_size: int, device: torch.device) -> None:
         self.batch = len(spans)
         self.num_queries = spans[0].num_queries
         width = max(_num_blocks(s.context_len, block_size) for s in spans)
         self.num_keys = width * block_size
         self.table = torch.tensor(
-            [b for s in spans for b in _padded(s.block_ids, width)], dtype=torch.int64
+            [b for s in spans for b in _padded(s.block_ids, width)],
+            dtype=torch.int64,
+            device=device,
         )
-        rows = [s.row + i for s in spans for i in range(s.num_queries)]
-        is_whole = rows == list(range(batch_rows))
-        self.rows = None if is_whole else torch.tensor(rows, dtype=torch.int64)
-        context = torch.tensor([s.context_len for s in spans])
+        self.rows = _rows(spans, device)
+        context = torch.tensor([s.context_len for s in spans], device=device)
         # Position of each query within its sequence: [batch, num_queries].
-        self._positions = (context - self.num_queries)[:, None] + torch.arange(self.num_queries)
-        self._masks: dict[MaskRule, torch.Tensor] = {}
+        steps = torch.arange(self.num_queries, device=device)
+        self._positions = (context - self.num_queries)[:, None] + steps
+        self._biases: dict[tuple[MaskRule, torch.dtype, int], torch.Tensor] = {}
 
-    def mask(self, rule: MaskRule) -> torch.Tensor:
-        """Which keys each query sees: bool `[batch, 1, num_queries, num_keys]`."""
-        if rule not in self._masks:
-            keys = torch.arange(self.num_keys)
+    def bias(self, rule: MaskRule, dtype: torch.dtype, repeats: int) -> torch.Tensor:
+        """What is added to the scores: 0 for keys a query sees, else -inf.
+
+        `[batch, 1, num_queries * repeats, num_keys]`, each query's row `repeats` times.
+        """
+        key = (rule, dtype, repeats)
+        if key not in self._biases:
+            keys = torch.arange(self.num_keys, device=self.table.device)
             seen = keys <= self._positions[:, :, None]
             if rule.window is not None:
                 seen &= keys > self._positions[:, :, None] - rule.window
-            self._masks[rule] = seen[:, None]
-        return self._masks[rule]
+            bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+            bias = bias.masked_fill_(~seen, -math.inf).repeat_interleave(repeats, dim=1)
+            self._biases[key] = bias[:, None]
+        return self._biases[key]
 
 
 class AttentionBatch:
     """One step's attention, the same for all layers: where to write and what to read."""
 
-    def __init__(self, spans: Sequence[QuerySpan], block_size: int) -> None:
+    def __init__(self, spans: Sequence[QuerySpan], block_size: int, device: torch.device) -> None:
         blocks, offsets = [], []
         for span in spans:
             for position in range(span.context_len - span.num_queries, span.context_len):
                 blocks.append(span.block_ids[position // block_size])
                 offsets.append(position % block_size)
-        self.blocks = torch.tensor(blocks, dtype=torch.int64)
-        self.offsets = torch.tensor(offsets, dtype=torch.int64)
+        places = torch.tensor([blocks, offsets], dtype=torch.int64, device=device)
+        self.blocks, self.offsets = places
         self.num_rows = len(blocks)
-        self.groups = [_Group(g, self.num_rows, block_size) for g in _grouped(spans, block_size)]
-        self._slots: dict[tuple[int, int], torch.Tensor] = {}
+        self.groups = [_Group(g, block_size, device) for g in _grouped(spans, block_size)]
+        self._slots: dict[int, torch.Tensor] = {}
 
     def slots(self, rows_per_block: int, first_row: int) -> torch.Tensor:
         """Row of the pool for each token: `[num_tokens]`."""
-        key = (rows_per_block, 0)
-        if key not in self._slots:
-            self._slots[key] = self.blocks * rows_per_block + self.offsets
-        return self._slots[key] + first_row
+        if rows_per_block not in self._slots:
+            self._slots[rows_per_block] = self.blocks * rows_per_block + self.offsets
+        return self._slots[rows_per_block] + first_row
 
 
 class PagedAttention:
@@ -130,13 +139,11 @@ class PagedAttention:
         Returns `[num_tokens, num_heads, value_head_dim]`.
         """
         self._write(index, key, value, batch)
-        if len(batch.groups) == 1 and batch.groups[0].rows is None:
+        if len(batch.groups) == 1 and isinstance(batch.groups[0].rows, slice):
             return self._attend(index, layer, query, batch.groups[0])
         out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
         for group in batch.groups:
-            rows = group.rows
-            assert rows is not None
-            out[rows] = self._attend(index, layer, query[rows], group)
+            out[group.rows] = self._attend(index, layer, query[group.rows], group)
         return out
 
     def _write(
@@ -151,7 +158,7 @@ class PagedAttention:
             return
         for blocks, tensor in ((cache.key_blocks, key), (cache.value_blocks, value)):
             width = tensor.shape[1] * tensor.shape[2]
-            columns = batch.offsets[:, None] * width + torch.arange(width)
+            columns = torch.arange(width, device=tensor.device) + batch.offsets[:, None] * width
             blocks[batch.blocks[:, None], columns] = tensor.flatten(1)
 
     def _attend(
@@ -164,18 +171,18 @@ class PagedAttention:
         values = cache.value_blocks.index_select(0, group.table).view(shape).transpose(1, 2)
         num_heads, head_dim = query.shape[1:]
         per_kv = num_heads // cache.num_kv_heads
-        # The query heads of one KV head become queries of it: [batch, kv_heads, queries * per_kv, d]
-        folded = query.view(group.batch, group.num_queries, cache.num_kv_heads, per_kv, head_dim)
+        # The query heads of one KV head become queries of it, `per_kv` for each query, so that
+        # [batch * queries, heads, d] is [batch, kv_heads, queries * per_kv, d].
+        folded = query.reshape(group.batch, group.num_queries, cache.num_kv_heads, per_kv, head_dim)
         folded = folded.transpose(1, 2).reshape(group.batch, cache.num_kv_heads, -1, head_dim)
-        mask = group.mask(layer.rule)
-        if per_kv > 1 and group.num_queries > 1:
-            mask = mask.repeat_interleave(per_kv, dim=2)
+        repeats = per_kv if group.num_queries > 1 else 1
+        bias = group.bias(layer.rule, query.dtype, repeats)
         if layer.softcap is None and layer.sinks is None:
             out = F.scaled_dot_product_attention(
-                folded, keys, values, attn_mask=mask, scale=layer.scale
+                folded, keys, values, attn_mask=bias, scale=layer.scale
             )
         else:
-            out = _attend_explicitly(layer, folded, keys, values, mask, per_kv)
+            out = _attend_explicitly(layer, folded, keys, values, bias, per_kv)
         out = out.view(group.batch, cache.num_kv_heads, group.num_queries, per_kv, -1)
         return out.transpose(1, 2).reshape(query.shape[0], num_heads, -1)
 
@@ -185,14 +192,14 @@ def _attend_explicitly(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    mask: torch.Tensor,
+    bias: torch.Tensor,
     per_kv: int,
 ) -> torch.Tensor:
     """Attention with soft cap or sinks, which the library's fused call lacks."""
     scores = (query @ keys.transpose(-1, -2)).float() * layer.scale
     if layer.softcap is not None:
         scores = layer.softcap * torch.tanh(scores / layer.softcap)
-    scores = scores.masked_fill(~mask, -math.inf)
+    scores = scores + bias
     if layer.sinks is None:
         return scores.softmax(-1).to(values.dtype) @ values
     # Head h = kv_head * per_kv + g is column g of its KV head's folded queries.
@@ -201,6 +208,14 @@ def _attend_explicitly(
     sinks = sinks.reshape(*query.shape[:3], 1)
     weights = torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1]
     return weights.to(values.dtype) @ values
+
+
+def _rows(spans: list[QuerySpan], device: torch.device) -> Rows:
+    """The rows of the batch that a group's queries are, in the group's order."""
+    rows = [s.row + i for s in spans for i in range(s.num_queries)]
+    if rows == list(range(rows[0], rows[0] + len(rows))):
+        return slice(rows[0], rows[0] + len(rows))
+    return torch.tensor(rows, dtype=torch.int64, device=device)
 
 
 def _grouped(spans: Sequence[QuerySpan], block_size: int) -> list[list[QuerySpan]]:

@@ -7,8 +7,10 @@ their own (`baton.engine.async_engine`).
 """
 
 import os
-from collections.abc import Callable, Sequence as SequenceOf
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -100,7 +102,7 @@ class GenerationResult:
     """One finished continuation.
 
     Attributes:
-        text: the new tokens as text; None when the prompts were token ids and no tokenizer is there.
+        text: the new tokens as text; None when no prompt was text and no tokenizer was asked for.
         logprobs: one per token, in nats, if asked for; else empty.
     """
 
@@ -175,7 +177,7 @@ class Engine:
         layout = plan_layout([layer.shape for layer in layers], hf_model.dtype, config.block_size)
         pool = KvPool(layout, _num_blocks(config, layout.block_bytes), hf_model.device)
         info = ModelInfo(
-            name=os.path.basename(os.path.normpath(path)),
+            name=Path(path).name,
             architecture=type(hf_model).__name__,
             vocab_size=hf_config.get_text_config().vocab_size,
             max_model_len=max_len,
@@ -275,7 +277,9 @@ class Engine:
             )
         check_length(request.num_prompt_tokens, request.params.max_tokens, self.info.max_model_len)
         if len(request.token_ids) - request.num_prompt_tokens >= request.params.max_tokens:
-            raise InvalidArgumentError("sampling.max_tokens", "is already reached by the output given")
+            raise InvalidArgumentError(
+                "sampling.max_tokens", "is already reached by the output given"
+            )
         needed = self.num_blocks_for(request)
         if needed > self.pool.num_blocks:
             raise OverloadedError(

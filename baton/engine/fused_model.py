@@ -1,11 +1,13 @@
 """Llama-shaped decoders (Llama, Mistral, Qwen 2, Qwen 3) with fused projections.
 
 The same arithmetic as transformers' modules in fewer, larger calls: one projection for Q, K and V,
-one for gate and up, residuals added by the matrix product that makes them, and, in float32, the
-rotary embedding as one complex multiplication. For the last, the rows of the Q and K projections are
-reordered so that each rotated pair lies side by side; scores do not change, but keys lie in the cache
-in that order, so `execution` names it and workers that differ do not pair.
+one for gate and up, packed weights, residuals added by the matrix product that makes them, and, in
+float32, the rotary embedding as one complex multiplication. For the last, the rows of the Q and K
+projections are reordered so that each rotated pair lies side by side; scores do not change, but
+keys lie in the cache in that order, so `execution` names it and workers that differ do not pair.
 """
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from baton.engine.attention import AttentionBatch, LayerAttention, PagedAttention
+from baton.engine.linear import Linear
 
 _ARCHITECTURES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 
@@ -21,21 +24,17 @@ def can_fuse(model: PreTrainedModel) -> bool:
     """Whether this model is one of those whose blocks are known here, plain and undivided."""
     if type(model).__name__ not in _ARCHITECTURES or model.config.hidden_act != "silu":
         return False
-    return all(
-        type(m) is nn.Linear for layer in model.model.layers for m in _linears(layer)
-    )
+    return all(type(m) is nn.Linear for layer in model.model.layers for m in _linears(layer))
 
 
 class FusedModel:
     """A decoder made of fused layers. Takes over the weights of `model`, which is spent then."""
 
-    def __init__(
-        self, model: PreTrainedModel, layers: list[LayerAttention], max_len: int
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, layers: list[LayerAttention], max_len: int) -> None:
         decoder = model.model
         self._embedding = decoder.embed_tokens.weight
         self._final_norm = decoder.norm.weight
-        self._lm_head = model.lm_head.weight
+        self._lm_head = Linear(model.lm_head.weight)
         self._pairs_adjacent = self._embedding.dtype == torch.float32
         self.execution = "fused-adjacent" if self._pairs_adjacent else "fused-halves"
         self._rotary = _Rotary(decoder, max_len, self._pairs_adjacent)
@@ -64,13 +63,13 @@ class FusedModel:
         for layer in self._layers:
             hidden = layer.forward(hidden, rotation, self._paged, batch)
         chosen = hidden if len(logit_rows) == len(hidden) else hidden[logit_rows]
-        return F.linear(_rms_norm(chosen, self._final_norm, self._eps), self._lm_head)
+        return self._lm_head(_rms_norm(chosen, self._final_norm, self._eps))
 
 
 class _Rotary:
     """Rotation by position, taken from the model's own rotary module so that scaling is kept."""
 
-    def __init__(self, decoder: nn.Module, max_len: int, pairs_adjacent: bool) -> None:
+    def __init__(self, decoder: Any, max_len: int, pairs_adjacent: bool) -> None:
         weight = decoder.embed_tokens.weight
         positions = torch.arange(max_len, device=weight.device)[None]
         cos, sin = decoder.rotary_emb(weight, positions)
@@ -89,7 +88,7 @@ class _FusedLayer:
     """One decoder layer: attention and gated MLP, each with its norm before and residual after."""
 
     def __init__(
-        self, index: int, layer: nn.Module, attention: LayerAttention, pairs_adjacent: bool
+        self, index: int, layer: Any, attention: LayerAttention, pairs_adjacent: bool
     ) -> None:
         attn, mlp = layer.self_attn, layer.mlp
         self._index = index
@@ -102,7 +101,7 @@ class _FusedLayer:
         self._post_norm = layer.post_attention_layernorm.weight
         self._eps: float = layer.input_layernorm.variance_epsilon
         order = _adjacent_order(self._head_dim) if pairs_adjacent else slice(None)
-        self._qkv, self._qkv_bias = _merge(
+        self._qkv = _merge(
             [
                 _reorder_heads(attn.q_proj, self._head_dim, order),
                 _reorder_heads(attn.k_proj, self._head_dim, order),
@@ -110,15 +109,13 @@ class _FusedLayer:
             ]
         )
         self._qk_norms = [
-            getattr(attn, name).weight[order] for name in ("q_norm", "k_norm") if hasattr(attn, name)
+            getattr(attn, name).weight[order]
+            for name in ("q_norm", "k_norm")
+            if hasattr(attn, name)
         ]
-        self._out = attn.o_proj.weight.t()
-        self._out_bias = attn.o_proj.bias
-        self._gate_up, self._gate_up_bias = _merge(
-            [(p.weight, p.bias) for p in (mlp.gate_proj, mlp.up_proj)]
-        )
-        self._down = mlp.down_proj.weight.t()
-        self._down_bias = mlp.down_proj.bias
+        self._out = Linear(attn.o_proj.weight, attn.o_proj.bias)
+        self._gate_up = _merge([(p.weight, p.bias) for p in (mlp.gate_proj, mlp.up_proj)])
+        self._down = Linear(mlp.down_proj.weight, mlp.down_proj.bias)
 
     def forward(
         self,
@@ -130,17 +127,16 @@ class _FusedLayer:
         """`hidden`: `[num_tokens, hidden_size]`; returns the same shape."""
         query, key, value = self._project(_rms_norm(hidden, self._input_norm, self._eps), rotation)
         attended = paged.forward(self._index, self._attention, query, key, value, batch)
-        hidden = _add_product(hidden, attended.flatten(1), self._out, self._out_bias)
-        normed = _rms_norm(hidden, self._post_norm, self._eps)
-        gate, up = F.linear(normed, self._gate_up, self._gate_up_bias).chunk(2, dim=-1)
-        return _add_product(hidden, F.silu(gate).mul_(up), self._down, self._down_bias)
+        hidden = self._out.plus(attended.flatten(1), hidden)
+        gate, up = self._gate_up(_rms_norm(hidden, self._post_norm, self._eps)).chunk(2, dim=-1)
+        return self._down.plus(F.silu(gate).mul_(up), hidden)
 
     def _project(
         self, normed: torch.Tensor, rotation: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Q, K and V, `[num_tokens, heads, head_dim]` each, rotated."""
         num_rotated = self._num_heads + self._num_kv_heads
-        heads = F.linear(normed, self._qkv, self._qkv_bias).view(len(normed), -1, self._head_dim)
+        heads = self._qkv(normed).view(len(normed), -1, self._head_dim)
         rotated, value = heads.split([num_rotated, self._num_kv_heads], dim=1)
         if self._qk_norms:
             query, key = rotated.split([self._num_heads, self._num_kv_heads], dim=1)
@@ -162,7 +158,7 @@ class _FusedLayer:
         return heads * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-def _linears(layer: nn.Module) -> list[nn.Module]:
+def _linears(layer: Any) -> list[nn.Module]:
     attn, mlp = layer.self_attn, layer.mlp
     return [
         attn.q_proj, attn.k_proj, attn.v_proj, attn.o_proj,
@@ -176,7 +172,7 @@ def _adjacent_order(head_dim: int) -> torch.Tensor:
 
 
 def _reorder_heads(
-    linear: nn.Module, head_dim: int, order: torch.Tensor | slice
+    linear: Any, head_dim: int, order: torch.Tensor | slice
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """A projection's weight and bias with each head's outputs in another order."""
     weight = linear.weight.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1)
@@ -186,23 +182,14 @@ def _reorder_heads(
     return weight, bias
 
 
-def _merge(
-    parts: list[tuple[torch.Tensor, torch.Tensor | None]],
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _merge(parts: list[tuple[torch.Tensor, torch.Tensor | None]]) -> Linear:
     """Several projections of one input as one. Parts without a bias have a bias of zero."""
     weight = torch.cat([w for w, _ in parts])
     if all(b is None for _, b in parts):
-        return weight, None
-    biases = [b if b is not None else w.new_zeros(len(w)) for w, b in parts]
-    return weight, torch.cat(biases)
-
-
-def _add_product(
-    residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """residual + x @ weight + bias."""
-    out = torch.addmm(residual, x, weight)
-    return out if bias is None else out.add_(bias)
+        return Linear(weight)
+    return Linear(
+        weight, torch.cat([b if b is not None else w.new_zeros(len(w)) for w, b in parts])
+    )
 
 
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -1,9 +1,9 @@
 """The paged KV pool: memory and its layout. Knows nothing of who holds which block.
 
 The pool is block-major, `[num_blocks, block_bytes]`: a block is one contiguous region over all
-layers, so that a handoff is a list of (offset, length) and needs no packing. A table per layer says
-where its K and V lie in a block; typed, strided views are derived from it. In the plain case a block
-is `[num_layers, 2, block_size, num_kv_heads, head_dim]`.
+layers, so that a handoff is a list of (offset, length) and needs no packing. A table per layer
+says where its K and V lie in a block; typed, strided views are derived from it. In the plain case
+a block is `[num_layers, 2, block_size, num_kv_heads, head_dim]`.
 """
 
 import math

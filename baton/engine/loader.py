@@ -25,7 +25,9 @@ def load_config(path: str) -> PretrainedConfig:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         first_line = str(error).strip().split("\n")[0]
-        raise UnsupportedModelError(f"cannot read a model configuration at {path!r}: {first_line}") from error
+        raise UnsupportedModelError(
+            f"cannot read a model configuration at {path!r}: {first_line}"
+        ) from error
     _check_architecture(config)
     _check_weights(path)
     return config
@@ -44,7 +46,7 @@ def load_model(
         use_safetensors=True,
         trust_remote_code=False,
     )
-    return model.to(device).eval().requires_grad_(False)  # type: ignore[no-any-return]
+    return model.to(device).eval().requires_grad_(False)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -60,7 +62,9 @@ def resolve_device(name: str) -> torch.device:
     try:
         return torch.device(name)
     except RuntimeError as error:
-        raise InvalidArgumentError("device", f"is {name!r}; must be auto, cpu or cuda[:N]") from error
+        raise InvalidArgumentError(
+            "device", f"is {name!r}; must be auto, cpu or cuda[:N]"
+        ) from error
 
 
 def resolve_dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.dtype:
@@ -73,14 +77,15 @@ def resolve_dtype(name: str, config: PretrainedConfig, device: torch.device) -> 
 
 def max_model_len(config: PretrainedConfig, engine: EngineConfig) -> int:
     """Tokens of one sequence at most."""
-    own = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if own is None and engine.max_model_len is None:
+    own: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    wanted = engine.max_model_len
+    if own is None and wanted is None:
         raise UnsupportedModelError("the checkpoint names no length; set --max-model-len")
-    if own is not None and engine.max_model_len is not None and engine.max_model_len > own:
+    if own is not None and wanted is not None and wanted > own:
         raise InvalidArgumentError(
-            "max_model_len", f"is {engine.max_model_len}; the model was made for {own} tokens"
+            "max_model_len", f"is {wanted}; the model was made for {own} tokens"
         )
-    return int(engine.max_model_len or own)
+    return wanted or own or 1
 
 
 def fingerprint(config: PretrainedConfig, model: PreTrainedModel, execution: str) -> bytes:
@@ -119,7 +124,9 @@ def eos_token_ids(config: PretrainedConfig, model: PreTrainedModel) -> frozenset
 def _check_architecture(config: PretrainedConfig) -> None:
     name = (config.architectures or [type(config).__name__])[0]
     if config.is_encoder_decoder:
-        raise UnsupportedModelError(f"{name} is an encoder-decoder model; Baton serves decoders only")
+        raise UnsupportedModelError(
+            f"{name} is an encoder-decoder model; Baton serves decoders only"
+        )
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModelError(f"{name} is not a causal language model of transformers")
     text = config.get_text_config()

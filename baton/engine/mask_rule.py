@@ -1,4 +1,4 @@
-"""Which earlier tokens a layer may attend to, recognised from the rule transformers builds masks by.
+"""Which earlier tokens a layer may see, recognised from the rule transformers builds masks by.
 
 transformers hands a mask builder a function (batch, head, query, key) -> bool. It is evaluated here
 on chosen positions and described; at run time only the description is used, never the function.
@@ -49,6 +49,6 @@ def _row(mask_function: MaskFunction, query: int, keys: torch.Tensor) -> torch.T
         row = mask_function(0, 0, torch.tensor(query), keys)
     except (IndexError, RuntimeError, TypeError) as error:
         raise UnsupportedModelError(
-            "the model's attention mask depends on the content of the batch, which is not implemented"
+            "the model's attention mask depends on the batch's content, which is not implemented"
         ) from error
     return torch.as_tensor(row).expand(len(keys)).bool()

@@ -1,9 +1,9 @@
 """Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as
 1, 2, 3", SC 2011).
 
-A number is a pure function of (seed, sequence index, position), so a request draws the same ones in
-any batch, on any worker, on any device, and a resumed request goes on where it was. The integers are
-equal everywhere; floating-point functions of them may differ in the last bit between devices.
+A number is a pure function of (seed, sequence index, position), so a request draws the same ones
+in any batch, on any worker, on any device, and a resumed request goes on where it was. The integers
+are equal everywhere; floating-point functions of them may differ in the last bit between devices.
 """
 
 import torch

@@ -71,8 +71,9 @@ class AttentionHook:
         if self.batch is None:
             return self._probe(index, query, key, value, attention_mask, scaling, kwargs), None
         assert self.paged is not None
-        flat = [t.squeeze(0).transpose(0, 1) for t in (query, key, value)]
-        out = self.paged.forward(index, self.probed[index].attention, *flat, self.batch)
+        query, key, value = (t.squeeze(0).transpose(0, 1) for t in (query, key, value))
+        layer = self.probed[index].attention
+        out = self.paged.forward(index, layer, query, key, value, self.batch)
         return out[None], None
 
     def _probe(
@@ -161,8 +162,8 @@ def probe(model: PreTrainedModel, hook: AttentionHook) -> list[ProbedLayer]:
     expected = set(range(num_layers(model.config)))
     if missing := sorted(expected - hook.probed.keys()):
         raise UnsupportedModelError(
-            f"{type(model).__name__}: layers {missing} do not use transformers' attention interface "
-            "(they are recurrent, or attend in code of their own); not implemented"
+            f"{type(model).__name__}: layers {missing} do not use transformers' attention "
+            "interface (they are recurrent, or attend in code of their own); not implemented"
         )
     return [hook.probed[i] for i in sorted(expected)]
 

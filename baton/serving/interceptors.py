@@ -15,6 +15,7 @@ import grpc
 from grpc_status import rpc_status
 
 from baton.serving.errors import status_of
+from baton.serving.malformed import Malformed, tolerant
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 # Generic for the type checker alone.
@@ -62,6 +63,7 @@ async def _run(behavior: Any, request: Any, context: Context) -> Any:
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Ends a call whose handler raises with the status of `baton.serving.errors`.
 
+    A request that cannot be parsed is INVALID_ARGUMENT and does not reach the handler.
     Cancellation and the exception of `context.abort` pass untouched. INTERNAL is logged with its
     traceback, and only there does the text of an unexpected exception appear.
     """
@@ -73,7 +75,23 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         method = handler_call_details.method
-        return guarded(handler, lambda context: _mapping_errors(context, method))
+        return guarded(_parsing(handler), lambda context: _mapping_errors(context, method))
+
+
+def _parsing(handler: Handler) -> Handler:
+    """The handler of one request with `tolerant` parsing; one of a stream of them as it is."""
+    if handler.request_streaming or handler.request_deserializer is None:
+        return handler
+    behavior: Any = handler.unary_unary or handler.unary_stream
+
+    def check_and_run(request: Any, context: Context) -> Any:
+        if isinstance(request, Malformed):
+            raise request.error
+        return behavior(request, context)
+
+    make = _MAKERS[False, handler.response_streaming]
+    deserializer = tolerant(handler.request_deserializer)
+    return make(check_and_run, deserializer, handler.response_serializer)
 
 
 @asynccontextmanager

@@ -13,9 +13,7 @@ class WorkerAdmin(pb_grpc.AdminServicer):
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
-    async def GetLoad(
-        self, _request: pb.GetLoadRequest, _context: Any
-    ) -> pb.GetLoadResponse:
+    async def GetLoad(self, _request: pb.GetLoadRequest, _context: Any) -> pb.GetLoadResponse:
         worker = self._worker
         if not worker.is_ready:
             return pb.GetLoadResponse(
@@ -36,6 +34,11 @@ class WorkerAdmin(pb_grpc.AdminServicer):
             num_promised_blocks=worker.num_promised_blocks(),
             num_steps=worker.engine.num_steps,
         )
+
+    async def ListWorkers(
+        self, _request: pb.ListWorkersRequest, _context: Any
+    ) -> pb.ListWorkersResponse:
+        raise NotImplementedError("a worker knows no other; ask the router")
 
     async def Drain(self, _request: pb.DrainRequest, _context: Any) -> pb.DrainResponse:
         await self._worker.drain()

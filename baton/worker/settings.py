@@ -13,14 +13,17 @@ class WorkerSettings(ServingSettings):
     """Settings of both roles."""
 
     worker_id: str | None = Field(
-        None, description="Name in the cluster. Unset: role and endpoint, such as prefill-host:port."
+        None,
+        description="Name in the cluster. Unset: role and endpoint, such as prefill-host:port.",
     )
     model: str = Field(
-        DEFAULT_MODEL, description="Checkpoint: a folder, a hub id, or 'tiny', which ships with Baton."
+        DEFAULT_MODEL,
+        description="Checkpoint: a folder, a hub id, or 'tiny', which ships with Baton.",
     )
     device: str = Field("auto", description="cpu, cuda, cuda:N, or auto: a GPU if there is one.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Of weights and cache. auto: float32 on a CPU, the model's own on a GPU."
+        "auto",
+        description="Of weights and cache. auto: float32 on a CPU, the model's own on a GPU.",
     )
     block_size: int = Field(16, ge=1, description="Tokens in a KV block; equal on all workers.")
     num_blocks: int | None = Field(

@@ -13,7 +13,7 @@ _FINISH_REASONS = {
 }
 
 
-def finish_reason_to_message(reason: FinishReason | None) -> pb.FinishReason:
+def finish_reason_to_message(reason: FinishReason | None) -> pb.FinishReason.ValueType:
     """Unspecified for a sequence that goes on, here or elsewhere."""
     if reason is None:
         return pb.FINISH_REASON_UNSPECIFIED
@@ -36,4 +36,3 @@ def engine_request(
         purpose=purpose,
         kv_source=kv_source,
     )
-

@@ -43,7 +43,7 @@ class KvCacheManager:
             found.append(block_id)
         return found
 
-    def num_missing_blocks(self, sequence: Sequence, hits: list[int], num_tokens: int) -> int:
+    def num_missing_blocks(self, hits: list[int], num_tokens: int) -> int:
         """Free blocks that `admit` would take for a table that covers `num_tokens`."""
         revived = sum(map(self.pool.is_free, hits))
         return self.num_blocks_for(num_tokens) - len(hits) + revived
@@ -54,7 +54,7 @@ class KvCacheManager:
         Returns False, and changes nothing, if the pool has too few free blocks.
         """
         assert not sequence.block_ids, "admit() of a sequence that has blocks"
-        if self.num_missing_blocks(sequence, hits, num_tokens) > self.pool.num_free_blocks:
+        if self.num_missing_blocks(hits, num_tokens) > self.pool.num_free_blocks:
             return False
         self.pool.hold(hits)
         new = self.pool.allocate(max(0, self.num_blocks_for(num_tokens) - len(hits)))

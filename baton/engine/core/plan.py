@@ -1,4 +1,4 @@
-"""What crosses between the thinking half of the engine and the computing half. Plain frozen data."""
+"""What crosses between the thinking and the computing half of the engine. Plain frozen data."""
 
 from dataclasses import dataclass
 
@@ -36,7 +36,7 @@ class ScheduledSequence:
 
 @dataclass(frozen=True, slots=True)
 class ExternalAllocation:
-    """Blocks for a sequence whose KV another worker computes; the first `num_hit_blocks` hold it."""
+    """Blocks for a sequence whose KV comes from elsewhere; the first `num_hit_blocks` hold it."""
 
     request_id: str
     block_ids: tuple[int, ...]
@@ -58,7 +58,7 @@ class StepPlan:
 
     @property
     def is_pure_decode(self) -> bool:
-        """Every sequence computes exactly one token and samples: what a captured graph can replay."""
+        """Every sequence computes one token and samples: what a captured graph can replay."""
         return all(s.samples and s.end - s.start == 1 for s in self.scheduled)
 
 

@@ -1,8 +1,8 @@
 """Who computes how many tokens in the next step. Pure policy: no torch, clock, thread or I/O.
 
-There are no phases. Each sequence has `num_tokens` and `num_computed_tokens`, and the scheduler lets
-the second catch up with the first under budgets. A prefill is a sequence that is far behind, a
-decode one that is one token behind; both go into one step.
+There are no phases. Each sequence has `num_tokens` and `num_computed_tokens`, and the scheduler
+lets the second catch up with the first under budgets. A prefill is a sequence that is far behind,
+a decode one that is one token behind; both go into one step.
 """
 
 from collections import deque

@@ -34,7 +34,7 @@ class KvSource(Enum):
 
 
 class Purpose(Enum):
-    """What a sequence is for. `PREFILL` ends after one token and keeps its blocks until released."""
+    """What a sequence is for. `PREFILL` ends after one token and keeps its blocks till released."""
 
     GENERATE = auto()
     PREFILL = auto()

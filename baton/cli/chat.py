@@ -1,0 +1,69 @@
+"""`baton chat`: a conversation, one line a turn."""
+
+import contextlib
+import sys
+
+from baton.client import Client, Message
+from baton.errors import BatonError, FailedPreconditionError
+from baton.sampling import SamplingParams
+
+
+class Conversation:
+    """The turns so far. A turn that failed leaves no trace in it."""
+
+    def __init__(self, client: Client, params: SamplingParams, system: str) -> None:
+        self._client = client
+        self._params = params
+        self.messages = [Message("system", system)] if system else []
+
+    def say(self, content: str) -> None:
+        """Adds a turn of the user and streams the answer to stdout.
+
+        Ctrl-C cuts the answer short; the conversation goes on from there.
+        """
+        asked = [*self.messages, Message("user", content)]
+        texts: list[str] = []
+        with (
+            contextlib.suppress(KeyboardInterrupt),
+            self._client.generate(asked, self._params) as generation,
+        ):
+            for chunk in generation:
+                texts.append(chunk.text)
+                print(chunk.text, end="", flush=True)
+        print(flush=True)
+        self.messages = [*asked, Message("assistant", "".join(texts))]
+
+
+def run(client: Client, params: SamplingParams, system: str) -> None:
+    """Reads turns from stdin until it ends.
+
+    At a terminal a failed turn is told and the conversation goes on; otherwise it raises.
+    """
+    model = client.get_model()
+    if not model.has_chat_template:
+        raise FailedPreconditionError(f"{model.name} has no chat template; use `baton generate`")
+    conversation = Conversation(client, params, system)
+    if sys.stdin.isatty():
+        _talk(conversation, model.name)
+    else:
+        for line in sys.stdin:
+            if line.strip():
+                conversation.say(line.strip())
+
+
+def _talk(conversation: Conversation, model: str) -> None:
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - gives `input` line editing
+    print(f"chat with {model}; Ctrl-C stops an answer, Ctrl-D ends")
+    while True:
+        try:
+            line = input("> ").strip()
+            if line:
+                conversation.say(line)
+        except EOFError:
+            print()
+            return
+        except KeyboardInterrupt:
+            print()
+        except BatonError as error:
+            print(f"baton: {error}", file=sys.stderr)

@@ -1,0 +1,283 @@
+"""A whole cluster on this machine: Redis, a router and workers as child processes.
+
+    with LocalCluster(num_prefill=2) as cluster, Client(cluster.address) as client:
+        print(client.generate("def main():").text())
+
+Knows nothing of terminals: it reports to a callback.
+"""
+
+import contextlib
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from baton.cli.ports import HOST, free_port
+from baton.cli.process import Flags, Process, Role
+from baton.client import Client, Worker
+from baton.cluster.redis import EmbeddedRedis
+from baton.errors import BatonError, DeadlineExceededError, UnavailableError
+
+START_TIMEOUT = 120.0
+STOP_TIMEOUT = 10.0
+
+_POLL_INTERVAL = 0.1
+_ANSWER_TIMEOUT = 1.0
+_MAX_STARTS = 4  # of one process, each on another port
+# Requests in flight may take this long to end; well below the time after which all are killed.
+_DRAIN_TIMEOUT = 5.0
+_STOP_ORDER: tuple[Role, ...] = ("router", "decode", "prefill")
+_NO_FLAGS: Flags = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How far a process is. `state` as `Client.get_load` says it, "starting" before it answers."""
+
+    name: str
+    state: str = "starting"
+    phase: str = "starting"
+    progress: float = 0.0
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state == "ready"
+
+
+OnStatus = Callable[[list[Status]], None]
+
+
+class LocalCluster:
+    """One router with its workers. `start` it and `stop` it, or use it in `with`.
+
+    Everything it starts dies with this process, however that dies (Linux). The kernel counts the
+    thread that called `start` or `restart` as the parent, so call them from one that lives on.
+
+    Args:
+        model: "tiny", a folder or a hub id.
+        port: of the router; 0 takes a free one.
+        redis_url: a Redis that is there already; None starts one of our own.
+        worker_flags: settings of every worker by field name, such as `{"num_blocks": 64}`.
+        prefill_flags, decode_flags: settings of one role's workers; they go before `worker_flags`.
+        router_flags: settings of the router.
+        log_dir: keeps the logs there, a file for each process; None: gone after `stop`.
+
+    Attributes:
+        redis: the Redis of our own, which may be stopped and started again; None: another's.
+        redis_url: the Redis in use.
+    """
+
+    def __init__(
+        self,
+        model: str = "tiny",
+        num_prefill: int = 1,
+        num_decode: int = 1,
+        port: int = 0,
+        redis_url: str | None = None,
+        *,
+        worker_flags: Flags = _NO_FLAGS,
+        prefill_flags: Flags = _NO_FLAGS,
+        decode_flags: Flags = _NO_FLAGS,
+        router_flags: Flags = _NO_FLAGS,
+        log_dir: Path | None = None,
+    ) -> None:
+        self._ports: set[int] = set()
+        self._gone: dict[str, set[int]] = {}  # epochs of workers that have been replaced
+        self._may_move_router = port == 0
+        self._log_dir = log_dir
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        redis_port = self._free_port()
+        self.redis = EmbeddedRedis(redis_port) if redis_url is None else None
+        self.redis_url = redis_url or f"redis://{HOST}:{redis_port}/0"
+        all_flags = {
+            "redis_url": self.redis_url,
+            "model": model,
+            "drain_timeout_s": _DRAIN_TIMEOUT,
+        }
+        self._router = Process(
+            "router", "router", port or self._free_port(), {**all_flags, **router_flags}
+        )
+        num_threads = _threads_of_each(num_prefill + num_decode, worker_flags.get("device"))
+        all_flags |= {"num_threads": num_threads, **worker_flags}
+        self._workers = [
+            *self._pool("prefill", num_prefill, {**all_flags, **prefill_flags}),
+            *self._pool("decode", num_decode, {**all_flags, **decode_flags}),
+        ]
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def address(self) -> str:
+        """Where the router listens: what a `Client` takes. Final once `start` has returned."""
+        return self._router.endpoint
+
+    @property
+    def processes(self) -> list[Process]:
+        """The router, then the prefill workers, then the decode workers."""
+        return [self._router, *self._workers]
+
+    def process(self, name: str) -> Process:
+        """The process called "router", "prefill-0", "decode-1" and so on."""
+        return next(process for process in self.processes if process.name == name)
+
+    def start(
+        self, timeout: float | None = START_TIMEOUT, on_status: OnStatus = lambda _: None
+    ) -> None:
+        """Returns once a request can be served by every worker.
+
+        Args:
+            timeout: seconds; None: as long as it takes.
+            on_status: called again and again with the status of every process.
+
+        Raises:
+            UnavailableError: a process died; the message has the end of its log.
+            DeadlineExceededError: it took too long.
+            FailedPreconditionError: there is no Redis to start.
+
+        Nothing is left running where it raises.
+        """
+        assert self._folder is None, "the cluster was started already"
+        self._folder = tempfile.TemporaryDirectory(prefix="baton-")
+        try:
+            if self.redis is not None:
+                self.redis.start()
+            for process in self.processes:
+                process.start(self._log_dir or Path(self._folder.name))
+            self.wait_ready(timeout, on_status)
+        except BaseException:
+            self.stop(0.0)
+            raise
+
+    def wait_ready(
+        self, timeout: float | None = START_TIMEOUT, on_status: OnStatus = lambda _: None
+    ) -> None:
+        """Waits until the router can use every worker that is running; raises as `start`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        statuses = {process.name: Status(process.name) for process in self.processes}
+        while not self._is_ready(statuses):
+            on_status(list(statuses.values()))
+            if deadline is not None and time.monotonic() > deadline:
+                late = ", ".join(s.name for s in statuses.values() if not s.is_ready)
+                raise DeadlineExceededError(
+                    f"{late or 'the router'} did not become ready within {timeout:g} s"
+                )
+            time.sleep(_POLL_INTERVAL)
+            self._move_those_without_port()
+            self.check()
+        on_status(list(statuses.values()))
+
+    def check(self) -> None:
+        """Raises `UnavailableError` if a process died that nobody had told to."""
+        dead = [process.obituary() for process in self.processes if process.has_failed]
+        if dead:
+            raise UnavailableError("\n".join(dead))
+
+    def kill(self, name: str, signum: int = signal.SIGKILL) -> None:
+        """Sends a process a signal; after SIGKILL it has ended. `check` does not mind its end."""
+        self.process(name).signal(signum)
+
+    def restart(self, name: str, timeout: float | None = START_TIMEOUT) -> None:
+        """Starts a process that has ended, as it was started before; raises as `start`."""
+        assert self._folder is not None, "the cluster is not running"
+        # On the same port it could pass for the one before until the router reads its new record.
+        worker = self.process(name).worker_id
+        self._gone[worker] = {w.epoch for w in self._listed() if w.id == worker}
+        self.process(name).start(self._log_dir or Path(self._folder.name))
+        self.wait_ready(timeout)
+
+    def stop(self, timeout: float = STOP_TIMEOUT) -> None:
+        """Ends the router, then the decode workers, the prefill workers and Redis. Idempotent.
+
+        Requests in flight may end first. What is left after `timeout` seconds, or when
+        interrupted, is killed.
+        """
+        deadline = time.monotonic() + timeout
+        try:
+            for role in _STOP_ORDER if timeout > 0 else ():
+                self._end([p for p in self.processes if p.role == role], deadline)
+        finally:
+            for process in self.processes:
+                process.signal(signal.SIGKILL)
+            if self.redis is not None:
+                self.redis.stop()
+            if self._folder is not None:
+                self._folder.cleanup()
+                self._folder = None
+
+    def _end(self, processes: list[Process], deadline: float) -> None:
+        for process in processes:
+            process.signal(signal.SIGTERM)
+            process.signal(signal.SIGCONT)
+        for process in processes:
+            process.wait(deadline)
+
+    def _is_ready(self, statuses: dict[str, Status]) -> bool:
+        """Whether all running processes serve and the router knows it. Brings `statuses` up to
+        date."""
+        running = [process for process in self.processes if process.is_running]
+        for process in running:
+            if not statuses[process.name].is_ready:
+                statuses[process.name] = _status(process)
+        if not all(statuses[process.name].is_ready for process in running):
+            return False
+        routed = {
+            worker.id
+            for worker in self._listed()
+            if worker.state == "ready" and worker.epoch not in self._gone.get(worker.id, ())
+        }
+        return {p.worker_id for p in running if p.role != "router"} <= routed
+
+    def _listed(self) -> list[Worker]:
+        """The workers as the router knows them; none if it does not answer."""
+        with (
+            contextlib.suppress(BatonError),
+            Client(self.address, timeout=_ANSWER_TIMEOUT) as client,
+        ):
+            return client.list_workers()
+        return []
+
+    def _move_those_without_port(self) -> None:
+        """Starts those again, on other ports, that found theirs taken."""
+        for process in self.processes:
+            may_move = process is not self._router or self._may_move_router
+            if may_move and process.lost_its_port and process.num_starts < _MAX_STARTS:
+                process.port = self._free_port()
+                process.start(process.log_path.parent)
+
+    def _pool(self, role: Role, number: int, flags: Flags) -> Iterator[Process]:
+        for index in range(number):
+            name = f"{role}-{index}"
+            # In a Redis shared with others this would not be the only one of its name.
+            own = {} if self.redis is None else {"worker_id": name}
+            yield Process(name, role, self._free_port(), {**own, **flags})
+
+    def _free_port(self) -> int:
+        port = free_port(self._ports)
+        self._ports.add(port)
+        return port
+
+
+def _status(process: Process) -> Status:
+    try:
+        with Client(process.endpoint, timeout=_ANSWER_TIMEOUT) as client:
+            load = client.get_load()
+    except BatonError:
+        return Status(process.name)
+    return Status(process.name, load.state, load.phase, load.progress)
+
+
+def _threads_of_each(num_workers: int, device: object) -> int | None:
+    """A fair share of the cores, or None for workers on a GPU, which hardly compute on them."""
+    has_gpu = Path("/dev/nvidiactl").exists()
+    if device == "cpu" or (device in (None, "auto") and not has_gpu):
+        return max(1, len(os.sched_getaffinity(0)) // max(1, num_workers))
+    return None

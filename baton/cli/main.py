@@ -1,0 +1,285 @@
+"""The `baton` command. Each room is imported inside its command, so that `--help` costs nothing."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from baton.cli.options import (
+    DEFAULT_ADDRESS,
+    Address,
+    Json,
+    MaxTokens,
+    Seed,
+    Temperature,
+    Timeout,
+    TopK,
+    TopP,
+)
+from baton.errors import BatonError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_INTERRUPTED = 130
+
+app = typer.Typer(
+    help="Serve large language models with prefill and decode apart.",
+    epilog="Try it: `baton demo`.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def main() -> None:
+    """The entry point."""
+    app()
+
+
+@app.callback()
+def _baton(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import PackageNotFoundError
+        from importlib.metadata import version as version_of
+
+        try:
+            print(version_of("baton-serve"))
+        except PackageNotFoundError:
+            print("unknown: baton-serve is not installed")
+        raise typer.Exit
+
+
+@app.command()
+def up(
+    model: Annotated[
+        str,
+        typer.Option(
+            envvar="BATON_MODEL", help="'tiny', which ships with Baton, a folder, or a hub id."
+        ),
+    ] = "tiny",
+    prefill: Annotated[int, typer.Option(min=1, help="Prefill workers.")] = 1,
+    decode: Annotated[int, typer.Option(min=1, help="Decode workers.")] = 1,
+    host: Annotated[str, typer.Option(help="Address the router listens on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The router's port; 0: any free one.")
+    ] = 50051,
+    redis_url: Annotated[
+        str | None, typer.Option(envvar="BATON_REDIS_URL", help="A Redis to use; else our own.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:N, or auto: a GPU if there is one.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="auto, float32, bfloat16 or float16: weights and cache.")
+    ] = None,
+    num_blocks: Annotated[
+        int | None, typer.Option(min=1, help="KV blocks in each worker's pool.")
+    ] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of one sequence at most.")
+    ] = None,
+    num_threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads of each worker; else cores / workers.")
+    ] = None,
+    worker_arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="Any other setting of the workers; may be repeated."
+        ),
+    ] = None,
+    log_dir: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Keep the logs in this folder.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands only.")] = False,
+) -> None:
+    """Run a cluster on this machine until Ctrl-C.
+
+    \b
+    Examples:
+      baton up
+      baton up --model Qwen/Qwen3-0.6B --prefill 2 --decode 1
+      baton up --worker-arg max-num-seqs=16 --dry-run
+    """
+
+    def command() -> None:
+        from baton.cli import up as room
+        from baton.cli.local_cluster import LocalCluster
+
+        flags = {
+            "device": device,
+            "dtype": dtype,
+            "num_blocks": num_blocks,
+            "max_model_len": max_model_len,
+            "num_threads": num_threads,
+        }
+        said = {name: value for name, value in flags.items() if value is not None}
+        cluster = LocalCluster(
+            model,
+            prefill,
+            decode,
+            port,
+            redis_url,
+            worker_flags={**said, **room.parse_flags(worker_arg or [])},
+            router_flags={"host": host},
+            log_dir=log_dir,
+        )
+        if dry_run:
+            room.print_commands(cluster)
+        else:
+            room.run(cluster, _console())
+
+    _finish(command)
+
+
+@app.command()
+def demo() -> None:
+    """Start a small cluster, send it three prompts, and show what happened.
+
+    \b
+    Example:
+      baton demo
+    """
+
+    def command() -> None:
+        from baton.cli import demo as room
+
+        room.run(_console())
+
+    _finish(command)
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The text to continue; -: read it from stdin.")],
+    address: Address = DEFAULT_ADDRESS,
+    max_tokens: MaxTokens = 128,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Text at which to stop; may be repeated.")
+    ] = None,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Say on stderr what it used and took.")
+    ] = False,
+    json: Json = False,
+    timeout: Timeout = 120.0,
+) -> None:
+    """Continue a text; the answer is streamed to stdout.
+
+    \b
+    Examples:
+      baton generate "def fibonacci(n):" --max-tokens 64
+      cat story.txt | baton generate - --temperature 0.8 --seed 1 --stop "The end"
+    """
+
+    def command() -> None:
+        from baton.cli import generate as room
+        from baton.cli.session import session
+        from baton.sampling import SamplingParams
+
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            stop=tuple(stop or ()),
+        )
+        text = sys.stdin.read() if prompt == "-" else prompt
+        with session(address, timeout) as client:
+            if json:
+                print(room.as_json(client, text, params))
+                return
+            generation = room.stream(client, text, params)
+            if stats and generation.finished is not None:
+                print(room.stats_line(generation.finished), file=sys.stderr)
+
+    _finish(command)
+
+
+@app.command()
+def chat(
+    address: Address = DEFAULT_ADDRESS,
+    system: Annotated[str, typer.Option(help="What the model is told before all else.")] = "",
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = 0.7,
+    top_k: TopK = 0,
+    top_p: TopP = 0.95,
+    seed: Seed = 0,
+    timeout: Timeout = 120.0,
+) -> None:
+    """Talk with the model; each line is a turn. Ctrl-C stops an answer, Ctrl-D ends.
+
+    \b
+    Examples:
+      baton chat --system "You write Python."
+      echo "Write a function that adds two numbers." | baton chat --temperature 0
+    """
+
+    def command() -> None:
+        from baton.cli import chat as room
+        from baton.cli.session import session
+        from baton.sampling import SamplingParams
+
+        params = SamplingParams(
+            max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
+        )
+        with session(address, timeout) as client:
+            room.run(client, params, system)
+
+    _finish(command)
+
+
+@app.command()
+def workers(address: Address = DEFAULT_ADDRESS, json: Json = False) -> None:
+    """List the workers of a cluster.
+
+    \b
+    Example:
+      baton workers --address 127.0.0.1:50051
+    """
+
+    def command() -> None:
+        from baton.cli import workers as room
+        from baton.cli.session import session
+
+        with session(address, 5.0) as client:
+            found = client.list_workers()
+        if json:
+            room.print_json(found)
+        else:
+            room.print_table(found, _console())
+
+    _finish(command)
+
+
+def _finish(command: Callable[[], None]) -> NoReturn:
+    """Runs a command and exits: 0, 1 with a sentence on stderr, or 130 when interrupted."""
+    code = 0
+    try:
+        command()
+    except BatonError as error:
+        print(f"baton: {error}", file=sys.stderr)
+        code = 1
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+    raise typer.Exit(code)
+
+
+def _console() -> "Console":
+    """Stdout. A pipe has no width to wrap at."""
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=160)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""One child process of a local cluster: its command line, its log, its life and death."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from baton.cli.ports import HOST
+from baton.cluster.child import dying_with_parent
+
+Role = Literal["router", "prefill", "decode"]
+Flags = Mapping[str, object]
+"""Settings by field name: `{"num_blocks": 64, "prefix_caching": False}`. None: not said."""
+
+_MODULES: dict[Role, str] = {
+    "router": "router",
+    "prefill": "prefill_worker",
+    "decode": "decode_worker",
+}
+_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - nothing is bound to here
+_TAIL_LINES = 15
+_TAIL_BYTES = 8192
+
+# What a server would tell others of itself: not for a process that listens on loopback.
+_NOT_INHERITED = {"BATON_ADVERTISE_HOST"}
+
+
+class Process:
+    """One router or worker on this machine. It dies with this process, however that dies.
+
+    Attributes:
+        name: such as "router", "prefill-0", "decode-1".
+        port: where it listens; changed only while it is not running.
+        num_starts: how often it was started.
+        was_signalled: `signal` has told it to end, so that its end is no accident.
+    """
+
+    def __init__(self, name: str, role: Role, port: int, flags: Flags) -> None:
+        self.name = name
+        self.role = role
+        self.port = port
+        self.num_starts = 0
+        self.was_signalled = False
+        self._flags = flags
+        self._log_path: Path | None = None
+        self._popen: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log_path(self) -> Path:
+        """What it says. Valid from its start on."""
+        assert self._log_path is not None, f"{self.name} was not started"
+        return self._log_path
+
+    @property
+    def endpoint(self) -> str:
+        """Where this machine reaches it: "host:port"."""
+        host = str(self._flags.get("host") or HOST)
+        return f"{HOST if host in _WILDCARDS else host}:{self.port}"
+
+    @property
+    def worker_id(self) -> str:
+        """Its name in the cluster; of a worker only."""
+        return str(self._flags.get("worker_id") or f"{self.role}-{self.endpoint}")
+
+    @property
+    def command(self) -> list[str]:
+        """What runs it. -P: a `router` folder where the user stands is not ours."""
+        own = {"host": HOST, "port": self.port}
+        return [sys.executable, "-P", "-m", _MODULES[self.role], *_flags({**own, **self._flags})]
+
+    @property
+    def pid(self) -> int:
+        """Its process id. Valid from its start on."""
+        assert self._popen is not None, f"{self.name} was not started"
+        return self._popen.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._popen is not None and self._popen.poll() is None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended without having been told to."""
+        return self._popen is not None and not self.is_running and not self.was_signalled
+
+    @property
+    def lost_its_port(self) -> bool:
+        """Whether it ended because somebody else listens on its port."""
+        return self.has_failed and f"port {self.port} on " in self.log_tail()
+
+    def start(self, log_dir: Path) -> None:
+        """Starts it, again if it had ended. Call it from a thread that lives on."""
+        assert not self.is_running, f"{self.name} is running"
+        self.was_signalled = False
+        self.num_starts += 1
+        self._log_path = log_dir / f"{self.name}.log"
+        with self._log_path.open("ab") as log:
+            self._popen = subprocess.Popen(  # noqa: S603 - a command line of our own
+                dying_with_parent(self.command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={k: v for k, v in os.environ.items() if k not in _NOT_INHERITED},
+                process_group=0,  # Ctrl-C in a terminal is for us, who stop things in order
+            )
+
+    def signal(self, signum: int) -> None:
+        """Sends a signal; after SIGKILL it has ended. Does nothing if it is not running."""
+        if self._popen is None or not self.is_running:
+            return
+        if signum in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
+            self.was_signalled = True
+        self._popen.send_signal(signum)
+        if signum == signal.SIGKILL:
+            self._popen.wait()
+
+    def wait(self, deadline: float) -> bool:
+        """Waits for its end until `time.monotonic()` says `deadline`; whether it ended."""
+        try:
+            if self._popen is not None:
+                self._popen.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def obituary(self) -> str:
+        """How it ended and the end of its log, for people."""
+        assert self._popen is not None
+        code = self._popen.returncode
+        how = (
+            f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        )
+        tail = self.log_tail()
+        return f"{self.name} {how}; " + (f"its log ends:\n{tail}" if tail else "its log is empty")
+
+    def log_tail(self) -> str:
+        """The last lines of its log."""
+        try:
+            text = self.log_path.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
+        except OSError:
+            return ""
+        return "\n".join(text.strip().splitlines()[-_TAIL_LINES:])
+
+
+def _flags(flags: Flags) -> list[str]:
+    line: list[str] = []
+    for name, value in flags.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            line.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            line += [f"--{flag}", str(value)]
+    return line

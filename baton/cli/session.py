@@ -1,0 +1,39 @@
+"""A connection to a running cluster, with errors that say how to get one."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from baton.client import Client
+from baton.errors import UnavailableError
+
+_PROBE_TIMEOUT = 1.0
+
+
+@contextmanager
+def session(address: str, timeout: float) -> Iterator[Client]:
+    """A client of the router at `address`.
+
+    Raises:
+        UnavailableError: nothing listens there, and then it says what to do, or the router cannot
+            serve now.
+    """
+    try:
+        with Client(address, timeout=timeout) as client:
+            yield client
+    except UnavailableError as error:
+        if _listens(address):
+            raise
+        raise UnavailableError(
+            f"nothing answers at {address}; start a cluster with `baton up`, or say where one is "
+            "with --address or BATON_ADDRESS"
+        ) from error
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _PROBE_TIMEOUT):
+            return True
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,73 @@
+"""`baton up`: a cluster on this machine until told to stop."""
+
+import shlex
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from baton.cli.display import status_display
+from baton.cli.local_cluster import LocalCluster
+from baton.cli.options import DEFAULT_ADDRESS
+from baton.cli.signals import interrupted_by_signals
+from baton.errors import InvalidArgumentError
+
+_CHECK_INTERVAL = 0.2
+
+
+def parse_flags(settings: Sequence[str]) -> dict[str, object]:
+    """The settings of "KEY=VALUE", with true and false as such."""
+    flags: dict[str, object] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not (key and equals):
+            raise InvalidArgumentError("--worker-arg", f"is {setting!r}; must be KEY=VALUE")
+        flags[key.lstrip("-").replace("-", "_")] = {"true": True, "false": False}.get(value, value)
+    return flags
+
+
+def print_commands(cluster: LocalCluster) -> None:
+    """What `run` would start, each as a line for a shell."""
+    if cluster.redis is not None:
+        print(f"# an embedded Redis at {cluster.redis_url}")
+    for process in cluster.processes:
+        print(shlex.join(process.command))
+
+
+def run(cluster: LocalCluster, console: Console) -> None:
+    """Starts the cluster, says how to use it, and stops it at a signal or when a process dies.
+
+    Raises `UnavailableError` where a process died by itself.
+    """
+    with interrupted_by_signals():
+        try:
+            _serve(cluster, console)
+        except KeyboardInterrupt:
+            console.print("stopping; Ctrl-C again kills")
+        finally:
+            cluster.stop()
+
+
+def _serve(cluster: LocalCluster, console: Console) -> None:
+    began = time.monotonic()
+    with status_display(console) as on_status:
+        cluster.start(timeout=None, on_status=on_status)
+    console.print(_how_to_use(cluster.address, time.monotonic() - began), highlight=False)
+    has_redis = cluster.redis is not None
+    while True:
+        cluster.check()
+        if cluster.redis is not None and has_redis and not cluster.redis.is_running:
+            has_redis = False
+            console.print("Redis died. The workers serve on; new ones cannot join.")
+        time.sleep(_CHECK_INTERVAL)
+
+
+def _how_to_use(address: str, seconds: float) -> str:
+    option = "" if address == DEFAULT_ADDRESS else f" --address {address}"
+    return (
+        f"ready after {seconds:.1f} s at {address}. In another terminal:\n"
+        f'  baton generate{option} "def fibonacci(n):"\n'
+        f"  baton chat{option}\n"
+        f"  baton workers{option}\n"
+        "Ctrl-C stops the cluster."
+    )

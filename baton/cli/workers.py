@@ -1,0 +1,38 @@
+"""`baton workers`: who serves."""
+
+import dataclasses
+import json
+
+from rich.console import Console
+from rich.table import Table
+
+from baton.client import Worker
+
+_STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow", "unreachable": "red"}
+
+
+def print_json(workers: list[Worker]) -> None:
+    """One object a line."""
+    for worker in workers:
+        print(json.dumps(dataclasses.asdict(worker)))
+
+
+def print_table(workers: list[Worker], console: Console) -> None:
+    """A row for each worker; a sentence if there is none."""
+    if not workers:
+        console.print("the router knows no worker yet")
+        return
+    table = Table("worker", "role", "endpoint", "state", box=None)
+    table.add_column("requests", justify="right")
+    table.add_column("cached blocks", justify="right")
+    for worker in workers:
+        style = _STYLES.get(worker.state, "")
+        table.add_row(
+            worker.id,
+            worker.role,
+            worker.endpoint,
+            f"[{style}]{worker.state}[/]" if style else worker.state,
+            str(worker.num_requests),
+            str(worker.num_indexed_blocks),
+        )
+    console.print(table)

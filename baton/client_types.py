@@ -1,0 +1,169 @@
+"""What the client takes and gives, as plain data. Knows nothing of protobuf nor of connections."""
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation. `role` is one the model's chat template knows."""
+
+    role: str
+    content: str
+
+
+Chat: TypeAlias = Sequence[Message | Mapping[str, str]]
+Prompt: TypeAlias = str | Sequence[int] | Chat
+"""Text, token ids, or a conversation: messages or dicts with `role` and `content`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some tokens of one sequence and the text they complete.
+
+    Attributes:
+        text: may lag behind `token_ids`: half characters and possible stop strings are held back.
+        token_ids: empty when only held-back text is delivered.
+        position: of the first token in the output, from 0.
+        logprobs: one for each token, in nats; empty unless asked for.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    position: int
+    sequence_index: int
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A worker the router considered. The least sum of `terms` wins; `excluded` says why not."""
+
+    worker: str
+    role: str
+    terms: Mapping[str, float]
+    excluded: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a request runs. An empty `prefill_worker`: the decode worker computes the prompt."""
+
+    prefill_worker: str
+    decode_worker: str
+    candidates: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The request was admitted and placed."""
+
+    request_id: str
+    num_prompt_tokens: int
+    placement: Placement
+
+
+class FinishReason(enum.StrEnum):
+    """Why a sequence ended."""
+
+    UNSPECIFIED = "unspecified"
+    END_OF_SEQUENCE = "end_of_sequence"
+    STOP_TOKEN = "stop_token"  # noqa: S105
+    STOP_STRING = "stop_string"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a request used; the fields are those of `baton.v1.Usage`."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_prompt_tokens: int
+    num_transferred_blocks: int
+    num_transferred_bytes: int
+    num_reused_decode_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds, as the router saw them; the fields are those of `baton.v1.Timings`.
+
+    `exposed_transfer` is None when nothing was decoded.
+    """
+
+    admission: float
+    prefill_queue: float
+    time_to_first_token: float
+    exposed_transfer: float | None
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The sequence is complete. `stop_string` is the one that ended it, else empty."""
+
+    reason: FinishReason
+    stop_string: str
+    usage: Usage
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The tokens of a prompt, and the text they were made from: the rendered conversation."""
+
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The served model; the fields are those of `baton.v1.GetModelResponse`."""
+
+    name: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    has_chat_template: bool
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker as the router knows it.
+
+    `role` is "prefill" or "decode"; `state` is "ready", "draining", "unreachable" or "starting".
+    """
+
+    id: str
+    role: str
+    endpoint: str
+    epoch: int
+    state: str
+    num_requests: int
+    num_indexed_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one process is doing; the fields are those of `baton.v1.GetLoadResponse`.
+
+    `state` as in `Worker`; `phase` and `progress` in [0, 1] say how far it is while "starting".
+    """
+
+    state: str
+    phase: str
+    progress: float
+    num_waiting: int
+    num_running: int
+    num_blocks: int
+    num_held_blocks: int
+    num_cached_blocks: int
+    num_leases: int
+    num_preemptions: int
+    num_promised_blocks: int
+    num_steps: int

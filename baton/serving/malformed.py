@@ -1,0 +1,93 @@
+"""A request that cannot be parsed: which of its fields is to blame.
+
+gRPC answers INTERNAL where a deserializer raises. So ours returns a `Malformed` in the request's
+place, and whoever runs the handler raises its error. Knows no particular message.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from baton.errors import InvalidArgumentError
+
+Deserializer: TypeAlias = Callable[[bytes], Any]
+
+_LENGTH_DELIMITED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """What stands for a request that could not be parsed."""
+
+    error: InvalidArgumentError
+
+
+def tolerant(deserialize: Deserializer) -> Deserializer:
+    """The deserializer, but a message that cannot be parsed gives a `Malformed`."""
+    message_class = getattr(deserialize, "__self__", None)
+    if not (isinstance(message_class, type) and issubclass(message_class, Message)):
+        return deserialize
+    descriptor: Any = message_class.DESCRIPTOR
+
+    def parse(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            return Malformed(_explain(data, descriptor))
+
+    return parse
+
+
+def _explain(data: bytes, descriptor: Descriptor) -> InvalidArgumentError:
+    field = _bad_text(data, descriptor)
+    if field is not None:
+        return InvalidArgumentError(field, "is not valid UTF-8; text must be")
+    return InvalidArgumentError("request", f"cannot be parsed as {descriptor.full_name}")
+
+
+def _bad_text(data: bytes, descriptor: Descriptor) -> str | None:
+    """The path of the first string field, at any depth, that is not UTF-8."""
+    seen: dict[int, int] = {}
+    for number, content in _length_delimited_fields(data):
+        field = descriptor.fields_by_number.get(number)
+        if field is None:
+            continue
+        index = seen[number] = seen.get(number, -1) + 1
+        path = _name(field) + (f"[{index}]" if field.is_repeated else "")
+        if field.type == FieldDescriptor.TYPE_STRING and not _is_utf8(content):
+            return path
+        if field.type == FieldDescriptor.TYPE_MESSAGE and field.message_type is not None:
+            inner = _bad_text(content, field.message_type)
+            if inner is not None:
+                return f"{path}.{inner}"
+    return None
+
+
+def _name(field: FieldDescriptor) -> str:
+    """As the router's refusals name it: a member of a oneof behind the oneof's name."""
+    group = field.containing_oneof
+    if group is None or group.name.startswith("_"):
+        return field.name
+    return f"{group.name}.{field.name}"
+
+
+def _length_delimited_fields(data: bytes) -> list[tuple[int, bytes]]:
+    """Number and content of each, in the order of the wire; none if even that cannot be read."""
+    try:
+        fields: Any = UnknownFieldSet(Empty.FromString(data))
+    except DecodeError:
+        return []
+    return [(f.field_number, f.data) for f in fields if f.wire_type == _LENGTH_DELIMITED]
+
+
+def _is_utf8(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

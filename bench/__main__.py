@@ -1,0 +1,32 @@
+"""`python -m bench NAME`: benchmarks that compare with something in the same run."""
+
+import argparse
+import importlib
+import logging
+import sys
+
+from bench.report import show
+
+NAMES = ("engine", "serve")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("name", choices=(*NAMES, "all"), help="which benchmark; all runs every one")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="measurements of each side, in turns (default 5)"
+    )
+    arguments = parser.parse_args()
+    if arguments.repeats < 1:
+        parser.error(f"--repeats is {arguments.repeats}; must be at least 1")
+    logging.disable(logging.WARNING)
+    for name in NAMES if arguments.name == "all" else (arguments.name,):
+        print(f"bench {name}: running", file=sys.stderr)
+        show(
+            importlib.import_module(f"bench.{name}").run(arguments.repeats), as_json=arguments.json
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""What a benchmark reports: one row per case, with what it is compared to in the same run."""
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One case. `ratio` is made so that larger is better; `aim` is the ratio to reach, if any."""
+
+    case: str
+    value: float
+    unit: str
+    against: str
+    reference: float
+    ratio: float
+    aim: float | None
+
+    @property
+    def holds(self) -> bool | None:
+        return None if self.aim is None else self.ratio >= self.aim
+
+
+def interleaved(contenders: dict[str, Callable[[], float]], repeats: int) -> dict[str, float]:
+    """The median of `repeats` measurements of each contender, taken in turns.
+
+    A contender measures itself and returns its figure.
+    """
+    figures: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(repeats):
+        for name, measure in contenders.items():
+            figures[name].append(measure())
+    return {name: statistics.median(values) for name, values in figures.items()}
+
+
+def show(rows: Sequence[Row], *, as_json: bool) -> None:
+    """Prints a table, or one JSON object a line with the same columns."""
+    if as_json:
+        for row in rows:
+            print(json.dumps({**asdict(row), "holds": row.holds}))
+        return
+    table = Table("case", "value", "unit", "against", "reference", "ratio", "aim", "holds")
+    for row in rows:
+        table.add_row(
+            row.case,
+            f"{row.value:,.4g}",
+            row.unit,
+            row.against,
+            f"{row.reference:,.4g}",
+            f"{row.ratio:.2f}",
+            "" if row.aim is None else f"{row.aim:g}",
+            {None: "", True: "yes", False: "no"}[row.holds],
+        )
+    Console().print(table)
