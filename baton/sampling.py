@@ -96,6 +96,6 @@ def check_length(num_prompt_tokens: int, max_tokens: int, max_model_len: int) ->
 def _refuse(field: str, value: object, bound: str) -> None:
     shown = "NaN" if isinstance(value, float) and math.isnan(value) else value
     raise InvalidArgumentError(
-        field if field.startswith(("input", "token_ids")) else f"sampling.{field}",
+        field if field.startswith(("input", "token_ids", "sampling.")) else f"sampling.{field}",
         f"is {shown}; must be {bound}",
     )

@@ -46,8 +46,8 @@ class Intake:
         check_length(1, params.max_tokens, limit)
         token_ids = await self._tokens_of(message)
         check_length(len(token_ids), params.max_tokens, limit)
-        for i, token_id in enumerate(params.stop_token_ids):
-            check_token_ids([token_id], self._card.vocab_size, f"sampling.stop_token_ids[{i}]")
+        if params.stop_token_ids:
+            check_token_ids(params.stop_token_ids, self._card.vocab_size, "sampling.stop_token_ids")
         return Request(_request_id(message.request_id), tuple(token_ids), params)
 
     async def tokenize(self, message: pb.TokenizeRequest) -> tuple[list[int], str]:

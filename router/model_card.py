@@ -92,7 +92,7 @@ def read_model_card(path: str) -> ModelCard:
         vocab_size=int(_required(text, "vocab_size", path)),
         max_model_len=int(_required(text, "max_position_embeddings", path)),
         eos_token_ids=_eos(generation.get("eos_token_id", text.get("eos_token_id"))),
-        tokenizer=Tokenizer.from_file(str(tokenizer_file)),
+        tokenizer=_read_tokenizer(tokenizer_file),
         tokenizer_hash=hashlib.sha256(tokenizer_file.read_bytes()).digest()[:16],
         chat_template=_chat_template(folder, tokenizer_config),
         special_tokens=_special_tokens(tokenizer_config),
@@ -113,7 +113,20 @@ def _fetch(model_id: str) -> Path:
 
 
 def _read(file: Path) -> dict[str, Any] | None:
-    return json.loads(file.read_text()) if file.is_file() else None
+    if not file.is_file():
+        return None
+    try:
+        content: dict[str, Any] = json.loads(file.read_text())
+    except ValueError as error:
+        raise UnsupportedModelError(f"{str(file)!r} is not JSON: {error}") from error
+    return content
+
+
+def _read_tokenizer(file: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing more particular
+        raise UnsupportedModelError(f"{str(file)!r} holds no tokenizer: {error}") from error
 
 
 def _required(config: dict[str, Any], key: str, path: str) -> Any:

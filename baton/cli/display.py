@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from baton.cli.local_cluster import OnStatus, Status
+from baton.cli.status import OnStatus, Status
 
 
 @contextmanager

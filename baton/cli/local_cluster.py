@@ -11,44 +11,26 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
 from baton.cli.ports import HOST, free_port
 from baton.cli.process import Flags, Process, Role
+from baton.cli.status import ANSWER_TIMEOUT, OnStatus, Status, status_of
 from baton.client import Client, Worker
-from baton.cluster.redis import EmbeddedRedis
+from baton.cluster.redis import EmbeddedRedis, check_answers
 from baton.errors import BatonError, DeadlineExceededError, UnavailableError
 
 START_TIMEOUT = 120.0
 STOP_TIMEOUT = 10.0
 
 _POLL_INTERVAL = 0.1
-_ANSWER_TIMEOUT = 1.0
 _MAX_STARTS = 4  # of one process, each on another port
 # Requests in flight may take this long to end; well below the time after which all are killed.
 _DRAIN_TIMEOUT = 5.0
 _STOP_ORDER: tuple[Role, ...] = ("router", "decode", "prefill")
 _NO_FLAGS: Flags = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """How far a process is. `state` as `Client.get_load` says it, "starting" before it answers."""
-
-    name: str
-    state: str = "starting"
-    phase: str = "starting"
-    progress: float = 0.0
-
-    @property
-    def is_ready(self) -> bool:
-        return self.state == "ready"
-
-
-OnStatus = Callable[[list[Status]], None]
 
 
 class LocalCluster:
@@ -139,7 +121,8 @@ class LocalCluster:
             on_status: called again and again with the status of every process.
 
         Raises:
-            UnavailableError: a process died; the message has the end of its log.
+            UnavailableError: Redis does not answer, or a process died; the message has the end of
+                its log.
             DeadlineExceededError: it took too long.
             FailedPreconditionError: there is no Redis to start.
 
@@ -150,6 +133,7 @@ class LocalCluster:
         try:
             if self.redis is not None:
                 self.redis.start()
+            check_answers(self.redis_url)
             for process in self.processes:
                 process.start(self._log_dir or Path(self._folder.name))
             self.wait_ready(timeout, on_status)
@@ -226,7 +210,7 @@ class LocalCluster:
         running = [process for process in self.processes if process.is_running]
         for process in running:
             if not statuses[process.name].is_ready:
-                statuses[process.name] = _status(process)
+                statuses[process.name] = status_of(process)
         if not all(statuses[process.name].is_ready for process in running):
             return False
         routed = {
@@ -240,7 +224,7 @@ class LocalCluster:
         """The workers as the router knows them; none if it does not answer."""
         with (
             contextlib.suppress(BatonError),
-            Client(self.address, timeout=_ANSWER_TIMEOUT) as client,
+            Client(self.address, timeout=ANSWER_TIMEOUT) as client,
         ):
             return client.list_workers()
         return []
@@ -264,15 +248,6 @@ class LocalCluster:
         port = free_port(self._ports)
         self._ports.add(port)
         return port
-
-
-def _status(process: Process) -> Status:
-    try:
-        with Client(process.endpoint, timeout=_ANSWER_TIMEOUT) as client:
-            load = client.get_load()
-    except BatonError:
-        return Status(process.name)
-    return Status(process.name, load.state, load.phase, load.progress)
 
 
 def _threads_of_each(num_workers: int, device: object) -> int | None:

@@ -15,9 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from redis import Redis as BlockingRedis
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry as BlockingRetry
 
 from baton.cluster.child import dying_with_parent
 from baton.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
@@ -55,6 +58,23 @@ def connect(url: str) -> Redis:
         )
     except ValueError as error:
         raise InvalidArgumentError("redis_url", str(error)) from error
+
+
+def check_answers(url: str) -> None:
+    """Asks the Redis at `url` for a sign of life. Blocks the thread, for about `TIMEOUT` at most.
+
+    Raises:
+        InvalidArgumentError: `url` is not a Redis URL.
+        UnavailableError: it does not answer; the message says why.
+    """
+    try:
+        options = {"socket_timeout": TIMEOUT, "socket_connect_timeout": TIMEOUT}
+        with BlockingRedis.from_url(url, retry=BlockingRetry(NoBackoff(), 0), **options) as redis:
+            redis.ping()
+    except ValueError as error:
+        raise InvalidArgumentError("redis_url", str(error)) from error
+    except (RedisError, OSError) as error:
+        raise UnavailableError(f"Redis does not answer: {error}") from error
 
 
 async def transact(redis: Redis, *commands: Command) -> list[Any]:

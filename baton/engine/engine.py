@@ -242,7 +242,7 @@ class Engine:
     def tokenizer(self) -> Any:
         """The checkpoint's tokenizer, loaded when first asked for."""
         if self._tokenizer is None:
-            from transformers import AutoTokenizer
+            from baton.engine.hf import AutoTokenizer
 
             self._tokenizer = AutoTokenizer.from_pretrained(self._path, trust_remote_code=False)
         return self._tokenizer

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import PreTrainedModel
 
 from baton.engine.attention import AttentionBatch, LayerAttention, PagedAttention
+from baton.engine.hf import PreTrainedModel
 from baton.engine.linear import Linear
 
 _ARCHITECTURES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}

@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from baton.engine.config import EngineConfig
+from baton.engine.hf import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from baton.errors import InvalidArgumentError, UnsupportedModelError
 
 # Rotary factors that depend on the longest position of the batch: chunking would change the output.

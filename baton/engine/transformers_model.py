@@ -10,10 +10,14 @@ from itertools import count
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface
 
 from baton.engine.attention import AttentionBatch, LayerAttention, PagedAttention
+from baton.engine.hf import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from baton.engine.kv_pool import KvShape
 from baton.engine.mask_rule import MaskRule, recognise
 from baton.errors import UnsupportedModelError

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 from redis.exceptions import RedisError
 
-from baton.cluster.redis import EmbeddedRedis, _server_binary, connect, transact
+from baton.cluster.redis import (
+    EmbeddedRedis,
+    _server_binary,
+    check_answers,
+    connect,
+    transact,
+)
 from baton.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 
 PARENT = """
@@ -96,3 +102,12 @@ async def test_a_server_that_hangs_costs_a_second(server: EmbeddedRedis) -> None
     os.kill(server.pid, signal.SIGCONT)
     assert await transact(redis, ("ECHO", "two")) == [b"two"]
     await redis.aclose()
+
+
+def test_a_server_that_is_not_there_is_told_from_one_that_answers(server: EmbeddedRedis) -> None:
+    check_answers(server.url)
+    server.stop()
+    with pytest.raises(UnavailableError, match="Redis does not answer: .*refused"):
+        check_answers("redis://127.0.0.1:1/0")
+    with pytest.raises(InvalidArgumentError, match="redis_url"):
+        check_answers("localhost:6379")

@@ -79,7 +79,7 @@ class Transfer:
 async def transfer(
     num_blocks: int = 8, *, servicer: Any = None, pairing: Pairing = PAIRING
 ) -> AsyncIterator[Transfer]:
-    """Both ends on one event loop. `servicer` takes the place of ours; `pairing` is the target's."""
+    """Both ends on one event loop. `servicer` replaces ours; `pairing` is the target's."""
     source, target = filled_pool(num_blocks), pool_of(num_blocks, pairing.layout)
     leases = LeaseTable()
     ours = KvTransferService(leases, lambda: ServedPool(source, PAIRING, EPOCH))

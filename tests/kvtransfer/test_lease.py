@@ -16,7 +16,6 @@ from kvtransfer.lease import Lease, LeaseState, LeaseTable
 
 ID, OTHER_ID = b"a" * 16, b"b" * 16
 TOKEN = FirstToken(0, 42, None)
-PROMPT = 0.05  # seconds
 
 
 async def settled() -> None:
@@ -297,8 +296,6 @@ class LeaseMachine(RuleBasedStateMachine):
             context.__exit__(None, None, None)
         for *_, task, _done in self.claims:
             task.cancel()
-        ended = (claim[2] for claim in self.claims)
-        self.loop.run_until_complete(asyncio.gather(*ended, return_exceptions=True))
         self.run()
         assert all(lease.is_over for lease in self.every)
         for _, waiter in self.waiters:

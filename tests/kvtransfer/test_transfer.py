@@ -39,7 +39,7 @@ TIMEOUT = 10.0
 
 async def until(condition: Callable[[], bool], within: float = 5.0) -> None:
     async with asyncio.timeout(within):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - looks from outside
             await asyncio.sleep(0.005)
 
 
@@ -73,10 +73,8 @@ async def test_blocks_flow_as_they_are_filled_and_the_tokens_with_the_last():
 
 async def test_a_fetch_may_come_before_its_prefill():
     async with transfer() as ends:
-        fetching = asyncio.create_task(
-            ends.fetcher.fetch(ends.handle(), allocation((0,)), TIMEOUT)
-        )
-        await asyncio.sleep(0.05)
+        fetching = asyncio.create_task(ends.fetcher.fetch(ends.handle(), allocation((0,)), TIMEOUT))
+        await until(lambda: bool(ends.leases._awaited))
         with ends.leases.open(LEASE, CLAIMANT) as lease:
             lease.advance((6,), 0)
             lease.complete(TOKEN)
@@ -102,7 +100,7 @@ async def test_a_claimant_that_holds_every_block_gets_the_token_alone():
             fetching = asyncio.create_task(
                 ends.fetcher.fetch(ends.handle(), allocation((4, 5), 2), TIMEOUT)
             )
-            await asyncio.sleep(0.02)
+            await until(lambda: lease.is_claimed)
             lease.complete(TOKEN)
             token, report = await fetching
             await lease.over()

@@ -6,6 +6,7 @@ tokens before it, so that one lost or doubled changes everything after it.
 """
 
 from collections.abc import Iterable, Sequence as SequenceOf
+from zlib import crc32
 
 from baton.engine.core.plan import StepPlan, StepResult
 
@@ -18,9 +19,9 @@ def next_token(token_ids: SequenceOf[int]) -> int:
 
 def prefix_hashes(root: bytes, token_ids: Iterable[int]) -> list[int]:
     """For each token, a number that stands for it, all before it and the root."""
-    state, out = hash(root), []
+    state, out = crc32(root), []
     for token in token_ids:
-        state = hash((state, token, "kv"))
+        state = crc32(bytes([token]), state)
         out.append(state)
     return out
 

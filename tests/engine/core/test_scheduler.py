@@ -180,7 +180,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def flush_the_cache(self) -> None:
-        assert self.scheduler.reset_prefix_cache() == len(self.replay())
+        num_findable = len(self.replay())
+        assert self.scheduler.reset_prefix_cache() == num_findable
 
     @rule()
     def replay_events(self) -> None:

@@ -1,0 +1,37 @@
+"""How far one process has come, asked over its own admin service."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton.cli.process import Process
+from baton.client import Client
+from baton.errors import BatonError
+
+ANSWER_TIMEOUT = 1.0  # seconds; a process that loads a model may not answer for a while
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """`state` as `Client.get_load` says it, "starting" before the process answers."""
+
+    name: str
+    state: str = "starting"
+    phase: str = "starting"
+    progress: float = 0.0
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state == "ready"
+
+
+OnStatus = Callable[[list[Status]], None]
+
+
+def status_of(process: Process) -> Status:
+    """Asks the process."""
+    try:
+        with Client(process.endpoint, timeout=ANSWER_TIMEOUT) as client:
+            load = client.get_load()
+    except BatonError:
+        return Status(process.name)
+    return Status(process.name, load.state, load.phase, load.progress)

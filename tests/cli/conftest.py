@@ -1,0 +1,90 @@
+"""A real cluster that the tests of a module share, and the `baton` command as a real process."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from baton.cli.local_cluster import LocalCluster
+
+BATON = [sys.executable, "-m", "baton.cli.main"]
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(worker_flags={"device": "cpu", "num_blocks": 256}) as running:
+        yield running
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables and help wrap at the width of a terminal."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def baton(*arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end."""
+    return subprocess.run(
+        [*BATON, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **variables},
+    )
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A command that goes on; killed at the end of the block if it still does."""
+    process = subprocess.Popen(
+        [*BATON, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def started(process: subprocess.Popen[str], number: int) -> list[psutil.Process]:
+    """The processes it has started, Redis among them, once there are `number`."""
+    eventually(lambda: len(descendants(process.pid)) >= number, within=30)
+    return descendants(process.pid)
+
+
+def eventually(condition: Callable[[], bool], within: float = 10.0) -> None:
+    """Returns once the condition holds, or fails."""
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not happen within {within} s"
+        time.sleep(0.02)
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not any(
+        process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes
+    )
+
+
+def interrupt(process: subprocess.Popen[str], signum: int = signal.SIGINT) -> tuple[str, str]:
+    """Sends a signal and waits for the end; what it had said on stdout and stderr."""
+    process.send_signal(signum)
+    return process.communicate(timeout=30)

@@ -1,0 +1,104 @@
+"""What the command says without a cluster."""
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from baton.cli.main import app
+
+from .conftest import baton
+
+HELP = """
+import sys
+from baton.cli.main import main
+sys.argv = ["baton", "--help"]
+try:
+    main()
+finally:
+    heavy = {"torch", "transformers", "grpc", "redis", "rich.table"} & set(sys.modules)
+    print("heavy:", sorted(heavy))
+"""
+
+COMMANDS = ["up", "demo", "generate", "chat", "workers"]
+
+
+def test_help_lists_the_commands_and_imports_nothing_heavy() -> None:
+    ended = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, timeout=30)
+    assert ended.returncode == 0, ended.stderr
+    assert all(f"\n  {command} " in ended.stdout for command in COMMANDS)
+    assert "heavy: []" in ended.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_each_command_has_an_example(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    assert f"baton {command}" in result.output.split("Example")[1]
+
+
+def test_the_version_is_printed() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.output.strip()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["generate", "x"], ["workers"], ["chat"]], ids=lambda a: a[0]
+)
+def test_an_address_where_nothing_answers_is_told_with_what_to_do(arguments: list[str]) -> None:
+    ended = baton(*arguments, BATON_ADDRESS="127.0.0.1:1")
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    assert ended.stderr.strip() == (
+        "baton: nothing answers at 127.0.0.1:1; start a cluster with `baton up`, or say where one "
+        "is with --address or BATON_ADDRESS"
+    )
+
+
+def test_a_bad_parameter_is_one_sentence() -> None:
+    result = CliRunner().invoke(app, ["generate", "x", "--top-p", "2"])
+    assert result.exit_code == 1
+    assert "baton: top_p: is 2.0; must be in (0, 1]" in result.stderr
+
+
+def test_a_dry_run_prints_the_commands_and_starts_nothing() -> None:
+    arguments = ["--prefill", "2", "--num-blocks", "64", "--worker-arg", "prefix-caching=false"]
+    result = CliRunner().invoke(app, ["up", "--dry-run", "--device", "cpu", *arguments])
+    assert result.exit_code == 0
+    redis, router, *workers = result.stdout.splitlines()
+    url = redis.split()[-1]
+    assert redis.startswith("# an embedded Redis at redis://127.0.0.1:")
+    assert "-m router --host 127.0.0.1 --port 50051" in router
+    assert [line.split(" -m ")[1].split()[0] for line in workers] == [
+        "prefill_worker",
+        "prefill_worker",
+        "decode_worker",
+    ]
+    for line in workers:
+        assert f"--redis-url {url} --model tiny" in line
+        assert line.endswith("--device cpu --num-blocks 64 --no-prefix-caching")
+    assert len({line.split("--port ")[1].split()[0] for line in workers}) == len(workers)
+
+
+def test_workers_share_the_cores_unless_told_otherwise() -> None:
+    def threads(*arguments: str) -> str:
+        result = CliRunner().invoke(app, ["up", "--dry-run", "--decode", "99", *arguments])
+        return result.stdout.splitlines()[-1]
+
+    assert "--num-threads 1" in threads("--device", "cpu")
+    assert "--num-threads 7" in threads("--device", "cpu", "--num-threads", "7")
+    assert "--num-threads" not in threads("--device", "cuda")
+
+
+def test_a_worker_argument_without_a_value_is_refused() -> None:
+    result = CliRunner().invoke(app, ["up", "--worker-arg", "num-blocks"])
+    assert result.exit_code == 1
+    assert "--worker-arg: is 'num-blocks'; must be KEY=VALUE" in result.stderr
+
+
+def test_a_redis_that_does_not_answer_is_told_before_anything_starts() -> None:
+    ended = baton("up", "--redis-url", "redis://127.0.0.1:1/0")
+    assert ended.returncode == 1
+    assert "baton: Redis does not answer" in ended.stderr

@@ -1,0 +1,80 @@
+"""The commands against a real cluster."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from baton import Client, SamplingParams
+from baton.cli.local_cluster import LocalCluster
+from baton.cli.main import app
+
+pytestmark = pytest.mark.e2e
+
+PROMPT = "def fibonacci(n):"
+
+
+def invoke(cluster: LocalCluster, *arguments: str, stdin: str = "") -> Result:
+    return CliRunner(env={"BATON_ADDRESS": cluster.address}).invoke(app, arguments, input=stdin)
+
+
+def expected(cluster: LocalCluster, max_tokens: int) -> str:
+    with Client(cluster.address) as client:
+        return client.generate(PROMPT, SamplingParams(max_tokens=max_tokens)).text()
+
+
+def test_generate_streams_what_the_client_gets(cluster: LocalCluster) -> None:
+    result = invoke(cluster, "generate", PROMPT, "--max-tokens", "12")
+    assert result.exit_code == 0
+    assert result.stdout.rstrip("\n") == expected(cluster, 12).rstrip("\n")
+    assert result.stderr == ""
+
+
+def test_generate_reads_stdin_and_says_what_it_took(cluster: LocalCluster) -> None:
+    result = invoke(cluster, "generate", "-", "--max-tokens", "12", "--stats", stdin=PROMPT)
+    assert result.stdout.rstrip("\n") == expected(cluster, 12).rstrip("\n")
+    assert "12 output tokens" in result.stderr
+    assert "ended by length" in result.stderr
+
+
+def test_generate_as_json_has_everything(cluster: LocalCluster) -> None:
+    result = invoke(cluster, "generate", PROMPT, "--max-tokens", "4", "--json")
+    answer = json.loads(result.stdout)
+    assert answer["text"] == expected(cluster, 4)
+    assert len(answer["token_ids"]) == answer["usage"]["num_output_tokens"] == 4
+    assert (answer["prefill_worker"], answer["decode_worker"]) == ("prefill-0", "decode-0")
+    assert answer["finish_reason"] == "length"
+    assert answer["seconds"]["total"] > 0
+
+
+def test_generate_stops_at_a_text(cluster: LocalCluster) -> None:
+    stop = expected(cluster, 24).split()[1]
+    result = invoke(cluster, "generate", PROMPT, "--max-tokens", "24", "--stop", stop, "--json")
+    answer = json.loads(result.stdout)
+    assert answer["finish_reason"] == "stop_string"
+    assert stop not in answer["text"]
+
+
+def test_generate_tells_what_the_router_refused(cluster: LocalCluster) -> None:
+    result = invoke(cluster, "generate", "", "--max-tokens", "4")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("baton: ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_chat_answers_each_line_of_a_pipe(cluster: LocalCluster) -> None:
+    arguments = ["chat", "--max-tokens", "8", "--temperature", "0"]
+    result = invoke(cluster, *arguments, stdin="Write a function.\n\nAnd another.\n")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.strip()
+    assert ">" not in result.stdout.splitlines()[0][:1]
+
+
+def test_workers_are_listed_as_a_table_and_as_json(cluster: LocalCluster, wide: None) -> None:
+    table = invoke(cluster, "workers").stdout
+    for process in cluster.processes[1:]:
+        assert process.name in table
+        assert process.endpoint in table
+    assert table.count("ready") == 2
+    lines = invoke(cluster, "workers", "--json").stdout.splitlines()
+    assert [json.loads(line)["role"] for line in lines] == ["decode", "prefill"]

@@ -1,0 +1,30 @@
+import io
+
+from rich.console import Console
+
+from baton.cli.display import status_display
+from baton.cli.status import Status
+
+LOADING = Status("prefill-0", "starting", "loading weights", 0.5)
+READY = Status("prefill-0", "ready", "", 1.0)
+
+
+def test_without_a_terminal_there_is_a_line_for_each_change() -> None:
+    output = io.StringIO()
+    with status_display(Console(file=output)) as show:
+        for status in (LOADING, LOADING, READY, READY):
+            show([status])
+    assert output.getvalue() == "prefill-0: loading weights\nprefill-0: ready\n"
+
+
+def test_on_a_terminal_there_is_a_bar_for_each_process() -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=80)
+    with status_display(console) as show:
+        show([LOADING, Status("decode-0")])
+        show([READY, Status("decode-0")])
+    last = output.getvalue().splitlines()[-2:]
+    assert "prefill-0" in last[0]
+    assert "ready" in last[0]
+    assert "decode-0" in last[1]
+    assert "starting" in last[1]

@@ -1,0 +1,105 @@
+"""Supervision, tried on a router alone, which starts in a second; and on the shared cluster."""
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import psutil
+import pytest
+
+from baton.cli.local_cluster import LocalCluster
+from baton.cli.ports import free_port
+from baton.cli.process import Process
+from baton.client import Client
+from baton.errors import DeadlineExceededError, UnavailableError
+
+from .conftest import eventually
+
+pytestmark = pytest.mark.e2e
+
+
+def router_alone(**arguments: object) -> LocalCluster:
+    return LocalCluster(num_prefill=0, num_decode=0, **arguments)
+
+
+def test_it_starts_serves_and_leaves_nothing_behind() -> None:
+    with router_alone() as cluster:
+        (router,) = cluster.processes
+        with Client(cluster.address) as client:
+            assert client.get_model().name == "tiny"
+            assert client.get_load().state == "ready"
+        folder, pids = router.log_path.parent, [router.pid, cluster.redis.pid]
+        cluster.check()
+    assert not any(map(psutil.pid_exists, pids))
+    assert not folder.exists()
+    cluster.stop()
+
+
+def test_a_process_that_dies_is_told_of_and_can_be_started_again() -> None:
+    with router_alone() as cluster:
+        os.kill(cluster.process("router").pid, signal.SIGKILL)
+        eventually(lambda: not cluster.process("router").is_running)
+        with pytest.raises(UnavailableError, match="router was killed by SIGKILL"):
+            cluster.check()
+        cluster.restart("router")
+        cluster.kill("router")
+        cluster.check()
+
+
+def test_a_process_that_is_stopped_by_a_signal_does_not_hold_up_the_end() -> None:
+    with router_alone() as cluster:
+        cluster.kill("router", signal.SIGSTOP)
+        pid = cluster.process("router").pid
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_port_that_was_taken_meanwhile_is_exchanged(tmp_path: Path) -> None:
+    cluster = router_alone(log_dir=tmp_path)
+    with socket.create_server(("127.0.0.1", cluster.process("router").port)), cluster:
+        assert cluster.process("router").num_starts == 2
+    assert "is taken" in (tmp_path / "router.log").read_text()
+
+
+def test_a_wanted_port_that_is_taken_is_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(UnavailableError, match=f"router: port {port} on 127.0.0.1 is taken"):
+            router_alone(port=port).start()
+
+
+def test_what_does_not_become_ready_in_time_is_named_and_stopped() -> None:
+    cluster = LocalCluster()
+    with pytest.raises(DeadlineExceededError, match=r"decode-0.* did not become ready within 0 s"):
+        cluster.start(timeout=0)
+    assert not any(process.is_running for process in cluster.processes)
+
+
+def test_flags_are_written_as_the_processes_read_them() -> None:
+    flags = {"num_blocks": 4, "prefix_caching": False, "reflection": True, "dtype": None}
+    process = Process("decode-0", "decode", 1234, flags)
+    assert process.command[1:] == [
+        *("-P", "-m", "decode_worker", "--host", "127.0.0.1", "--port", "1234"),
+        *("--num-blocks", "4", "--no-prefix-caching", "--reflection"),
+    ]
+
+
+def test_a_wildcard_host_is_reached_over_loopback() -> None:
+    assert Process("router", "router", 1, {"host": "0.0.0.0"}).endpoint == "127.0.0.1:1"
+    assert Process("router", "router", 1, {"host": "10.0.0.7"}).endpoint == "10.0.0.7:1"
+
+
+def test_a_free_port_is_none_of_those_given_out() -> None:
+    port = free_port(set())
+    assert port not in {free_port({port}) for _ in range(100)}
+
+
+def test_a_worker_that_was_killed_serves_again_under_its_name(cluster: LocalCluster) -> None:
+    cluster.kill("decode-0")
+    cluster.restart("decode-0")
+    with Client(cluster.address) as client:
+        assert client.generate("def main():").text()
+        assert {w.id: w.state for w in client.list_workers()} == {
+            "prefill-0": "ready",
+            "decode-0": "ready",
+        }

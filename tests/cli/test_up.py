@@ -1,0 +1,52 @@
+import json
+import re
+import signal
+
+import pytest
+
+from .conftest import baton, eventually, gone, interrupt, running, started
+
+pytestmark = pytest.mark.e2e
+
+ARGUMENTS = ["up", "--port", "0", "--device", "cpu", "--num-blocks", "64"]
+
+
+def test_up_serves_until_it_is_told_to_stop_and_leaves_nothing_running() -> None:
+    with running(*ARGUMENTS) as up:
+        address = ""
+        while not address:
+            line = up.stdout.readline()
+            assert line, up.stderr.read()
+            address = "".join(re.findall(r"ready after .* at (\S+)\. ", line))
+        processes = started(up, 4)
+        listed = baton("workers", "--json", "--address", address).stdout.splitlines()
+        assert {json.loads(line)["state"] for line in listed} == {"ready"}
+        stdout, stderr = interrupt(up, signal.SIGTERM)
+        assert f"baton generate --address {address}" in stdout
+        assert (up.returncode, stderr) == (0, "")
+        assert gone(processes)
+
+
+def test_a_child_that_dies_takes_the_cluster_down_with_its_log() -> None:
+    with running(*ARGUMENTS) as up:
+        processes = started(up, 4)
+        decode = next(p for p in processes if "decode_worker" in " ".join(p.cmdline()))
+        decode.kill()
+        _, stderr = up.communicate(timeout=30)
+        assert up.returncode == 1
+        assert stderr.startswith("baton: decode-0 was killed by SIGKILL; its log")
+        assert gone(processes)
+
+
+def test_a_model_that_is_not_there_is_told_from_the_log() -> None:
+    ended = baton(*ARGUMENTS, "--model", "no/such/folder")
+    assert ended.returncode == 1
+    assert "ended with code 1; its log ends:" in ended.stderr
+    assert "no/such/folder" in ended.stderr
+
+
+def test_a_parent_that_is_killed_leaves_no_children() -> None:
+    with running(*ARGUMENTS) as up:
+        processes = started(up, 4)
+        up.kill()
+        eventually(lambda: gone(processes))

@@ -1,0 +1,57 @@
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.assembly import Assembly, Token
+
+
+def token(position: int) -> Token:
+    return Token(position, 100 + position, None)
+
+
+def positions(tokens: list[Token]) -> list[int]:
+    return [t.position for t in tokens]
+
+
+def test_tokens_that_come_early_wait_for_the_one_before_them():
+    assembly = Assembly()
+    assert assembly.accept([token(1), token(2)]) == []
+    assert assembly.has_gap
+    assert positions(assembly.accept([token(0)])) == [0, 1, 2]
+    assert not assembly.has_gap
+
+
+def test_a_position_that_was_given_out_is_dropped():
+    assembly = Assembly()
+    assembly.accept([token(0)])
+    assert assembly.accept([token(0)]) == []
+
+
+def test_of_two_tokens_for_one_position_the_first_counts():
+    assembly = Assembly()
+    assembly.accept([Token(1, 7, -1.0)])
+    ready = assembly.accept([Token(1, 8, None), token(0)])
+    assert [t.token_id for t in ready] == [100, 7]
+
+
+def test_a_continued_sequence_begins_where_it_was():
+    assembly = Assembly(next_position=3)
+    assert positions(assembly.accept([token(2), token(3)])) == [3]
+
+
+@given(st.integers(0, 20), st.lists(st.integers(0, 19), max_size=20), st.randoms())
+def test_any_order_with_any_repetition_gives_the_sequence_once(
+    length: int, repeated: list[int], shuffled: random.Random
+):
+    arriving = [*range(length), *(p for p in repeated if p < length)]
+    shuffled.shuffle(arriving)
+    assembly = Assembly()
+    out: list[Token] = []
+    while arriving:
+        size = shuffled.randint(1, len(arriving))
+        out += assembly.accept([token(p) for p in arriving[:size]])
+        del arriving[:size]
+        assert positions(out) == list(range(len(out)))
+    assert positions(out) == list(range(length))
+    assert not assembly.has_gap

@@ -1,0 +1,148 @@
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from baton.models import locate
+from router.detokenizer import Detokenizer, StopStrings
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(Path(locate("tiny")) / "tokenizer.json"))
+
+
+def pieces_of(token_ids: list[int]) -> list[str]:
+    detokenizer = Detokenizer(tokenizer())
+    return [*(detokenizer.push(token) for token in token_ids), detokenizer.finish()]
+
+
+def encoded(text: str) -> list[int]:
+    return list(tokenizer().encode(text, add_special_tokens=False).ids)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f(): pass",
+        "naïve café",
+        "你好世界",
+        "👩‍👩‍👧‍👦 and 🇨🇭",
+        "\U0001f600" * 5,
+        "a\u0301b",
+        "  \n\t ",
+    ],
+    ids=["code", "accents", "CJK", "joined emoji", "emoji", "combining", "blanks"],
+)
+def test_the_pieces_of_a_text_are_the_text_and_no_character_is_split(text):
+    pieces = pieces_of(encoded(text))
+    assert "".join(pieces) == text
+    assert not any("�" in piece for piece in pieces)
+
+
+def test_a_character_comes_with_its_last_token():
+    token_ids = encoded("世")
+    assert len(token_ids) > 1, "one token, and nothing to see"
+    pieces = pieces_of(token_ids)
+    assert pieces[: len(token_ids)] == [""] * (len(token_ids) - 1) + ["世"]
+
+
+def test_half_a_character_at_the_end_is_shown_as_the_decoder_writes_it():
+    token_ids = encoded("ab世")[:-1]
+    assert "".join(pieces_of(token_ids)) == tokenizer().decode(token_ids)
+    assert pieces_of(token_ids)[-1].startswith("�")
+
+
+def test_special_tokens_are_not_shown():
+    end = tokenizer().token_to_id("<|im_end|>")
+    assert "".join(pieces_of([*encoded("ab"), end, *encoded("cd")])) == "abcd"
+
+
+@given(st.lists(st.integers(0, tokenizer().get_vocab_size() - 1), max_size=40))
+def test_the_pieces_of_any_tokens_are_what_the_tokenizer_decodes(token_ids):
+    assert "".join(pieces_of(token_ids)) == tokenizer().decode(token_ids, skip_special_tokens=True)
+
+
+@given(st.text(max_size=30))
+@example("�")
+@example("x�y")
+def test_any_text_comes_back_as_it_was(text):
+    token_ids = encoded(text)
+    assert "".join(pieces_of(token_ids)) == tokenizer().decode(token_ids)
+
+
+# Stop strings.
+
+
+def shown(stop: tuple[str, ...], pieces: list[str]) -> tuple[list[str], str | None]:
+    watch = StopStrings(stop)
+    parts = [watch.push(piece) for piece in pieces]
+    parts.append(watch.finish())
+    return parts, watch.matched
+
+
+def test_text_ends_before_a_stop_string_that_is_split_over_pieces():
+    assert shown(("\n\n",), ["a", "\n", "\nb"]) == (["a", "", "", ""], "\n\n")
+
+
+def test_what_could_be_the_beginning_of_a_stop_string_is_held_back_and_then_shown():
+    assert shown(("abc",), ["xa", "b", "d"]) == (["x", "", "abd", ""], None)
+
+
+def test_what_was_held_back_for_nothing_is_shown_at_the_end():
+    assert shown(("abc",), ["xab"]) == (["x", "ab"], None)
+
+
+def test_a_false_start_may_hold_the_true_one():
+    assert shown(("aab",), ["a", "a", "a", "b"]) == (["", "", "a", "", ""], "aab")
+
+
+def test_the_earliest_of_several_stop_strings_counts():
+    assert shown(("cd", "b"), ["abcd"]) == (["a", ""], "b")
+
+
+def test_nothing_is_shown_after_a_match():
+    assert shown(("b",), ["ab", "c"]) == (["a", "", ""], "b")
+
+
+def test_without_stop_strings_nothing_is_held_back():
+    assert shown((), ["a", "b"]) == (["a", "b", ""], None)
+
+
+few_letters = st.text("ab", max_size=4)
+
+
+@given(st.lists(st.text("ab", min_size=1, max_size=3), max_size=4), st.lists(few_letters))
+def test_stop_strings_end_a_text_where_a_plain_search_finds_them(stop, pieces):
+    text, expected, matched = "", "", None
+    for piece in pieces:
+        text += piece
+        found = [(text.find(s), s) for s in stop if s in text]
+        if found:
+            at, matched = min(found)
+            expected = text[:at]
+            break
+        expected = text
+    parts, actually = shown(tuple(stop), pieces)
+    assert "".join(parts) == expected
+    assert (actually is None) == (matched is None)
+    if actually is not None:
+        assert actually in stop
+        assert text.startswith(expected + actually)
+
+
+@given(st.lists(st.text("ab", min_size=1, max_size=3), max_size=4), st.lists(few_letters))
+def test_no_more_is_held_back_than_a_stop_string_may_need(stop, pieces):
+    watch = StopStrings(tuple(stop))
+    text = out = ""
+    for piece in pieces:
+        text += piece
+        out += watch.push(piece)
+        if watch.matched is not None:
+            return
+        held = text.removeprefix(out)
+        assert text.startswith(out)
+        assert not held or any(s.startswith(held) for s in stop)

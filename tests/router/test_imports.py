@@ -1,0 +1,19 @@
+import subprocess
+import sys
+
+SCRIPT = """
+import sys
+import router.__main__
+from baton.models import locate
+from router.model_card import read_model_card
+
+read_model_card(locate("tiny")).render([{"role": "user", "content": "hi"}])
+print(sorted(name for name in ("torch", "triton", "baton.engine") if name in sys.modules))
+"""
+
+
+def test_a_router_imports_no_torch_not_even_to_render_a_conversation():
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr

@@ -1,0 +1,124 @@
+import math
+from functools import cache
+
+import pytest
+
+from baton.errors import InvalidArgumentError
+from baton.models import locate
+from baton.v1 import inference_pb2 as pb
+from baton.v1 import sampling_pb2
+from router.intake import Intake, Request
+from router.model_card import ModelCard, read_model_card
+
+MAX_PROMPT_BYTES = 1000
+MAX_LEN = 64
+
+
+@cache
+def card() -> ModelCard:
+    return read_model_card(locate("tiny"))
+
+
+async def read(max_model_len: int = MAX_LEN, **fields: object) -> Request:
+    fields = {"text": "abc", **fields} if not {"chat", "token_ids"} & fields.keys() else fields
+    intake = Intake(card(), MAX_PROMPT_BYTES)
+    return await intake.read(pb.GenerateRequest(**fields), max_model_len)
+
+
+def sampling(**fields: object) -> sampling_pb2.SamplingParams:
+    return sampling_pb2.SamplingParams(**fields)
+
+
+def ids(*token_ids: int) -> pb.TokenIds:
+    return pb.TokenIds(ids=token_ids)
+
+
+def chat(*messages: tuple[str, str]) -> pb.Chat:
+    return pb.Chat(messages=[pb.ChatMessage(role=r, content=c) for r, c in messages])
+
+
+REFUSED = {
+    "no input": ({"text": ""}, "input.text", "at least 1"),
+    "no ids": ({"token_ids": ids()}, "input.token_ids", "at least 1"),
+    "no messages": ({"chat": chat()}, "input.chat.messages", "at least 1"),
+    "empty messages": ({"chat": chat(("", ""))}, "input.chat.messages", "at least 1"),
+    "a text too long": ({"text": "é" * 501}, "input.text", "at most 1000"),
+    "a chat too long": ({"chat": chat(("user", "a" * 1001))}, "input.chat.messages", "at most"),
+    "a role too long": ({"chat": chat(("r" * 1001, "a"))}, "input.chat.messages", "at most 1000"),
+    "an id too large": ({"token_ids": ids(1, 3072)}, "input.token_ids[1]", "[0, 3072)"),
+    "another model": ({"model": "gpt"}, "model", "serves 'tiny'"),
+    "too long together": (
+        {"token_ids": ids(*[5] * 60), "sampling": sampling(max_tokens=5)},
+        "sampling.max_tokens",
+        "60 prompt tokens + 5 max_tokens = 65; the model's length is 64",
+    ),
+    "too many tokens": ({"sampling": sampling(max_tokens=64)}, "sampling.max_tokens", "is 64"),
+    "no tokens": ({"sampling": sampling(max_tokens=0)}, "sampling.max_tokens", "at least 1"),
+    "cold": ({"sampling": sampling(temperature=-0.1)}, "sampling.temperature", "[0, 100]"),
+    "hot": ({"sampling": sampling(temperature=101)}, "sampling.temperature", "[0, 100]"),
+    "infinite": ({"sampling": sampling(temperature=math.inf)}, "sampling.temperature", "inf"),
+    "NaN": ({"sampling": sampling(temperature=math.nan)}, "sampling.temperature", "NaN"),
+    "top_p 0": ({"sampling": sampling(top_p=0)}, "sampling.top_p", "(0, 1]"),
+    "top_p 1.5": ({"sampling": sampling(top_p=1.5)}, "sampling.top_p", "(0, 1]"),
+    "top_p NaN": ({"sampling": sampling(top_p=math.nan)}, "sampling.top_p", "(0, 1]"),
+    "5 stops": ({"sampling": sampling(stop=list("abcde"))}, "sampling.stop", "at most 4"),
+    "a long stop": ({"sampling": sampling(stop=["a", "é" * 129])}, "sampling.stop[1]", "256"),
+    "an empty stop": ({"sampling": sampling(stop=[""])}, "sampling.stop[0]", "1 to 256"),
+    "65 stop ids": (
+        {"sampling": sampling(stop_token_ids=range(65))},
+        "sampling.stop_token_ids",
+        "at most 64",
+    ),
+    "a stop id too large": (
+        {"sampling": sampling(stop_token_ids=[7, 9999])},
+        "sampling.stop_token_ids[1]",
+        "[0, 3072)",
+    ),
+    "a long id": ({"request_id": "r" * 129}, "request_id", "at most 128"),
+}
+
+
+@pytest.mark.parametrize(("fields", "field", "bound"), REFUSED.values(), ids=REFUSED)
+async def test_a_bad_request_is_refused_with_its_field_and_bound(fields, field, bound):
+    with pytest.raises(InvalidArgumentError) as caught:
+        await read(**fields)
+    assert caught.value.field == field
+    assert bound in caught.value.problem
+
+
+async def test_a_request_without_any_input_is_refused():
+    with pytest.raises(InvalidArgumentError, match="input: is missing"):
+        await Intake(card(), MAX_PROMPT_BYTES).read(pb.GenerateRequest(), MAX_LEN)
+
+
+async def test_prompt_and_output_may_fill_the_model_s_length():
+    good = await read(token_ids=ids(*[5] * 60), sampling=sampling(max_tokens=4))
+    assert (len(good.token_ids), good.params.max_tokens) == (60, 4)
+
+
+async def test_the_model_s_own_length_bounds_that_of_the_workers():
+    with pytest.raises(InvalidArgumentError, match="length is 2048"):
+        await read(2**31, token_ids=ids(*[5] * 2048))
+
+
+async def test_what_is_unset_has_the_defaults_and_a_seed_of_its_own():
+    first, second = await read(), await read()
+    assert (first.params.max_tokens, first.params.is_greedy) == (16, True)
+    assert first.params.seed != second.params.seed
+    assert first.request_id
+    assert first.request_id != second.request_id
+
+
+async def test_a_conversation_is_rendered_and_its_special_tokens_are_single_ids():
+    good = await read(max_model_len=256, chat=chat(("user", "hello")))
+    start = card().tokenizer.token_to_id("<|im_start|>")
+    assert good.token_ids.count(start) == 2
+
+
+@pytest.mark.parametrize(
+    "text", ["abc", "def f():\n    pass\n" * 300], ids=["short", "in a thread"]
+)
+async def test_tokenize_gives_the_tokens_that_generate_would_use(text):
+    intake = Intake(card(), 10_000)
+    token_ids, shown = await intake.tokenize(pb.TokenizeRequest(text=text))
+    assert (shown, token_ids) == (text, card().tokenizer.encode(text).ids)
