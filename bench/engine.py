@@ -51,7 +51,13 @@ def _timed(generate: Callable[[], Tokens]) -> Callable[[], float]:
 
 
 def _baton(folder: str) -> Callable[[], Tokens]:
-    config = EngineConfig(device="cpu", dtype="float32", num_blocks=1024, prefix_caching=False)
+    config = EngineConfig(
+        device="cpu",
+        dtype="float32",
+        num_blocks=1024,
+        prefix_caching=False,
+        max_num_batched_tokens=2048,
+    )
     engine = Engine.from_pretrained(folder, config)
     params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
     return lambda: [list(r.token_ids) for r in engine.generate(prompts(), params)]
@@ -81,7 +87,7 @@ def _static(folder: str) -> Callable[[], Tokens]:
 
 
 def _continuous(folder: str) -> Callable[[], Tokens]:
-    model = _load(folder, "paged|sdpa")
+    model = _load(folder, "sdpa")
     config = GenerationConfig(
         do_sample=False, max_new_tokens=MAX_TOKENS, eos_token_id=-1, pad_token_id=0
     )

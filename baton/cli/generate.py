@@ -18,7 +18,7 @@ def stream(client: Client, prompt: str, params: SamplingParams) -> Generation:
                 sys.stdout.write(chunk.text)
                 sys.stdout.flush()
         finally:
-            if not last.endswith("\n"):
+            if last and not last.endswith("\n"):
                 print(flush=True)
     return generation
 

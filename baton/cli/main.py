@@ -40,19 +40,26 @@ def main() -> None:
     app()
 
 
-@app.callback()
-def _baton(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
-    if version:
-        from importlib.metadata import PackageNotFoundError
-        from importlib.metadata import version as version_of
+def _print_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    from importlib.metadata import PackageNotFoundError, version
 
-        try:
-            print(version_of("baton-serve"))
-        except PackageNotFoundError:
-            print("unknown: baton-serve is not installed")
-        raise typer.Exit
+    try:
+        print(f"baton {version('baton-serve')}")
+    except PackageNotFoundError:
+        print("baton, not installed: run from its sources")
+    raise typer.Exit
+
+
+_VERSION = typer.Option(
+    "--version", help="Print the version.", callback=_print_version, is_eager=True
+)
+
+
+@app.callback()
+def _baton(_version: Annotated[bool, _VERSION] = False) -> None:
+    """What comes before the command."""
 
 
 @app.command()
@@ -65,15 +72,23 @@ def up(
     ] = "tiny",
     prefill: Annotated[int, typer.Option(min=1, help="Prefill workers.")] = 1,
     decode: Annotated[int, typer.Option(min=1, help="Decode workers.")] = 1,
-    host: Annotated[str, typer.Option(help="Address the router listens on.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(envvar="BATON_HOST", help="Address the router listens on.")
+    ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="The router's port; 0: any free one.")
+        int,
+        typer.Option(
+            envvar="BATON_PORT", min=0, max=65535, help="The router's port; 0: any free one."
+        ),
     ] = 50051,
     redis_url: Annotated[
         str | None, typer.Option(envvar="BATON_REDIS_URL", help="A Redis to use; else our own.")
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:N, or auto: a GPU if there is one.")
+        str | None,
+        typer.Option(
+            envvar="BATON_DEVICE", help="cpu, cuda, cuda:N, or auto: a GPU if there is one."
+        ),
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="auto, float32, bfloat16 or float16: weights and cache.")
@@ -85,7 +100,10 @@ def up(
         int | None, typer.Option(min=1, help="Tokens of one sequence at most.")
     ] = None,
     num_threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads of each worker; else cores / workers.")
+        int | None,
+        typer.Option(
+            envvar="BATON_NUM_THREADS", min=1, help="CPU threads of each; else cores / workers."
+        ),
     ] = None,
     worker_arg: Annotated[
         list[str] | None,

@@ -93,10 +93,14 @@ class Process:
         return self.has_failed and f"port {self.port} on " in self.log_tail()
 
     def start(self, log_dir: Path) -> None:
-        """Starts it, again if it had ended. Call it from a thread that lives on."""
+        """Starts it, again if it had ended; its log goes on in `log_dir`, made if needed.
+
+        Call it from a thread that lives on.
+        """
         assert not self.is_running, f"{self.name} is running"
         self.was_signalled = False
         self.num_starts += 1
+        log_dir.mkdir(parents=True, exist_ok=True)
         self._log_path = log_dir / f"{self.name}.log"
         with self._log_path.open("ab") as log:
             self._popen = subprocess.Popen(  # noqa: S603 - a command line of our own

@@ -13,16 +13,16 @@ ARGUMENTS = ["up", "--port", "0", "--device", "cpu", "--num-blocks", "64"]
 
 def test_up_serves_until_it_is_told_to_stop_and_leaves_nothing_running() -> None:
     with running(*ARGUMENTS) as up:
-        address = ""
-        while not address:
-            line = up.stdout.readline()
-            assert line, up.stderr.read()
-            address = "".join(re.findall(r"ready after .* at (\S+)\. ", line))
+        lines = "".join(iter(up.stdout.readline, "Ctrl-C stops the cluster.\n"))
+        (address,) = re.findall(r"ready after .* at (\S+)\. ", lines)
+        assert f"baton generate --address {address}" in lines
         processes = started(up, 4)
         listed = baton("workers", "--json", "--address", address).stdout.splitlines()
         assert {json.loads(line)["state"] for line in listed} == {"ready"}
+        next(p for p in processes if "redis-server" in p.name()).kill()
+        assert "Redis died" in up.stdout.readline()
         stdout, stderr = interrupt(up, signal.SIGTERM)
-        assert f"baton generate --address {address}" in stdout
+        assert stdout.endswith("stopping; Ctrl-C again kills\n")
         assert (up.returncode, stderr) == (0, "")
         assert gone(processes)
 

@@ -107,7 +107,7 @@ async def test_a_server_that_hangs_costs_a_second(server: EmbeddedRedis) -> None
 def test_a_server_that_is_not_there_is_told_from_one_that_answers(server: EmbeddedRedis) -> None:
     check_answers(server.url)
     server.stop()
-    with pytest.raises(UnavailableError, match="Redis does not answer: .*refused"):
+    with pytest.raises(UnavailableError, match=r"Redis does not answer.*refused"):
         check_answers("redis://127.0.0.1:1/0")
     with pytest.raises(InvalidArgumentError, match="redis_url"):
         check_answers("localhost:6379")

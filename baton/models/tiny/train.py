@@ -384,7 +384,7 @@ class Trainer:
             group["lr"] = learning_rate(progress, self.recipe)
         length = row_length(progress, self.recipe, self.rng)
         loss = self._loss(self.corpus.batch(length, self.recipe, self.rng))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -474,7 +474,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=textwrap.dedent("""\
             examples:
-              train.py --out DIR --minutes 40 --seed 0   train as the shipped checkpoint was
+              train.py --out DIR --minutes 40 --seed 0   train for longer than the shipped one
               train.py --out DIR --minutes 1             see the whole path work, badly trained
               train.py --out DIR --steps 500             the same batches every time
 

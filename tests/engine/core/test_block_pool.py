@@ -119,7 +119,7 @@ class ManyRuns(PoolModel):
 
 TestTheBlockPoolAgreesWithItsModelInManyRuns = pytest.mark.slow(ManyRuns.TestCase)
 TestTheBlockPoolAgreesWithItsModelInManyRuns.settings = settings(
-    max_examples=2000, stateful_step_count=60, deadline=None
+    max_examples=1500, stateful_step_count=60, deadline=None
 )
 
 

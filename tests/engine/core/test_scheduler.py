@@ -319,5 +319,5 @@ class ManyRuns(SchedulerMachine):
 
 TestTheSchedulerLosesNothingInManyRuns = pytest.mark.slow(ManyRuns.TestCase)
 TestTheSchedulerLosesNothingInManyRuns.settings = settings(
-    max_examples=4000, stateful_step_count=80, deadline=None
+    max_examples=1500, stateful_step_count=80, deadline=None
 )

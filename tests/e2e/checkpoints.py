@@ -1,0 +1,91 @@
+"""Small random checkpoints of several families, and what transformers makes of them.
+
+Their tokenizer is the shipped model's, so that a router can serve them.
+"""
+
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from baton.models import locate
+
+VOCAB_SIZE = 3072
+MAX_LEN = 256
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama"},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen3": {"model_type": "qwen3", "head_dim": 16},
+    "mistral-short-window": {"model_type": "mistral", "sliding_window": 24},
+    "mistral-long-window": {"model_type": "mistral", "sliding_window": 4096},
+}
+
+
+def save_checkpoint(family: str, folder: Path) -> None:
+    """Writes a random model of the family with decided opinions: few near ties."""
+    settings = dict(FAMILIES[family])
+    config = AutoConfig.for_model(
+        settings.pop("model_type"),
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=MAX_LEN,
+        initializer_range=0.2,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=3,
+        **settings,
+    )
+    torch.manual_seed(len(family))
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(locate("tiny")) / file, folder)
+
+
+@cache
+def reference(model: str) -> Any:
+    """The checkpoint in transformers: eager attention, float32, and no token that ends it."""
+    loaded = AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.float32, attn_implementation="eager"
+    )
+    loaded.generation_config.eos_token_id = None
+    return loaded.eval()
+
+
+def greedy(model: str, prompt: list[int], max_tokens: int) -> list[int]:
+    """What the `generate` of transformers continues the prompt with."""
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        out = reference(model).generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=max_tokens,
+            pad_token_id=3,
+        )
+    continuation: list[int] = out[0, len(prompt) :].tolist()
+    return continuation
+
+
+def is_greedy(model: str, prompt: list[int], tokens: list[int]) -> bool:
+    """Whether transformers continues the prompt with these tokens: each is its choice after those
+    before it, which one forward pass tells."""
+    with torch.inference_mode():
+        logits = reference(model)(torch.tensor([prompt + tokens])).logits[0]
+    choices: list[int] = logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+    return choices == tokens
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    """Random tokens, special ones excluded."""
+    generator = torch.Generator().manual_seed(1000 * seed + length)
+    ids: list[int] = torch.randint(8, VOCAB_SIZE, (length,), generator=generator).tolist()
+    return ids

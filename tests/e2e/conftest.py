@@ -1,0 +1,29 @@
+"""Clusters of real processes. One that tests only send requests to is shared by all of them."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from baton.cli.local_cluster import LocalCluster
+from baton.client import AsyncClient
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[LocalCluster]:
+    """The shipped model with one worker of each role.
+
+    Prompts come in several chunks. The decode pool holds one sequence of the model's length, but
+    not two dozen of any length.
+    """
+    with LocalCluster(
+        worker_flags={"max_num_batched_tokens": 48, "max_num_seqs": 32},
+        decode_flags={"num_blocks": 130},
+        router_flags={"reflection": True},
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(cluster: LocalCluster) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(cluster.address) as open_client:
+        yield open_client

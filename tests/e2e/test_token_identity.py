@@ -1,0 +1,177 @@
+"""Tokens that went through router, prefill and decode equal those of transformers, every one."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from baton.cli.local_cluster import LocalCluster
+from baton.client import AsyncClient
+from baton.models import locate
+from baton.sampling import SamplingParams
+
+from .checkpoints import FAMILIES, MAX_LEN, greedy, is_greedy, prompt_of, save_checkpoint
+from .watch import load_of, until_nothing_is_held
+
+pytestmark = pytest.mark.e2e
+
+TINY = locate("tiny")
+BLOCK = 16
+
+
+def params(max_tokens: int, **fields: object) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **fields)
+
+
+async def generated(client: AsyncClient, prompt: list[int], max_tokens: int = 20) -> list[int]:
+    return await client.generate(prompt, params(max_tokens)).token_ids()
+
+
+LENGTHS = [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 100]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+async def test_the_shipped_model_s_tokens_are_those_of_transformers(client, cluster, length):
+    prompt = prompt_of(length)
+    tokens = await generated(client, prompt)
+    assert len(tokens) == 20
+    assert is_greedy(TINY, prompt, tokens)
+    await until_nothing_is_held(cluster)
+
+
+async def test_they_are_those_that_generate_gives(client):
+    prompt = prompt_of(23)
+    assert await generated(client, prompt) == greedy(TINY, prompt, 20)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2])
+async def test_a_request_may_end_with_its_first_tokens(client, cluster, max_tokens):
+    prompt = prompt_of(40, seed=3)
+    every = [await generated(client, prompt, max_tokens) for _ in range(10)]
+    assert every == [every[0]] * 10
+    assert len(every[0]) == max_tokens
+    assert is_greedy(TINY, prompt, every[0])
+    await until_nothing_is_held(cluster)
+
+
+async def test_a_prompt_near_the_model_s_length_is_served_to_the_last_token(client):
+    prompt = prompt_of(2040)
+    tokens = await generated(client, prompt, 8)
+    assert len(tokens) == 8
+    assert is_greedy(TINY, prompt, tokens)
+
+
+async def test_two_dozen_requests_at_once_are_each_what_they_are_alone(client, cluster):
+    prompts = [prompt_of(5 + 7 * i, seed=i) for i in range(24)]
+    at_once = await asyncio.gather(*(generated(client, prompt, 40) for prompt in prompts))
+    for prompt, tokens in zip(prompts, at_once, strict=True):
+        assert len(tokens) == 40
+        assert is_greedy(TINY, prompt, tokens)
+    # The decode pool is too small for all of them, so some were computed twice.
+    assert load_of(cluster.process("decode-0").endpoint).num_preemptions > 0
+    await until_nothing_is_held(cluster)
+
+
+async def test_a_repeated_prompt_is_found_in_both_caches_and_gives_the_same(client):
+    prompt = prompt_of(5 * BLOCK + 3, seed=42)
+    first = client.generate(prompt, params(12))
+    tokens = await first.token_ids()
+    again = client.generate(prompt, params(12))
+    assert await again.token_ids() == tokens
+    assert is_greedy(TINY, prompt, tokens)
+    usage, repeated = first.finished.usage, again.finished.usage
+    assert (usage.num_cached_prompt_tokens, usage.num_transferred_blocks) == (0, 6)
+    assert repeated.num_cached_prompt_tokens == 5 * BLOCK
+    assert repeated.num_reused_decode_blocks == 5
+    assert repeated.num_transferred_blocks == 1
+
+
+async def test_a_shared_beginning_is_reused_and_the_rest_is_not(client):
+    shared = prompt_of(3 * BLOCK, seed=43)
+    await generated(client, shared + prompt_of(20, seed=44), 2)
+    other = shared + prompt_of(30, seed=45)
+    generation = client.generate(other, params(12))
+    assert is_greedy(TINY, other, await generation.token_ids())
+    assert generation.finished.usage.num_cached_prompt_tokens == 3 * BLOCK
+    assert generation.finished.usage.num_reused_decode_blocks == 3
+
+
+async def test_a_prompt_of_whole_blocks_that_decode_holds_moves_nothing(client):
+    prompt = prompt_of(4 * BLOCK, seed=46)
+    expected = await generated(client, prompt, 12)
+    assert is_greedy(TINY, prompt, expected)
+    again = client.generate(prompt, params(12))
+    assert await again.token_ids() == expected
+    assert again.finished.usage.num_transferred_blocks == 0
+    assert again.finished.usage.num_reused_decode_blocks == 4
+
+
+async def test_a_seeded_sample_is_the_same_alone_and_in_a_crowd(client):
+    prompt = prompt_of(30, seed=50)
+    sampled = params(24, temperature=0.9, top_p=0.95, top_k=50, seed=1234)
+    alone = await client.generate(prompt, sampled).token_ids()
+    crowd = [generated(client, prompt_of(20 + i, seed=60 + i), 24) for i in range(12)]
+    in_crowd, *_ = await asyncio.gather(client.generate(prompt, sampled).token_ids(), *crowd)
+    assert alone == in_crowd
+    other = params(24, temperature=0.9, top_p=0.95, top_k=50, seed=4321)
+    assert await client.generate(prompt, other).token_ids() != alone
+
+
+async def test_every_token_has_its_logprob_the_first_one_too(client):
+    prompt = prompt_of(33, seed=51)
+    for max_tokens in (1, 6):
+        chunks = [c async for c in client.generate(prompt, params(max_tokens, logprobs=True))]
+        logprobs = [value for chunk in chunks for value in chunk.logprobs]
+        assert len(logprobs) == max_tokens
+        assert all(value < 0.0 for value in logprobs)
+
+
+async def test_the_text_is_what_the_tokens_say(client):
+    generation = client.generate("def fibonacci(n):\n    ", params(40))
+    tokens = await generation.token_ids()
+    tokenizer = Tokenizer.from_file(str(Path(TINY) / "tokenizer.json"))
+    assert await generation.text() == tokenizer.decode(tokens)
+
+
+# Other families.
+
+
+@pytest.fixture(scope="module")
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("models") / request.param
+    save_checkpoint(request.param, folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def family(checkpoint: str) -> Iterator[tuple[LocalCluster, str]]:
+    flags = {"max_num_batched_tokens": 40, "max_num_seqs": 16, "num_blocks": 40}
+    with LocalCluster(checkpoint, worker_flags=flags) as running:
+        yield running, checkpoint
+
+
+@pytest.mark.parametrize(
+    "checkpoint",
+    [
+        name if name == "mistral-short-window" else pytest.param(name, marks=pytest.mark.slow)
+        for name in FAMILIES
+    ],
+    indirect=True,
+)
+async def test_a_family_s_tokens_are_those_of_transformers(family):
+    cluster, model = family
+    lengths = [1, BLOCK - 1, BLOCK, BLOCK + 1, 70, MAX_LEN - 24]
+    async with AsyncClient(cluster.address) as client:
+        for length in lengths:
+            prompt = prompt_of(length)
+            tokens = await generated(client, prompt, 24)
+            assert len(tokens) == 24
+            assert is_greedy(model, prompt, tokens), length
+        assert await generated(client, prompt_of(30), 8) == greedy(model, prompt_of(30), 8)
+        prompts = [prompt_of(5 + 4 * i, seed=i) for i in range(16)]
+        at_once = await asyncio.gather(*(generated(client, prompt, 24) for prompt in prompts))
+        for prompt, tokens in zip(prompts, at_once, strict=True):
+            assert is_greedy(model, prompt, tokens)
+        await until_nothing_is_held(cluster)

@@ -1,0 +1,55 @@
+"""What transformers itself generates: greedy, float32, one prompt at a time."""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+
+class Oracle:
+    """Remembers what it was asked, since many tests ask the same."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, torch.nn.Module] = {}
+        self._known: dict[tuple[str, tuple[int, ...], int, bool], tuple[int, ...]] = {}
+
+    def __call__(
+        self, path: str, prompt: Sequence[int], max_tokens: int, *, ignore_eos: bool = True
+    ) -> tuple[int, ...]:
+        """The tokens that follow the prompt.
+
+        Asserts that no choice was so close that another order of additions could turn it.
+        """
+        key = (path, tuple(prompt), max_tokens, ignore_eos)
+        if key not in self._known:
+            self._known[key] = self._generate(path, key[1], max_tokens, ignore_eos)
+        return self._known[key]
+
+    def _generate(
+        self, path: str, prompt: tuple[int, ...], max_tokens: int, ignore_eos: bool
+    ) -> tuple[int, ...]:
+        model = self.model(path)
+        own_eos = model.generation_config.eos_token_id
+        out = model.generate(
+            input_ids=torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            generation_config=GenerationConfig(
+                max_new_tokens=max_tokens,
+                do_sample=False,
+                eos_token_id=None if ignore_eos else own_eos,
+                pad_token_id=0,
+                output_logits=True,
+                return_dict_in_generate=True,
+            ),
+        )
+        for logits in out.logits:
+            first, second = logits[0].topk(2).values.tolist()
+            assert first - second > 1e-4, "the oracle's choice is a toss-up; take another prompt"
+        return tuple(out.sequences[0, len(prompt) :].tolist())
+
+    def model(self, path: str) -> torch.nn.Module:
+        if path not in self._models:
+            self._models[path] = AutoModelForCausalLM.from_pretrained(
+                path, dtype=torch.float32, attn_implementation="eager"
+            ).eval()
+        return self._models[path]

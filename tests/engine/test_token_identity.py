@@ -1,0 +1,369 @@
+"""Baton's greedy tokens are those of transformers, however the work is cut into steps."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from baton.engine.config import EngineConfig
+from baton.engine.core.sequence import FinishReason, KvSource, Purpose
+from baton.engine.engine import Engine, EngineRequest, GenerationResult
+from baton.sampling import SamplingParams
+
+from .checkpoints import BLOCK_SIZE
+from .conftest import Checkpoints
+from .oracle import Oracle
+from .prompts import NUM_TOKENS, awkward_prompts, random_prompt, sharing_prompts
+
+FUSED = [
+    "llama", "llama_biased", "llama_yarn", "llama_llama3_rope", "qwen2", "qwen2_hybrid", "qwen3",
+    "mistral_short", "mistral_long",
+]  # fmt: skip
+GENERIC = [
+    "llama_gelu", "gpt2", "gpt2_scaled", "gemma2", "gemma3", "gpt_oss", "mixtral", "deepseek_v3",
+]  # fmt: skip
+GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+RANDOM = SamplingParams(
+    max_tokens=NUM_TOKENS, ignore_eos=True, temperature=1.5, top_p=0.9, top_k=50, seed=2**63 + 5
+)
+
+
+def load(path: str, **changes: object) -> Engine:
+    settings: dict[str, object] = {"device": "cpu", "dtype": "float32", "num_blocks": 96}
+    return Engine.from_pretrained(path, EngineConfig(**{**settings, **changes}))  # type: ignore[arg-type]
+
+
+def tokens(results: Sequence[GenerationResult]) -> list[tuple[int, ...]]:
+    return [r.token_ids for r in results]
+
+
+def assert_idle(engine: Engine) -> None:
+    engine.check_integrity()
+    assert engine.stats().num_held_blocks == 0
+    assert not engine.has_work
+
+
+@pytest.mark.parametrize("budget", [1, 3, 16, 17, 512])
+@pytest.mark.parametrize("family", FUSED)
+def test_a_crowd_cut_into_chunks_says_what_each_says_alone(
+    checkpoints: Checkpoints, oracle: Oracle, family: str, budget: int
+) -> None:
+    path = checkpoints[family]
+    engine = load(path, max_num_batched_tokens=budget, max_num_seqs=min(budget, 8))
+    prompts = awkward_prompts()
+    results = engine.generate(prompts, GREEDY)
+    assert tokens(results) == [oracle(path, p, NUM_TOKENS) for p in prompts]
+    assert {r.finish_reason for r in results} == {FinishReason.LENGTH}
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("budget", [7, 512])
+@pytest.mark.parametrize("family", GENERIC)
+def test_other_families_say_what_transformers_says(
+    checkpoints: Checkpoints, oracle: Oracle, family: str, budget: int
+) -> None:
+    path = checkpoints[family]
+    engine = load(path, max_num_batched_tokens=budget, max_num_seqs=min(budget, 8))
+    prompts = awkward_prompts()
+    expected = [oracle(path, p, NUM_TOKENS) for p in prompts]
+    assert tokens(engine.generate(prompts, GREEDY)) == expected
+    again = engine.generate(prompts, GREEDY)
+    assert tokens(again) == expected
+    assert sum(r.num_cached_tokens for r in again) > 0
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("budget", [3, 17, 512])
+def test_the_shipped_model_says_what_transformers_says(
+    checkpoints: Checkpoints, oracle: Oracle, budget: int
+) -> None:
+    path = checkpoints["tiny"]
+    engine = load(path, max_num_batched_tokens=budget, max_num_seqs=min(budget, 8))
+    texts = ["Once upon a time", "The little dog", "Hello", "One day, Tom and Lily went to the"]
+    prompts = [tuple(engine.tokenizer.encode(text)) for text in texts]
+    results = engine.generate(texts, SamplingParams(max_tokens=24))
+    expected = [oracle(path, p, 24, ignore_eos=False) for p in prompts]
+    assert tokens(results) == expected
+    assert [r.text for r in results] == [
+        engine.tokenizer.decode(ids, skip_special_tokens=True) for ids in expected
+    ]
+
+
+@pytest.mark.parametrize("block_size", [1, 5, 16])
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("family", ["llama", "qwen2_hybrid", "mistral_short"])
+def test_a_repeated_prompt_says_the_same_with_and_without_the_prefix_cache(
+    checkpoints: Checkpoints, oracle: Oracle, family: str, caching: bool, block_size: int
+) -> None:
+    path = checkpoints[family]
+    engine = load(path, prefix_caching=caching, block_size=block_size, num_blocks=1600 // block_size)
+    prompts = awkward_prompts()[:-1]
+    expected = [oracle(path, p, NUM_TOKENS) for p in prompts]
+    assert tokens(engine.generate(prompts, GREEDY)) == expected
+    again = engine.generate(prompts, GREEDY)
+    assert tokens(again) == expected
+    cached = [(len(p) - 1) // block_size * block_size if caching else 0 for p in prompts]
+    assert [r.num_cached_tokens for r in again] == cached
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("budget", [5, 33, 512])
+@pytest.mark.parametrize("family", ["llama", "mistral_short"])
+def test_prompts_that_share_a_beginning_do_not_disturb_each_other(
+    checkpoints: Checkpoints, oracle: Oracle, family: str, budget: int
+) -> None:
+    path = checkpoints[family]
+    engine = load(path, max_num_batched_tokens=budget, max_num_seqs=4)
+    prompts = sharing_prompts()
+    expected = [oracle(path, p, NUM_TOKENS) for p in prompts]
+    results = engine.generate(prompts, GREEDY)
+    assert tokens(results) == expected
+    assert sum(r.num_cached_tokens for r in results) > 0
+    assert tokens(engine.generate(prompts[::-1], GREEDY)) == expected[::-1]
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
+def test_preemption_changes_nothing_but_time(
+    checkpoints: Checkpoints, oracle: Oracle, family: str, caching: bool
+) -> None:
+    path = checkpoints[family]
+    engine = load(
+        path, block_size=4, num_blocks=24, prefix_caching=caching, max_num_batched_tokens=24,
+        max_num_seqs=6,
+    )  # fmt: skip
+    prompts = [random_prompt(length, seed=3) for length in (15, 1, 17, 30, 8, 16, 75, 12)]
+    expected = [oracle(path, p, NUM_TOKENS) for p in prompts]
+    assert tokens(engine.generate(prompts, GREEDY)) == expected
+    assert engine.stats().num_preemptions > 0
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("max_num_seqs", [5, 24])
+def test_two_dozen_prompts_at_once_say_what_each_says_alone(
+    checkpoints: Checkpoints, oracle: Oracle, max_num_seqs: int
+) -> None:
+    path = checkpoints["qwen3"]
+    engine = load(path, max_num_seqs=max_num_seqs, max_num_batched_tokens=64, num_blocks=300)
+    prompts = [random_prompt(1 + 5 * i, seed=i) for i in range(24)]
+    expected = [oracle(path, p, 1 + i) for i, p in enumerate(prompts)]
+    params = [SamplingParams(max_tokens=1 + i) for i in range(24)]
+    assert tokens(engine.generate(prompts, params)) == expected
+    assert_idle(engine)
+
+
+def test_decodes_of_very_unequal_lengths_say_what_each_says_alone(
+    checkpoints: Checkpoints, oracle: Oracle
+) -> None:
+    path = checkpoints["tiny"]
+    engine = load(path, num_blocks=160, max_num_batched_tokens=512, max_num_seqs=8)
+    prompts = [random_prompt(n, vocab_size=3000) for n in (1600, 3, 40, 5)]
+    expected = [oracle(path, p, 6) for p in prompts]
+    assert tokens(engine.generate(prompts, SamplingParams(max_tokens=6, ignore_eos=True))) == expected
+
+
+def test_generation_ends_at_the_models_own_end_token(
+    checkpoints: Checkpoints, oracle: Oracle
+) -> None:
+    path = checkpoints["llama_eos"]
+    engine = load(path)
+    prompts = [random_prompt(4, seed=i) for i in range(12)]
+    free = [oracle(path, p, 40) for p in prompts]
+    expected = [oracle(path, p, 40, ignore_eos=False) for p in prompts]
+    assert any(len(e) < len(f) for e, f in zip(expected, free, strict=True)), "none ends early"
+    results = engine.generate(prompts, SamplingParams(max_tokens=40))
+    assert tokens(results) == expected
+    for result in results:
+        ended = result.token_ids[-1] in (7, 300)
+        reason = FinishReason.END_OF_SEQUENCE if ended else FinishReason.LENGTH
+        assert result.finish_reason is reason
+    unstopped = engine.generate(prompts, SamplingParams(max_tokens=40, ignore_eos=True))
+    assert tokens(unstopped) == free
+
+
+def test_a_stop_token_ends_a_sequence_and_is_part_of_it(
+    checkpoints: Checkpoints, oracle: Oracle
+) -> None:
+    path = checkpoints["llama"]
+    prompt = random_prompt(17)
+    expected = oracle(path, prompt, NUM_TOKENS)
+    stop = expected[4]
+    end = expected.index(stop) + 1
+    params = SamplingParams(max_tokens=NUM_TOKENS, stop_token_ids=(stop,))
+    (result,) = load(path).generate([prompt], params)
+    assert (result.token_ids, result.finish_reason) == (expected[:end], FinishReason.STOP_TOKEN)
+
+
+def test_a_sequence_can_be_continued_from_any_of_its_tokens(
+    checkpoints: Checkpoints, oracle: Oracle
+) -> None:
+    path = checkpoints["qwen2"]
+    engine = load(path)
+    prompt = random_prompt(17)
+    whole = oracle(path, prompt, NUM_TOKENS)
+    (sampled,) = engine.generate([prompt], RANDOM)
+    for expected, params in ((whole, GREEDY), (sampled.token_ids, RANDOM)):
+        for given in range(NUM_TOKENS):
+            ids = prompt + expected[:given]
+            engine.add_request(EngineRequest(f"from {given}", ids, params, len(prompt)))
+        continued: dict[str, list[int]] = {}
+        positions: dict[str, list[int]] = {}
+        while engine.has_work:
+            for update in engine.step().updates:
+                if update.token_id is not None:
+                    continued.setdefault(update.request_id, []).append(update.token_id)
+                    positions.setdefault(update.request_id, []).append(update.position)
+        for given in range(NUM_TOKENS):
+            assert tuple(continued[f"from {given}"]) == expected[given:]
+            assert positions[f"from {given}"] == list(range(given, NUM_TOKENS))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prefix_caching": False},
+        {"max_num_batched_tokens": 5, "max_num_seqs": 5},
+        {"block_size": 3, "num_blocks": 90, "max_num_seqs": 6, "max_num_batched_tokens": 31},
+    ],
+)
+@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
+def test_a_seeded_sample_is_the_same_alone_and_in_a_crowd(
+    checkpoints: Checkpoints, family: str, changes: dict[str, object]
+) -> None:
+    prompt = random_prompt(40)
+    (alone,) = load(checkpoints[family]).generate([prompt], RANDOM)
+    assert alone.token_ids != load(checkpoints[family]).generate([prompt], GREEDY)[0].token_ids
+    engine = load(checkpoints[family], **changes)
+    others = [random_prompt(n, seed=4) for n in (3, 17, 60, 33)]
+    crowd = [*others[:2], prompt, *others[2:], prompt]
+    params = [
+        GREEDY,
+        SamplingParams(max_tokens=20, temperature=3.0, seed=1),
+        RANDOM,
+        SamplingParams(max_tokens=9, temperature=0.5, top_k=3, seed=2),
+        GREEDY,
+        RANDOM,
+    ]
+    for _ in range(2):
+        results = engine.generate(crowd, params)
+        assert results[2].token_ids == results[5].token_ids == alone.token_ids
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt_oss"])
+def test_reduced_precision_runs_to_the_end(checkpoints: Checkpoints, family: str) -> None:
+    engine = load(checkpoints[family], dtype="bfloat16", max_num_batched_tokens=64)
+    prompts = awkward_prompts()
+    params = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=True)
+    for _ in range(2):
+        results = engine.generate(prompts, params)
+        assert all(len(r.token_ids) == NUM_TOKENS for r in results)
+        assert all(-20 < logprob <= 0 for r in results for logprob in r.logprobs)
+    assert_idle(engine)
+
+
+# The handoff, in one process: A computes the prompt, B goes on.
+
+
+class Handoff:
+    """Prefills on one engine and decodes on another, moving the blocks by their bytes."""
+
+    def __init__(self, path: str, budget: int) -> None:
+        self.prefill = load(path, max_num_batched_tokens=budget, max_num_seqs=4)
+        self.decode = load(path, max_num_batched_tokens=64, num_blocks=80)
+        assert self.prefill.pool.layout == self.decode.pool.layout
+        assert self.prefill.info.fingerprint == self.decode.info.fingerprint
+
+    def run(self, prompts: list[tuple[int, ...]], params: SamplingParams) -> list[tuple[int, ...]]:
+        """The tokens of each prompt, the first one from the prefill engine."""
+        firsts, blocks = self._prefill(prompts, params)
+        for i, prompt in enumerate(prompts):
+            self.decode.add_request(
+                EngineRequest(str(i), prompt, params, len(prompt), kv_source=KvSource.EXTERNAL)
+            )
+        out = {str(i): [first] for i, first in firsts.items()}
+        while self.decode.has_work:
+            output = self.decode.step()
+            for update in output.updates:
+                assert update.token_id is not None
+                assert update.position == len(out[update.request_id])
+                out[update.request_id].append(update.token_id)
+            for allocation in output.external:
+                i = int(allocation.request_id)
+                self.num_hits.append(allocation.num_hit_blocks)
+                pairs = list(zip(blocks[i], allocation.block_ids, strict=True))
+                for source, target in pairs[allocation.num_hit_blocks :]:
+                    self.decode.pool.write_block(target, self.prefill.pool.read_block(source))
+                self.decode.commit_external(allocation.request_id, firsts[i])
+        for i in range(len(prompts)):
+            self.prefill.release(f"prefill {i}")
+        assert_idle(self.prefill)
+        assert_idle(self.decode)
+        return [tuple(out[str(i)]) for i in range(len(prompts))]
+
+    def _prefill(
+        self, prompts: list[tuple[int, ...]], params: SamplingParams
+    ) -> tuple[dict[int, int], dict[int, tuple[int, ...]]]:
+        self.num_hits: list[int] = []
+        for i, prompt in enumerate(prompts):
+            self.prefill.add_request(
+                EngineRequest(f"prefill {i}", prompt, params, len(prompt), Purpose.PREFILL)
+            )
+        firsts, blocks = {}, {}
+        while self.prefill.has_work:
+            for update in self.prefill.step().updates:
+                if update.token_id is not None:
+                    i = int(update.request_id.split()[1])
+                    assert update.finish_reason is not None
+                    assert update.num_computed_tokens == len(prompts[i])
+                    firsts[i], blocks[i] = update.token_id, update.block_ids
+        return firsts, blocks
+
+
+@pytest.mark.parametrize("budget", [16, 23, 512])
+@pytest.mark.parametrize("family", ["llama", "qwen2_hybrid", "gpt_oss", "deepseek_v3"])
+def test_a_sequence_prefilled_elsewhere_goes_on_as_if_it_had_stayed(
+    checkpoints: Checkpoints, oracle: Oracle, family: str, budget: int
+) -> None:
+    path = checkpoints[family]
+    prompts = awkward_prompts()[:-1]
+    handoff = Handoff(path, budget)
+    expected = [oracle(path, p, NUM_TOKENS) for p in prompts]
+    assert handoff.run(prompts, GREEDY) == expected
+    assert sum(handoff.num_hits) == 0
+    # Now the decode engine has every full block of the prompts already.
+    assert handoff.run(prompts, GREEDY) == expected
+    assert handoff.num_hits == [len(p) // BLOCK_SIZE for p in prompts]
+
+
+def test_a_sampled_sequence_goes_on_after_a_handoff_as_if_it_had_stayed(
+    checkpoints: Checkpoints,
+) -> None:
+    prompts = awkward_prompts()[:-1]
+    alone = tokens(load(checkpoints["llama"]).generate(prompts, RANDOM))
+    assert Handoff(checkpoints["llama"], 32).run(prompts, RANDOM) == alone
+
+
+def test_a_handoff_whose_first_token_is_its_last_is_reported_once(
+    checkpoints: Checkpoints, oracle: Oracle
+) -> None:
+    path, prompt = checkpoints["llama"], random_prompt(17)
+    engine = load(path)
+    params = SamplingParams(max_tokens=1)
+    engine.add_request(EngineRequest("x", prompt, params, 17, kv_source=KvSource.EXTERNAL))
+    assert [a.request_id for a in engine.step().external] == ["x"]
+    engine.commit_external("x", 9)
+    assert engine.has_work
+    (update,) = engine.step().updates
+    assert (update.token_id, update.finish_reason) == (9, FinishReason.LENGTH)
+    assert engine.step().updates == ()
+    assert_idle(engine)
+
+
+def test_two_loads_of_a_checkpoint_agree_on_what_their_cache_means(
+    checkpoints: Checkpoints,
+) -> None:
+    one, two = load(checkpoints["llama"]), load(checkpoints["llama"], num_blocks=3)
+    assert one.info == two.info
+    assert one.info.fingerprint != load(checkpoints["llama_yarn"]).info.fingerprint
+    reduced = load(checkpoints["llama"], dtype="bfloat16")
+    assert one.info.fingerprint != reduced.info.fingerprint
