@@ -17,6 +17,7 @@ from typing import Self
 
 from baton.cli.ports import HOST, free_port
 from baton.cli.process import Flags, Process, Role
+from baton.cli.signals import signals_deferred
 from baton.cli.status import ANSWER_TIMEOUT, OnStatus, Status, status_of
 from baton.client import Client, Worker
 from baton.cluster.redis import EmbeddedRedis, check_answers
@@ -132,7 +133,8 @@ class LocalCluster:
         self._folder = tempfile.TemporaryDirectory(prefix="baton-")
         try:
             if self.redis is not None:
-                self.redis.start()
+                with signals_deferred():
+                    self.redis.start()
             check_answers(self.redis_url)
             for process in self.processes:
                 process.start(self._log_dir or Path(self._folder.name))

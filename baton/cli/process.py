@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from baton.cli.ports import HOST
+from baton.cli.signals import signals_deferred
 from baton.cluster.child import dying_with_parent
 
 Role = Literal["router", "prefill", "decode"]
@@ -102,7 +103,7 @@ class Process:
         self.num_starts += 1
         log_dir.mkdir(parents=True, exist_ok=True)
         self._log_path = log_dir / f"{self.name}.log"
-        with self._log_path.open("ab") as log:
+        with self._log_path.open("ab") as log, signals_deferred():
             self._popen = subprocess.Popen(  # noqa: S603 - a command line of our own
                 dying_with_parent(self.command),
                 stdin=subprocess.DEVNULL,

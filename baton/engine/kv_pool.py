@@ -116,4 +116,5 @@ class KvPool:
     def write_block(self, block_id: int, content: "bytes | memoryview[Any]") -> None:
         """Fills one block; `content` is exactly `block_bytes` long."""
         source = torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy())
+        assert len(source) == self.layout.block_bytes, "content of another length than a block"
         self._bytes[block_id].copy_(source)

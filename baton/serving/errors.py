@@ -27,8 +27,10 @@ from baton.rpc_errors import DOMAIN, UNSUPPORTED_MODEL, error_of
 
 __all__ = ["error_of", "status_of"]
 
-# The message travels in a header, and gRPC refuses more than 8 KiB of them.
+# The message travels in a header, three bytes for one outside ASCII, and again, with its field and
+# problem, in the header of the details. gRPC refuses more than 8 KiB of headers.
 MAX_MESSAGE_CHARS = 1024
+MAX_MESSAGE_HEADER_BYTES = 1536
 UNEXPECTED = "internal error; the log of the server that failed says more"
 
 _CODES: dict[type[BaseException], grpc.StatusCode] = {
@@ -94,4 +96,12 @@ def _details_of(error: BaseException) -> list[Message]:
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"
+    kept = text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1]
+    while _header_bytes(kept) > MAX_MESSAGE_HEADER_BYTES:
+        kept = kept[: len(kept) * 3 // 4]
+    return text if kept == text else kept + "…"
+
+
+def _header_bytes(text: str) -> int:
+    """The size of a text in a header, where gRPC writes all but printable ASCII as %XX."""
+    return sum(1 if 0x20 <= byte < 0x7F else 3 for byte in text.encode(errors="replace"))

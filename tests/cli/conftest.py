@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,18 +44,20 @@ def baton(*arguments: str, stdin: str = "", **variables: str) -> subprocess.Comp
 @contextmanager
 def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A command that goes on; killed at the end of the block if it still does."""
-    process = subprocess.Popen(
-        [*BATON, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+    with tempfile.TemporaryDirectory() as folder:
+        process = subprocess.Popen(
+            [*BATON, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TMPDIR": folder},
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
 
 
 def descendants(pid: int) -> list[psutil.Process]:

@@ -36,7 +36,7 @@ def _family(class_name: str, **changes: Any) -> Callable[[], PretrainedConfig]:
 
 
 _HYBRID = ["sliding_attention", "full_attention", "sliding_attention"]
-_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0}
 _LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -55,7 +55,7 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
         "LlamaConfig", rope_parameters={**_YARN, "original_max_position_embeddings": 64}
     ),
     "llama_llama3_rope": _family("LlamaConfig", rope_parameters=_LLAMA3),
-    "llama_eos": _family("LlamaConfig", eos_token_id=[7, 300]),
+    "llama_eos": _family("LlamaConfig", eos_token_id=[384, 330]),
     "llama_gelu": _family("LlamaConfig", hidden_act="gelu"),
     "qwen2": _family("Qwen2Config"),
     "qwen2_hybrid": _family(

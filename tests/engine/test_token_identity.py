@@ -174,7 +174,7 @@ def test_generation_ends_at_the_models_own_end_token(
     results = engine.generate(prompts, SamplingParams(max_tokens=40))
     assert tokens(results) == expected
     for result in results:
-        ended = result.token_ids[-1] in (7, 300)
+        ended = result.token_ids[-1] in (384, 330)
         reason = FinishReason.END_OF_SEQUENCE if ended else FinishReason.LENGTH
         assert result.finish_reason is reason
     unstopped = engine.generate(prompts, SamplingParams(max_tokens=40, ignore_eos=True))

@@ -1,0 +1,41 @@
+import os
+import signal
+import threading
+
+import pytest
+
+from baton.cli.signals import interrupted_by_signals, signals_deferred
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_asks_for_the_end_interrupts(signum: int) -> None:
+    before = signal.getsignal(signum)
+    with pytest.raises(KeyboardInterrupt), interrupted_by_signals():
+        os.kill(os.getpid(), signum)
+    assert signal.getsignal(signum) is before
+
+
+def test_a_deferred_signal_comes_at_the_end_of_the_block() -> None:
+    steps: list[str] = []
+
+    def work() -> None:
+        with interrupted_by_signals(), signals_deferred():
+            os.kill(os.getpid(), signal.SIGTERM)
+            steps.append("after the signal")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert steps == ["after the signal"]
+
+
+def test_another_thread_defers_nothing_and_does_not_fail() -> None:
+    ran = threading.Event()
+
+    def run() -> None:
+        with signals_deferred():
+            ran.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert ran.is_set()

@@ -1,0 +1,317 @@
+"""What a request is refused for, and how it ends."""
+
+import asyncio
+import math
+import time
+
+import grpc
+import psutil
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from baton.client import AsyncClient, Client
+from baton.client_types import FinishReason
+from baton.errors import (
+    AlreadyExistsError,
+    CancelledError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
+from baton.rpc_errors import error_of
+from baton.sampling import SamplingParams
+from baton.v1 import inference_pb2 as pb
+from baton.v1 import sampling_pb2
+
+from .checkpoints import prompt_of
+from .watch import held, num_steps, until, until_nothing_is_held
+
+pytestmark = pytest.mark.e2e
+
+MAX_ROUTER_BYTES = 300 * 2**20
+
+
+async def refusal_of(address: str, request: bytes) -> Exception:
+    """What the router says to these bytes as a `GenerateRequest`, as the client's type."""
+    options = [("grpc.max_send_message_length", 64 * 2**20)]
+    async with grpc.aio.insecure_channel(address, options) as channel:
+        generate = channel.unary_stream("/baton.v1.Inference/Generate")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in generate(request, timeout=10.0):
+                pass
+    return error_of(caught.value)
+
+
+def request(**fields: object) -> bytes:
+    fields = fields if {"chat", "token_ids", "text"} & fields.keys() else {"text": "a", **fields}
+    return pb.GenerateRequest(**fields).SerializeToString()
+
+
+def sampled(**fields: object) -> bytes:
+    return request(sampling=sampling_pb2.SamplingParams(**fields))
+
+
+def ids(*token_ids: int) -> pb.TokenIds:
+    return pb.TokenIds(ids=token_ids)
+
+
+def chat_in(content: str) -> pb.Chat:
+    return pb.Chat(messages=[pb.ChatMessage(role="user", content=content)])
+
+
+BAD = b"b\xff\xfed"
+
+
+def with_bad(message: bytes) -> bytes:
+    """The message with bytes that are not UTF-8 in place of "good"."""
+    assert message.count(b"good") == 1
+    return message.replace(b"good", BAD)
+
+
+REFUSED = {
+    "nothing": (b"", "input", "is missing"),
+    "an empty text": (request(text=""), "input.text", "at least 1"),
+    "no ids": (request(token_ids=ids()), "input.token_ids", "at least 1"),
+    "an empty chat": (request(chat=pb.Chat()), "input.chat.messages", "at least 1"),
+    "too long": (request(token_ids=ids(*[5] * 2033)), "sampling.max_tokens", "is 2048"),
+    "too many tokens": (sampled(max_tokens=2**32 - 1), "sampling.max_tokens", "is 2048"),
+    "another model": (request(model="gpt"), "model", "'tiny'"),
+    "another model at length": (request(model="模" * 5000), "model", "模"),
+    "an id too large": (request(token_ids=ids(3072)), "input.token_ids[0]", "[0, 3072)"),
+    "cold": (sampled(temperature=-1), "sampling.temperature", "[0, 100]"),
+    "NaN": (sampled(temperature=math.nan), "sampling.temperature", "[0, 100]"),
+    "top_p 0": (sampled(top_p=0), "sampling.top_p", "(0, 1]"),
+    "top_p 2": (sampled(top_p=2), "sampling.top_p", "(0, 1]"),
+    "no tokens": (sampled(max_tokens=0), "sampling.max_tokens", "at least 1"),
+    "5 stops": (sampled(stop=list("abcde")), "sampling.stop", "at most 4"),
+    "a long stop": (sampled(stop=["s" * 257]), "sampling.stop[0]", "256 bytes"),
+    "a long name": (request(request_id="r" * 129), "request_id", "at most 128"),
+    "10 MB of text": (request(text="a" * 10 * 2**20), "input.text", "1048576"),
+    "10 MB of role": (
+        request(chat=pb.Chat(messages=[pb.ChatMessage(role="r" * 10 * 2**20)])),
+        "input.chat.messages",
+        "1048576",
+    ),
+    "2 million ids": (request(token_ids=ids(*[5] * 2 * 2**20)), "sampling.max_tokens", "is 2048"),
+    "a text not UTF-8": (with_bad(request(text="good")), "input.text", "UTF-8"),
+    "a model not UTF-8": (with_bad(request(model="good")), "model", "UTF-8"),
+    "a message not UTF-8": (
+        with_bad(request(chat=chat_in("good"))),
+        "input.chat.messages[0].content",
+        "UTF-8",
+    ),
+    "a stop not UTF-8": (with_bad(sampled(stop=["a", "good"])), "sampling.stop[1]", "UTF-8"),
+    "no message at all": (b"\xff\xff\xff", "request", "baton.v1.GenerateRequest"),
+}
+
+
+@pytest.fixture(scope="module")
+def steps_before(cluster) -> dict[str, int]:
+    return num_steps(cluster)
+
+
+@pytest.mark.parametrize(("message", "field", "bound"), REFUSED.values(), ids=REFUSED)
+async def test_a_bad_request_is_refused_with_its_field_and_bound(
+    cluster, steps_before, message, field, bound
+):
+    failure = await refusal_of(cluster.address, message)
+    assert isinstance(failure, InvalidArgumentError), repr(failure)
+    assert failure.field == field
+    assert bound in failure.problem
+
+
+async def test_refusals_have_cost_no_compute(cluster, steps_before):
+    assert num_steps(cluster) == steps_before
+    assert held(cluster) == {}
+
+
+async def test_a_message_larger_than_any_is_the_caller_s_mistake_too(cluster):
+    failure = await refusal_of(cluster.address, request(text="a" * 20 * 2**20))
+    assert isinstance(failure, InvalidArgumentError)
+    assert "larger than max" in failure.problem
+
+
+# Endings.
+
+
+async def ended(client: AsyncClient, prompt: object, **fields: object):
+    fields = {"ignore_eos": True, **fields}
+    generation = client.generate(prompt, SamplingParams(**fields))
+    tokens = await generation.token_ids()
+    return tokens, await generation.text(), generation.finished
+
+
+async def test_a_request_ends_with_its_last_token(client):
+    tokens, _, finished = await ended(client, prompt_of(20), max_tokens=7)
+    assert (len(tokens), finished.reason) == (7, FinishReason.LENGTH)
+    assert finished.usage.num_output_tokens == 7
+    assert finished.usage.num_prompt_tokens == 20
+
+
+@pytest.mark.parametrize("at", [0, 1, 6])
+async def test_a_request_ends_with_a_stop_token_which_is_part_of_it(client, cluster, at):
+    plain, _, _ = await ended(client, prompt_of(20), max_tokens=16)
+    last = plain.index(plain[at])
+    tokens, _, finished = await ended(
+        client, prompt_of(20), max_tokens=16, stop_token_ids=(plain[at],)
+    )
+    assert (tokens, finished.reason) == (plain[: last + 1], FinishReason.STOP_TOKEN)
+    await until_nothing_is_held(cluster)
+
+
+async def test_a_request_ends_before_a_stop_string(client, cluster):
+    prompt = "def add(a, b):\n"
+    plain, text, _ = await ended(client, prompt, max_tokens=32)
+    stop = text[len(text) // 2 : len(text) // 2 + 3]
+    tokens, shown, finished = await ended(client, prompt, max_tokens=32, stop=("\0", stop))
+    assert shown == text[: text.index(stop)]
+    assert (finished.reason, finished.stop_string) == (FinishReason.STOP_STRING, stop)
+    assert tokens == plain[: len(tokens)]
+    assert finished.usage.num_output_tokens == len(tokens)
+    await until_nothing_is_held(cluster)
+
+
+async def test_what_was_held_back_for_a_stop_string_is_shown_at_the_end(client):
+    prompt = "def add(a, b):\n"
+    _, text, _ = await ended(client, prompt, max_tokens=12)
+    never = text[-4:] + "\0"
+    _, shown, finished = await ended(client, prompt, max_tokens=12, stop=(never,))
+    assert (shown, finished.reason) == (text, FinishReason.LENGTH)
+
+
+def long_generation(client: AsyncClient, name: str = ""):
+    wanted = SamplingParams(max_tokens=1500, ignore_eos=True)
+    return client.generate(prompt_of(30), wanted, request_id=name)
+
+
+async def test_an_aborted_request_ends_as_cancelled(client, cluster):
+    generation = long_generation(client, "to-abort")
+    await anext(generation)
+    await client.abort("to-abort")
+    with pytest.raises(CancelledError, match="to-abort was aborted"):
+        await generation.text()
+    await until_nothing_is_held(cluster)
+
+
+async def test_aborting_what_is_not_there_is_not_found(client):
+    with pytest.raises(NotFoundError, match="nobody"):
+        await client.abort("nobody")
+
+
+async def test_a_name_can_be_in_flight_once_and_be_used_again_at_once(client, cluster):
+    async with long_generation(client, "twin") as first:
+        await anext(first)
+        with pytest.raises(AlreadyExistsError, match="twin"):
+            await long_generation(client, "twin").text()
+        await anext(first)
+        await client.abort("twin")
+        with pytest.raises(CancelledError):
+            await first.text()
+    for _ in range(20):
+        again = client.generate(prompt_of(30), SamplingParams(max_tokens=30), request_id="twin")
+        assert (await anext(again)).position == 0
+        await client.abort("twin")
+        with pytest.raises(CancelledError):
+            await again.text()
+    await until_nothing_is_held(cluster)
+
+
+async def test_leaving_many_requests_at_random_moments_holds_nothing(client, cluster):
+    async def leave(index: int) -> None:
+        wanted = SamplingParams(max_tokens=60, ignore_eos=True)
+        async with client.generate(prompt_of(10 + 9 * index, seed=7), wanted) as generation:
+            for _ in range(index % 5):
+                await anext(generation)
+
+    await asyncio.gather(*(leave(i) for i in range(40)))
+    await until_nothing_is_held(cluster, within=2.0)
+
+
+async def test_what_admission_says_is_true(client):
+    generation = client.generate(prompt_of(25), SamplingParams(max_tokens=3))
+    accepted = await generation.wait_accepted()
+    await generation.text()
+    assert accepted.num_prompt_tokens == 25
+    assert accepted.placement.prefill_worker.startswith("prefill")
+    assert accepted.placement.decode_worker.startswith("decode")
+    timings = generation.finished.timings
+    assert 0 < timings.admission <= timings.time_to_first_token <= timings.total
+    assert timings.exposed_transfer is not None
+
+
+# The process as a server.
+
+
+@pytest.mark.parametrize("name", ["router", "prefill-0", "decode-0"])
+async def test_every_process_names_its_liveness_and_readiness(cluster, name):
+    async with grpc.aio.insecure_channel(cluster.process(name).endpoint) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for service in ("", "liveness", "readiness"):
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5.0)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Check(health_pb2.HealthCheckRequest(service="nothing"), timeout=5.0)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def services_of(endpoint: str) -> set[str]:
+    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+    with grpc.insecure_channel(endpoint) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        answer = next(stub.ServerReflectionInfo(iter([asked]), timeout=5.0))
+    return {service.name for service in answer.list_services_response.service}
+
+
+def test_a_process_says_what_it_offers_where_it_was_told_to(cluster):
+    assert {"baton.v1.Inference", "baton.v1.Admin"} <= services_of(cluster.address)
+    with pytest.raises(grpc.RpcError) as caught:
+        services_of(cluster.process("decode-0").endpoint)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_worker_lists_no_workers(cluster):
+    async with AsyncClient(cluster.process("decode-0").endpoint) as worker:
+        with pytest.raises(FailedPreconditionError, match="not offered here"):
+            await worker.list_workers()
+
+
+async def test_a_router_stays_small_and_maps_no_torch(client, cluster):
+    await client.generate([{"role": "user", "content": "hi"}]).text()
+    process = psutil.Process(cluster.process("router").pid)
+    assert process.memory_info().rss < MAX_ROUTER_BYTES
+    assert not any("torch" in mapped.path for mapped in process.memory_maps())
+
+
+async def test_the_locality_index_learns_what_was_computed(client, cluster):
+    await client.generate(prompt_of(64, seed=99), SamplingParams(max_tokens=2)).text()
+
+    def is_indexed() -> bool:
+        with Client(cluster.address) as asking:
+            return all(worker.num_indexed_blocks > 0 for worker in asking.list_workers())
+
+    await until(is_indexed, within=3.0, what="an event of every worker")
+
+
+async def test_flushing_the_caches_makes_a_prompt_new_again(client):
+    prompt = prompt_of(64, seed=98)
+    for expected in (0, 48):
+        generation = client.generate(prompt, SamplingParams(max_tokens=2))
+        await generation.text()
+        assert generation.finished.usage.num_cached_prompt_tokens == expected
+    assert await client.flush_cache() > 0
+    generation = client.generate(prompt, SamplingParams(max_tokens=2))
+    await generation.text()
+    assert generation.finished.usage.num_cached_prompt_tokens == 0
+    assert generation.finished.usage.num_reused_decode_blocks == 0
+
+
+async def test_a_short_deadline_is_told_as_such(client, cluster):
+    began = time.monotonic()
+    with pytest.raises(DeadlineExceededError):
+        await client.generate(
+            prompt_of(30), SamplingParams(max_tokens=1500, ignore_eos=True), timeout=0.3
+        ).text()
+    assert time.monotonic() - began < 1.0
+    await until_nothing_is_held(cluster)

@@ -1,0 +1,231 @@
+"""Paged attention against a dense float64 reference that knows no blocks and no batches."""
+
+import math
+import random
+from dataclasses import dataclass
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from baton.engine.attention import (
+    AttentionBatch,
+    LayerAttention,
+    PagedAttention,
+    QuerySpan,
+)
+from baton.engine.kv_pool import KvPool, KvShape, plan_layout
+from baton.engine.mask_rule import MaskRule
+
+CPU = torch.device("cpu")
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
+
+
+@dataclass
+class Heads:
+    """Shape of one layer's attention."""
+
+    num_kv_heads: int = 2
+    per_kv: int = 2
+    key_dim: int = 8
+    value_dim: int = 8
+
+    @property
+    def num_heads(self) -> int:
+        return self.num_kv_heads * self.per_kv
+
+    @property
+    def shape(self) -> KvShape:
+        return KvShape(self.num_kv_heads, self.key_dim, self.value_dim)
+
+
+def dense(
+    layer: LayerAttention,
+    query: torch.Tensor,  # [context, num_heads, key_dim]
+    key: torch.Tensor,  # [context, num_kv_heads, key_dim]
+    value: torch.Tensor,  # [context, num_kv_heads, value_dim]
+) -> torch.Tensor:
+    """One sequence, one head and one query at a time, in float64."""
+    context, num_heads = query.shape[:2]
+    per_kv = num_heads // key.shape[1]
+    out = torch.zeros(context, num_heads, value.shape[2], dtype=torch.float64)
+    for head in range(num_heads):
+        for position in range(context):
+            first = 0 if layer.rule.window is None else max(0, position + 1 - layer.rule.window)
+            keys = key[first : position + 1, head // per_kv].double()
+            scores = keys @ query[position, head].double() * layer.scale
+            if layer.softcap is not None:
+                scores = layer.softcap * (scores / layer.softcap).tanh()
+            weights = scores.exp()
+            total = weights.sum()
+            if layer.sinks is not None:
+                total = total + layer.sinks[head].double().exp()
+            values = value[first : position + 1, head // per_kv].double()
+            out[position, head] = (weights / total) @ values
+    return out
+
+
+def check(
+    heads: Heads,
+    layer: LayerAttention,
+    steps: list[list[tuple[int, int]]],
+    *,
+    block_size: int = 4,
+    dtype: torch.dtype = torch.float32,
+    layers_before: tuple[KvShape, ...] = (),
+    seed: int = 0,
+) -> None:
+    """Feeds sequences through the pool, step by step, and compares each query's result.
+
+    Args:
+        steps: each a list of (sequence, number of its tokens), in the order they lie in the batch.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    totals: dict[int, int] = {}
+    for step in steps:
+        for sequence, count in step:
+            totals[sequence] = totals.get(sequence, 0) + count
+
+    def rand(length: int, num: int, dim: int) -> torch.Tensor:
+        return torch.randn(length, num, dim, generator=generator).to(dtype)
+
+    tensors = {
+        sequence: (
+            rand(length, heads.num_heads, heads.key_dim),
+            rand(length, heads.num_kv_heads, heads.key_dim),
+            rand(length, heads.num_kv_heads, heads.value_dim),
+        )
+        for sequence, length in totals.items()
+    }
+    expected = {s: dense(layer, *tensors[s]) for s in totals}
+    # Blocks in no order, one more than needed, and old content everywhere.
+    num_blocks = sum(-(-length // block_size) + 1 for length in totals.values()) + 1
+    order = random.Random(seed).sample(range(num_blocks), num_blocks)
+    tables = {s: [order.pop() for _ in range(-(-n // block_size) + 1)] for s, n in totals.items()}
+    pool = KvPool(plan_layout([*layers_before, heads.shape], dtype, block_size), num_blocks, CPU)
+    for cache in pool.layers:
+        cache.key_blocks.copy_(50 * torch.randn(cache.key_blocks.shape, generator=generator))
+        cache.value_blocks.copy_(50 * torch.randn(cache.value_blocks.shape, generator=generator))
+    paged = PagedAttention(pool)
+    done = dict.fromkeys(totals, 0)
+    for step in steps:
+        spans, parts, ranges = [], [], []
+        row = 0
+        for sequence, count in step:
+            start, end = done[sequence], done[sequence] + count
+            spans.append(QuerySpan(row, count, end, tables[sequence]))
+            parts.append([t[start:end] for t in tensors[sequence]])
+            ranges.append((sequence, start, end))
+            done[sequence], row = end, row + count
+        batch = AttentionBatch(spans, block_size, CPU)
+        query, key, value = (torch.cat(column) for column in zip(*parts, strict=True))
+        out = paged.forward(len(layers_before), layer, query, key, value, batch)
+        assert out.shape == (row, heads.num_heads, heads.value_dim)
+        wanted = torch.cat([expected[s][start:end] for s, start, end in ranges])
+        tolerance = TOLERANCE[dtype]
+        torch.testing.assert_close(out.double(), wanted, rtol=tolerance, atol=tolerance)
+
+
+SCALE = 0.35
+RAGGED = [
+    [(0, 1), (1, 7), (2, 4)],
+    [(0, 1), (1, 1), (2, 1), (3, 9)],
+    [(3, 2), (0, 1), (4, 1), (2, 5), (1, 1)],
+    [(4, 1), (3, 1), (2, 1), (1, 1), (0, 1)],
+]
+
+
+def test_one_query_over_one_token_is_that_tokens_value() -> None:
+    check(Heads(), LayerAttention(SCALE, MaskRule()), [[(0, 1)]])
+
+
+@pytest.mark.parametrize("per_kv", range(1, 9))
+def test_query_heads_share_the_key_heads_of_their_group(per_kv: int) -> None:
+    check(Heads(num_kv_heads=3, per_kv=per_kv), LayerAttention(SCALE, MaskRule()), RAGGED)
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3, 5, 16])
+def test_blocks_of_any_size_are_straddled(block_size: int) -> None:
+    check(Heads(), LayerAttention(SCALE, MaskRule()), RAGGED, block_size=block_size)
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 6, 11, 100])
+def test_a_window_begins_anywhere_in_a_block(window: int) -> None:
+    check(Heads(), LayerAttention(SCALE, MaskRule(window)), RAGGED)
+
+
+@pytest.mark.parametrize(
+    ("key_dim", "value_dim"), [(8, 4), (4, 8), (6, 10), (7, 3), (24, 16), (1, 1)]
+)
+def test_keys_and_values_may_differ_in_width(key_dim: int, value_dim: int) -> None:
+    check(Heads(key_dim=key_dim, value_dim=value_dim), LayerAttention(SCALE, MaskRule()), RAGGED)
+
+
+@pytest.mark.parametrize("before", [(KvShape(1, 5, 5),), (KvShape(3, 4, 9), KvShape(2, 8, 8))])
+@pytest.mark.parametrize("heads", [Heads(), Heads(key_dim=6, value_dim=10)])
+def test_layers_of_other_shapes_may_come_before(
+    before: tuple[KvShape, ...], heads: Heads
+) -> None:
+    check(heads, LayerAttention(SCALE, MaskRule(5)), RAGGED, layers_before=before)
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("softcap", [None, 0.7, 30.0])
+@pytest.mark.parametrize("window", [None, 3])
+def test_soft_caps_and_sinks_are_part_of_the_softmax(
+    softcap: float | None, sinks: bool, window: int | None
+) -> None:
+    heads = Heads(num_kv_heads=2, per_kv=3)
+    logits = torch.linspace(-2, 3, heads.num_heads) if sinks else None
+    check(heads, LayerAttention(SCALE, MaskRule(window), softcap, logits), RAGGED)
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+def test_reduced_precision_stays_close(sinks: bool) -> None:
+    logits = torch.linspace(-1, 1, 4).bfloat16() if sinks else None
+    layer = LayerAttention(SCALE, MaskRule(6), None, logits)
+    check(Heads(), layer, RAGGED, dtype=torch.bfloat16)
+
+
+def test_decodes_of_very_unequal_lengths_fall_into_several_groups() -> None:
+    lengths = [1200, 3, 40, 5, 1100, 1]
+    spans = [QuerySpan(i, 1, n, list(range(300))) for i, n in enumerate(lengths)]
+    assert len(AttentionBatch(spans, 4, CPU).groups) > 1
+    steps = [[(i, n - 1) for i, n in enumerate(lengths) if n > 1], [(i, 1) for i in range(6)]]
+    heads = Heads(num_kv_heads=1, per_kv=1, key_dim=4, value_dim=4)
+    check(heads, LayerAttention(SCALE, MaskRule()), steps)
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> list[list[tuple[int, int]]]:
+    """Steps in which some of up to five sequences advance, each in any order."""
+    steps = []
+    for _ in range(draw(st.integers(1, 5))):
+        chosen = draw(st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True))
+        steps.append([(s, draw(st.sampled_from([1, 1, 1, 2, 5, 13]))) for s in chosen])
+    return steps
+
+
+@given(
+    schedules(),
+    st.builds(
+        Heads, st.integers(1, 3), st.integers(1, 4), st.integers(1, 9), st.integers(1, 9)
+    ),
+    st.integers(1, 7),
+    st.none() | st.integers(1, 20),
+    st.none() | st.just(1.5),
+    st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_schedule_of_any_shape_attends_as_the_reference_does(
+    steps: list[list[tuple[int, int]]],
+    heads: Heads,
+    block_size: int,
+    window: int | None,
+    softcap: float | None,
+    sinks: bool,
+) -> None:
+    logits = torch.linspace(-1, 2, heads.num_heads) if sinks else None
+    layer = LayerAttention(1 / math.sqrt(heads.key_dim), MaskRule(window), softcap, logits)
+    check(heads, layer, steps, block_size=block_size)

@@ -1,0 +1,295 @@
+"""What cannot be served is refused when it is loaded or asked for, with a sentence that says why."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from baton.engine.config import EngineConfig
+from baton.engine.core.sequence import Purpose
+from baton.engine.engine import Engine, EngineRequest
+from baton.errors import (
+    AlreadyExistsError,
+    BatonError,
+    InvalidArgumentError,
+    OverloadedError,
+    UnsupportedModelError,
+)
+from baton.sampling import SamplingParams
+
+from .checkpoints import FAMILIES, MAX_LEN, VOCAB_SIZE
+from .conftest import Checkpoints
+from .prompts import random_prompt
+
+
+def load(path: Path | str, **changes: object) -> Engine:
+    return Engine.from_pretrained(path, EngineConfig(**{"device": "cpu", "num_blocks": 8, **changes}))  # type: ignore[arg-type]
+
+
+def small(class_name: str, **changes: Any) -> PretrainedConfig:
+    sizes = {
+        "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+        "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+    }  # fmt: skip
+    config: PretrainedConfig = getattr(transformers, class_name)(**{**sizes, **changes})
+    return config
+
+
+def save(config: PretrainedConfig, folder: Path) -> Path:
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    return folder
+
+
+def save_t5(folder: Path) -> None:
+    config = transformers.T5Config(
+        vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4
+    )
+    transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
+
+
+def save_bert(folder: Path) -> None:
+    config = transformers.CLIPVisionConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4
+    )
+    transformers.CLIPVisionModel(config).save_pretrained(folder)
+
+
+def of(class_name: str, **changes: Any) -> Callable[[Path], None]:
+    return lambda folder: save(small(class_name, **changes), folder) and None
+
+
+HYBRID = ["linear_attention", "full_attention"]
+_FACTORS = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+
+UNSERVABLE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "encoder-decoder": (save_t5, "encoder-decoder"),
+    "not a language model": (save_bert, "not a causal language model"),
+    "state-space": (of("MambaConfig", state_size=4), "no attention heads"),
+    "dynamic rope": (
+        of("LlamaConfig", rope_parameters={
+            "rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0,
+        }),
+        "'dynamic' rotary embeddings",
+    ),
+    "long rope": (
+        of("Phi3Config", rope_parameters={
+            "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32,
+            **_FACTORS,
+        }),
+        "'longrope' rotary embeddings",
+    ),
+    "linear attention": (
+        of("Qwen3NextConfig", head_dim=8, layer_types=HYBRID, linear_num_key_heads=2,
+           linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
+           num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16,
+           shared_expert_intermediate_size=16),
+        r"layers \[0\]",
+    ),
+    "attention and state space": (
+        of("JambaConfig", attn_layer_period=2, attn_layer_offset=1, expert_layer_period=2,
+           num_experts=2, num_experts_per_tok=1, use_mamba_kernels=False, mamba_d_state=4),
+        "layer",
+    ),
+    "attention of its own (bloom)": (of("BloomConfig", n_head=4, n_layer=2), "Bloom|attention"),
+    "attention of its own (mpt)": (
+        of("MptConfig", d_model=32, n_heads=4, n_layers=2, max_seq_len=64), "Mpt|attention"
+    ),
+    "attention in chunks": (
+        of("Llama4TextConfig", head_dim=8, attention_chunk_size=16, intermediate_size_mlp=48,
+           num_local_experts=2, moe_layers=[], no_rope_layers=[1, 1]),
+        "neither causal nor a causal sliding window",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNSERVABLE)
+def test_a_model_that_would_be_served_wrongly_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    make, why = UNSERVABLE[name]
+    make(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=why) as refusal:
+        load(tmp_path, max_model_len=60)
+    assert len(str(refusal.value)) > 30, "not a sentence"
+
+
+def test_a_checkpoint_without_safetensors_is_refused_unread(tmp_path: Path) -> None:
+    save(FAMILIES["llama"](), tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
+    with pytest.raises(UnsupportedModelError, match="safetensors"):
+        load(tmp_path)
+
+
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="cannot read a model configuration"):
+        load(tmp_path / "nowhere")
+
+
+def test_a_broken_configuration_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "lla')
+    with pytest.raises(UnsupportedModelError, match="cannot read a model configuration"):
+        load(tmp_path)
+
+
+def test_an_unknown_model_type_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "unheard_of"}')
+    with pytest.raises(UnsupportedModelError, match="unheard_of"):
+        load(tmp_path)
+
+
+def test_damaged_weights_are_refused(tmp_path: Path) -> None:
+    weights = save(FAMILIES["llama"](), tmp_path) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(UnsupportedModelError, match="weights"):
+        load(tmp_path)
+
+
+def test_a_checkpoint_that_lacks_a_weight_is_refused_and_not_filled_up_at_random(
+    tmp_path: Path,
+) -> None:
+    weights = save(FAMILIES["llama"](), tmp_path) / "model.safetensors"
+    tensors = load_file(weights)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, weights, {"format": "pt"})
+    with pytest.raises(UnsupportedModelError, match="up_proj"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("model_type", ["unheard_of", "llama"])
+def test_code_in_a_checkpoint_is_never_run(model_type: str, tmp_path: Path) -> None:
+    save(FAMILIES["llama"](), tmp_path)
+    marker = tmp_path / "it ran"
+    code = f"from pathlib import Path\nPath({str(marker)!r}).touch()\n"
+    (tmp_path / "evil.py").write_text(code + "class Config: pass\nclass Model: pass\n")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["model_type"] = model_type
+    config["auto_map"] = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    try:
+        load(tmp_path)
+    except UnsupportedModelError:
+        assert model_type == "unheard_of"
+    assert not marker.exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:3"])
+def test_a_gpu_that_is_not_there_is_an_error_and_not_a_fallback(
+    checkpoints: Checkpoints, device: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match="torch sees no GPU"):
+        load(checkpoints["llama"], device=device)
+
+
+def test_an_unknown_device_is_refused(checkpoints: Checkpoints) -> None:
+    with pytest.raises(InvalidArgumentError, match="device"):
+        load(checkpoints["llama"], device="abacus")
+
+
+def test_a_length_beyond_the_models_own_is_refused(checkpoints: Checkpoints) -> None:
+    assert load(checkpoints["llama"], max_model_len=MAX_LEN).info.max_model_len == MAX_LEN
+    with pytest.raises(InvalidArgumentError, match=f"was made for {MAX_LEN}"):
+        load(checkpoints["llama"], max_model_len=MAX_LEN + 1)
+
+
+def test_a_cache_smaller_than_one_block_is_refused(checkpoints: Checkpoints) -> None:
+    with pytest.raises(InvalidArgumentError, match="one block takes"):
+        load(checkpoints["llama"], num_blocks=None, kv_cache_bytes=100)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"block_size": 0},
+        {"num_blocks": 0},
+        {"max_num_seqs": -1},
+        {"max_model_len": 0},
+        {"num_threads": 0},
+        {"dtype": "int8"},
+        {"max_num_batched_tokens": 3, "max_num_seqs": 4},
+    ],
+)
+def test_an_impossible_configuration_names_its_field(changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError) as refusal:
+        EngineConfig(**changes)
+    assert refusal.value.field in changes
+
+
+# Requests.
+
+WHAT_IS_WRONG: dict[str, tuple[tuple[int, ...], SamplingParams, int, type[BatonError], str]] = {
+    "no prompt": ((), SamplingParams(), 0, InvalidArgumentError, "token_ids"),
+    "a token too large": ((1, VOCAB_SIZE), SamplingParams(), 2, InvalidArgumentError, r"token_ids\[1\]"),
+    "a negative token": ((-1,), SamplingParams(), 1, InvalidArgumentError, r"token_ids\[0\]"),
+    "too long together": (
+        (1,) * 250, SamplingParams(max_tokens=7), 250, InvalidArgumentError, "length is 256",
+    ),
+    "more prompt than tokens": ((1, 2), SamplingParams(), 3, InvalidArgumentError, "num_prompt_tokens"),
+    "no prompt among the tokens": ((1, 2), SamplingParams(), 0, InvalidArgumentError, "num_prompt"),
+    "nothing left to do": (
+        (1, 2, 3), SamplingParams(max_tokens=2), 1, InvalidArgumentError, "already reached",
+    ),
+    "more blocks than there are": (
+        (1,) * 100, SamplingParams(max_tokens=50), 100, OverloadedError, "needs 10 KV blocks",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WHAT_IS_WRONG)
+def test_a_request_that_cannot_be_served_is_refused_and_leaves_nothing(
+    checkpoints: Checkpoints, name: str
+) -> None:
+    token_ids, params, num_prompt, error, why = WHAT_IS_WRONG[name]
+    engine = load(checkpoints["llama"])
+    with pytest.raises(error, match=why):
+        engine.add_request(EngineRequest("x", token_ids, params, num_prompt))
+    assert not engine.has_work
+    assert engine.generate([(1, 2, 3)])[0].token_ids
+
+
+def test_a_request_as_long_as_the_model_and_as_large_as_the_pool_is_served(
+    checkpoints: Checkpoints,
+) -> None:
+    engine = load(checkpoints["llama"], num_blocks=MAX_LEN // 16)
+    (result,) = engine.generate([random_prompt(MAX_LEN - 20)], SamplingParams(max_tokens=20))
+    assert len(result.token_ids) == 20
+
+
+def test_a_prefill_needs_room_for_its_prompt_alone(checkpoints: Checkpoints) -> None:
+    engine = load(checkpoints["llama"], num_blocks=2)
+    prompt, params = random_prompt(32), SamplingParams(max_tokens=100)
+    with pytest.raises(OverloadedError):
+        engine.add_request(EngineRequest("x", prompt, params, 32))
+    engine.add_request(EngineRequest("x", prompt, params, 32, Purpose.PREFILL))
+    (update,) = engine.step().updates
+    assert update.token_id is not None
+    assert len(update.block_ids) == 2
+
+
+def test_an_id_that_is_taken_is_refused(checkpoints: Checkpoints) -> None:
+    engine = load(checkpoints["llama"])
+    request = EngineRequest("x", (1, 2), SamplingParams(), 2)
+    engine.add_request(request)
+    with pytest.raises(AlreadyExistsError):
+        engine.add_request(request)
+    engine.abort("x")
+    engine.add_request(request)
+    engine.abort("x")
+    engine.step()
+    assert not engine.has_work
+
+
+def test_one_bad_prompt_among_many_leaves_none_of_them_behind(checkpoints: Checkpoints) -> None:
+    engine = load(checkpoints["llama"])
+    with pytest.raises(InvalidArgumentError):
+        engine.generate([(1, 2), (3,), (VOCAB_SIZE,)])
+    assert not engine.has_work
+    assert engine.stats().num_held_blocks == 0
+    with pytest.raises(InvalidArgumentError, match="2 entries for 1 prompts"):
+        engine.generate([(1,)], [SamplingParams()] * 2)
