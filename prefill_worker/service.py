@@ -39,6 +39,7 @@ class PrefillService(pb_grpc.PrefillServicer):
             engine.open(wanted) as stream,
             self._leases.open(lease_id, request.decode_worker) as lease,
         ):
+            yield pb.PrefillResponse(admitted=pb.PrefillAdmitted())
             last: SequenceUpdate | None = None
             async for updates in stream.updates():
                 if last is None:

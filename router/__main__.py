@@ -22,6 +22,7 @@ async def serve(settings: RouterSettings) -> None:
             "a router finds its workers through Redis; set --redis-url, or let `baton up` start all"
         )
     card = read_model_card(settings.model_path)
+    card.warm_up()
     server = Server(settings)
     async with AsyncExitStack() as stack:
         redis = connect(settings.redis_url)

@@ -35,7 +35,7 @@ class Assembly:
             if token.position >= self.next_position:
                 self._early.setdefault(token.position, token)
         ready = []
-        while (token := self._early.pop(self.next_position, None)) is not None:
-            ready.append(token)
+        while self.next_position in self._early:
+            ready.append(self._early.pop(self.next_position))
             self.next_position += 1
         return ready

@@ -3,6 +3,7 @@
 Reads the checkpoint's JSON files only. Neither torch nor any weight is loaded.
 """
 
+import contextlib
 import hashlib
 import json
 from dataclasses import dataclass
@@ -46,6 +47,12 @@ class ModelCard:
         """The tokens of a rendered conversation, which has its special tokens already."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+    def warm_up(self) -> None:
+        """Loads the template renderer, which would cost the first conversation half a second."""
+        if self.chat_template is not None:
+            with contextlib.suppress(InvalidArgumentError):
+                self.render([{"role": "user", "content": "hello"}])
 
     def render(self, messages: list[dict[str, str]]) -> str:
         """The conversation as text, with the prompt for the model's answer.

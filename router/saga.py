@@ -1,8 +1,8 @@
 """The life of one request across two workers: opened, watched and ended in one place.
 
-The decode worker is asked first and admits; then the prefill worker computes. Both calls are read
-at once. However the request ends, both calls are cancelled, which makes both workers give back all
-they hold; so there is no moment in which nobody owns the blocks.
+The decode worker is asked first; once it has admitted the request, the prefill worker is. Both
+calls are read at once. However the request ends, both calls are cancelled, which makes both workers
+give back all they hold; so there is no moment in which nobody owns the blocks.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from baton.v1 import inference_pb2 as pb
 from router import wire
 from router.assembly import Assembly, Token
 from router.detokenizer import Detokenizer, StopStrings
-from router.fleet import Fleet, Member
+from router.fleet import Fleet
 from router.intake import Request
 from router.model_card import ModelCard
 from router.placement import Placement, place, why_none
@@ -45,12 +45,21 @@ _Event = prefill_pb2.PrefillResponse | decode_pb2.DecodeGenerateResponse | Baton
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A request that a decode worker has admitted."""
+    """A request that both workers have admitted. `prefill_load` is closed at the prefill's end."""
 
     placement: Placement
-    prefill: Member
-    lease_id: bytes
+    prefill_call: Any
+    prefill_load: ExitStack
     decode_call: Any
+
+
+class _RefusalError(Exception):
+    """A worker did not admit the request."""
+
+    def __init__(self, worker: str, error: BatonError) -> None:
+        super().__init__(f"{worker}: {error}")
+        self.worker = worker
+        self.error = error
 
 
 class Saga:
@@ -79,8 +88,7 @@ class Saga:
         async with AsyncExitStack() as stack:
             opened = await self._open(stack)
             self._account.timings.admitted = time.monotonic()
-            # Before the client is told: prompts are to be computed in the order of admission, lest
-            # two requests wait for each other's blocks, and not when a slow client has read.
+            self._prefill_load = opened.prefill_load
             self._start_readers(stack, opened)
             yield wire.accepted(self.request, opened.placement)
             while not self._is_complete:
@@ -99,16 +107,18 @@ class Saga:
     # Opening.
 
     async def _open(self, stack: AsyncExitStack) -> _Opened:
-        """Places the request and has a decode worker admit it, trying others where one refuses."""
+        """Places the request and has both workers admit it, trying others where one refuses."""
         refusals: dict[str, BatonError] = {}
         while True:
             placement = self._place(refusals)
             attempt = await stack.enter_async_context(AsyncExitStack())
             try:
                 return await self._admit(placement, attempt)
-            except (OverloadedError, UnavailableError) as error:
+            except _RefusalError as refusal:
                 await attempt.aclose()
-                refusals[placement.decode] = error
+                if not isinstance(refusal.error, OverloadedError | UnavailableError):
+                    raise refusal.error from refusal
+                refusals[refusal.worker] = refusal.error
 
     def _place(self, refusals: dict[str, BatonError]) -> Placement:
         """Raises the last refusal if it leaves nobody, else `UnavailableError`."""
@@ -123,35 +133,35 @@ class Saga:
         raise UnavailableError(why_none(candidates))
 
     async def _admit(self, placement: Placement, stack: AsyncExitStack) -> _Opened:
-        """Opens the decode call and waits for its admission."""
+        """Opens both calls and waits for their admissions.
+
+        The prefill worker is asked as soon as the decode worker has admitted, so that prompts are
+        computed in the order of admission, lest two requests wait for each other's blocks.
+        """
         prefill = self._fleet.member(placement.prefill)
         decode = self._fleet.member(placement.decode)
         lease_id = wire.new_lease_id()
         hashes = self._fleet.block_hashes(prefill, self.request.token_ids)
-        message = wire.decode_request(
-            self.request, wire.handle(prefill, lease_id, self.request, hashes)
-        )
+        handle = wire.handle(prefill, lease_id, self.request, hashes)
         stack.enter_context(decode.loaded())
-        stub = decode_pb2_grpc.DecodeStub(self._fleet.channel(decode))
-        call = stub.Generate(message, timeout=self._deadline.forward())
-        stack.callback(call.cancel)
-        try:
-            response = await call.read()
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error) from error
-        assert isinstance(response, decode_pb2.DecodeGenerateResponse), "admitted, or an error"
-        return _Opened(placement, prefill, lease_id, call)
+        decode_call = decode_pb2_grpc.DecodeStub(self._fleet.channel(decode)).Generate(
+            wire.decode_request(self.request, handle), timeout=self._deadline.forward()
+        )
+        stack.callback(decode_call.cancel)
+        await _admission(decode_call, placement.decode)
+        prefill_load = stack.enter_context(ExitStack())
+        prefill_load.enter_context(prefill.loaded(len(self.request.token_ids)))
+        prefill_call = prefill_pb2_grpc.PrefillStub(self._fleet.channel(prefill)).Prefill(
+            wire.prefill_request(self.request, lease_id, placement.decode),
+            timeout=self._deadline.forward(),
+        )
+        stack.callback(prefill_call.cancel)
+        await _admission(prefill_call, placement.prefill)
+        return _Opened(placement, prefill_call, prefill_load, decode_call)
 
     def _start_readers(self, stack: AsyncExitStack, opened: _Opened) -> None:
-        """Calls the prefill worker and reads both workers, and the order to abort, from now on."""
-        member = opened.prefill
-        message = wire.prefill_request(self.request, opened.lease_id, opened.placement.decode)
-        stub = prefill_pb2_grpc.PrefillStub(self._fleet.channel(member))
-        prefill_call = stub.Prefill(message, timeout=self._deadline.forward())
-        self._prefill_load = stack.enter_context(ExitStack())
-        self._prefill_load.enter_context(member.loaded(len(self.request.token_ids)))
-        stack.callback(prefill_call.cancel)
-        prefill_reader = asyncio.create_task(self._read(prefill_call))
+        """Reads both workers, and the order to abort, from now on."""
+        prefill_reader = asyncio.create_task(self._read(opened.prefill_call))
         decode_reader = asyncio.create_task(self._read(opened.decode_call, prefill_reader))
         for task in (prefill_reader, decode_reader, asyncio.create_task(self._watch_abort())):
             stack.push_async_callback(_ended, task)
@@ -230,6 +240,16 @@ class Saga:
             self._account.timings.first_token = time.monotonic()
         self._account.num_output_tokens += len(shown)
         return wire.chunk(shown, text)
+
+
+async def _admission(call: Any, worker: str) -> None:
+    """Reads a worker's first message, which is `admitted`. Raises `_RefusalError`."""
+    try:
+        response = await call.read()
+    except grpc.aio.AioRpcError as error:
+        raise _RefusalError(worker, error_of(error)) from error
+    assert response is not grpc.aio.EOF, "admitted, or an error"
+    assert response.WhichOneof("event") == "admitted", "what comes first"
 
 
 async def _ended(task: "asyncio.Task[None]") -> None:

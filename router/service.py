@@ -167,7 +167,7 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         )
 
 
-def _state(member: Member) -> admin_pb2.WorkerState:
+def _state(member: Member) -> admin_pb2.WorkerState.ValueType:
     if member.record.draining:
         return admin_pb2.WORKER_STATE_DRAINING
     if member.is_serving:

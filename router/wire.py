@@ -43,7 +43,7 @@ def new_lease_id() -> bytes:
     return secrets.token_bytes(16)
 
 
-def role_to_message(role: str) -> pb.WorkerRole:
+def role_to_message(role: str) -> pb.WorkerRole.ValueType:
     return _ROLES[role]
 
 
@@ -147,7 +147,9 @@ def chunk(tokens: list[Token], text: str) -> pb.GenerateResponse:
     )
 
 
-def finished(account: Account, reason: pb.FinishReason, stop: str | None) -> pb.GenerateResponse:
+def finished(
+    account: Account, reason: pb.FinishReason.ValueType, stop: str | None
+) -> pb.GenerateResponse:
     ready = account.kv_ready
     return pb.GenerateResponse(
         finished=pb.Finished(

@@ -39,6 +39,7 @@ class SequenceStream:
         self._request = request
         self._events: asyncio.Queue[SequenceUpdate | ExternalAllocation | BatonError]
         self._events = asyncio.Queue()
+        self.has_begun = False
 
     def __enter__(self) -> Self:
         return self
@@ -76,6 +77,11 @@ class SequenceStream:
             lambda: self._engine.engine.commit_external(self._request.request_id, token_id)
         )
 
+    def begin(self) -> None:
+        """For the engine alone: what it says from here on is about this sequence, and not about an
+        earlier one of the same id."""
+        self.has_begun = True
+
     def push(self, event: SequenceUpdate | ExternalAllocation | BatonError) -> None:
         """For the engine alone."""
         self._events.put_nowait(event)
@@ -105,7 +111,9 @@ class AsyncEngine:
         self._streams: dict[str, SequenceStream] = {}
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._flushes: set[asyncio.Future[int]] = set()
         self._failed = False
+        self._stopped = False
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -113,20 +121,21 @@ class AsyncEngine:
 
     async def stop(self) -> None:
         """Ends the thread after its current step; open streams end with `UnavailableError`."""
+        self._stopped = True
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join)
         self._fail_streams(UnavailableError("the worker has stopped"))
 
     def open(self, request: EngineRequest) -> SequenceStream:
         """Queues a sequence. Raises what `Engine.check` does, `AlreadyExistsError` for an id that
-        is in flight, `InternalError` once the engine has failed."""
-        if self._failed:
-            raise InternalError("the engine has failed; the worker is about to restart")
+        is in flight, `InternalError` once the engine has failed, `UnavailableError` once it was
+        stopped."""
+        self._check_running()
         if request.request_id in self._streams:
             raise AlreadyExistsError(f"request {request.request_id!r} is already here")
         self.engine.check(request)
         stream = self._streams[request.request_id] = SequenceStream(self, request)
-        self.submit(lambda: self.engine.add_request(request))
+        self.submit(lambda: self._add(request, stream))
         return stream
 
     def close_stream(self, request_id: str) -> None:
@@ -149,8 +158,11 @@ class AsyncEngine:
 
     async def flush_cache(self) -> int:
         """Forgets every cached prefix. Returns how many blocks were findable."""
+        self._check_running()
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.submit(lambda: self._call_soon(done.set_result, self.engine.flush_cache()))
+        self._flushes.add(done)
+        done.add_done_callback(self._flushes.discard)
+        self.submit(lambda: self._call_soon(_resolve, done, self.engine.flush_cache()))
         return await done
 
     def stats(self) -> SchedulerStats:
@@ -161,7 +173,17 @@ class AsyncEngine:
     def num_streams(self) -> int:
         return len(self._streams)
 
+    def _check_running(self) -> None:
+        if self._failed:
+            raise InternalError("the engine has failed; the worker is about to restart")
+        if self._stopped:
+            raise UnavailableError("the worker has stopped")
+
     # The engine's thread.
+
+    def _add(self, request: EngineRequest, stream: SequenceStream) -> None:
+        self._call_soon(stream.begin)
+        self.engine.add_request(request)
 
     def _run(self) -> None:
         try:
@@ -206,7 +228,7 @@ class AsyncEngine:
         events: list[SequenceUpdate | ExternalAllocation] = [*output.external, *output.updates]
         for event in events:
             stream = self._streams.get(event.request_id)
-            if stream is not None:
+            if stream is not None and stream.has_begun:
                 stream.push(event)
         if output.cache_events:
             self._on_cache_events(output.cache_events)
@@ -219,3 +241,11 @@ class AsyncEngine:
     def _fail_streams(self, error: BatonError) -> None:
         for stream in self._streams.values():
             stream.push(error)
+        for flush in self._flushes:
+            if not flush.done():
+                flush.set_exception(error)
+
+
+def _resolve(done: "asyncio.Future[int]", count: int) -> None:
+    if not done.done():
+        done.set_result(count)

@@ -23,6 +23,7 @@ from baton.engine.core.plan import ExternalAllocation
 from baton.engine.core.scheduler import Scheduler, SchedulerConfig, SchedulerStats, SequenceProgress
 from baton.engine.core.sequence import FinishReason, KvSource, Purpose, Sequence
 from baton.engine.fused_model import FusedModel, can_fuse
+from baton.engine.hf import without_progress_bars
 from baton.engine.kv_pool import KvPool, plan_layout
 from baton.engine.runner import DecoderModel, ModelRunner
 from baton.engine.transformers_model import AttentionHook, TransformersModel, probe
@@ -138,6 +139,7 @@ class Engine:
         )
         self._runner = ModelRunner(model, pool, loader.resolve_device(config.device))
         self._committed: list[SequenceProgress] = []
+        self._flushed = False
 
     @classmethod
     def from_pretrained(
@@ -163,7 +165,8 @@ class Engine:
         max_len = loader.max_model_len(hf_config, config)
         hook = AttentionHook(max_len)
         on_progress("loading weights", 0.1)
-        hf_model = loader.load_model(path, hf_config, config, hook.name)
+        with without_progress_bars():
+            hf_model = loader.load_model(path, hf_config, config, hook.name)
         on_progress("probing layers", 0.7)
         layers = probe(hf_model, hook)
         model: DecoderModel
@@ -322,6 +325,7 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """Ends a sequence and frees its blocks; no update follows. Idempotent."""
+        self._committed = [p for p in self._committed if p.sequence.request_id != request_id]
         self._scheduler.abort(request_id)
 
     def release(self, request_id: str) -> None:
@@ -330,7 +334,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._committed)
+        return self._scheduler.has_work or bool(self._committed) or self._flushed
 
     def step(self) -> StepOutput:
         """Schedules, computes and books one step."""
@@ -338,6 +342,7 @@ class Engine:
         result = self._runner.run(plan)
         progress = self._scheduler.apply(plan, result)
         progress, self._committed = self._committed + progress, []
+        self._flushed = False
         return StepOutput(
             updates=tuple(map(_update, progress)),
             external=plan.external,
@@ -349,7 +354,11 @@ class Engine:
         return self._scheduler.stats()
 
     def flush_cache(self) -> int:
-        """Forgets every cached prefix. Returns how many blocks were findable."""
+        """Forgets every cached prefix; the next step's `cache_events` say so.
+
+        Returns how many blocks were findable.
+        """
+        self._flushed = True
         return self._scheduler.reset_prefix_cache()
 
     def check_integrity(self) -> None:

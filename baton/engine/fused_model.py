@@ -60,10 +60,15 @@ class FusedModel:
         assert self._paged is not None
         hidden = F.embedding(token_ids, self._embedding)
         rotation = self._rotary.at(positions)
-        for layer in self._layers:
-            hidden = layer.forward(hidden, rotation, self._paged, batch)
-        chosen = hidden if len(logit_rows) == len(hidden) else hidden[logit_rows]
-        return self._lm_head(_rms_norm(chosen, self._final_norm, self._eps))
+        for layer in self._layers[:-1]:
+            attended = layer.attend(hidden, rotation, self._paged, batch)
+            hidden = layer.finish(hidden, attended)
+        # Behind the last attention only the rows whose logits are wanted matter.
+        attended = self._layers[-1].attend(hidden, rotation, self._paged, batch)
+        if len(logit_rows) < len(hidden):
+            hidden, attended = hidden[logit_rows], attended[logit_rows]
+        hidden = self._layers[-1].finish(hidden, attended)
+        return self._lm_head(_rms_norm(hidden, self._final_norm, self._eps))
 
 
 class _Rotary:
@@ -117,17 +122,22 @@ class _FusedLayer:
         self._gate_up = _merge([(p.weight, p.bias) for p in (mlp.gate_proj, mlp.up_proj)])
         self._down = Linear(mlp.down_proj.weight, mlp.down_proj.bias)
 
-    def forward(
+    def attend(
         self,
         hidden: torch.Tensor,
         rotation: torch.Tensor,
         paged: PagedAttention,
         batch: AttentionBatch,
     ) -> torch.Tensor:
-        """`hidden`: `[num_tokens, hidden_size]`; returns the same shape."""
+        """`hidden`: `[num_tokens, hidden_size]`. Writes K and V; returns what the heads saw,
+        `[num_tokens, num_heads * head_dim]`."""
         query, key, value = self._project(_rms_norm(hidden, self._input_norm, self._eps), rotation)
         attended = paged.forward(self._index, self._attention, query, key, value, batch)
-        hidden = self._out.plus(attended.flatten(1), hidden)
+        return attended.flatten(1)
+
+    def finish(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """The rest of the layer, row by row: `[rows, hidden_size]`."""
+        hidden = self._out.plus(attended, hidden)
         gate, up = self._gate_up(_rms_norm(hidden, self._post_norm, self._eps)).chunk(2, dim=-1)
         return self._down.plus(F.silu(gate).mul_(up), hidden)
 

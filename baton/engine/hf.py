@@ -6,6 +6,8 @@ remembers its first answer; so it is asked here first, while `kernels` cannot be
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def _settle_kernels_probe() -> None:
@@ -34,6 +36,7 @@ from transformers import (  # noqa: E402
 )
 from transformers.masking_utils import AttentionMaskInterface  # noqa: E402
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING  # noqa: E402
+from transformers.utils import logging as _logging  # noqa: E402
 
 __all__ = [
     "MODEL_FOR_CAUSAL_LM_MAPPING",
@@ -44,4 +47,17 @@ __all__ = [
     "AutoTokenizer",
     "PreTrainedModel",
     "PretrainedConfig",
+    "without_progress_bars",
 ]
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Keeps transformers from drawing on the terminal; callers report progress themselves."""
+    was_enabled = _logging.is_progress_bar_enabled()
+    _logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            _logging.enable_progress_bar()

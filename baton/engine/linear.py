@@ -22,7 +22,7 @@ class Linear:
         """`[rows, in_features]` -> `[rows, out_features]`."""
         if self._weight is not None:
             return F.linear(x, self._weight, self._bias)
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
             x, self._packed, self._bias, "none", [], ""
         )
         return out

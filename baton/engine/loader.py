@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from baton.engine.config import EngineConfig
 from baton.engine.hf import (
@@ -43,14 +44,31 @@ def load_model(
 ) -> PreTrainedModel:
     """The model in evaluation mode, on its device, with `attention` as its implementation."""
     device = resolve_device(engine.device)
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        path,
-        config=config,
-        dtype=resolve_dtype(engine.dtype, config, device),
-        attn_implementation=attention,
-        use_safetensors=True,
-        trust_remote_code=False,
-    )
+    try:
+        loaded: tuple[PreTrainedModel, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=resolve_dtype(engine.dtype, config, device),
+            attn_implementation=attention,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except SafetensorError as error:
+        raise UnsupportedModelError(f"cannot read the weights at {path!r}: {error}") from error
+    except KeyError as error:
+        if error.args != (attention,):
+            raise
+        raise UnsupportedModelError(
+            f"{type(config).__name__}: the model picks its attention from a list of its own; "
+            "not implemented"
+        ) from error
+    model, report = loaded
+    # transformers fills these up at random and goes on.
+    if missing := sorted(report["missing_keys"]):
+        raise UnsupportedModelError(
+            f"{path!r} lacks {len(missing)} of the model's weights, {missing[0]} among them"
+        )
     return model.to(device).eval().requires_grad_(False)
 
 

@@ -161,8 +161,14 @@ def probe(model: PreTrainedModel, hook: AttentionHook) -> list[ProbedLayer]:
     Raises `UnsupportedModelError` if a layer is not reached: its cache would silently be missing.
     """
     ids = torch.arange(_PROBE_TOKENS, device=model.device)[None]
-    with torch.inference_mode():
-        model(input_ids=ids, position_ids=ids, use_cache=False)
+    try:
+        with torch.inference_mode():
+            model(input_ids=ids, position_ids=ids, use_cache=False)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot run with attention over a paged cache ({error}); "
+            "it attends in code of its own; not implemented"
+        ) from error
     expected = set(range(num_layers(model.config)))
     if missing := sorted(expected - hook.probed.keys()):
         raise UnsupportedModelError(

@@ -80,6 +80,7 @@ class PrefillResponse(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     RELEASED_FIELD_NUMBER: _builtins.int
+    ADMITTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> Global___PrefillStarted:
         """The first step began."""
@@ -92,22 +93,44 @@ class PrefillResponse(_message.Message):
     def released(self) -> Global___LeaseReleased:
         """The decode worker holds the blocks; the lease is released. Always last."""
 
+    @_builtins.property
+    def admitted(self) -> Global___PrefillAdmitted:
+        """The worker takes the prompt. Always first."""
+
     def __init__(
         self,
         *,
         started: Global___PrefillStarted | None = ...,
         result: Global___PrefillResult | None = ...,
         released: Global___LeaseReleased | None = ...,
+        admitted: Global___PrefillAdmitted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "released", b"released", "result", b"result", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "event", b"event", "released", b"released", "result", b"result", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "released", b"released", "result", b"result", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "event", b"event", "released", b"released", "result", b"result", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "result", "released"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "result", "released", "admitted"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___PrefillResponse: _TypeAlias = PrefillResponse  # noqa: Y015
+
+@_typing.final
+class PrefillAdmitted(_message.Message):
+    """The worker takes the prompt; it may wait for its first step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefillAdmitted: _TypeAlias = PrefillAdmitted  # noqa: Y015
 
 @_typing.final
 class PrefillStarted(_message.Message):

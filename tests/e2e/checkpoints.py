@@ -4,6 +4,8 @@ Their tokenizer is the shipped model's, so that a router can serve them.
 """
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -63,7 +65,7 @@ def reference(model: str) -> Any:
 def greedy(model: str, prompt: list[int], max_tokens: int) -> list[int]:
     """What the `generate` of transformers continues the prompt with."""
     ids = torch.tensor([prompt])
-    with torch.inference_mode():
+    with torch.inference_mode(), _one_thread():
         out = reference(model).generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -78,10 +80,21 @@ def greedy(model: str, prompt: list[int], max_tokens: int) -> list[int]:
 def is_greedy(model: str, prompt: list[int], tokens: list[int]) -> bool:
     """Whether transformers continues the prompt with these tokens: each is its choice after those
     before it, which one forward pass tells."""
-    with torch.inference_mode():
+    with torch.inference_mode(), _one_thread():
         logits = reference(model)(torch.tensor([prompt + tokens])).logits[0]
     choices: list[int] = logits[len(prompt) - 1 : -1].argmax(-1).tolist()
     return choices == tokens
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Leaves the cores to the workers, which may be busy with what was not waited for."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:

@@ -184,9 +184,7 @@ async def test_a_client_whose_connection_breaks_gives_everything_back(client, na
 
 
 async def test_a_request_that_waited_for_decode_is_served_after_all(client, narrow):
-    blockers, victim = await brought_to(
-        waiting_for_decode, is_waiting_for_decode, client, narrow
-    )
+    blockers, victim = await brought_to(waiting_for_decode, is_waiting_for_decode, client, narrow)
     assert len((await anext(victim)).token_ids) == 1, "the first token does not wait"
     blockers[0].cancel()
     assert len(await victim.token_ids()) == 30

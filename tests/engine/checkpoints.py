@@ -36,6 +36,7 @@ def _family(class_name: str, **changes: Any) -> Callable[[], PretrainedConfig]:
 
 
 _HYBRID = ["sliding_attention", "full_attention", "sliding_attention"]
+_SHARING = ["sliding_attention", "full_attention", "full_attention"]
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0}
 _LLAMA3 = {
     "rope_type": "llama3",
@@ -80,6 +81,13 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
         rope_parameters={**_YARN, "original_max_position_embeddings": 64},
     ),
     "mixtral": _family("MixtralConfig", num_local_experts=4, num_experts_per_tok=2),
+    "cohere2": _family("Cohere2Config", sliding_window=9, layer_types=_HYBRID),
+    "gpt_neox": _family("GPTNeoXConfig"),
+    "gemma3n": _family(
+        "Gemma3nTextConfig", head_dim=16, sliding_window=9, layer_types=_SHARING,
+        num_hidden_layers=3, num_kv_shared_layers=1, vocab_size_per_layer_input=VOCAB_SIZE,
+        hidden_size_per_layer_input=16, activation_sparsity_pattern=[0.0, 0.0, 0.0],
+    ),
     "deepseek_v3": _family(
         "DeepseekV3Config", num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=16,
         qk_rope_head_dim=8, qk_nope_head_dim=16, v_head_dim=12, n_routed_experts=4,

@@ -1,16 +1,18 @@
 """What transformers itself generates: greedy, float32, one prompt at a time."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 
 class Oracle:
     """Remembers what it was asked, since many tests ask the same."""
 
     def __init__(self) -> None:
-        self._models: dict[str, torch.nn.Module] = {}
+        self._models: dict[str, PreTrainedModel] = {}
+        self._eos: dict[str, Any] = {}
         self._known: dict[tuple[str, tuple[int, ...], int, bool], tuple[int, ...]] = {}
 
     def __call__(
@@ -29,7 +31,7 @@ class Oracle:
         self, path: str, prompt: tuple[int, ...], max_tokens: int, ignore_eos: bool
     ) -> tuple[int, ...]:
         model = self.model(path)
-        own_eos = model.generation_config.eos_token_id
+        own_eos = self._eos[path]
         out = model.generate(
             input_ids=torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
@@ -47,9 +49,13 @@ class Oracle:
             assert first - second > 1e-4, "the oracle's choice is a toss-up; take another prompt"
         return tuple(out.sequences[0, len(prompt) :].tolist())
 
-    def model(self, path: str) -> torch.nn.Module:
+    def model(self, path: str) -> PreTrainedModel:
         if path not in self._models:
-            self._models[path] = AutoModelForCausalLM.from_pretrained(
+            model = AutoModelForCausalLM.from_pretrained(
                 path, dtype=torch.float32, attn_implementation="eager"
             ).eval()
+            # generate() takes the model's own where it is given None.
+            self._eos[path] = model.generation_config.eos_token_id
+            model.generation_config.eos_token_id = None
+            self._models[path] = model
         return self._models[path]

@@ -164,9 +164,7 @@ def test_keys_and_values_may_differ_in_width(key_dim: int, value_dim: int) -> No
 
 @pytest.mark.parametrize("before", [(KvShape(1, 5, 5),), (KvShape(3, 4, 9), KvShape(2, 8, 8))])
 @pytest.mark.parametrize("heads", [Heads(), Heads(key_dim=6, value_dim=10)])
-def test_layers_of_other_shapes_may_come_before(
-    before: tuple[KvShape, ...], heads: Heads
-) -> None:
+def test_layers_of_other_shapes_may_come_before(before: tuple[KvShape, ...], heads: Heads) -> None:
     check(heads, LayerAttention(SCALE, MaskRule(5)), RAGGED, layers_before=before)
 
 
@@ -209,9 +207,7 @@ def schedules(draw: st.DrawFn) -> list[list[tuple[int, int]]]:
 
 @given(
     schedules(),
-    st.builds(
-        Heads, st.integers(1, 3), st.integers(1, 4), st.integers(1, 9), st.integers(1, 9)
-    ),
+    st.builds(Heads, st.integers(1, 3), st.integers(1, 4), st.integers(1, 9), st.integers(1, 9)),
     st.integers(1, 7),
     st.none() | st.integers(1, 20),
     st.none() | st.just(1.5),

@@ -18,9 +18,7 @@ def rows(num_rows: int, **params: object) -> list[SamplingRow]:
 
 
 def logits_of(num_rows: int, vocab_size: int, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
-    return scale * torch.randn(
-        num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)
-    )
+    return scale * torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +84,9 @@ def test_the_tokens_that_stay_are_those_of_transformers(
     logits = logits_of(16, 300)
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
     expected = kept_by_transformers(logits, params)
-    got = _truncate(logits / temperature, rows(16, temperature=temperature, top_k=top_k, top_p=top_p))
+    got = _truncate(
+        logits / temperature, rows(16, temperature=temperature, top_k=top_k, top_p=top_p)
+    )
     assert torch.equal(got.isfinite(), expected.isfinite())
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
 
@@ -144,7 +144,8 @@ def test_a_random_row_does_not_notice_its_neighbours(seed: int, order: list[int]
 
 
 CUTS_AT_ONE = pytest.mark.xfail(
-    strict=True, reason="_truncate drops tokens whose cumulated probability rounds to 1 at top_p = 1"
+    strict=True,
+    reason="_truncate drops tokens whose cumulated probability rounds to 1 at top_p = 1",
 )
 BAD_TEMPERATURE = pytest.mark.xfail(
     strict=True, reason="a temperature below 1e-38 gives a token id outside the vocabulary"
@@ -166,7 +167,7 @@ def test_a_row_that_wants_every_token_keeps_every_token_beside_rows_that_do_not(
 
 @CUTS_AT_ONE
 def test_top_k_without_top_p_keeps_k_tokens() -> None:
-    logits = logits_of(16, 300, scale=10.0)
+    logits = logits_of(16, 300) / 0.3
     kept = _truncate(logits, rows(16, temperature=1.0, top_k=7)).isfinite().sum(-1)
     assert kept.tolist() == [7] * 16
 

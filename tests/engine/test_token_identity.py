@@ -20,6 +20,7 @@ FUSED = [
 ]  # fmt: skip
 GENERIC = [
     "llama_gelu", "gpt2", "gpt2_scaled", "gemma2", "gemma3", "gpt_oss", "mixtral", "deepseek_v3",
+    "cohere2", "gpt_neox", "gemma3n",
 ]  # fmt: skip
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
 RANDOM = SamplingParams(
@@ -95,7 +96,9 @@ def test_a_repeated_prompt_says_the_same_with_and_without_the_prefix_cache(
     checkpoints: Checkpoints, oracle: Oracle, family: str, caching: bool, block_size: int
 ) -> None:
     path = checkpoints[family]
-    engine = load(path, prefix_caching=caching, block_size=block_size, num_blocks=1600 // block_size)
+    engine = load(
+        path, prefix_caching=caching, block_size=block_size, num_blocks=1600 // block_size
+    )
     prompts = awkward_prompts()[:-1]
     expected = [oracle(path, p, NUM_TOKENS) for p in prompts]
     assert tokens(engine.generate(prompts, GREEDY)) == expected
@@ -159,7 +162,9 @@ def test_decodes_of_very_unequal_lengths_say_what_each_says_alone(
     engine = load(path, num_blocks=160, max_num_batched_tokens=512, max_num_seqs=8)
     prompts = [random_prompt(n, vocab_size=3000) for n in (1600, 3, 40, 5)]
     expected = [oracle(path, p, 6) for p in prompts]
-    assert tokens(engine.generate(prompts, SamplingParams(max_tokens=6, ignore_eos=True))) == expected
+    assert (
+        tokens(engine.generate(prompts, SamplingParams(max_tokens=6, ignore_eos=True))) == expected
+    )
 
 
 def test_generation_ends_at_the_models_own_end_token(

@@ -5,7 +5,8 @@ block which is stale, foreign or overwritten is noticed at once. The next token 
 tokens before it, so that one lost or doubled changes everything after it.
 """
 
-from collections.abc import Iterable, Sequence as SequenceOf
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from zlib import crc32
 
 from baton.engine.core.plan import StepPlan, StepResult

@@ -1,0 +1,280 @@
+"""What dies, falls silent or is told to go, and what the others and the clients see of it."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import grpc
+import pytest
+
+from baton.cli.local_cluster import LocalCluster
+from baton.client import AsyncClient, Client
+from baton.client_types import Worker
+from baton.errors import BatonError, UnavailableError
+from baton.generation import AsyncGeneration
+from baton.models import locate
+from baton.sampling import SamplingParams
+from baton.v1 import admin_pb2
+from baton.v1.admin_pb2_grpc import AdminStub
+
+from .checkpoints import is_greedy, prompt_of
+from .watch import load_of, loads, until, until_nothing_is_held
+
+pytestmark = pytest.mark.e2e
+
+LONG = SamplingParams(max_tokens=1900, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=8, ignore_eos=True)
+PROMPTLY = 3.0
+
+
+@pytest.fixture(scope="module")
+def wide_cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(
+        num_prefill=2, num_decode=2, worker_flags={"max_num_batched_tokens": 4, "num_blocks": 256}
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def wide(wide_cluster: LocalCluster) -> LocalCluster:
+    """The cluster, whole: what an earlier test has ended or drained is there again."""
+    for process in wide_cluster.processes:
+        if process.is_running and load_of(process.endpoint).state == "draining":
+            wide_cluster.kill(process.name)
+    for process in wide_cluster.processes:
+        if not process.is_running:
+            wide_cluster.restart(process.name)
+    wide_cluster.wait_ready()
+    return wide_cluster
+
+
+@pytest.fixture
+async def client(wide: LocalCluster) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(wide.address) as open_client:
+        yield open_client
+
+
+def name_of(cluster: LocalCluster, worker_id: str) -> str:
+    return next(
+        p.name for p in cluster.processes if p.role != "router" and p.worker_id == worker_id
+    )
+
+
+def listed(cluster: LocalCluster) -> dict[str, Worker]:
+    with Client(cluster.address) as client:
+        return {name_of(cluster, w.id): w for w in client.list_workers()}
+
+
+async def streaming(client: AsyncClient, cluster: LocalCluster) -> tuple[AsyncGeneration, str]:
+    """A generation that is being decoded, and the name of the process that does it."""
+    generation = client.generate(prompt_of(5), LONG)
+    accepted = await generation.wait_accepted()
+    await anext(generation)
+    await anext(generation)
+    return generation, name_of(cluster, accepted.placement.decode_worker)
+
+
+async def prefilling(client: AsyncClient, cluster: LocalCluster) -> tuple[AsyncGeneration, str]:
+    """A generation whose prompt is being computed, and the name of the process that does it."""
+    generation = client.generate(prompt_of(2000, seed=time.monotonic_ns() % 1000), SHORT)
+    accepted = await generation.wait_accepted()
+    name = name_of(cluster, accepted.placement.prefill_worker)
+    endpoint = cluster.process(name).endpoint
+    await until(lambda: load_of(endpoint).num_running == 1, within=2.0, what="the prefill")
+    return generation, name
+
+
+async def failure_of(generation: AsyncGeneration) -> BatonError:
+    began = time.monotonic()
+    with pytest.raises(BatonError) as caught:
+        await generation.text()
+    assert time.monotonic() - began < PROMPTLY
+    return caught.value
+
+
+async def answers(client: AsyncClient, number: int = 8) -> None:
+    """Requests are served, with the right tokens."""
+    prompts = [prompt_of(20 + i, seed=i) for i in range(number)]
+    every = await asyncio.gather(*(client.generate(p, SHORT).token_ids() for p in prompts))
+    for prompt, tokens in zip(prompts, every, strict=True):
+        assert len(tokens) == SHORT.max_tokens
+        assert is_greedy(locate("tiny"), prompt, tokens)
+
+
+async def test_requests_spread_over_all_workers(client, wide):
+    generations = [client.generate(prompt_of(30, seed=100 + i), SHORT) for i in range(24)]
+    places = [(await g.wait_accepted()).placement for g in generations]
+    for generation in generations:
+        assert len(await generation.token_ids()) == SHORT.max_tokens
+    assert len({p.prefill_worker for p in places}) == 2
+    assert len({p.decode_worker for p in places}) == 2
+    await until_nothing_is_held(wide)
+
+
+async def test_a_repeated_prompt_goes_where_it_is_cached(client, wide):
+    prompt = prompt_of(200, seed=7)
+    first = client.generate(prompt, SHORT)
+    await first.text()
+    place = (await first.wait_accepted()).placement
+    await until(
+        lambda: all(
+            worker.num_indexed_blocks >= 12
+            for worker in listed(wide).values()
+            if worker.id in (place.prefill_worker, place.decode_worker)
+        ),
+        within=3.0,
+        what="the index of the prompt's blocks",
+    )
+    for _ in range(5):
+        again = client.generate(prompt, SHORT)
+        assert await again.token_ids() == await first.token_ids()
+        repeated = (await again.wait_accepted()).placement
+        assert (repeated.prefill_worker, repeated.decode_worker) == (
+            place.prefill_worker,
+            place.decode_worker,
+        )
+        assert again.finished.usage.num_cached_prompt_tokens == 192
+
+
+async def test_a_decode_worker_killed_in_the_middle_ends_its_requests_as_unavailable(client, wide):
+    generation, name = await streaming(client, wide)
+    wide.kill(name)
+    assert isinstance(await failure_of(generation), UnavailableError)
+    await until_nothing_is_held(wide)
+    await answers(client)
+    await until_nothing_is_held(wide)
+
+
+async def test_a_prefill_worker_killed_in_the_middle_ends_its_requests_as_unavailable(client, wide):
+    generation, name = await prefilling(client, wide)
+    wide.kill(name)
+    assert isinstance(await failure_of(generation), UnavailableError)
+    await until_nothing_is_held(wide)
+    await answers(client)
+
+
+async def test_a_decode_worker_killed_while_it_fetches_frees_the_prefill_worker(client, wide):
+    generation, _ = await prefilling(client, wide)
+    accepted = await generation.wait_accepted()
+    wide.kill(name_of(wide, accepted.placement.decode_worker))
+    assert isinstance(await failure_of(generation), UnavailableError)
+    await until_nothing_is_held(wide)
+
+
+@pytest.mark.parametrize("stage", [streaming, prefilling])
+async def test_a_worker_that_falls_silent_is_noticed_and_wakes_up_to_nothing(client, wide, stage):
+    generation, name = await stage(client, wide)
+    wide.kill(name, signal.SIGSTOP)
+    try:
+        assert isinstance(await failure_of(generation), UnavailableError)
+        others = [p for p in wide.processes if p.name != name]
+        await until(
+            lambda: not any(load_of(p.endpoint).num_held_blocks for p in others),
+            within=PROMPTLY,
+            what="that the others hold nothing",
+        )
+        await answers(client)
+    finally:
+        wide.kill(name, signal.SIGCONT)
+    await until_nothing_is_held(wide, within=3.0)
+
+
+async def test_a_router_killed_in_the_middle_leaves_nothing_held(client, wide):
+    generation, _ = await streaming(client, wide)
+    waiting, _ = await prefilling(client, wide)
+    wide.kill("router")
+    for ended in (generation, waiting):
+        assert isinstance(await failure_of(ended), UnavailableError)
+    await until_nothing_is_held(wide)
+
+
+async def test_a_decode_worker_that_is_told_to_end_finishes_its_streams_and_takes_no_new_work(
+    client, wide
+):
+    finishing = SamplingParams(max_tokens=400, ignore_eos=True)
+    generation = client.generate(prompt_of(5), finishing)
+    accepted = await generation.wait_accepted()
+    await anext(generation)
+    await anext(generation)
+    leaving = wide.process(name_of(wide, accepted.placement.decode_worker))
+    leaving.signal(signal.SIGTERM)
+    await until(lambda: listed(wide)[leaving.name].state != "ready", within=2.0, what="the drain")
+    for i in range(8):
+        new = client.generate(prompt_of(12, seed=200 + i), SHORT)
+        place = (await new.wait_accepted()).placement
+        assert place.decode_worker != leaving.worker_id
+        assert len(await new.token_ids()) == SHORT.max_tokens
+    assert len(await generation.token_ids()) == 400
+    assert await asyncio.to_thread(leaving.wait, time.monotonic() + 5.0)
+    await until(lambda: leaving.name not in listed(wide), within=3.0, what="its leaving")
+
+
+async def test_work_sent_in_the_moment_of_a_drain_goes_elsewhere(client, wide):
+    with_retry = [client.generate(prompt_of(9, seed=300 + i), SHORT) for i in range(10)]
+    drain(wide, "decode-0")
+    with_retry += [client.generate(prompt_of(9, seed=400 + i), SHORT) for i in range(20)]
+    for generation in with_retry:
+        assert len(await generation.token_ids()) == SHORT.max_tokens
+
+
+async def test_work_sent_in_the_moment_of_a_prefill_worker_s_drain_goes_elsewhere(client, wide):
+    before = [client.generate(prompt_of(9, seed=500 + i), SHORT) for i in range(10)]
+    await asyncio.gather(*(generation.wait_accepted() for generation in before))
+    drain(wide, "prefill-0")
+    after = [client.generate(prompt_of(9, seed=600 + i), SHORT) for i in range(20)]
+    for generation in before + after:
+        assert len(await generation.token_ids()) == SHORT.max_tokens
+
+
+def drain(cluster: LocalCluster, name: str) -> None:
+    with grpc.insecure_channel(cluster.process(name).endpoint) as channel:
+        AdminStub(channel).Drain(admin_pb2.DrainRequest(), timeout=5.0)
+
+
+async def test_a_cluster_that_drains_altogether_refuses_at_once(client, wide):
+    drain(wide, "decode-0")
+    drain(wide, "decode-1")
+    failure = await failure_of(client.generate(prompt_of(9), SHORT))
+    assert isinstance(failure, UnavailableError)
+    await until(
+        lambda: {w.state for n, w in listed(wide).items() if "decode" in n} == {"draining"},
+        within=3.0,
+        what="that the router knows",
+    )
+    failure = await failure_of(client.generate(prompt_of(9), SHORT))
+    assert isinstance(failure, UnavailableError)
+    assert "no decode worker can take work: draining" in str(failure)
+
+
+async def test_a_router_without_workers_refuses_at_once():
+    with LocalCluster(num_prefill=0, num_decode=0) as lonely:
+        async with AsyncClient(lonely.address) as client:
+            began = time.monotonic()
+            with pytest.raises(UnavailableError, match="no prefill worker is known"):
+                await client.generate("a", SHORT).text()
+            assert time.monotonic() - began < 1.0
+
+
+async def test_redis_may_die_and_come_back_empty(client, wide):
+    assert wide.redis is not None
+    generation, _ = await streaming(client, wide)
+    os.kill(wide.redis.pid, signal.SIGKILL)
+    await answers(client)
+    assert len(await generation.token_ids()) == LONG.max_tokens
+    await until_nothing_is_held(wide)
+    wide.redis.stop()
+    wide.redis.start()
+    # A router that starts now knows only what the living workers have said since.
+    await asyncio.to_thread(wide.kill, "router")
+    await asyncio.to_thread(wide.restart, "router")
+    async with AsyncClient(wide.address) as anew:
+        assert {w.state for w in await anew.list_workers()} == {"ready"}
+        assert len(await anew.list_workers()) == 4
+        await answers(anew)
+    # And one that starts late is seen.
+    wide.kill("decode-1")
+    await asyncio.to_thread(wide.restart, "decode-1")
+    assert {n: w.state for n, w in listed(wide).items()}["decode-1"] == "ready"
+    assert loads(wide)["decode-1"].num_held_blocks == 0

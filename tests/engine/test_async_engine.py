@@ -1,0 +1,389 @@
+"""The engine behind its thread: streams may end at any moment, and nothing is left behind."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from baton.engine.async_engine import AsyncEngine, SequenceStream
+from baton.engine.config import EngineConfig
+from baton.engine.core.block_pool import CacheEvents
+from baton.engine.core.sequence import FinishReason, KvSource, Purpose
+from baton.engine.engine import Engine, EngineRequest, SequenceUpdate, StepOutput
+from baton.errors import (
+    AlreadyExistsError,
+    BatonError,
+    CancelledError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
+from baton.sampling import SamplingParams
+
+from .conftest import Checkpoints
+from .oracle import Oracle
+from .prompts import NUM_TOKENS, random_prompt
+
+NOTHING = CacheEvents((), (), False)
+PROMPT = random_prompt(40)
+
+
+def request(
+    request_id: str = "a",
+    max_tokens: int = NUM_TOKENS,
+    purpose: Purpose = Purpose.GENERATE,
+    source: KvSource = KvSource.LOCAL,
+) -> EngineRequest:
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    return EngineRequest(request_id, PROMPT, params, len(PROMPT), purpose, source)
+
+
+class ScriptedEngine:
+    """Steps when the test allows it, one update for every sequence it has, or fails.
+
+    Tokens count from 100 for the first sequence added, from 200 for the second and so on.
+    """
+
+    def __init__(self) -> None:
+        self.requests: dict[str, int] = {}
+        self.aborted: list[str] = []
+        self.num_added = 0
+        self.begun = threading.Semaphore(0)
+        self.allow = threading.Semaphore(0)
+        self.error: Exception | None = None
+
+    def check(self, _request: EngineRequest) -> None:
+        return
+
+    def add_request(self, request: EngineRequest) -> None:
+        assert request.request_id not in self.requests
+        self.num_added += 1
+        self.requests[request.request_id] = 100 * self.num_added
+
+    def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+        self.requests.pop(request_id, None)
+
+    def flush_cache(self) -> int:
+        return 7
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.requests)
+
+    def step(self) -> StepOutput:
+        self.begun.release()
+        assert self.allow.acquire(timeout=30)
+        if self.error is not None:
+            raise self.error
+        updates = []
+        for request_id, token in self.requests.items():
+            updates.append(SequenceUpdate(request_id, token, token % 100, None, None, 1, 0, ()))
+            self.requests[request_id] += 1
+        return StepOutput(tuple(updates), (), NOTHING, len(updates))
+
+
+@asynccontextmanager
+async def running(engine: Any, **callbacks: Any) -> AsyncIterator[AsyncEngine]:
+    serving = AsyncEngine(engine, **callbacks)
+    serving.start()
+    try:
+        yield serving
+    finally:
+        await serving.stop()
+
+
+@pytest.fixture
+async def engine(checkpoints: Checkpoints) -> AsyncIterator[AsyncEngine]:
+    config = EngineConfig(
+        device="cpu", num_blocks=24, max_num_seqs=4, max_num_batched_tokens=16, block_size=8
+    )
+    async with running(Engine.from_pretrained(checkpoints["llama"], config)) as serving:
+        yield serving
+
+
+async def settled(serving: AsyncEngine) -> None:
+    """Returns when the engine has run all commands before this one and its answers are here."""
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+    serving.submit(lambda: loop.call_soon_threadsafe(done.set_result, None) and None)
+    await asyncio.wait_for(done, 30)
+
+
+async def assert_empty(serving: AsyncEngine) -> None:
+    await settled(serving)
+    assert serving.num_streams == 0
+    stats = serving.stats()
+    assert (stats.num_held_blocks, stats.num_running, stats.num_waiting) == (0, 0, 0)
+    assert (stats.num_awaiting_kv, stats.num_kept) == (0, 0)
+    serving.engine.check_integrity()
+
+
+async def read(stream: SequenceStream) -> list[SequenceUpdate]:
+    return [update async for batch in stream.updates() for update in batch]
+
+
+def tokens(updates: list[SequenceUpdate]) -> tuple[int, ...]:
+    return tuple(u.token_id for u in updates if u.token_id is not None)
+
+
+async def test_a_crowd_of_streams_reads_what_each_would_read_alone(
+    engine: AsyncEngine, checkpoints: Checkpoints, oracle: Oracle
+) -> None:
+    async def one(index: int) -> tuple[int, ...]:
+        prompt = random_prompt(5 + 9 * index)
+        params = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+        with engine.open(EngineRequest(str(index), prompt, params, len(prompt))) as stream:
+            updates = await read(stream)
+        assert [u.position for u in updates if u.token_id is not None] == list(range(NUM_TOKENS))
+        return tokens(updates)
+
+    got = await asyncio.gather(*map(one, range(8)))
+    path = checkpoints["llama"]
+    assert got == [oracle(path, random_prompt(5 + 9 * i), NUM_TOKENS) for i in range(8)]
+    await assert_empty(engine)
+
+
+async def leave_at_once(_stream: SequenceStream) -> None:
+    return
+
+
+async def leave_after_a_first_update(stream: SequenceStream) -> None:
+    async for _batch in stream.updates():
+        return
+
+
+async def leave_during_decoding(stream: SequenceStream) -> None:
+    async for batch in stream.updates():
+        if batch[-1].position >= 2:
+            return
+
+
+async def leave_at_the_end(stream: SequenceStream) -> None:
+    await read(stream)
+
+
+@pytest.mark.parametrize("purpose", list(Purpose))
+@pytest.mark.parametrize(
+    "leave",
+    [leave_at_once, leave_after_a_first_update, leave_during_decoding, leave_at_the_end],
+)
+async def test_a_stream_left_at_any_stage_leaves_no_blocks(
+    engine: AsyncEngine, leave: Callable[[SequenceStream], Any], purpose: Purpose
+) -> None:
+    for _ in range(3):
+        with engine.open(request(purpose=purpose)) as stream:
+            await leave(stream)
+    await assert_empty(engine)
+
+
+async def test_an_error_of_the_reader_leaves_no_blocks(engine: AsyncEngine) -> None:
+    async def reader() -> None:
+        with engine.open(request()) as stream:
+            async for _batch in stream.updates():
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await reader()
+    await assert_empty(engine)
+
+
+async def test_a_reader_that_is_cancelled_leaves_no_blocks(engine: AsyncEngine) -> None:
+    started = asyncio.Event()
+
+    async def reader() -> None:
+        with engine.open(request(max_tokens=80)) as stream:
+            async for _batch in stream.updates():
+                started.set()
+
+    task = asyncio.create_task(reader())
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await assert_empty(engine)
+
+
+async def test_an_external_stream_left_before_during_and_after_its_transfer_leaves_no_blocks(
+    engine: AsyncEngine,
+) -> None:
+    external = request(source=KvSource.EXTERNAL)
+    with engine.open(external):
+        pass
+    with engine.open(external) as stream:
+        allocation = await stream.allocation()
+        assert len(allocation.block_ids) == 5
+    with engine.open(external) as stream:
+        await stream.allocation()
+        stream.commit_external(3)
+    with engine.open(external) as stream:
+        await stream.allocation()
+        stream.commit_external(3)
+        updates = await read(stream)
+        assert [u.position for u in updates] == list(range(1, NUM_TOKENS))
+    await assert_empty(engine)
+
+
+async def test_an_external_stream_whose_first_token_is_its_last_ends(engine: AsyncEngine) -> None:
+    with engine.open(request(max_tokens=1, source=KvSource.EXTERNAL)) as stream:
+        await stream.allocation()
+        stream.commit_external(3)
+        (update,) = await read(stream)
+        assert (update.token_id, update.finish_reason) == (3, FinishReason.LENGTH)
+    await assert_empty(engine)
+
+
+async def test_an_allocation_waits_until_there_is_room(engine: AsyncEngine) -> None:
+    external = [request(str(i), max_tokens=8, source=KvSource.EXTERNAL) for i in range(5)]
+    streams = [engine.open(r) for r in external]
+    allocations = [await stream.allocation() for stream in streams[:4]]
+    late = asyncio.create_task(streams[4].allocation())
+    await settled(engine)
+    assert not late.done()
+    taken = {b for a in allocations for b in a.block_ids}
+    assert len(taken) == 20
+    engine.close_stream("1")
+    assert set((await late).block_ids) <= set(range(24)) - (taken - set(allocations[1].block_ids))
+    for r in external:
+        engine.close_stream(r.request_id)
+    await assert_empty(engine)
+
+
+async def test_blocks_kept_for_a_lease_are_held_until_the_stream_is_left(
+    engine: AsyncEngine,
+) -> None:
+    with engine.open(request(purpose=Purpose.PREFILL)) as stream:
+        updates = await read(stream)
+        await settled(engine)
+        assert engine.stats().num_kept == 1
+        assert engine.stats().num_held_blocks == len(updates[-1].block_ids) == 5
+    await assert_empty(engine)
+
+
+async def test_a_cancelled_request_tells_its_reader(engine: AsyncEngine) -> None:
+    async def reader() -> None:
+        with engine.open(request(max_tokens=100)) as stream:
+            async for _batch in stream.updates():
+                engine.cancel("a")
+
+    with pytest.raises(CancelledError, match="aborted"):
+        await reader()
+    await assert_empty(engine)
+    with pytest.raises(NotFoundError):
+        engine.cancel("a")
+
+
+async def test_two_streams_with_one_id_are_refused_and_the_first_goes_on(
+    engine: AsyncEngine,
+) -> None:
+    with engine.open(request()) as stream:
+        with pytest.raises(AlreadyExistsError):
+            engine.open(request())
+        assert len(tokens(await read(stream))) == NUM_TOKENS
+    with engine.open(request()) as stream:
+        assert len(tokens(await read(stream))) == NUM_TOKENS
+    await assert_empty(engine)
+
+
+async def test_a_request_that_cannot_be_served_opens_nothing(engine: AsyncEngine) -> None:
+    with pytest.raises(InvalidArgumentError):
+        engine.open(request(max_tokens=1000))
+    assert engine.num_streams == 0
+    await assert_empty(engine)
+
+
+async def test_a_flush_is_told_even_when_nothing_runs(checkpoints: Checkpoints) -> None:
+    told: asyncio.Queue[CacheEvents] = asyncio.Queue()
+    config = EngineConfig(device="cpu", num_blocks=24, block_size=8)
+    loaded = Engine.from_pretrained(checkpoints["llama"], config)
+    async with running(loaded, on_cache_events=told.put_nowait) as serving:
+        with serving.open(request()) as stream:
+            await read(stream)
+        await settled(serving)
+        findable: set[bytes] = set()
+        while not told.empty():
+            findable |= set(told.get_nowait().stored)
+        assert await serving.flush_cache() == len(findable) > 0
+        assert (await asyncio.wait_for(told.get(), 30)).cleared
+
+
+async def test_a_failing_step_fails_every_stream_and_says_so_once() -> None:
+    engine, failures = ScriptedEngine(), []
+    failed = asyncio.Event()
+
+    def on_failure() -> None:
+        failures.append(1)
+        failed.set()
+
+    async with running(engine, on_failure=on_failure) as serving:
+        streams = [serving.open(request(i)) for i in "abc"]
+        engine.error = RuntimeError("the device is gone")
+        engine.allow.release()
+        for stream in streams:
+            with pytest.raises(InternalError):
+                await asyncio.wait_for(read(stream), 30)
+        await failed.wait()
+        for i in "abc":
+            serving.close_stream(i)
+        assert serving.num_streams == 0
+        with pytest.raises(InternalError, match="has failed"):
+            serving.open(request("d"))
+        with pytest.raises(InternalError):
+            await asyncio.wait_for(serving.flush_cache(), 30)
+    assert failures == [1]
+
+
+async def test_a_flush_that_waits_fails_with_the_engine() -> None:
+    engine = ScriptedEngine()
+    async with running(engine) as serving:
+        serving.open(request())
+        assert engine.begun.acquire(timeout=30)
+        flush = asyncio.create_task(serving.flush_cache())
+        await asyncio.sleep(0)
+        engine.error = RuntimeError("the device is gone")
+        engine.allow.release()
+        with pytest.raises(InternalError):
+            await asyncio.wait_for(flush, 30)
+
+
+async def test_stopping_ends_open_streams_and_refuses_new_ones() -> None:
+    engine = ScriptedEngine()
+    async with running(engine) as serving:
+        stream = serving.open(request())
+        assert engine.begun.acquire(timeout=30)
+        stopping = asyncio.create_task(serving.stop())
+        await asyncio.sleep(0)
+        engine.allow.release()
+        await asyncio.wait_for(stopping, 30)
+        with pytest.raises(UnavailableError):
+            await read(stream)
+        for attempt in (lambda: serving.open(request("b")), serving.flush_cache):
+            with pytest.raises(BatonError, match="stopped"):
+                await asyncio.wait_for(attempt(), 30)
+
+
+async def test_stopping_an_idle_engine_ends_it(engine: AsyncEngine) -> None:
+    await asyncio.wait_for(engine.stop(), 30)
+
+
+async def test_a_reopened_id_hears_nothing_of_the_sequence_before_it() -> None:
+    engine = ScriptedEngine()
+    async with running(engine) as serving:
+        serving.open(request())
+        # The loop stands still meanwhile, so that a step's output is still on its way to it.
+        assert engine.begun.acquire(timeout=30)
+        engine.allow.release()
+        assert engine.begun.acquire(timeout=30)
+        serving.close_stream("a")
+        stream = serving.open(request())
+        engine.allow.release(2)
+        heard = await asyncio.wait_for(anext(stream.updates()), 30)
+        assert heard[0].token_id == 200
+        serving.close_stream("a")
+        engine.allow.release()
+        await settled(serving)
+        assert engine.aborted == ["a", "a"]
