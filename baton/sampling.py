@@ -1,4 +1,4 @@
-"""How tokens are chosen and when to stop: the one set of parameters and bounds that all rooms share.
+"""How tokens are chosen and when to stop: the one set of parameters and bounds all rooms share.
 
 Knows nothing of models, tokenizers or protobuf. `Parameter.field` names in errors are those of
 `baton.v1.SamplingParams`.

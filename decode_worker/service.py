@@ -7,9 +7,11 @@ from google.protobuf.duration_pb2 import Duration
 
 from baton.engine.async_engine import AsyncEngine, SequenceStream
 from baton.engine.core.sequence import KvSource
-from baton.engine.engine import SequenceUpdate
+from baton.engine.engine import EngineRequest, SequenceUpdate
+from baton.errors import InvalidArgumentError
 from baton.v1 import decode_pb2 as pb
 from baton.v1 import decode_pb2_grpc as pb_grpc
+from baton.worker.patience import unless_ended
 from baton.worker.wire import engine_request, finish_reason_to_message
 from baton.worker.worker import Worker
 from decode_worker.capacity import Capacity
@@ -42,6 +44,7 @@ class DecodeService(pb_grpc.DecodeServicer):
         wanted = engine_request(request, kv_source=source)
         fetcher = self._fetcher(engine)
         if handle is not None:
+            _check_covers(handle, wanted)
             fetcher.check(handle)
         num_blocks = -(-len(wanted.token_ids) // engine.engine.config.block_size)
         with self._capacity_of(engine).promise(num_blocks), engine.open(wanted) as stream:
@@ -65,12 +68,21 @@ class DecodeService(pb_grpc.DecodeServicer):
         return self._capacity
 
 
+def _check_covers(handle: Handle, wanted: EngineRequest) -> None:
+    if handle.num_tokens != len(wanted.token_ids):
+        raise InvalidArgumentError(
+            "handle.num_tokens",
+            f"is {handle.num_tokens}; must be the number of token_ids, {len(wanted.token_ids)}",
+        )
+
+
 async def _receive(
     stream: SequenceStream, fetcher: KvFetcher, handle: Handle, timeout: float
 ) -> pb.KvReady:
     """Brings the KV in and hands the sequence to the scheduler."""
     allocation = await stream.allocation()
-    token, report = await fetcher.fetch(handle, allocation, timeout)
+    fetching = fetcher.fetch(handle, allocation, timeout)
+    token, report = await unless_ended(stream, fetching)
     stream.commit_external(token.token_id)
     exposed = Duration()
     exposed.FromNanoseconds(int(report.exposed_s * 1e9))

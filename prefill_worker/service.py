@@ -7,11 +7,13 @@ from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
+from baton.engine.async_engine import SequenceStream
 from baton.engine.core.sequence import FinishReason, Purpose
 from baton.engine.engine import SequenceUpdate
 from baton.errors import UnavailableError
 from baton.v1 import prefill_pb2 as pb
 from baton.v1 import prefill_pb2_grpc as pb_grpc
+from baton.worker.patience import unless_ended
 from baton.worker.wire import engine_request, finish_reason_to_message
 from baton.worker.worker import Worker
 from kvtransfer.handle import FirstToken
@@ -55,17 +57,17 @@ class PrefillService(pb_grpc.PrefillServicer):
                 lease.complete(token)
             yield _result(token, last)
             if is_handed_over:
-                await self._until_released(lease)
+                await self._until_released(stream, lease)
                 yield pb.PrefillResponse(released=pb.LeaseReleased())
 
     def _advance(self, lease: Lease, update: SequenceUpdate) -> None:
         block_size = self._worker.settings.block_size
         lease.advance(update.block_ids, update.num_computed_tokens // block_size)
 
-    async def _until_released(self, lease: Lease) -> None:
+    async def _until_released(self, stream: SequenceStream, lease: Lease) -> None:
         try:
             async with asyncio.timeout(self._lease_timeout):
-                await lease.over()
+                await unless_ended(stream, lease.over())
         except TimeoutError as error:
             raise UnavailableError(
                 f"no decode worker took the blocks within {self._lease_timeout:g} s; "

@@ -45,6 +45,14 @@ class Member:
     def pairing(self) -> bytes:
         return self.record.fingerprint + self.record.layout
 
+    @property
+    def max_len(self) -> int:
+        """Tokens of one sequence at most. A decode worker must hold all of it in its pool."""
+        record = self.record
+        if record.role == "prefill":
+            return record.max_model_len
+        return min(record.max_model_len, record.num_blocks * record.block_size)
+
     @contextmanager
     def loaded(self, num_tokens: int = 0) -> Iterator[None]:
         """Counts a sequence, and prompt tokens yet to be computed, for the length of the block."""
@@ -105,7 +113,7 @@ class Fleet:
     @property
     def max_model_len(self) -> int:
         """The least length any serving worker allows; unbounded while there is none."""
-        return min((m.record.max_model_len for m in self.members if m.is_serving), default=2**31)
+        return min((m.max_len for m in self.members if m.is_serving), default=2**31)
 
     def candidates(self, token_ids: tuple[int, ...]) -> list[Candidate]:
         """A snapshot for placement, with what each worker has cached of the prompt."""

@@ -10,7 +10,7 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 from baton.engine.core.block_pool import CacheEvents
 from baton.engine.core.plan import ExternalAllocation
@@ -70,6 +70,11 @@ class SequenceStream:
             assert len(batch) == len(events), "blocks for a sequence that runs"
             yield batch
             finished = batch[-1].finish_reason is not None
+
+    async def failure(self) -> NoReturn:
+        """Raises what ends the sequence, once something does; for while no update can come."""
+        event = await self._next()
+        raise AssertionError(f"an update while none was due: {event}")
 
     def commit_external(self, token_id: int) -> None:
         """The awaited KV is in the allocated blocks; `token_id` follows it."""

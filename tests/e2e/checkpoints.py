@@ -3,6 +3,7 @@
 Their tokenizer is the shipped model's, so that a router can serve them.
 """
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +29,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def save_checkpoint(family: str, folder: Path) -> None:
-    """Writes a random model of the family with decided opinions: few near ties."""
+    """Writes a random model of the family with decided opinions: few near ties.
+
+    Its end-of-sequence token is the sixth of what it says to `prompt_of(9)`.
+    """
     settings = dict(FAMILIES[family])
     config = AutoConfig.for_model(
         settings.pop("model_type"),
@@ -50,6 +54,8 @@ def save_checkpoint(family: str, folder: Path) -> None:
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(Path(locate("tiny")) / file, folder)
+    end = greedy(str(folder), prompt_of(9), 6)[5]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
 
 
 @cache

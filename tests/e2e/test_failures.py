@@ -211,6 +211,19 @@ async def test_a_decode_worker_that_is_told_to_end_finishes_its_streams_and_take
     await until(lambda: leaving.name not in listed(wide), within=3.0, what="its leaving")
 
 
+async def test_a_router_that_is_told_to_end_finishes_its_streams_first(client, wide):
+    router = wide.process("router")
+    generation = client.generate(prompt_of(5), SamplingParams(max_tokens=400, ignore_eos=True))
+    await anext(generation)
+    router.signal(signal.SIGTERM)
+    await until(lambda: load_of(wide.address).state == "draining", within=2.0, what="the drain")
+    failure = await failure_of(client.generate(prompt_of(9), SHORT))
+    assert isinstance(failure, UnavailableError)
+    assert len(await generation.token_ids()) == 400
+    assert await asyncio.to_thread(router.wait, time.monotonic() + 5.0)
+    await until_nothing_is_held(wide)
+
+
 async def test_work_sent_in_the_moment_of_a_drain_goes_elsewhere(client, wide):
     with_retry = [client.generate(prompt_of(9, seed=300 + i), SHORT) for i in range(10)]
     drain(wide, "decode-0")

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from baton.cli.local_cluster import LocalCluster
 from baton.client import AsyncClient
+from baton.client_types import FinishReason
 from baton.models import locate
 from baton.sampling import SamplingParams
 
@@ -175,3 +176,18 @@ async def test_a_family_s_tokens_are_those_of_transformers(family):
         for prompt, tokens in zip(prompts, at_once, strict=True):
             assert is_greedy(model, prompt, tokens)
         await until_nothing_is_held(cluster)
+        await check_endings(client, cluster)
+
+
+async def check_endings(client: AsyncClient, cluster: LocalCluster) -> None:
+    """The end-of-sequence token ends a request and is part of it, be it the first or a later one;
+    unless the request does not mind it."""
+    prompt = prompt_of(9)
+    plain = await generated(client, prompt, 12)
+    end = plain.index(plain[5])
+    for known in range(end + 1):
+        generation = client.generate(prompt + plain[:known], SamplingParams(max_tokens=12 - known))
+        assert await generation.token_ids() == plain[known : end + 1]
+        assert generation.finished.reason is FinishReason.END_OF_SEQUENCE
+    assert len(plain) == 12
+    await until_nothing_is_held(cluster)

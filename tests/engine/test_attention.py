@@ -74,6 +74,7 @@ def check(
     block_size: int = 4,
     dtype: torch.dtype = torch.float32,
     layers_before: tuple[KvShape, ...] = (),
+    old_content: float = 50.0,
     seed: int = 0,
 ) -> None:
     """Feeds sequences through the pool, step by step, and compares each query's result.
@@ -105,8 +106,12 @@ def check(
     tables = {s: [order.pop() for _ in range(-(-n // block_size) + 1)] for s, n in totals.items()}
     pool = KvPool(plan_layout([*layers_before, heads.shape], dtype, block_size), num_blocks, CPU)
     for cache in pool.layers:
-        cache.key_blocks.copy_(50 * torch.randn(cache.key_blocks.shape, generator=generator))
-        cache.value_blocks.copy_(50 * torch.randn(cache.value_blocks.shape, generator=generator))
+        cache.key_blocks.copy_(
+            old_content * torch.randn(cache.key_blocks.shape, generator=generator)
+        )
+        cache.value_blocks.copy_(
+            old_content * torch.randn(cache.value_blocks.shape, generator=generator)
+        )
     paged = PagedAttention(pool)
     done = dict.fromkeys(totals, 0)
     for step in steps:
@@ -177,6 +182,14 @@ def test_soft_caps_and_sinks_are_part_of_the_softmax(
     heads = Heads(num_kv_heads=2, per_kv=3)
     logits = torch.linspace(-2, 3, heads.num_heads) if sinks else None
     check(heads, LayerAttention(SCALE, MaskRule(window), softcap, logits), RAGGED)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="hidden keys get -inf added and hidden values weight 0, which NaN and inf survive",
+)
+def test_what_others_left_in_a_block_is_never_felt_even_if_it_is_not_a_number() -> None:
+    check(Heads(), LayerAttention(SCALE, MaskRule()), RAGGED, old_content=math.nan)
 
 
 @pytest.mark.parametrize("sinks", [False, True])

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 
 import pytest
+import torch
 
 from baton.engine.config import EngineConfig
 from baton.engine.core.sequence import FinishReason, KvSource, Purpose
 from baton.engine.engine import Engine, EngineRequest, GenerationResult
+from baton.engine.sampler import SamplingRow, sample
 from baton.sampling import SamplingParams
 
 from .checkpoints import BLOCK_SIZE
@@ -252,6 +254,18 @@ def test_a_seeded_sample_is_the_same_alone_and_in_a_crowd(
     for _ in range(2):
         results = engine.generate(crowd, params)
         assert results[2].token_ids == results[5].token_ids == alone.token_ids
+
+
+def test_random_numbers_are_counted_from_the_beginning_of_the_output(
+    checkpoints: Checkpoints, oracle: Oracle
+) -> None:
+    path, prompt = checkpoints["llama"], random_prompt(40)
+    (result,) = load(path).generate([prompt], RANDOM)
+    with torch.inference_mode():
+        ids = torch.tensor([prompt + result.token_ids[:-1]])
+        logits = oracle.model(path)(ids).logits[0, len(prompt) - 1 :]
+    rows = [SamplingRow(RANDOM, position) for position in range(NUM_TOKENS)]
+    assert tuple(sample(logits, rows)[0]) == result.token_ids
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt_oss"])

@@ -1,10 +1,11 @@
 """The scheduler under everything that can happen to it, with a cache whose content is checked."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import settings
+from hypothesis import event, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -60,8 +61,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(
         block_size=st.integers(1, 4),
-        spare_blocks=st.integers(0, 12),
-        max_num_seqs=st.integers(1, 4),
+        spare_blocks=st.sampled_from([0, 0, 0, 1, 2, 5, 12]),
+        max_num_seqs=st.sampled_from([4, 3, 2, 1]),
         extra_tokens=st.sampled_from([0, 1, 3, 8, 40]),
         prefix_caching=st.booleans(),
         kinds=st.sampled_from(
@@ -103,6 +104,23 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     # What a server does.
 
+    @precondition(lambda self: len(self.live) + len(self.kept) < 5)
+    @rule(data=st.data())
+    def add_a_crowd(self, data: st.DataObject) -> None:
+        for _ in range(4):
+            self.add(data)
+
+    @rule()
+    def several_steps(self) -> None:
+        for _ in range(6):
+            if not self.scheduler.has_work:
+                return
+            plan = self.schedule()
+            roots = {s.request_id: self.live[s.request_id].sequence.root for s in plan.scheduled}
+            for progress in self.scheduler.apply(plan, self.runner.run(plan, roots)):
+                self.book(progress)
+            self.nothing_is_lost()
+
     @precondition(lambda self: len(self.live) + len(self.kept) < 8)
     @rule(data=st.data())
     def add(self, data: st.DataObject) -> None:
@@ -110,11 +128,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         purpose, source = data.draw(st.sampled_from(self.kinds))
         # Few different beginnings, so that prefixes are shared.
         family = data.draw(st.integers(0, 1))
-        length = data.draw(st.integers(1, MAX_PROMPT))
+        length = data.draw(st.integers(1, MAX_PROMPT) | st.just(MAX_PROMPT // 2))
         prompt = [(family + i * i) % VOCAB_SIZE for i in range(length)]
         if data.draw(st.booleans()):
             prompt[-1] = data.draw(st.integers(0, VOCAB_SIZE - 1))
-        max_tokens = data.draw(st.integers(1, MAX_TOKENS))
+        max_tokens = data.draw(st.just(MAX_TOKENS) | st.integers(1, MAX_TOKENS))
         given = data.draw(st.integers(0, min(length - 1, max_tokens - 1)))
         sequence = Sequence(
             request_id=data.draw(st.sampled_from(free_ids)),
@@ -274,6 +292,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         expected.allocation = None
         progress = self.scheduler.commit_external(request_id, expected.tokens[0])
         assert progress is not None
+        if progress.sequence.finish_reason is None:
+            assert progress.sequence.num_computed_tokens == expected.given
         self.book(progress)
 
     def book(self, progress: SequenceProgress) -> None:
@@ -288,6 +308,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert expected.produced == expected.tokens[:done]
         assert sequence.token_ids[expected.given :] == expected.produced
         assert (sequence.finish_reason is not None) == (done == len(expected.tokens))
+        if sequence.num_preemptions:
+            event("a preempted sequence went on")
         if sequence.finish_reason is not None:
             assert sequence.finish_reason is expected.reason
             del self.live[sequence.request_id]
@@ -321,3 +343,135 @@ TestTheSchedulerLosesNothingInManyRuns = pytest.mark.slow(ManyRuns.TestCase)
 TestTheSchedulerLosesNothingInManyRuns.settings = settings(
     max_examples=1500, stateful_step_count=80, deadline=None
 )
+
+
+# What the machine cannot tell: order, and that work is saved.
+
+
+def sequence(request_id: str, prompt: list[int], max_tokens: int = 8, **kind: Any) -> Sequence:
+    return Sequence(
+        request_id,
+        list(prompt),
+        len(prompt),
+        SamplingParams(max_tokens=max_tokens),
+        frozenset(),
+        frozenset(),
+        ROOTS[0],
+        **kind,
+    )
+
+
+class Machine:
+    """A scheduler and a fake runner that step together."""
+
+    def __init__(self, num_blocks: int, **config: int) -> None:
+        sizes = {"max_num_batched_tokens": 64, "max_num_seqs": 4, "block_size": 4, **config}
+        self.scheduler = Scheduler(SchedulerConfig(**sizes), BlockPool(num_blocks))
+        self.runner = FakeRunner(sizes["block_size"])
+
+    def step(self) -> StepPlan:
+        plan = self.scheduler.schedule()
+        roots = dict.fromkeys([s.request_id for s in plan.scheduled], ROOTS[0])
+        self.scheduler.apply(plan, self.runner.run(plan, roots))
+        self.scheduler.check_integrity()
+        return plan
+
+
+def test_the_latest_sequence_is_preempted_and_goes_on_before_those_that_wait() -> None:
+    machine = Machine(num_blocks=4, max_num_seqs=2)
+    for name, token in (("first", 0), ("second", 1), ("third", 2)):
+        machine.scheduler.add(sequence(name, [token] * 7))
+    started: list[str] = []
+    while machine.scheduler.has_work:
+        started += [a.request_id for a in machine.step().added]
+    assert machine.scheduler.stats().num_preemptions > 0
+    # "first" is never put back; "second" is, and starts again before "third" does.
+    assert started.count("first") == 1
+    assert started.index("third") > started.index("second", started.index("second") + 1)
+
+
+def test_a_prefill_is_never_preempted() -> None:
+    machine = Machine(num_blocks=4)
+    grows, prefill = sequence("grows", [1] * 7), sequence("p", [2] * 7, purpose=Purpose.PREFILL)
+    machine.scheduler.add(grows)
+    machine.scheduler.add(prefill)
+    machine.step()
+    assert machine.scheduler.stats().num_kept == 1
+    for _ in range(5):
+        machine.step()
+    assert (grows.num_preemptions, prefill.num_preemptions) == (1, 0)
+    machine.runner.check_content(prefill.block_ids, prefix_hashes(ROOTS[0], [2] * 7))
+    machine.scheduler.release("p")
+    while machine.scheduler.has_work:
+        machine.step()
+    assert grows.finish_reason is FinishReason.LENGTH
+
+
+def test_a_prefill_that_runs_is_passed_over_when_a_victim_is_sought() -> None:
+    machine = Machine(num_blocks=5, max_num_batched_tokens=9)
+    grows = sequence("grows", [1] * 7)
+    prefill = sequence("p", [2] * 12, purpose=Purpose.PREFILL)
+    machine.scheduler.add(grows)
+    machine.scheduler.add(prefill)
+    machine.step()
+    machine.scheduler._config = replace(machine.scheduler._config, max_num_batched_tokens=2)
+    while prefill.finish_reason is None:
+        machine.step()
+    assert prefill.num_preemptions == 0
+    assert grows.num_preemptions > 0
+
+
+def test_what_was_computed_once_is_found_again() -> None:
+    machine = Machine(num_blocks=8)
+    prompt = [1, 2, 3, 4, 5, 6, 1, 2, 3]
+    for name in ("first", "again"):
+        machine.scheduler.add(sequence(name, prompt, max_tokens=4))
+        spans = []
+        while machine.scheduler.has_work:
+            spans += [(s.start, s.end) for s in machine.step().scheduled]
+        expected = 0 if name == "first" else 8
+        assert spans[0] == (expected, 9)
+    longer = [*prompt, next_token(prompt), 6]
+    machine.scheduler.add(sequence("longer", longer))
+    assert [s.start for s in machine.step().scheduled] == [8]
+    machine.scheduler.abort("longer")
+
+
+def test_every_block_of_a_prompt_cut_into_chunks_is_found_again() -> None:
+    machine = Machine(num_blocks=8, max_num_batched_tokens=5)
+    for name in ("first", "again"):
+        machine.scheduler.add(sequence(name, [1, 2, 3, 4, 5] * 4, max_tokens=1))
+        first = machine.step().scheduled[0]
+        while machine.scheduler.has_work:
+            machine.step()
+    assert first.start == 16
+
+
+def test_the_last_token_of_a_cached_prompt_is_computed_for_its_logits() -> None:
+    machine = Machine(num_blocks=8)
+    for name in ("first", "again"):
+        machine.scheduler.add(sequence(name, [3] * 8, max_tokens=1))
+        plan = machine.step()
+    assert [(s.start, s.end, s.samples) for s in plan.scheduled] == [(4, 8, True)]
+
+
+def test_an_eviction_takes_the_end_of_a_prefix_before_its_beginning() -> None:
+    machine = Machine(num_blocks=6)
+    machine.scheduler.add(sequence("old", [1] * 16, max_tokens=1))
+    machine.step()
+    machine.scheduler.add(sequence("other", [2] * 13, max_tokens=1))
+    machine.step()
+    machine.scheduler.add(sequence("old again", [1] * 17, max_tokens=1))
+    assert [s.start for s in machine.step().scheduled] == [8]
+
+
+def test_a_sequence_ended_between_plan_and_result_is_passed_over() -> None:
+    machine = Machine(num_blocks=8)
+    for name in "ab":
+        machine.scheduler.add(sequence(name, [1, 2]))
+    plan = machine.scheduler.schedule()
+    machine.scheduler.abort("a")
+    result = machine.runner.run(plan, dict.fromkeys("ab", ROOTS[0]))
+    (progress,) = machine.scheduler.apply(plan, result)
+    assert (progress.sequence.request_id, progress.token_id) == ("b", result.token_ids[1])
+    assert machine.scheduler.schedule().dropped == ("a",)

@@ -1,0 +1,272 @@
+"""Workers asked directly, as a router other than ours might: alone, wrongly, or with half the work
+done."""
+
+import itertools
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+
+from baton.cli.local_cluster import LocalCluster
+from baton.cluster.redis import connect
+from baton.cluster.registry import WorkerRecord, record_key
+from baton.errors import (
+    AlreadyExistsError,
+    CancelledError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    OverloadedError,
+    UnavailableError,
+)
+from baton.models import locate
+from baton.rpc_errors import error_of
+from baton.v1 import admin_pb2, decode_pb2, kv_transfer_pb2, prefill_pb2, sampling_pb2
+from baton.v1 import inference_pb2 as pb
+from baton.v1.admin_pb2_grpc import AdminStub
+from baton.v1.decode_pb2_grpc import DecodeStub
+from baton.v1.prefill_pb2_grpc import PrefillStub
+
+from .checkpoints import is_greedy, prompt_of
+from .watch import held, until, until_nothing_is_held
+
+pytestmark = pytest.mark.e2e
+
+TINY = locate("tiny")
+_names = itertools.count()
+
+
+@dataclass
+class Workers:
+    prefill: Any
+    decode: Any
+    decode_admin: Any
+    prefill_admin: Any
+
+
+@pytest.fixture
+async def workers(cluster: LocalCluster) -> AsyncIterator[Workers]:
+    async with (
+        grpc.aio.insecure_channel(cluster.process("prefill-0").endpoint) as prefill,
+        grpc.aio.insecure_channel(cluster.process("decode-0").endpoint) as decode,
+    ):
+        yield Workers(
+            PrefillStub(prefill), DecodeStub(decode), AdminStub(decode), AdminStub(prefill)
+        )
+    await until_nothing_is_held(cluster)
+
+
+def request(prompt: list[int], output: list[int], max_tokens: int) -> dict[str, Any]:
+    return {
+        "request_id": f"direct-{next(_names)}",
+        "token_ids": prompt + output,
+        "num_prompt_tokens": len(prompt),
+        "sampling": sampling_pb2.SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+    }
+
+
+def to_decode(
+    prompt: list[int], output: list[int] | None = None, max_tokens: int = 12, **fields: Any
+) -> decode_pb2.DecodeGenerateRequest:
+    return decode_pb2.DecodeGenerateRequest(**request(prompt, output or [], max_tokens), **fields)
+
+
+def to_prefill(
+    prompt: list[int], output: list[int] | None = None, **fields: Any
+) -> prefill_pb2.PrefillRequest:
+    fields = {"lease_id": next(_names).to_bytes(16, "big"), **fields}
+    return prefill_pb2.PrefillRequest(**request(prompt, output or [], 12), **fields)
+
+
+async def failure_of(call: Any) -> Exception:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await read_to_end(call)
+    return error_of(caught.value)
+
+
+async def read_to_end(call: Any) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+async def decoded(call: Any) -> tuple[list[int], int, int]:
+    """Its tokens, the position of the first, and why it ended."""
+    tokens: list[int] = []
+    start = reason = -1
+    async for response in call:
+        if response.HasField("tokens"):
+            assert start == -1 or response.tokens.position == start + len(tokens)
+            start = response.tokens.position if start == -1 else start
+            tokens += response.tokens.token_ids
+        if response.HasField("finished"):
+            reason = response.finished.reason
+    return tokens, start, reason
+
+
+async def test_a_decode_worker_computes_a_prompt_itself_where_there_is_no_handle(workers):
+    prompt = prompt_of(70, seed=21)
+    tokens, start, reason = await decoded(workers.decode.Generate(to_decode(prompt), timeout=10.0))
+    assert (len(tokens), start, reason) == (12, 0, pb.FINISH_REASON_LENGTH)
+    assert is_greedy(TINY, prompt, tokens)
+
+
+@pytest.mark.parametrize("known", [1, 6, 11])
+async def test_a_decode_worker_goes_on_from_output_that_it_is_given(workers, known):
+    prompt = prompt_of(30, seed=22)
+    whole, _, _ = await decoded(workers.decode.Generate(to_decode(prompt), timeout=10.0))
+    call = workers.decode.Generate(to_decode(prompt, whole[:known]), timeout=10.0)
+    tokens, start, reason = await decoded(call)
+    assert (tokens, start, reason) == (whole[known:], known, pb.FINISH_REASON_LENGTH)
+
+
+@pytest.mark.parametrize("known", [0, 3])
+async def test_a_prefill_worker_alone_gives_one_token_and_keeps_nothing(workers, known):
+    prompt = prompt_of(100, seed=23)
+    whole, _, _ = await decoded(workers.decode.Generate(to_decode(prompt), timeout=10.0))
+    call = workers.prefill.Prefill(to_prefill(prompt, whole[:known]), timeout=10.0)
+    events = [response async for response in call]
+    assert [e.WhichOneof("event") for e in events] == ["admitted", "started", "result"]
+    (first,) = events[-1].result.first_tokens
+    assert (first.token_id, first.position) == (whole[known], known)
+
+
+async def test_a_lease_id_can_be_open_once(workers):
+    wanted = to_prefill(prompt_of(20), decode_worker="d")
+    holding = workers.prefill.Prefill(wanted, timeout=10.0)
+    await holding.read()
+    again = to_prefill(prompt_of(20), decode_worker="d", lease_id=wanted.lease_id)
+    failure = await failure_of(workers.prefill.Prefill(again, timeout=10.0))
+    assert isinstance(failure, AlreadyExistsError)
+    holding.cancel()
+
+
+async def test_a_prefill_that_nobody_fetches_is_given_up_by_its_caller(workers, cluster):
+    holding = workers.prefill.Prefill(to_prefill(prompt_of(50), decode_worker="d"), timeout=10.0)
+    while (await holding.read()).WhichOneof("event") != "result":
+        pass
+    assert "leases" in held(cluster)["prefill-0"]
+    holding.cancel()
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"lease_id": b"short"}, "lease_id"),
+        ({"token_ids": []}, "token_ids"),
+        ({"token_ids": [9999]}, "token_ids[0]"),
+        ({"num_prompt_tokens": 0}, "num_prompt_tokens"),
+        ({"num_prompt_tokens": 99}, "num_prompt_tokens"),
+        ({"sampling": sampling_pb2.SamplingParams(temperature=-1)}, "sampling.temperature"),
+        ({"sampling": sampling_pb2.SamplingParams(max_tokens=4000)}, "sampling.max_tokens"),
+    ],
+)
+async def test_a_prefill_worker_refuses_what_a_router_should_have(workers, changes, field):
+    wanted = to_prefill(prompt_of(5))
+    for name, value in changes.items():
+        wanted.ClearField(name)
+        wanted.MergeFrom(prefill_pb2.PrefillRequest(**{name: value}))
+    failure = await failure_of(workers.prefill.Prefill(wanted, timeout=10.0))
+    assert isinstance(failure, InvalidArgumentError)
+    assert failure.field == field
+
+
+async def prefill_record(cluster: LocalCluster) -> WorkerRecord:
+    """What the prefill worker has told of itself."""
+    redis = connect(cluster.redis_url)
+    fields = await redis.hgetall(record_key(cluster.process("prefill-0").worker_id))
+    await redis.aclose()
+    return WorkerRecord.from_fields(fields)
+
+
+def handle(**changes: Any) -> kv_transfer_pb2.KvHandle:
+    fields: dict[str, Any] = {
+        "version": 1,
+        "source_worker": "p",
+        "source_endpoint": "127.0.0.1:1",
+        "lease_id": bytes(16),
+        "fingerprint": b"another model",
+        "layout": kv_transfer_pb2.KvLayout(tensor_parallel_size=1),
+        "num_tokens": 20,
+        "integrity": kv_transfer_pb2.INTEGRITY_XXH3_64,
+    }
+    return kv_transfer_pb2.KvHandle(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "named"),
+    [
+        ({}, FailedPreconditionError, b"another model".hex()),
+        ({"version": 9}, FailedPreconditionError, "version is 9"),
+        ({"integrity": 77}, FailedPreconditionError, "integrity 77"),
+        ({"lease_id": b"short"}, InvalidArgumentError, "has 5 bytes"),
+        ({"num_tokens": 21}, InvalidArgumentError, "21"),
+        ({"layout": kv_transfer_pb2.KvLayout()}, FailedPreconditionError, "ranks"),
+    ],
+)
+async def test_a_decode_worker_refuses_a_handle_before_anything_moves(
+    workers, changes, kind, named
+):
+    wanted = to_decode(prompt_of(20), handle=handle(**changes))
+    failure = await failure_of(workers.decode.Generate(wanted, timeout=10.0))
+    assert isinstance(failure, kind)
+    assert named in str(failure)
+
+
+async def test_a_source_that_is_not_there_ends_the_decode_as_unavailable(workers, cluster):
+    record = await prefill_record(cluster)
+    gone = handle(
+        fingerprint=record.fingerprint,
+        layout=kv_transfer_pb2.KvLayout.FromString(record.layout),
+    )
+    wanted = to_decode(prompt_of(20), handle=gone)
+    failure = await failure_of(workers.decode.Generate(wanted, timeout=10.0))
+    assert isinstance(failure, UnavailableError)
+
+
+async def test_a_decode_worker_promises_only_so_much(workers):
+    # Its pool has 130 blocks and it promises four times as many; each of these arrives with 120.
+    calls = [workers.decode.Generate(to_decode(prompt_of(1920)), timeout=10.0) for _ in range(4)]
+    for call in calls:
+        assert (await call.read()).HasField("admitted")
+    failure = await failure_of(workers.decode.Generate(to_decode(prompt_of(1920)), timeout=10.0))
+    assert isinstance(failure, OverloadedError)
+    assert failure.retry_after > 0
+    assert "120 more KV blocks were asked for and 480 of 520 are promised" in str(failure)
+    for call in calls:
+        call.cancel()
+
+
+async def test_a_worker_ends_a_request_by_the_name_that_it_was_given(workers, cluster):
+    wanted = to_decode(prompt_of(20), max_tokens=1900)
+    call = workers.decode.Generate(wanted, timeout=10.0)
+    await call.read()
+    await call.read()
+    await workers.decode_admin.Abort(admin_pb2.AbortRequest(request_id=wanted.request_id))
+    assert isinstance(await failure_of(call), CancelledError)
+
+
+async def test_a_worker_ends_a_request_whose_blocks_are_on_their_way(workers, cluster):
+    record = await prefill_record(cluster)
+    # It is early, and its prefill never comes.
+    early = handle(
+        source_endpoint=record.kv_endpoint,
+        source_epoch=record.epoch,
+        fingerprint=record.fingerprint,
+        layout=kv_transfer_pb2.KvLayout.FromString(record.layout),
+    )
+    wanted = to_decode(prompt_of(20), handle=early)
+    call = workers.decode.Generate(wanted, timeout=10.0)
+    assert (await call.read()).HasField("admitted")
+    await until(lambda: "blocks" in held(cluster).get("decode-0", ""), within=2.0)
+    await workers.decode_admin.Abort(admin_pb2.AbortRequest(request_id=wanted.request_id))
+    assert isinstance(await failure_of(call), CancelledError)
+
+
+async def test_a_worker_ends_a_request_whose_blocks_nobody_has_fetched_yet(workers):
+    wanted = to_prefill(prompt_of(50), decode_worker="d")
+    call = workers.prefill.Prefill(wanted, timeout=10.0)
+    while (await call.read()).WhichOneof("event") != "result":
+        pass
+    await workers.prefill_admin.Abort(admin_pb2.AbortRequest(request_id=wanted.request_id))
+    assert isinstance(await failure_of(call), CancelledError)

@@ -1,0 +1,149 @@
+"""The fleet over a real Redis and workers that only say whether they serve."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from baton.cluster.redis import EmbeddedRedis, connect
+from baton.cluster.registry import Registration, WorkerRecord
+from baton.serving.channels import Channels
+from baton.serving.server import Server
+from baton.serving.settings import ServingSettings
+from router.fleet import Fleet
+
+TOKENIZER = b"t" * 16
+
+
+async def until(condition: Callable[[], bool], within: float = 5.0) -> None:
+    async with asyncio.timeout(within):
+        while not condition():  # noqa: ASYNC110 - looks from outside
+            await asyncio.sleep(0.01)
+
+
+def record_of(server: Server, **changes: Any) -> WorkerRecord:
+    fields: dict[str, Any] = {
+        "id": "w",
+        "role": "decode",
+        "endpoint": server.endpoint,
+        "kv_endpoint": server.endpoint,
+        "epoch": 1,
+        "model": "tiny",
+        "fingerprint": b"f",
+        "layout": b"",
+        "tokenizer_hash": TOKENIZER,
+        "kv_dtype": "float32",
+        "block_size": 16,
+        "max_model_len": 2048,
+        "num_blocks": 1000,
+    }
+    return WorkerRecord(**{**fields, **changes})
+
+
+@asynccontextmanager
+async def worker_and_fleet() -> AsyncIterator[tuple[Server, Fleet, EmbeddedRedis]]:
+    server = Server(ServingSettings())
+    await server.start()
+    with EmbeddedRedis() as redis_server:
+        redis, channels = connect(redis_server.url), Channels()
+        fleet = Fleet(redis, channels, TOKENIZER)
+        fleet.start()
+        try:
+            # What is seen in the first look at Redis, and then no more, is given some time.
+            await until(lambda: not fleet._registry.stale)
+            yield server, fleet, redis_server
+        finally:
+            await fleet.stop()
+            await channels.close()
+            await redis.aclose()
+            await server.stop(0.0)
+
+
+@asynccontextmanager
+async def registered(redis_server: EmbeddedRedis, record: WorkerRecord) -> AsyncIterator[Any]:
+    redis = connect(redis_server.url)
+    registration = Registration(redis, record)
+    registration.start()
+    try:
+        yield registration
+    finally:
+        await registration.stop()
+        await redis.aclose()
+
+
+def reason(fleet: Fleet) -> str | None:
+    """Why the one worker cannot take work; None while it is unknown."""
+    candidates = fleet.candidates((1, 2, 3))
+    return candidates[0].excluded if candidates else None
+
+
+async def test_a_worker_takes_work_once_it_says_that_it_is_ready():
+    async with worker_and_fleet() as (server, fleet, redis), registered(redis, record_of(server)):
+        await until(lambda: reason(fleet) == "not reached yet")
+        await server.set_ready(True)
+        await until(lambda: reason(fleet) == "")
+        await server.set_ready(False)
+        await until(lambda: reason(fleet) == "not answering")
+
+
+async def test_a_worker_that_drains_or_tokenizes_otherwise_is_excluded():
+    async with worker_and_fleet() as (server, fleet, redis):
+        await server.set_ready(True)
+        async with registered(redis, record_of(server)) as registration:
+            await until(lambda: reason(fleet) == "")
+            registration.update(replace(registration.record, draining=True))
+            await until(lambda: reason(fleet) == "draining")
+        await server.set_ready(False)
+        await until(lambda: reason(fleet) is None)
+        await server.set_ready(True)
+        async with registered(redis, record_of(server, epoch=2, tokenizer_hash=b"other")):
+            await until(lambda: reason(fleet) == "another tokenizer")
+
+
+async def test_redis_cannot_take_a_serving_worker_away():
+    async with worker_and_fleet() as (server, fleet, redis):
+        await server.set_ready(True)
+        async with registered(redis, record_of(server)):
+            await until(lambda: reason(fleet) == "")
+        # Not listed any more, but it answers.
+        await until(lambda: not fleet.members[0].is_listed)
+        assert reason(fleet) == ""
+        await server.stop(0.0)
+        await until(lambda: reason(fleet) is None)
+
+
+async def test_a_worker_that_restarts_on_the_same_endpoint_is_a_new_member():
+    async with worker_and_fleet() as (server, fleet, redis):
+        await server.set_ready(True)
+        async with registered(redis, record_of(server)):
+            await until(lambda: reason(fleet) == "")
+            before = fleet.members[0]
+        async with registered(redis, record_of(server, epoch=2)):
+            await until(lambda: fleet.members[0] is not before)
+            await until(lambda: reason(fleet) == "")
+
+
+async def test_load_is_counted_for_as_long_as_it_lasts():
+    async with worker_and_fleet() as (server, fleet, redis), registered(redis, record_of(server)):
+        await until(lambda: reason(fleet) is not None)
+        with fleet.members[0].loaded(7), fleet.members[0].loaded():
+            candidate = fleet.candidates(())[0]
+            assert (candidate.num_sequences, candidate.num_queued_tokens) == (2, 7)
+        candidate = fleet.candidates(())[0]
+        assert (candidate.num_sequences, candidate.num_queued_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("role", "num_blocks", "expected"),
+    [("decode", 1000, 2048), ("decode", 10, 160), ("prefill", 10, 2048)],
+)
+async def test_a_sequence_is_no_longer_than_a_decode_worker_s_pool(role, num_blocks, expected):
+    async with worker_and_fleet() as (server, fleet, redis):
+        assert fleet.max_model_len > 2**30
+        await server.set_ready(True)
+        async with registered(redis, record_of(server, role=role, num_blocks=num_blocks)):
+            await until(lambda: reason(fleet) == "")
+            assert fleet.max_model_len == expected

@@ -1,0 +1,388 @@
+"""The saga against workers that say what the test gives, in any order."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import grpc
+import pytest
+
+from baton.errors import (
+    BatonError,
+    CancelledError,
+    DataLossError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+)
+from baton.models import locate
+from baton.sampling import SamplingParams
+from baton.serving.channels import Channels
+from baton.serving.deadline import Deadline
+from baton.serving.server import Server
+from baton.serving.settings import ServingSettings
+from baton.v1 import decode_pb2, decode_pb2_grpc, kv_transfer_pb2, prefill_pb2, prefill_pb2_grpc
+from baton.v1 import inference_pb2 as pb
+from router.intake import Request
+from router.model_card import ModelCard, read_model_card
+from router.placement import Candidate
+from router.saga import Saga
+
+
+@cache
+def card() -> ModelCard:
+    return read_model_card(locate("tiny"))
+
+
+@cache
+def letter_ids() -> list[int]:
+    """Tokens of "a", "b", "c", "d", "e"."""
+    return [card().tokenizer.encode(letter, add_special_tokens=False).ids[0] for letter in "abcde"]
+
+
+class Cue:
+    """A step of a script: waits until the test, or the other worker's script, says go."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+
+
+class Go:
+    """A step of a script that gives a cue."""
+
+    def __init__(self, cue: Cue) -> None:
+        self.cue = cue
+
+
+class Forever:
+    """A step of a script that waits until the call is cancelled."""
+
+
+@dataclass
+class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
+    """Plays its script for every call, and notes the calls and those that were cancelled."""
+
+    name: str
+    role: str
+    script: list[Any]
+    requests: list[Any] = field(default_factory=list)
+    num_running: int = 0
+    endpoint: str = ""
+    load: int = 0
+
+    async def _play(self, request: Any) -> AsyncIterator[Any]:
+        self.requests.append(request)
+        self.num_running += 1
+        try:
+            for step in self.script:
+                match step:
+                    case BatonError():
+                        raise step
+                    case Cue():
+                        await step.event.wait()
+                    case Go():
+                        step.cue.event.set()
+                    case Forever():
+                        await asyncio.Event().wait()
+                    case _:
+                        yield step
+        finally:
+            self.num_running -= 1
+
+    async def Prefill(self, request, context):  # noqa: N802
+        async for response in self._play(request):
+            yield response
+
+    async def Generate(self, request, context):  # noqa: N802
+        async for response in self._play(request):
+            yield response
+
+    # What a saga sees of a `Member`.
+
+    @property
+    def record(self) -> Any:
+        return self
+
+    id = property(lambda self: self.name)
+    kv_endpoint = property(lambda self: self.endpoint)
+    epoch = 1
+    fingerprint = b"model"
+    layout = kv_transfer_pb2.KvLayout()
+
+    @contextmanager
+    def loaded(self, num_tokens: int = 0) -> Iterator[None]:
+        self.load += 1
+        try:
+            yield
+        finally:
+            self.load -= 1
+
+
+class FakeFleet:
+    """Some workers, in the order in which they are preferred."""
+
+    def __init__(self, workers: list[Worker]) -> None:
+        self.workers = workers
+        self.channels = Channels()
+
+    def candidates(self, token_ids: tuple[int, ...]) -> list[Candidate]:
+        return [
+            Candidate(w.name, w.role, b"", num_queued_tokens=i, num_sequences=i)  # type: ignore[arg-type]
+            for i, w in enumerate(self.workers)
+        ]
+
+    def member(self, name: str) -> Worker:
+        return next(w for w in self.workers if w.name == name)
+
+    def channel(self, member: Worker) -> grpc.aio.Channel:
+        return self.channels.get(member.endpoint)
+
+    def block_hashes(self, member: Worker, token_ids: tuple[int, ...]) -> list[bytes]:
+        return []
+
+
+@asynccontextmanager
+async def fleet_of(*workers: Worker) -> AsyncIterator[FakeFleet]:
+    fleet, servers = FakeFleet(list(workers)), []
+    for worker in workers:
+        server = Server(ServingSettings())
+        server.add(prefill_pb2_grpc.add_PrefillServicer_to_server, worker)
+        server.add(decode_pb2_grpc.add_DecodeServicer_to_server, worker)
+        await server.start()
+        worker.endpoint = server.endpoint
+        servers.append(server)
+    try:
+        yield fleet
+        async with asyncio.timeout(1.0):
+            while any(w.num_running or w.load for w in workers):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+    finally:
+        await fleet.channels.close()
+        for server in servers:
+            await server.stop(0.0)
+
+
+def saga_of(fleet: FakeFleet, **params: Any) -> Saga:
+    request = Request("r", (5, 6, 7), SamplingParams(**{"max_tokens": 5, **params}))
+    return Saga(request, fleet, card(), Deadline.after(10.0), time.monotonic())  # type: ignore[arg-type]
+
+
+@dataclass
+class Seen:
+    token_ids: list[int]
+    text: str
+    finished: pb.Finished
+    accepted: pb.Accepted
+
+
+async def run(fleet: FakeFleet, **params: Any) -> Seen:
+    seen = Seen([], "", pb.Finished(), pb.Accepted())
+    async for event in saga_of(fleet, **params).run():
+        seen.token_ids += event.tokens.token_ids
+        seen.text += event.tokens.text
+        if event.HasField("finished"):
+            seen.finished = event.finished
+        if event.HasField("accepted"):
+            seen.accepted = event.accepted
+    return seen
+
+
+# What workers say.
+
+PREFILL_ADMITTED = prefill_pb2.PrefillResponse(admitted=prefill_pb2.PrefillAdmitted())
+RELEASED = prefill_pb2.PrefillResponse(released=prefill_pb2.LeaseReleased())
+ADMITTED = decode_pb2.DecodeGenerateResponse(admitted=decode_pb2.DecodeAdmitted())
+
+
+def first(reason: int = 0, logprob: float | None = None) -> prefill_pb2.PrefillResponse:
+    token = prefill_pb2.FirstToken(token_id=letter_ids()[0], finish_reason=reason, logprob=logprob)
+    return prefill_pb2.PrefillResponse(result=prefill_pb2.PrefillResult(first_tokens=[token]))
+
+
+def tokens(start: int, *letters: int) -> decode_pb2.DecodeGenerateResponse:
+    ids = [letter_ids()[i] for i in letters]
+    return decode_pb2.DecodeGenerateResponse(
+        tokens=decode_pb2.DecodeTokens(position=start, token_ids=ids)
+    )
+
+
+def finished(reason: int = pb.FINISH_REASON_LENGTH) -> decode_pb2.DecodeGenerateResponse:
+    return decode_pb2.DecodeGenerateResponse(finished=decode_pb2.DecodeFinished(reason=reason))
+
+
+def prefill(*script: Any, name: str = "p0") -> Worker:
+    return Worker(name, "prefill", [PREFILL_ADMITTED, *script])
+
+
+def decode(*script: Any, name: str = "d0") -> Worker:
+    return Worker(name, "decode", [ADMITTED, *script])
+
+
+async def test_a_request_is_the_first_token_and_the_rest_in_order():
+    async with fleet_of(
+        prefill(first(), RELEASED), decode(tokens(1, 1, 2), tokens(3, 3, 4), finished())
+    ) as fleet:
+        seen = await run(fleet)
+    assert (seen.token_ids, seen.text) == (letter_ids(), "abcde")
+    assert seen.finished.reason == pb.FINISH_REASON_LENGTH
+    assert seen.finished.usage.num_output_tokens == 5
+
+
+async def test_tokens_that_overtake_the_first_one_wait_for_it():
+    cue = Cue()
+    async with fleet_of(
+        prefill(cue, first(), RELEASED), decode(tokens(1, 1, 2), finished(), Go(cue))
+    ) as fleet:
+        seen = await run(fleet)
+    assert seen.text == "abc"
+
+
+async def test_tokens_that_come_twice_are_shown_once():
+    async with fleet_of(
+        prefill(first(), RELEASED), decode(tokens(0, 0, 1), tokens(1, 1, 2), finished())
+    ) as fleet:
+        assert (await run(fleet)).text == "abc"
+
+
+@pytest.mark.parametrize("reason", [pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_END_OF_SEQUENCE])
+async def test_a_lease_that_is_over_because_the_first_token_was_the_last_is_no_failure(reason):
+    cue = Cue()
+    async with fleet_of(
+        prefill(cue, first(reason)), decode(Go(cue), NotFoundError("the lease is over"))
+    ) as fleet:
+        seen = await run(fleet)
+    assert (seen.text, seen.finished.reason) == ("a", reason)
+
+
+async def test_a_lease_that_is_over_for_no_reason_is_a_retryable_failure():
+    async with fleet_of(prefill(Forever()), decode(NotFoundError("the lease is over"))) as fleet:
+        with pytest.raises(UnavailableError, match="the handoff failed: the lease is over"):
+            await run(fleet)
+
+
+async def test_why_the_prefill_failed_is_told_rather_than_that_its_lease_is_over():
+    cue = Cue()
+    async with fleet_of(
+        prefill(cue, InternalError("the engine failed")), decode(Go(cue), NotFoundError("over"))
+    ) as fleet:
+        with pytest.raises(InternalError, match="the engine failed"):
+            await run(fleet)
+
+
+async def test_a_damaged_handoff_is_a_retryable_failure():
+    async with fleet_of(prefill(first(), Forever()), decode(DataLossError("bad"))) as fleet:
+        with pytest.raises(UnavailableError, match="the handoff failed: bad"):
+            await run(fleet)
+
+
+REFUSALS = [UnavailableError("draining"), OverloadedError("full")]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=["draining", "full"])
+async def test_a_decode_worker_that_refuses_is_replaced_by_another(refusal):
+    refusing = Worker("d0", "decode", [refusal])
+    async with fleet_of(
+        prefill(first(), RELEASED), refusing, decode(tokens(1, 1), finished(), name="d1")
+    ) as fleet:
+        seen = await run(fleet)
+    assert seen.text == "ab"
+    assert seen.accepted.placement.decode_worker == "d1"
+    assert fleet.member("p0").requests[0].decode_worker == "d1"
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=["draining", "full"])
+async def test_a_prefill_worker_that_refuses_is_replaced_by_another(refusal):
+    refusing = Worker("p0", "prefill", [refusal])
+    async with fleet_of(
+        refusing, prefill(first(), RELEASED, name="p1"), decode(tokens(1, 1), finished())
+    ) as fleet:
+        seen = await run(fleet)
+    assert seen.text == "ab"
+    assert seen.accepted.placement.prefill_worker == "p1"
+    # A new attempt is a new lease and a new name, and the first one's decode call has ended.
+    attempts = fleet.member("d0").requests
+    assert len({request.handle.lease_id for request in attempts}) == 2
+    assert len({request.request_id for request in attempts}) == 2
+    assert attempts[1].handle.source_worker == "p1"
+
+
+async def test_where_everybody_refuses_the_last_refusal_is_told():
+    refusing = [Worker(f"d{i}", "decode", [OverloadedError(f"full {i}", 2.5)]) for i in range(3)]
+    async with fleet_of(prefill(), *refusing) as fleet:
+        with pytest.raises(OverloadedError, match="full 2") as caught:
+            await run(fleet)
+    assert caught.value.retry_after == 2.5
+    assert all(len(worker.requests) == 1 for worker in refusing)
+
+
+async def test_a_request_that_a_worker_finds_invalid_is_not_tried_elsewhere():
+    refusing = Worker("d0", "decode", [InvalidArgumentError("token_ids", "is bad")])
+    async with fleet_of(prefill(), refusing, decode(name="d1")) as fleet:
+        with pytest.raises(InvalidArgumentError, match="token_ids"):
+            await run(fleet)
+        assert fleet.member("d1").requests == []
+
+
+async def test_without_workers_the_reason_is_told():
+    async with fleet_of(decode()) as fleet:
+        with pytest.raises(UnavailableError, match="no prefill worker is known"):
+            await run(fleet)
+
+
+async def test_a_worker_that_leaves_while_the_request_is_admitted_does_no_harm():
+    cue = Cue()
+    leaving = prefill(first(), RELEASED)
+    slow = Worker("d0", "decode", [cue, ADMITTED, tokens(1, 1), finished()])
+    async with fleet_of(leaving, slow) as fleet:
+        running = asyncio.create_task(run(fleet))
+        async with asyncio.timeout(5.0):
+            while not slow.requests:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        fleet.workers.remove(leaving)
+        cue.event.set()
+        assert (await running).text == "ab"
+
+
+async def test_an_abort_ends_both_calls():
+    async with fleet_of(prefill(Forever()), decode(Forever())) as fleet:
+        saga = saga_of(fleet)
+        events = saga.run()
+        assert (await anext(events)).HasField("accepted")
+        saga.abort()
+        with pytest.raises(CancelledError, match="r was aborted"):
+            await anext(events)
+
+
+async def test_leaving_early_ends_both_calls():
+    async with fleet_of(prefill(first(), Forever()), decode(Forever())) as fleet:
+        events = saga_of(fleet).run()
+        await anext(events)
+        await anext(events)
+        await events.aclose()
+
+
+async def test_a_stop_string_ends_the_request_while_the_workers_go_on():
+    async with fleet_of(prefill(first(), RELEASED), decode(tokens(1, 1, 2, 3), Forever())) as fleet:
+        seen = await run(fleet, stop=("bc",))
+    assert (seen.text, seen.token_ids) == ("a", letter_ids()[:3])
+    assert seen.finished.reason == pb.FINISH_REASON_STOP_STRING
+    assert seen.finished.stop_string == "bc"
+
+
+async def test_text_held_back_for_a_stop_string_is_shown_at_the_end():
+    async with fleet_of(prefill(first(), RELEASED), decode(tokens(1, 1), finished())) as fleet:
+        seen = await run(fleet, stop=("abc",))
+    assert (seen.text, seen.finished.reason) == ("ab", pb.FINISH_REASON_LENGTH)
+
+
+async def test_a_decode_worker_that_fails_in_the_middle_ends_the_request():
+    failing = decode(tokens(1, 1), UnavailableError("the worker has stopped"))
+    async with fleet_of(prefill(first(), RELEASED), failing) as fleet:
+        with pytest.raises(UnavailableError, match="has stopped"):
+            await run(fleet)
