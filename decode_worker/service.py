@@ -8,7 +8,7 @@ from google.protobuf.duration_pb2 import Duration
 from baton.engine.async_engine import AsyncEngine, SequenceStream
 from baton.engine.core.sequence import KvSource
 from baton.engine.engine import EngineRequest, SequenceUpdate
-from baton.errors import InvalidArgumentError
+from baton.errors import DataLossError, InvalidArgumentError
 from baton.v1 import decode_pb2 as pb
 from baton.v1 import decode_pb2_grpc as pb_grpc
 from baton.worker.patience import unless_ended
@@ -16,7 +16,7 @@ from baton.worker.wire import engine_request, finish_reason_to_message
 from baton.worker.worker import Worker
 from decode_worker.capacity import Capacity
 from kvtransfer.client import KvFetcher
-from kvtransfer.handle import Handle
+from kvtransfer.handle import FirstToken, Handle
 from kvtransfer.wire import handle_of
 
 # When the caller sets no deadline.
@@ -52,8 +52,11 @@ class DecodeService(pb_grpc.DecodeServicer):
             if handle is not None:
                 remaining = context.time_remaining()
                 timeout = DEFAULT_TIMEOUT if remaining is None else remaining
-                ready = await _receive(stream, fetcher, handle, timeout)
+                vocab_size = engine.engine.info.vocab_size
+                ready, token = await _receive(stream, fetcher, handle, timeout, vocab_size)
                 yield pb.DecodeGenerateResponse(kv_ready=ready)
+                # The router has it from the prefill worker, unless that one has just died.
+                yield _first_token(token)
             async for updates in stream.updates():
                 for response in _responses(updates, wanted.params.logprobs):
                     yield response
@@ -77,21 +80,32 @@ def _check_covers(handle: Handle, wanted: EngineRequest) -> None:
 
 
 async def _receive(
-    stream: SequenceStream, fetcher: KvFetcher, handle: Handle, timeout: float
-) -> pb.KvReady:
+    stream: SequenceStream, fetcher: KvFetcher, handle: Handle, timeout: float, vocab_size: int
+) -> tuple[pb.KvReady, FirstToken]:
     """Brings the KV in and hands the sequence to the scheduler."""
     allocation = await stream.allocation()
     fetching = fetcher.fetch(handle, allocation, timeout)
     token, report = await unless_ended(stream, fetching)
+    if token.token_id >= vocab_size:
+        raise DataLossError(f"the transfer brought token {token.token_id} of {vocab_size}")
     stream.commit_external(token.token_id)
     exposed = Duration()
     exposed.FromNanoseconds(int(report.exposed_s * 1e9))
-    return pb.KvReady(
+    ready = pb.KvReady(
         num_transferred_blocks=report.num_blocks,
         num_transferred_bytes=report.num_bytes,
         num_reused_blocks=allocation.num_hit_blocks,
         exposed=exposed,
     )
+    return ready, token
+
+
+def _first_token(token: FirstToken) -> pb.DecodeGenerateResponse:
+    logprobs = [] if token.logprob is None else [token.logprob]
+    tokens = pb.DecodeTokens(
+        sequence_index=0, position=token.position, token_ids=[token.token_id], logprobs=logprobs
+    )
+    return pb.DecodeGenerateResponse(tokens=tokens)
 
 
 def _responses(

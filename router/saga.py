@@ -40,7 +40,16 @@ _MAX_UNREAD = 64
 # Seconds that the end of a lease waits for the reason of it.
 _SOURCE_PATIENCE = 1.0
 
-_Event = prefill_pb2.PrefillResponse | decode_pb2.DecodeGenerateResponse | BatonError
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """What ended a call, or is to end the request."""
+
+    error: BatonError
+    of_prefill: bool = False
+
+
+_Event = prefill_pb2.PrefillResponse | decode_pb2.DecodeGenerateResponse | _Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,7 @@ class Saga:
         self._detokenizer = Detokenizer(card.tokenizer)
         self._stop = StopStrings(request.params.stop)
         self._reason = pb.FINISH_REASON_UNSPECIFIED
+        self._is_handed_over = False
         self._aborted = asyncio.Event()
 
     def abort(self) -> None:
@@ -181,11 +191,12 @@ class Saga:
         except grpc.aio.AioRpcError as error:
             if source is not None and error.code() is grpc.StatusCode.NOT_FOUND:
                 await asyncio.wait([source], timeout=_SOURCE_PATIENCE)
-            await self._events.put(error_of(error))
+            await self._events.put(_Failure(error_of(error), of_prefill=source is None))
 
     async def _watch_abort(self) -> None:
         await self._aborted.wait()
-        await self._events.put(CancelledError(f"request {self.request.request_id} was aborted"))
+        error = CancelledError(f"request {self.request.request_id} was aborted")
+        await self._events.put(_Failure(error))
 
     # Watching.
 
@@ -195,8 +206,11 @@ class Saga:
 
     def _handle(self, event: _Event) -> pb.GenerateResponse | None:
         """Books one event; returns what the client is to see of it."""
-        if isinstance(event, BatonError):
-            raise _as_seen_by_client(event)
+        if isinstance(event, _Failure):
+            # A prefill worker whose blocks were taken over is not needed any more.
+            if event.of_prefill and self._is_handed_over:
+                return None
+            raise _as_seen_by_client(event.error)
         kind = event.WhichOneof("event")
         if isinstance(event, prefill_pb2.PrefillResponse):
             if kind == "started":
@@ -204,6 +218,7 @@ class Saga:
             elif kind == "result":
                 return self._on_prefill_result(event.result)
         elif kind == "kv_ready":
+            self._is_handed_over = True
             self._account.kv_ready = event.kv_ready
             self._account.timings.exposed_transfer_s = wire.seconds(event.kv_ready.exposed)
         elif kind == "tokens":

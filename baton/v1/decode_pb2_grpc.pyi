@@ -37,7 +37,8 @@ class DecodeStub:
     """Continues one sequence until it ends.
 
     The stream is: one `admitted`, one `kv_ready` when a handle was given, any number of `tokens`,
-    one `finished`; then status OK. A worker without room refuses with RESOURCE_EXHAUSTED instead of
+    one `finished`; then status OK. With a handle, `tokens` begin with the prefill's own first token,
+    which the router may have had from there already: positions tell. A worker without room refuses with RESOURCE_EXHAUSTED instead of
     `admitted`, before anything is computed. Cancelling frees everything at any moment.
     """
 
@@ -50,7 +51,8 @@ class DecodeAsyncStub(DecodeStub):
     """Continues one sequence until it ends.
 
     The stream is: one `admitted`, one `kv_ready` when a handle was given, any number of `tokens`,
-    one `finished`; then status OK. A worker without room refuses with RESOURCE_EXHAUSTED instead of
+    one `finished`; then status OK. With a handle, `tokens` begin with the prefill's own first token,
+    which the router may have had from there already: positions tell. A worker without room refuses with RESOURCE_EXHAUSTED instead of
     `admitted`, before anything is computed. Cancelling frees everything at any moment.
     """
 
@@ -66,7 +68,8 @@ class DecodeServicer(metaclass=_abc_1.ABCMeta):
         """Continues one sequence until it ends.
 
         The stream is: one `admitted`, one `kv_ready` when a handle was given, any number of `tokens`,
-        one `finished`; then status OK. A worker without room refuses with RESOURCE_EXHAUSTED instead of
+        one `finished`; then status OK. With a handle, `tokens` begin with the prefill's own first token,
+        which the router may have had from there already: positions tell. A worker without room refuses with RESOURCE_EXHAUSTED instead of
         `admitted`, before anything is computed. Cancelling frees everything at any moment.
         """
 
