@@ -8,6 +8,7 @@ import asyncio
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import NoReturn, Self
@@ -37,8 +38,8 @@ class SequenceStream:
     def __init__(self, engine: "AsyncEngine", request: EngineRequest) -> None:
         self._engine = engine
         self._request = request
-        self._events: asyncio.Queue[SequenceUpdate | ExternalAllocation | BatonError]
-        self._events = asyncio.Queue()
+        self._events: deque[SequenceUpdate | ExternalAllocation | BatonError] = deque()
+        self._arrived = asyncio.Event()
         self.has_begun = False
 
     def __enter__(self) -> Self:
@@ -63,11 +64,9 @@ class SequenceStream:
         gathered since the last look come together."""
         finished = False
         while not finished:
-            events = [await self._next()]
-            while not self._events.empty():
-                events.append(await self._next())
-            batch = [e for e in events if isinstance(e, SequenceUpdate)]
-            assert len(batch) == len(events), "blocks for a sequence that runs"
+            batch = [_as_update(await self._next())]
+            while self._events and not isinstance(self._events[0], BatonError):
+                batch.append(_as_update(self._events.popleft()))
             yield batch
             finished = batch[-1].finish_reason is not None
 
@@ -89,10 +88,14 @@ class SequenceStream:
 
     def push(self, event: SequenceUpdate | ExternalAllocation | BatonError) -> None:
         """For the engine alone."""
-        self._events.put_nowait(event)
+        self._events.append(event)
+        self._arrived.set()
 
     async def _next(self) -> SequenceUpdate | ExternalAllocation:
-        event = await self._events.get()
+        while not self._events:
+            self._arrived.clear()
+            await self._arrived.wait()
+        event = self._events.popleft()
         if isinstance(event, BatonError):
             raise event
         return event
@@ -218,7 +221,7 @@ class AsyncEngine:
         self.num_steps += 1
         if output.updates or output.external or output.cache_events:
             self._call_soon(self._deliver, output)
-        return output.num_tokens > 0 or bool(output.external)
+        return output.made_progress
 
     def _call_soon(self, callback: Callable[..., object], *args: object) -> None:
         assert self._loop is not None
@@ -254,3 +257,8 @@ class AsyncEngine:
 def _resolve(done: "asyncio.Future[int]", count: int) -> None:
     if not done.done():
         done.set_result(count)
+
+
+def _as_update(event: SequenceUpdate | ExternalAllocation | BatonError) -> SequenceUpdate:
+    assert isinstance(event, SequenceUpdate), "blocks for a sequence that runs"
+    return event

@@ -56,13 +56,14 @@ class _Group:
     `rows`: where the group's queries lie in the flat batch: a slice where they are neighbours.
     """
 
-    def __init__(self, spans: list[QuerySpan], block_size: int, device: torch.device) -> None:
+    def __init__(self, spans: list[QuerySpan], pool: KvPool, device: torch.device) -> None:
+        block_size = pool.layout.block_size
         self.batch = len(spans)
         self.num_queries = spans[0].num_queries
         width = max(_num_blocks(s.context_len, block_size) for s in spans)
         self.num_keys = width * block_size
         self.table = torch.tensor(
-            [b for s in spans for b in _padded(s.block_ids, width)],
+            [b for s in spans for b in _table(s, width, pool)],
             dtype=torch.int64,
             device=device,
         )
@@ -91,18 +92,23 @@ class _Group:
 
 
 class AttentionBatch:
-    """One step's attention, the same for all layers: where to write and what to read."""
+    """One step's attention, the same for all layers: where to write and what to read.
 
-    def __init__(self, spans: Sequence[QuerySpan], block_size: int, device: torch.device) -> None:
+    Making one clears the blocks that the step enters without filling them.
+    """
+
+    def __init__(self, spans: Sequence[QuerySpan], pool: KvPool, device: torch.device) -> None:
+        block_size = pool.layout.block_size
         blocks, offsets = [], []
         for span in spans:
             for position in range(span.context_len - span.num_queries, span.context_len):
                 blocks.append(span.block_ids[position // block_size])
                 offsets.append(position % block_size)
+        pool.clear_blocks([b for s in spans for b in _fresh_tail(s, block_size)])
         places = torch.tensor([blocks, offsets], dtype=torch.int64, device=device)
         self.blocks, self.offsets = places
         self.num_rows = len(blocks)
-        self.groups = [_Group(g, block_size, device) for g in _grouped(spans, block_size)]
+        self.groups = [_Group(g, pool, device) for g in _grouped(spans, block_size)]
         self._slots: dict[int, torch.Tensor] = {}
 
     def slots(self, rows_per_block: int, first_row: int) -> torch.Tensor:
@@ -241,10 +247,18 @@ def _grouped(spans: Sequence[QuerySpan], block_size: int) -> list[list[QuerySpan
     return groups
 
 
+def _fresh_tail(span: QuerySpan, block_size: int) -> Sequence[int]:
+    """The block, if any, that the span's tokens are the first of and do not fill."""
+    index, num_filled = divmod(span.context_len, block_size)
+    is_fresh = index * block_size >= span.context_len - span.num_queries
+    return [span.block_ids[index]] if num_filled and is_fresh else []
+
+
 def _num_blocks(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-def _padded(block_ids: Sequence[int], width: int) -> list[int]:
-    """The first `width` blocks; shorter tables repeat block 0, which the mask hides."""
-    return [*block_ids[:width], *[0] * (width - len(block_ids))]
+def _table(span: QuerySpan, width: int, pool: KvPool) -> list[int]:
+    """The blocks of a span's context, filled up to `width` with the block that is always zero."""
+    used = _num_blocks(span.context_len, pool.layout.block_size)
+    return [*span.block_ids[:used], *[pool.null_block] * (width - used)]

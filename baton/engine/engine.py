@@ -97,6 +97,11 @@ class StepOutput:
     cache_events: CacheEvents
     num_tokens: int
 
+    @property
+    def made_progress(self) -> bool:
+        """Whether another step could do more; if not, only a command can change that."""
+        return self.num_tokens > 0 or bool(self.external)
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
@@ -221,8 +226,14 @@ class Engine:
                     self.abort(earlier.request_id)
                 raise
         while self.has_work:
-            for update in self.step().updates:
-                collected[update.request_id].append(update)
+            output = self.step()
+            if not output.made_progress and any(i in self._scheduler for i in collected):
+                raise OverloadedError(
+                    "the blocks that these prompts need are kept by earlier requests; release them"
+                )
+            for update in output.updates:
+                if update.request_id in collected:
+                    collected[update.request_id].append(update)
         return [self._result(r, collected[r.request_id], prompts) for r in requests]
 
     def _params_for(
@@ -285,14 +296,15 @@ class Engine:
             )
         needed = self.num_blocks_for(request)
         if needed > self.pool.num_blocks:
-            raise OverloadedError(
-                f"the request needs {needed} KV blocks and the pool has {self.pool.num_blocks}; "
-                "ask for fewer tokens, or enlarge the pool (--num-blocks)"
+            raise InvalidArgumentError(
+                "token_ids",
+                f"with what is to follow, they need {needed} KV blocks; the pool has "
+                f"{self.pool.num_blocks}: ask for fewer tokens, or enlarge it (--num-blocks)",
             )
 
     def num_blocks_for(self, request: EngineRequest) -> int:
-        """Blocks the request can grow to."""
-        total = request.num_prompt_tokens + request.params.max_tokens
+        """Blocks the request can grow to. The KV of the last token is never computed."""
+        total = request.num_prompt_tokens + request.params.max_tokens - 1
         if request.purpose is Purpose.PREFILL:
             total = len(request.token_ids)
         return -(-total // self.config.block_size)

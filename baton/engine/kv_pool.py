@@ -100,14 +100,25 @@ class LayerCache:
 
 
 class KvPool:
-    """`num_blocks` blocks of memory on one device."""
+    """`num_blocks` blocks of memory on one device.
+
+    One block more, `null_block`, is always zero: it pads tables to one length.
+    """
 
     def __init__(self, layout: KvLayout, num_blocks: int, device: torch.device) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
-        self._bytes = torch.zeros(num_blocks, layout.block_bytes, dtype=torch.uint8, device=device)
+        self.null_block = num_blocks
+        shape = (num_blocks + 1, layout.block_bytes)
+        self._bytes = torch.zeros(shape, dtype=torch.uint8, device=device)
         typed = self._bytes.view(getattr(torch, layout.dtype))
         self.layers = [LayerCache(typed, layout, layer) for layer in layout.layers]
+
+    def clear_blocks(self, block_ids: list[int]) -> None:
+        """Zeroes blocks that are about to be filled in part, and read as a whole: what a sequence
+        before left in the rest must not be read, since even masked out a NaN spreads."""
+        if block_ids:
+            self._bytes[block_ids] = 0
 
     def read_block(self, block_id: int) -> "memoryview[Any]":
         """One block's bytes. On a CPU a view of the pool, valid until the block is released."""

@@ -63,7 +63,7 @@ class ModelRunner:
             positions += range(item.start, item.end)
             if item.samples:
                 logit_rows.append(len(token_ids) - 1)
-        batch = AttentionBatch(spans, self._pool.layout.block_size, self._device)
+        batch = AttentionBatch(spans, self._pool, self._device)
         logits = self._model.forward(
             self._tensor(token_ids), self._tensor(positions), batch, self._tensor(logit_rows)
         )

@@ -44,7 +44,9 @@ def _draw(logits: torch.Tensor, rows: list[SamplingRow]) -> torch.Tensor:
     """Inverse-transform sampling, in the order of the vocabulary: `[num_rows]`."""
     device = logits.device
     temperature = torch.tensor([r.params.temperature for r in rows], device=device)
-    logits = logits / temperature[:, None]
+    # Relative to the largest, so that no temperature, however small, makes more than one infinity.
+    logits = logits - logits.amax(-1, keepdim=True)
+    logits = logits / temperature.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
     if any(r.params.top_k > 0 or r.params.top_p < 1.0 for r in rows):
         logits = _truncate(logits, rows)
     cumulative = logits.double().softmax(-1).cumsum(-1)
@@ -56,7 +58,9 @@ def _draw(logits: torch.Tensor, rows: list[SamplingRow]) -> torch.Tensor:
     )
     # Scaled by the last sum, so that rounding can never point past the last token.
     targets = draws[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, targets, right=True).squeeze(-1)
+    chosen = torch.searchsorted(cumulative, targets, right=True).squeeze(-1)
+    # Logits that are not numbers choose no token; any id will do, as long as it is one.
+    return chosen.clamp_max(logits.shape[-1] - 1)
 
 
 def _truncate(logits: torch.Tensor, rows: list[SamplingRow]) -> torch.Tensor:
@@ -65,10 +69,14 @@ def _truncate(logits: torch.Tensor, rows: list[SamplingRow]) -> torch.Tensor:
     vocab_size = logits.shape[-1]
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     ranks = torch.arange(vocab_size, device=logits.device)
-    top_k = torch.tensor([r.params.top_k or vocab_size for r in rows], device=logits.device)
+    top_k = torch.tensor(
+        [min(r.params.top_k or vocab_size, vocab_size) for r in rows], device=logits.device
+    )
     top_p = torch.tensor([r.params.top_p for r in rows], device=logits.device)
     ordered = ordered.masked_fill(ranks >= top_k[:, None], -torch.inf)
     probabilities = ordered.softmax(-1)
     before = probabilities.cumsum(-1) - probabilities
-    ordered = ordered.masked_fill((before >= top_p[:, None]) & (ranks > 0), -torch.inf)
+    # Rounding brings `before` to 1 early; a row that asks for all tokens keeps them all.
+    is_tail = (before >= top_p[:, None]) & (top_p < 1.0)[:, None] & (ranks > 0)
+    ordered = ordered.masked_fill(is_tail, -torch.inf)
     return torch.empty_like(logits).scatter_(-1, order, ordered)
