@@ -131,18 +131,19 @@ class Engine:
         self.pool = pool
         self._path = path
         self._tokenizer: Any = None
+        device = loader.resolve_device(config.device)
         blocks = BlockPool(pool.num_blocks)
         self._blocks = blocks
         self._scheduler = Scheduler(
             SchedulerConfig(
-                config.max_num_batched_tokens,
+                config.tokens_per_step(device.type),
                 config.max_num_seqs,
                 config.block_size,
                 config.prefix_caching,
             ),
             blocks,
         )
-        self._runner = ModelRunner(model, pool, loader.resolve_device(config.device))
+        self._runner = ModelRunner(model, pool, device)
         self._committed: list[SequenceProgress] = []
         self._flushed = False
 

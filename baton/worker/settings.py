@@ -34,8 +34,11 @@ class WorkerSettings(ServingSettings):
         None, ge=1, description="Tokens of one sequence at most. Unset: the model's own length."
     )
     max_num_seqs: int = Field(64, ge=1, description="Sequences that run at once.")
-    max_num_batched_tokens: int = Field(
-        512, ge=1, description="Tokens of one step; longer prompts are computed in chunks."
+    max_num_batched_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens of one step; longer prompts are computed in chunks. Unset: 128 on a "
+        "CPU, 2048 on a GPU.",
     )
     prefix_caching: bool = Field(True, description="Reuse the KV of equal prompt beginnings.")
     num_threads: int | None = Field(
@@ -50,7 +53,7 @@ class WorkerSettings(ServingSettings):
             num_blocks=self.num_blocks,
             kv_cache_bytes=self.kv_cache_bytes,
             max_model_len=self.max_model_len,
-            max_num_seqs=min(self.max_num_seqs, self.max_num_batched_tokens),
+            max_num_seqs=min(self.max_num_seqs, self.max_num_batched_tokens or self.max_num_seqs),
             max_num_batched_tokens=self.max_num_batched_tokens,
             prefix_caching=self.prefix_caching,
             num_threads=self.num_threads,
