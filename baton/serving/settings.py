@@ -147,9 +147,15 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\n")
 
 
+def _program() -> str:
+    """What the user typed: `python -m router`, or the name of a script."""
+    path = Path(sys.argv[0])
+    return f"python -m {path.parent.name}" if path.name == "__main__.py" else path.name
+
+
 def _parser(settings_class: type[ServingSettings]) -> _Parser:
     parser = _Parser(
-        prog=Path(sys.argv[0]).name,
+        prog=_program(),
         description=(settings_class.__doc__ or "").split("\n\n")[0],
         epilog="A flag goes before the environment, the environment before the file.",
         argument_default=argparse.SUPPRESS,
