@@ -173,7 +173,8 @@ class Saga:
         """Reads both workers, and the order to abort, from now on."""
         prefill_reader = asyncio.create_task(self._read(opened.prefill_call))
         decode_reader = asyncio.create_task(self._read(opened.decode_call, prefill_reader))
-        for task in (prefill_reader, decode_reader, asyncio.create_task(self._watch_abort())):
+        abort_watcher = asyncio.create_task(self._watch_abort(opened))
+        for task in (prefill_reader, decode_reader, abort_watcher):
             stack.push_async_callback(_ended, task)
 
     async def _read(self, call: Any, source: "asyncio.Task[None] | None" = None) -> None:
@@ -193,10 +194,15 @@ class Saga:
                 await asyncio.wait([source], timeout=_SOURCE_PATIENCE)
             await self._events.put(_Failure(error_of(error), of_prefill=source is None))
 
-    async def _watch_abort(self) -> None:
+    async def _watch_abort(self, opened: _Opened) -> None:
+        """Ends both calls at once, whether or not the client is still reading."""
         await self._aborted.wait()
-        error = CancelledError(f"request {self.request.request_id} was aborted")
-        await self._events.put(_Failure(error))
+        opened.prefill_call.cancel()
+        opened.decode_call.cancel()
+        await self._events.put(_Failure(self._abort_error()))
+
+    def _abort_error(self) -> CancelledError:
+        return CancelledError(f"request {self.request.request_id} was aborted")
 
     # Watching.
 
@@ -207,6 +213,8 @@ class Saga:
     def _handle(self, event: _Event) -> pb.GenerateResponse | None:
         """Books one event; returns what the client is to see of it."""
         if isinstance(event, _Failure):
+            if self._aborted.is_set():
+                raise self._abort_error()
             # A prefill worker whose blocks were taken over is not needed any more.
             if event.of_prefill and self._is_handed_over:
                 return None

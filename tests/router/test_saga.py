@@ -359,6 +359,22 @@ async def test_an_abort_ends_both_calls():
             await anext(events)
 
 
+async def test_an_abort_frees_both_workers_though_the_client_reads_no_more():
+    chatter = [tokens(i, 1) for i in range(1, 200)]
+    workers = prefill(first(), Forever()), decode(*chatter, Forever())
+    async with fleet_of(*workers) as fleet:
+        saga = saga_of(fleet)
+        events = saga.run()
+        assert (await anext(events)).HasField("accepted")
+        saga.abort()
+        async with asyncio.timeout(2.0):
+            while any(w.num_running for w in workers):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        with pytest.raises(CancelledError, match="r was aborted"):
+            async for _ in events:
+                pass
+
+
 async def test_leaving_early_ends_both_calls():
     async with fleet_of(prefill(first(), Forever()), decode(Forever())) as fleet:
         events = saga_of(fleet).run()
