@@ -13,8 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from baton.errors import InvalidArgumentError, UnsupportedModelError
-
-_FILES = ("*.json", "*.jinja")
+from baton.models import DESCRIPTION, checkpoint_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class ModelCard:
 
 def read_model_card(path: str) -> ModelCard:
     """Reads the card from a folder, or from the hub for an id. Raises `UnsupportedModelError`."""
-    folder = Path(path) if Path(path).is_dir() else _fetch(path)
+    folder = checkpoint_folder(path, DESCRIPTION)
     config = _read(folder / "config.json")
     if config is None:
         raise UnsupportedModelError(f"{path!r} holds no config.json")
@@ -104,19 +103,6 @@ def read_model_card(path: str) -> ModelCard:
         chat_template=_chat_template(folder, tokenizer_config),
         special_tokens=_special_tokens(tokenizer_config),
     )
-
-
-def _fetch(model_id: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(model_id, allow_patterns=list(_FILES)))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        first_line = str(error).strip().split("\n")[0]
-        raise UnsupportedModelError(
-            f"{model_id!r} is neither a folder nor a model that the hub gives: {first_line}"
-        ) from error
 
 
 def _read(file: Path) -> dict[str, Any] | None:

@@ -28,6 +28,7 @@ from baton.engine.kv_pool import KvPool, plan_layout
 from baton.engine.runner import DecoderModel, ModelRunner
 from baton.engine.transformers_model import AttentionHook, TransformersModel, probe
 from baton.errors import AlreadyExistsError, InvalidArgumentError, OverloadedError
+from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder
 from baton.sampling import SamplingParams, check_length, check_token_ids
 
 Prompt = str | SequenceOf[int]
@@ -167,12 +168,13 @@ class Engine:
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         on_progress("reading configuration", 0.0)
-        hf_config = loader.load_config(path)
+        folder = str(checkpoint_folder(path, (*DESCRIPTION, *WEIGHTS)))
+        hf_config = loader.load_config(folder)
         max_len = loader.max_model_len(hf_config, config)
         hook = AttentionHook(max_len)
         on_progress("loading weights", 0.1)
         with without_progress_bars():
-            hf_model = loader.load_model(path, hf_config, config, hook.name)
+            hf_model = loader.load_model(folder, hf_config, config, hook.name)
         on_progress("probing layers", 0.7)
         layers = probe(hf_model, hook)
         model: DecoderModel
@@ -193,11 +195,11 @@ class Engine:
             eos_token_ids=loader.eos_token_ids(hf_config, hf_model),
             fingerprint=fingerprint,
             namespace=PrefixNamespace(
-                fingerprint, loader.tokenizer_hash(path), layout.dtype, config.block_size
+                fingerprint, loader.tokenizer_hash(folder), layout.dtype, config.block_size
             ),
         )
         on_progress("ready", 1.0)
-        return cls(config, info, model, pool, path)
+        return cls(config, info, model, pool, folder)
 
     # Batch use.
 

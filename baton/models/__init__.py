@@ -1,12 +1,37 @@
-"""The checkpoints that ship with Baton, by name."""
+"""Where checkpoints lie: those that ship with Baton, folders, and the hub."""
 
+from collections.abc import Sequence
 from pathlib import Path
+
+from baton.errors import UnsupportedModelError
 
 _SHIPPED = {"tiny": Path(__file__).parent / "tiny"}
 
 DEFAULT_MODEL = "tiny"
+# What describes a checkpoint, and what its weights are read from.
+DESCRIPTION = ("*.json", "*.jinja", "tokenizer.model")
+WEIGHTS = ("*.safetensors",)
 
 
 def locate(model: str) -> str:
     """The folder of a shipped model, or `model` itself: a folder or a hub id."""
     return str(_SHIPPED.get(model, model))
+
+
+def checkpoint_folder(path: str, patterns: Sequence[str]) -> Path:
+    """The folder itself, or that of a hub id's files, fetched unless they are in the hub's cache.
+
+    Raises `UnsupportedModelError` if it is neither.
+    """
+    if Path(path).is_dir():
+        return Path(path)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(path, allow_patterns=list(patterns)))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        first_line = str(error).strip().split("\n")[0]
+        raise UnsupportedModelError(
+            f"{path!r} is neither a folder nor a model that the hub gives: {first_line}"
+        ) from error

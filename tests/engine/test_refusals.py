@@ -137,7 +137,7 @@ def test_a_checkpoint_without_safetensors_is_refused_unread(tmp_path: Path) -> N
 
 
 def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="cannot read a model configuration"):
+    with pytest.raises(UnsupportedModelError, match="neither a folder nor a model"):
         load(tmp_path / "nowhere")
 
 

@@ -1,0 +1,38 @@
+"""A model named by its hub id, found in the hub's own cache without a network."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from baton import Client, SamplingParams
+from baton.cli.local_cluster import LocalCluster
+from baton.models import locate
+
+from .checkpoints import greedy
+
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.e2e
+def test_a_model_named_by_its_hub_id_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached = tmp_path / "hub" / "models--someone--small"
+    shutil.copytree(
+        locate("tiny"),
+        cached / "snapshots" / REVISION,
+        ignore=shutil.ignore_patterns("*.py", "__pycache__"),
+    )
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(REVISION)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    prompt = [5, 6, 7, 8, 9]
+    with (
+        LocalCluster(model="someone/small", worker_flags={"num_blocks": 64}) as cluster,
+        Client(cluster.address) as client,
+    ):
+        assert client.get_model().name == "small"
+        params = SamplingParams(max_tokens=20, ignore_eos=True)
+        assert client.generate(prompt, params).token_ids() == greedy(locate("tiny"), prompt, 20)
