@@ -1,86 +1,217 @@
 """How tokens are chosen and when to stop: the one set of parameters and bounds all rooms share.
 
-Knows nothing of models, tokenizers or protobuf. `Parameter.field` names in errors are those of
+Knows nothing of models, tokenizers or protobuf. The names of fields in errors are those of
 `baton.v1.SamplingParams`.
 """
 
 import math
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, NoReturn
 
 from baton.errors import InvalidArgumentError
 
 DEFAULT_MAX_TOKENS = 16
+MAX_SEQUENCES = 16
 MAX_TEMPERATURE = 100.0
+MAX_REPETITION_PENALTY = 10.0
+MAX_COUNT_PENALTY = 2.0
+MAX_LENGTH_PENALTY = 10.0
+MAX_SEED = 2**64 - 1
+MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 4
 MAX_STOP_BYTES = 256
 MAX_STOP_TOKEN_IDS = 64
-MAX_SEED = 2**64 - 1
+MAX_BIASED_TOKENS = 300
+MAX_BIAS = 100.0
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_BYTES = 256
+MAX_BAD_TOKEN_SEQUENCES = 256
+MAX_BAD_TOKEN_SEQUENCE_LENGTH = 32
+MAX_GRAMMAR_BYTES = 65_536
+
+
+class EarlyStopping(Enum):
+    """When a beam search that has `beam_width` finished sequences ends."""
+
+    HEURISTIC = "heuristic"
+    """When no running beam would beat the worst finished one if it ended now (False of
+    transformers)."""
+    FIRST = "first"
+    """At once (True of transformers)."""
+    NEVER = "never"
+    """When no running beam can ever beat the worst finished one ("never" of transformers)."""
+
+
+class GrammarKind(Enum):
+    """The language in which a grammar is written."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    EBNF = "ebnf"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the whole output has to match. `text` is 1 to 65,536 bytes of UTF-8."""
+
+    kind: GrammarKind
+    text: str
+
+    def __post_init__(self) -> None:
+        _check_text(f"grammar.{self.kind.value}", self.text, MAX_GRAMMAR_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to continue one prompt. Checked when made: `InvalidArgumentError` names field and bound.
 
+    Logits are changed in the order of transformers: bias, repetition penalty, presence and
+    frequency penalties, bad tokens, min_tokens, grammar, temperature, top-k, top-p, min-p.
+
     Attributes:
-        max_tokens: tokens to generate at most, at least 1.
+        max_tokens: tokens to generate at most per sequence, at least 1.
+        min_tokens: until so many are generated, the end-of-sequence tokens and `stop_token_ids`
+            are not chosen; in [0, max_tokens].
         temperature: 0 is greedy; in [0, 100].
         top_k: only the k most likely tokens are considered; 0 means all.
         top_p: only the most likely tokens whose probabilities sum to this; in (0, 1].
+        min_p: only tokens at least this times as likely as the most likely one; in [0, 1].
         seed: the random numbers of token i of sequence s are a function of (seed, s, i) alone.
+        n: sequences returned, 1 to 16; several differ, so they need a temperature or beams.
+        best_of: sequences generated, of which the `n` with the highest mean log-probability are
+            returned; in [n, 16], None is `n`.
+        beam_width: beams of a beam search, at least `n`, 2 to 16; 0 is off.
+        length_penalty: a beam's score is its log-probability over its length to this power; in
+            [-10, 10]. Only for beams.
+        early_stopping: when a beam search ends. Only for beams.
+        repetition_penalty: divides the positive and multiplies the negative logits of tokens that
+            prompt or output contain; in (0, 10], 1 is off.
+        presence_penalty: subtracted once from the logits of tokens the output contains; in [-2, 2].
+        frequency_penalty: subtracted as often as the output contains the token; in [-2, 2].
+        logit_bias: (token id, what is added to its logit, in [-100, 100]), at most 300.
+        bad_words: strings not to be generated, at most 64 of 1 to 256 bytes; turned into
+            `bad_token_ids` where text is made, so the engine on token ids ignores it.
+        bad_token_ids: sequences of 1 to 32 token ids not to be generated, at most 256.
         stop_token_ids: generation ends with one of these, which is part of the output.
         stop: generation ends when the text contains one of these; applied where text is made, so
             the engine on token ids ignores it.
-        ignore_eos: go on past the model's end-of-sequence tokens.
-        logprobs: report the log-probability of each generated token, in nats, before temperature.
+        ignore_eos: go on past the model's end-of-sequence tokens, which may still be chosen.
+        logprobs: report the log-probability of each generated token, in nats, of the model's own
+            distribution: before all of the above.
+        top_logprobs: report those of so many most likely tokens too; 0 to 20, needs `logprobs`.
+        prompt_logprobs: report those of the prompt's tokens and of so many most likely ones in
+            their place; 0 to 20, None reports none.
+        grammar: what the output has to match; None is anything.
+        speculate: let a draft propose tokens, which changes no result; None is the engine's choice.
     """
 
     max_tokens: int = DEFAULT_MAX_TOKENS
+    min_tokens: int = 0
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
     seed: int = 0
+    n: int = 1
+    best_of: int | None = None
+    beam_width: int = 0
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[str, ...] = ()
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: bool = False
+    top_logprobs: int = 0
+    prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
+    speculate: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            _refuse("max_tokens", self.max_tokens, "at least 1")
-        # Written so that NaN fails.
-        if not 0.0 <= self.temperature <= MAX_TEMPERATURE:
-            _refuse("temperature", self.temperature, f"in [0, {MAX_TEMPERATURE:g}]")
-        if self.top_k < 0:
-            _refuse("top_k", self.top_k, "0 (all) or more")
-        if not 0.0 < self.top_p <= 1.0:
-            _refuse("top_p", self.top_p, "in (0, 1]")
-        if not 0 <= self.seed <= MAX_SEED:
-            _refuse("seed", self.seed, "in [0, 2^64)")
-        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-            _refuse(
-                "stop_token_ids", f"{len(self.stop_token_ids)} ids", f"at most {MAX_STOP_TOKEN_IDS}"
-            )
-        self._check_stop_strings()
-
-    def _check_stop_strings(self) -> None:
-        if len(self.stop) > MAX_STOP_STRINGS:
-            _refuse("stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS}")
-        for i, text in enumerate(self.stop):
-            if not 1 <= len(text.encode()) <= MAX_STOP_BYTES:
-                _refuse(f"stop[{i}]", f"{len(text.encode())} bytes", f"1 to {MAX_STOP_BYTES} bytes")
+        for name, (is_within, bound) in _BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None and not is_within(value):
+                _refuse(name, value, bound)
+        _check_texts("stop", self.stop, MAX_STOP_STRINGS, MAX_STOP_BYTES)
+        _check_texts("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_BYTES)
+        _check_count("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS, "ids")
+        _check_logit_bias(self.logit_bias)
+        _check_bad_token_ids(self.bad_token_ids)
+        if self.min_tokens > self.max_tokens:
+            _refuse("min_tokens", self.min_tokens, f"in [0, max_tokens = {self.max_tokens}]")
+        if self.top_logprobs and not self.logprobs:
+            _refuse("top_logprobs", self.top_logprobs, "0 where sampling.logprobs is false")
+        if self.beam_width:
+            _check_beams(self)
+        else:
+            _check_samples(self)
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
 
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that are generated at the same time."""
+        return self.beam_width or self.best_of or self.n
 
-def check_token_ids(token_ids: "list[int] | tuple[int, ...]", vocab_size: int, field: str) -> None:
+
+def _between(low: float, high: float) -> tuple[Callable[[Any], bool], str]:
+    # Written so that NaN fails.
+    return lambda value: low <= value <= high, f"in [{low:g}, {high:g}]"
+
+
+# What each number has to be, and in words. None, where a field may be None, is not looked at.
+_BOUNDS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
+    "max_tokens": (lambda value: value >= 1, "at least 1"),
+    "min_tokens": (lambda value: value >= 0, "at least 0"),
+    "temperature": _between(0.0, MAX_TEMPERATURE),
+    "top_k": (lambda value: value >= 0, "0 (all) or more"),
+    "top_p": (lambda value: 0.0 < value <= 1.0, "in (0, 1]"),
+    "min_p": _between(0.0, 1.0),
+    "seed": (lambda value: 0 <= value <= MAX_SEED, "in [0, 2^64)"),
+    "n": _between(1, MAX_SEQUENCES),
+    "best_of": _between(1, MAX_SEQUENCES),
+    "beam_width": (
+        lambda value: value == 0 or 2 <= value <= MAX_SEQUENCES,
+        f"0 (off) or in [2, {MAX_SEQUENCES}]",
+    ),
+    "length_penalty": _between(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY),
+    "repetition_penalty": (
+        lambda value: 0.0 < value <= MAX_REPETITION_PENALTY,
+        f"in (0, {MAX_REPETITION_PENALTY:g}]",
+    ),
+    "presence_penalty": _between(-MAX_COUNT_PENALTY, MAX_COUNT_PENALTY),
+    "frequency_penalty": _between(-MAX_COUNT_PENALTY, MAX_COUNT_PENALTY),
+    "top_logprobs": _between(0, MAX_TOP_LOGPROBS),
+    "prompt_logprobs": _between(0, MAX_TOP_LOGPROBS),
+}
+
+
+def check_token_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
     """Raises `InvalidArgumentError` unless there is a token and all are in [0, vocab_size)."""
     if not token_ids:
         raise InvalidArgumentError(field, "is empty; at least 1 token is needed")
     if min(token_ids) < 0 or max(token_ids) >= vocab_size:
         at = next(i for i, t in enumerate(token_ids) if not 0 <= t < vocab_size)
         _refuse(f"{field}[{at}]", token_ids[at], f"in [0, {vocab_size})")
+
+
+def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
+    """Raises `InvalidArgumentError` unless the tokens biased and banned are in [0, vocab_size)."""
+    for i, (token_id, _) in enumerate(params.logit_bias):
+        if token_id >= vocab_size:
+            _refuse(f"logit_bias[{i}]", token_id, f"in [0, {vocab_size})")
+    for i, banned in enumerate(params.bad_token_ids):
+        check_token_ids(banned, vocab_size, f"sampling.bad_token_ids[{i}]")
 
 
 def check_length(num_prompt_tokens: int, max_tokens: int, max_model_len: int) -> None:
@@ -93,7 +224,78 @@ def check_length(num_prompt_tokens: int, max_tokens: int, max_model_len: int) ->
         )
 
 
-def _refuse(field: str, value: object, bound: str) -> None:
+def _check_beams(params: SamplingParams) -> None:
+    """A beam search chooses by score alone, over whole sequences, without other endings."""
+    if params.n > params.beam_width:
+        _refuse("n", params.n, f"at most sampling.beam_width = {params.beam_width}")
+    contradictions = {
+        "temperature": params.temperature > 0.0,
+        "top_k": params.top_k > 0,
+        "top_p": params.top_p < 1.0,
+        "min_p": params.min_p > 0.0,
+        "best_of": params.best_of is not None,
+        "stop": bool(params.stop),
+        "top_logprobs": params.top_logprobs > 0,
+        "grammar": params.grammar is not None,
+        "speculate": params.speculate is True,
+    }
+    for name, contradicts in contradictions.items():
+        if contradicts:
+            _refuse("beam_width", params.beam_width, f"0 (off) where sampling.{name} is set")
+
+
+def _check_samples(params: SamplingParams) -> None:
+    best_of = params.n if params.best_of is None else params.best_of
+    if best_of < params.n:
+        _refuse("best_of", best_of, f"at least sampling.n = {params.n}")
+    if best_of > 1 and params.is_greedy:
+        name, value = ("n", params.n) if params.n > 1 else ("best_of", best_of)
+        _refuse(name, value, "1 where sampling.temperature is 0: the sequences would be the same")
+
+
+def _check_logit_bias(logit_bias: tuple[tuple[int, float], ...]) -> None:
+    _check_count("logit_bias", logit_bias, MAX_BIASED_TOKENS, "tokens")
+    for i, (token_id, bias) in enumerate(logit_bias):
+        if token_id < 0:
+            _refuse(f"logit_bias[{i}]", f"of token {token_id}", "of a token id of at least 0")
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
+            _refuse(f"logit_bias[{i}]", bias, f"in [-{MAX_BIAS:g}, {MAX_BIAS:g}]")
+    for token_id, times in Counter(token_id for token_id, _ in logit_bias).items():
+        if times > 1:
+            _refuse("logit_bias", f"given {times} times for token {token_id}", "given once")
+
+
+def _check_bad_token_ids(sequences: tuple[tuple[int, ...], ...]) -> None:
+    _check_count("bad_token_ids", sequences, MAX_BAD_TOKEN_SEQUENCES, "sequences")
+    longest = MAX_BAD_TOKEN_SEQUENCE_LENGTH
+    for i, token_ids in enumerate(sequences):
+        if not 1 <= len(token_ids) <= longest:
+            _refuse(f"bad_token_ids[{i}]", f"{len(token_ids)} ids", f"1 to {longest} ids")
+        if min(token_ids) < 0:
+            _refuse(f"bad_token_ids[{i}]", token_ids, "ids of at least 0")
+
+
+def _check_texts(field: str, texts: tuple[str, ...], most: int, max_bytes: int) -> None:
+    _check_count(field, texts, most, "strings")
+    for i, text in enumerate(texts):
+        _check_text(f"{field}[{i}]", text, max_bytes)
+
+
+def _check_text(field: str, text: str, max_bytes: int) -> None:
+    try:
+        num_bytes = len(text.encode())
+    except UnicodeEncodeError:
+        _refuse(field, "half of a surrogate pair", "text that UTF-8 can hold")
+    if not 1 <= num_bytes <= max_bytes:
+        _refuse(field, f"{num_bytes} bytes", f"1 to {max_bytes} bytes")
+
+
+def _check_count(field: str, values: Sequence[object], most: int, what: str) -> None:
+    if len(values) > most:
+        _refuse(field, f"{len(values)} {what}", f"at most {most}")
+
+
+def _refuse(field: str, value: object, bound: str) -> NoReturn:
     shown = "NaN" if isinstance(value, float) and math.isnan(value) else value
     raise InvalidArgumentError(
         field if field.startswith(("input", "token_ids", "sampling.")) else f"sampling.{field}",

@@ -7,7 +7,7 @@ import sys
 
 from bench.report import show
 
-NAMES = ("engine", "serve")
+NAMES = ("engine", "serve", "scheduler", "prefix", "speculate")
 
 
 def main() -> None:

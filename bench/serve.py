@@ -14,7 +14,7 @@ from pathlib import Path
 from baton import AsyncClient, SamplingParams
 from baton.cli.local_cluster import LocalCluster
 from baton.engine import Engine, EngineConfig
-from baton.engine.engine import EngineRequest
+from baton.engine.messages import EngineRequest
 from bench.report import Row
 from bench.workload import MAX_TOKENS, prompts, save_model
 

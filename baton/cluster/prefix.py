@@ -1,6 +1,6 @@
 """The chain hash: the identity of a full KV block given everything before it.
 
-    root = SHA-256(version | namespace | salt)                      truncated to 16 bytes
+    root = SHA-256(version | namespace | salt | adapter)             truncated to 16 bytes
     h_i  = SHA-256(h_{i-1} | tokens of block i | extras of block i)  truncated to 16 bytes
 
 Every field is length-prefixed and little-endian, so the bytes are the same on every machine and
@@ -11,13 +11,15 @@ import hashlib
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 ENCODING_VERSION = 1
 HASH_BYTES = 16
 
 BlockHash = bytes
+
+_sha256 = hashlib.sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +38,12 @@ class PrefixNamespace:
     kv_dtype: str
     block_size: int
 
-    def root(self, salt: bytes = b"") -> BlockHash:
-        """The parent of a sequence's first block. Equal prefixes under unequal salts never meet."""
-        fields = (self.model, self.tokenizer, self.kv_dtype.encode(), salt)
+    def root(self, salt: bytes = b"", adapter: bytes = b"") -> BlockHash:
+        """The parent of a sequence's first block. Equal prefixes under unequal salts, or computed
+        with unequal adapters, never meet."""
+        fields = [self.model, self.tokenizer, self.kv_dtype.encode(), salt]
+        if adapter:
+            fields.append(adapter)
         header = struct.pack("<II", ENCODING_VERSION, self.block_size)
         return _digest(b"baton.prefix" + header + b"".join(map(_prefixed, fields)))
 
@@ -49,41 +54,52 @@ def hash_block(parent: BlockHash, token_ids: Sequence[int], extras: bytes = b"")
     Args:
         parent: the hash of the block before it, or the root.
         token_ids: the block's tokens, each in [0, 2^32).
-        extras: what else its content depends on (adapter, multimodal content), encoded.
+        extras: what else its content depends on, such as an image, encoded.
     """
-    return _digest(parent + _encode_tokens(token_ids) + (_prefixed(extras) if extras else b""))
+    return _digest(parent + encode_tokens(token_ids) + (_prefixed(extras) if extras else b""))
 
 
 def extend_chain(
-    hashes: list[BlockHash], root: BlockHash, token_ids: Sequence[int], block_size: int
+    hashes: list[BlockHash],
+    root: BlockHash,
+    encoded: bytes,
+    block_size: int,
+    extras_of: Callable[[int], bytes] | None = None,
 ) -> None:
-    """Appends the hashes of the full blocks of `token_ids` that `hashes` does not cover yet."""
+    """Appends the hashes of the full blocks that follow those in `hashes`.
+
+    Args:
+        encoded: the tokens behind the blocks in `hashes`, as `encode_tokens` writes them.
+        extras_of: the extras of a block, by its number in the chain. None: no block has any.
+    """
     parent = hashes[-1] if hashes else root
-    encoded = _encode_tokens(token_ids[len(hashes) * block_size :])
     width = block_size * 4
     for start in range(0, len(encoded) - width + 1, width):
-        parent = _digest(parent + encoded[start : start + width])
+        data = parent + encoded[start : start + width]
+        if extras_of is not None and (extras := extras_of(len(hashes))):
+            data += _prefixed(extras)
+        parent = _sha256(data).digest()[:HASH_BYTES]
         hashes.append(parent)
 
 
 def hash_chain(root: BlockHash, token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
     """The chain hashes of all full blocks of `token_ids`."""
     hashes: list[BlockHash] = []
-    extend_chain(hashes, root, token_ids, block_size)
+    extend_chain(hashes, root, encode_tokens(token_ids), block_size)
     return hashes
 
 
-def _digest(data: bytes) -> BlockHash:
-    return hashlib.sha256(data).digest()[:HASH_BYTES]
-
-
-def _prefixed(field: bytes) -> bytes:
-    return struct.pack("<I", len(field)) + field
-
-
-def _encode_tokens(token_ids: Sequence[int]) -> bytes:
+def encode_tokens(token_ids: Sequence[int]) -> bytes:
     """Each token as 4 bytes, little-endian."""
     words = array("I", token_ids)
     if sys.byteorder == "big":
         words.byteswap()
     return words.tobytes()
+
+
+def _digest(data: bytes) -> BlockHash:
+    return _sha256(data).digest()[:HASH_BYTES]
+
+
+def _prefixed(field: bytes) -> bytes:
+    return struct.pack("<I", len(field)) + field

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from baton.engine.config import EngineConfig
-    from baton.engine.engine import Engine, GenerationResult
+    from baton.engine.engine import Engine
+    from baton.engine.messages import GenerationResult
     from baton.sampling import SamplingParams
 
 __all__ = ["Engine", "EngineConfig", "GenerationResult", "SamplingParams"]
@@ -16,7 +17,7 @@ __all__ = ["Engine", "EngineConfig", "GenerationResult", "SamplingParams"]
 _HOMES = {
     "Engine": "baton.engine.engine",
     "EngineConfig": "baton.engine.config",
-    "GenerationResult": "baton.engine.engine",
+    "GenerationResult": "baton.engine.messages",
     "SamplingParams": "baton.sampling",
 }
 

@@ -10,21 +10,27 @@ import queue
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import NoReturn, Self
 
 from baton.engine.core.block_pool import CacheEvents
 from baton.engine.core.plan import ExternalAllocation
 from baton.engine.core.scheduler import SchedulerStats
-from baton.engine.engine import Engine, EngineRequest, SequenceUpdate, StepOutput
+from baton.engine.core.sequence import Purpose
+from baton.engine.engine import Engine
+from baton.engine.grammar_state import CompiledGrammar
+from baton.engine.messages import EngineRequest, SequenceUpdate, StepOutput
 from baton.errors import (
     AlreadyExistsError,
     BatonError,
     CancelledError,
     InternalError,
+    InvalidArgumentError,
     NotFoundError,
     UnavailableError,
 )
+from baton.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +38,8 @@ Command = Callable[[], None]
 
 
 class SequenceStream:
-    """What the engine says of one sequence. Leaving the `with` block ends the sequence and frees
-    its blocks, wherever it is."""
+    """What the engine says of one request. Leaving the `with` block ends its sequences and frees
+    their blocks, wherever they are."""
 
     def __init__(self, engine: "AsyncEngine", request: EngineRequest) -> None:
         self._engine = engine
@@ -60,25 +66,28 @@ class SequenceStream:
         return event
 
     async def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
-        """One update per step that touched the sequence, until it is finished; those that have
-        gathered since the last look come together."""
-        finished = False
-        while not finished:
+        """What happened to the sequences of the request, until all of them have finished; updates
+        that have gathered since the last look come together."""
+        num_running = _num_finishing(self._request)
+        while num_running:
             batch = [_as_update(await self._next())]
             while self._events and not isinstance(self._events[0], BatonError):
                 batch.append(_as_update(self._events.popleft()))
+            num_running -= sum(update.finish_reason is not None for update in batch)
+            _raise_if_failed(batch)
             yield batch
-            finished = batch[-1].finish_reason is not None
 
     async def failure(self) -> NoReturn:
         """Raises what ends the sequence, once something does; for while no update can come."""
         event = await self._next()
         raise AssertionError(f"an update while none was due: {event}")
 
-    def commit_external(self, token_id: int) -> None:
-        """The awaited KV is in the allocated blocks; `token_id` follows it."""
+    def commit_external(self, token_id: int | None, logprob: float | None = None) -> None:
+        """The awaited KV is in the allocated blocks, and `token_id` follows it; None: the first
+        token of each sequence is chosen here."""
+        request_id = self._request.request_id
         self._engine.submit(
-            lambda: self._engine.engine.commit_external(self._request.request_id, token_id)
+            lambda: self._engine.engine.commit_external(request_id, token_id, logprob)
         )
 
     def begin(self) -> None:
@@ -119,6 +128,8 @@ class AsyncEngine:
         self._streams: dict[str, SequenceStream] = {}
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
+        # Of its own, so that grammars which take long hold nothing else up.
+        self._compiling = ThreadPoolExecutor(max_workers=4, thread_name_prefix="grammar")
         self._flushes: set[asyncio.Future[int]] = set()
         self._failed = False
         self._stopped = False
@@ -132,18 +143,33 @@ class AsyncEngine:
         self._stopped = True
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join)
+        self._compiling.shutdown(wait=False, cancel_futures=True)
+        self.engine.close()
         self._fail_streams(UnavailableError("the worker has stopped"))
 
-    def open(self, request: EngineRequest) -> SequenceStream:
-        """Queues a sequence. Raises what `Engine.check` does, `AlreadyExistsError` for an id that
-        is in flight, `InternalError` once the engine has failed, `UnavailableError` once it was
-        stopped."""
+    async def compile_grammar(self, params: SamplingParams) -> CompiledGrammar | None:
+        """Compiles the grammar that `params` ask for, if any, off the engine's thread and the event
+        loop's. Raises `InvalidArgumentError` for one that does not compile, or not in time."""
+        if params.grammar is None:
+            return None
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._compiling, self.engine.compile_grammar, params)
+
+    def open(
+        self, request: EngineRequest, grammar: CompiledGrammar | None = None
+    ) -> SequenceStream:
+        """Queues a request, with what `compile_grammar` made for it.
+
+        Raises what `Engine.check` does, `AlreadyExistsError` for an id that is in flight,
+        `InternalError` once the engine has failed, `UnavailableError` once it was stopped.
+        """
         self._check_running()
         if request.request_id in self._streams:
             raise AlreadyExistsError(f"request {request.request_id!r} is already here")
-        self.engine.check(request)
+        assert (grammar is None) == (request.params.grammar is None), "a grammar not compiled"
+        self.engine.check(request, grammar)
         stream = self._streams[request.request_id] = SequenceStream(self, request)
-        self.submit(lambda: self._add(request, stream))
+        self.submit(lambda: self._add(request, stream, grammar))
         return stream
 
     def close_stream(self, request_id: str) -> None:
@@ -189,9 +215,11 @@ class AsyncEngine:
 
     # The engine's thread.
 
-    def _add(self, request: EngineRequest, stream: SequenceStream) -> None:
+    def _add(
+        self, request: EngineRequest, stream: SequenceStream, grammar: CompiledGrammar | None
+    ) -> None:
         self._call_soon(stream.begin)
-        self.engine.add_request(request)
+        self.engine.add_request(request, grammar)
 
     def _run(self) -> None:
         try:
@@ -262,3 +290,16 @@ def _resolve(done: "asyncio.Future[int]", count: int) -> None:
 def _as_update(event: SequenceUpdate | ExternalAllocation | BatonError) -> SequenceUpdate:
     assert isinstance(event, SequenceUpdate), "blocks for a sequence that runs"
     return event
+
+
+def _raise_if_failed(updates: list[SequenceUpdate]) -> None:
+    for update in updates:
+        if update.failure is not None:
+            raise InvalidArgumentError("sampling.grammar", update.failure)
+
+
+def _num_finishing(request: EngineRequest) -> int:
+    """Sequences whose end is told: beams only as far as they are returned."""
+    if request.purpose is Purpose.PREFILL:
+        return 1
+    return request.params.n if request.params.beam_width else request.params.num_sequences

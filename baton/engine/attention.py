@@ -2,32 +2,52 @@
 
 There is no padding across the batch: the queries of all sequences lie in one flat `[num_tokens]`.
 Sequences are put into a few groups of similar length; a group is one gather and one attention call
-per layer. Knows nothing of models beyond a layer's number, scale and mask rule.
+per layer. Where a window hides the beginning of a context, its blocks are not read. Knows nothing
+of models beyond a layer's number, scale and mask rule.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from baton.engine.kv_pool import KvPool
+from baton.engine.core.seats import Int64Array, TokenArray
+from baton.engine.kv_pool import KvCache, KvLayout, LayerCache
 from baton.engine.mask_rule import MaskRule
 
-# Two groups are merged when the padding this adds, in cached tokens read, costs less than a call.
-MERGE_WASTE_TOKENS = 1024
+# Two groups are merged when the padding this adds, in scores computed, costs less than a call.
+MERGE_WASTE = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class QuerySpan:
-    """One sequence of a step: rows [row, row + num_queries) of the batch are its tokens
-    [context_len - num_queries, context_len), whose KV and all before it is in `block_ids`."""
+class RaggedBatch:
+    """The sequences of a step. Their tokens lie one behind the other in the flat batch.
 
-    row: int
-    num_queries: int
-    context_len: int
-    block_ids: Sequence[int]
+    Attributes:
+        seats: `[num_spans]`, the row of each sequence in the block tables.
+        starts: `[num_spans]`, the position of its first token in this step.
+        num_queries: `[num_spans]`, how many follow, that one included.
+        num_decodes: the leading sequences that have one token each.
+        block_tables: per cache group, `[num_seats, blocks]`; they cover all tokens of the step.
+    """
+
+    seats: Int64Array
+    starts: Int64Array
+    num_queries: Int64Array
+    num_decodes: int
+    block_tables: Sequence[TokenArray]
+
+    @classmethod
+    def of_decodes(
+        cls, seats: Int64Array, starts: Int64Array, block_tables: Sequence[TokenArray]
+    ) -> "RaggedBatch":
+        """One token for each seat."""
+        return cls(seats, starts, np.ones_like(seats), len(seats), block_tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,64 +71,74 @@ Rows = slice | torch.Tensor
 
 
 class _Group:
-    """Sequences with equally many queries and similarly long contexts.
+    """Sequences with equally many queries and similarly long contexts, in one cache group.
 
     `rows`: where the group's queries lie in the flat batch: a slice where they are neighbours.
     """
 
-    def __init__(self, spans: list[QuerySpan], pool: KvPool, device: torch.device) -> None:
-        block_size = pool.layout.block_size
-        self.batch = len(spans)
-        self.num_queries = spans[0].num_queries
-        width = max(_num_blocks(s.context_len, block_size) for s in spans)
-        self.num_keys = width * block_size
-        self.table = torch.tensor(
-            [b for s in spans for b in _table(s, width, pool)],
-            dtype=torch.int64,
-            device=device,
-        )
-        self.rows = _rows(spans, device)
-        context = torch.tensor([s.context_len for s in spans], device=device)
-        # Position of each query within its sequence: [batch, num_queries].
-        steps = torch.arange(self.num_queries, device=device)
-        self._positions = (context - self.num_queries)[:, None] + steps
-        self._biases: dict[tuple[MaskRule, torch.dtype, int], torch.Tensor] = {}
+    def __init__(
+        self,
+        rows: Rows,
+        starts: Int64Array,
+        num_queries: int,
+        first_keys: Int64Array | None,
+        table: TokenArray,
+        layout: KvLayout,
+        device: torch.device,
+    ) -> None:
+        self.rows = rows
+        self.batch, width = table.shape
+        self.num_queries = num_queries
+        self.num_keys = width * layout.block_size
+        self.table = _tensor(table.ravel(), device)
+        # Position of the first query, and of the first key, within each sequence: [batch].
+        self._starts = _tensor(starts, device)
+        self._first_keys = None if first_keys is None else _tensor(first_keys, device)
+        self._window = layout.window
+        self._biases: dict[tuple[torch.dtype, int], torch.Tensor] = {}
 
-    def bias(self, rule: MaskRule, dtype: torch.dtype, repeats: int) -> torch.Tensor:
+    def bias(self, dtype: torch.dtype, repeats: int) -> torch.Tensor:
         """What is added to the scores: 0 for keys a query sees, else -inf.
 
         `[batch, 1, num_queries * repeats, num_keys]`, each query's row `repeats` times.
         """
-        key = (rule, dtype, repeats)
+        key = (dtype, repeats)
         if key not in self._biases:
-            keys = torch.arange(self.num_keys, device=self.table.device)
-            seen = keys <= self._positions[:, :, None]
-            if rule.window is not None:
-                seen &= keys > self._positions[:, :, None] - rule.window
-            bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-            bias = bias.masked_fill_(~seen, -math.inf).repeat_interleave(repeats, dim=1)
+            device = self.table.device
+            keys = torch.arange(self.num_keys, device=device)
+            if self._first_keys is not None:
+                keys = self._first_keys[:, None, None] + keys
+            steps = torch.arange(self.num_queries, device=device)
+            queries = (self._starts[:, None] + steps)[:, :, None]
+            hidden = keys > queries
+            if self._window is not None:
+                hidden |= keys <= queries - self._window
+            bias = torch.zeros(hidden.shape, dtype=dtype, device=device)
+            bias = bias.masked_fill_(hidden, -math.inf).repeat_interleave(repeats, dim=1)
             self._biases[key] = bias[:, None]
         return self._biases[key]
 
 
-class AttentionBatch:
-    """One step's attention, the same for all layers: where to write and what to read.
+class _CacheGroupBatch:
+    """One step's attention in the layers of one cache group: where to write and what to read.
 
-    Making one clears the blocks that the step enters without filling them.
+    Attributes:
+        blocks, offsets: of the pool, for each token: `[num_tokens]`.
     """
 
-    def __init__(self, spans: Sequence[QuerySpan], pool: KvPool, device: torch.device) -> None:
-        block_size = pool.layout.block_size
-        blocks, offsets = [], []
-        for span in spans:
-            for position in range(span.context_len - span.num_queries, span.context_len):
-                blocks.append(span.block_ids[position // block_size])
-                offsets.append(position % block_size)
-        pool.clear_blocks([b for s in spans for b in _fresh_tail(s, block_size)])
-        places = torch.tensor([blocks, offsets], dtype=torch.int64, device=device)
-        self.blocks, self.offsets = places
-        self.num_rows = len(blocks)
-        self.groups = [_Group(g, pool, device) for g in _grouped(spans, block_size)]
+    def __init__(
+        self,
+        ragged: RaggedBatch,
+        table: TokenArray,
+        token_seats: Int64Array,
+        indices: Int64Array,
+        offsets: torch.Tensor,
+        layout: KvLayout,
+        device: torch.device,
+    ) -> None:
+        self.blocks = _tensor(table[token_seats, indices].astype(np.int64), device)
+        self.offsets = offsets
+        self.groups = list(_groups(ragged, table, indices, layout, device))
         self._slots: dict[int, torch.Tensor] = {}
 
     def slots(self, rows_per_block: int, first_row: int) -> torch.Tensor:
@@ -118,12 +148,38 @@ class AttentionBatch:
         return self._slots[rows_per_block] + first_row
 
 
-class PagedAttention:
-    """Writes K and V of a step into the pool and attends over it."""
+class AttentionBatch:
+    """One step's attention, the same for all layers of a cache group.
 
-    def __init__(self, pool: KvPool) -> None:
-        self._pool = pool
-        self._block_size = pool.layout.block_size
+    Attributes:
+        token_seats, positions: of each token of the flat batch, `[num_tokens]`.
+    """
+
+    def __init__(
+        self, ragged: RaggedBatch, layouts: Sequence[KvLayout], device: torch.device
+    ) -> None:
+        if len(ragged.seats) == ragged.num_decodes:
+            self.token_seats, self.positions = ragged.seats, ragged.starts
+        else:
+            counts = ragged.num_queries
+            self.token_seats = np.repeat(ragged.seats, counts)
+            begins = np.cumsum(counts) - counts
+            shifts = np.repeat(ragged.starts - begins, counts)
+            self.positions = np.arange(len(shifts)) + shifts
+        indices, offsets = np.divmod(self.positions, layouts[0].block_size)
+        on_device = _tensor(offsets, device)
+        self.cache_groups = [
+            _CacheGroupBatch(ragged, table, self.token_seats, indices, on_device, layout, device)
+            for table, layout in zip(ragged.block_tables, layouts, strict=True)
+        ]
+
+
+class PagedAttention:
+    """Writes K and V of a step into the pools and attends over them."""
+
+    def __init__(self, cache: KvCache) -> None:
+        self._places = cache.places
+        self._layers = [cache.pools[p.group].layers[p.index] for p in cache.places]
 
     def forward(
         self,
@@ -137,25 +193,27 @@ class PagedAttention:
         """One layer.
 
         Args:
-            index: which layer of the pool.
+            index: which layer of the model.
             query: `[num_tokens, num_heads, key_head_dim]`.
             key: `[num_tokens, num_kv_heads, key_head_dim]`, positions already in it.
             value: `[num_tokens, num_kv_heads, value_head_dim]`.
 
         Returns `[num_tokens, num_heads, value_head_dim]`.
         """
-        self._write(index, key, value, batch)
-        if len(batch.groups) == 1 and isinstance(batch.groups[0].rows, slice):
-            return self._attend(index, layer, query, batch.groups[0])
+        cache = self._layers[index]
+        of_group = batch.cache_groups[self._places[index].group]
+        self._write(cache, key, value, of_group)
+        groups = of_group.groups
+        if len(groups) == 1 and isinstance(groups[0].rows, slice):
+            return self._attend(cache, layer, query, groups[0])
         out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
-        for group in batch.groups:
-            out[group.rows] = self._attend(index, layer, query[group.rows], group)
+        for group in groups:
+            out[group.rows] = self._attend(cache, layer, query[group.rows], group)
         return out
 
     def _write(
-        self, index: int, key: torch.Tensor, value: torch.Tensor, batch: AttentionBatch
+        self, cache: LayerCache, key: torch.Tensor, value: torch.Tensor, batch: _CacheGroupBatch
     ) -> None:
-        cache = self._pool.layers[index]
         if cache.has_rows:
             key_rows = batch.slots(cache.key_rows_per_block, cache.first_key_row)
             value_rows = batch.slots(cache.value_rows_per_block, cache.first_value_row)
@@ -168,10 +226,9 @@ class PagedAttention:
             blocks[batch.blocks[:, None], columns] = tensor.flatten(1)
 
     def _attend(
-        self, index: int, layer: LayerAttention, query: torch.Tensor, group: _Group
+        self, cache: LayerCache, layer: LayerAttention, query: torch.Tensor, group: _Group
     ) -> torch.Tensor:
         """Attention of one group; `query` is `[batch * num_queries, num_heads, key_head_dim]`."""
-        cache = self._pool.layers[index]
         shape = (group.batch, group.num_keys, cache.num_kv_heads, -1)
         keys = cache.key_blocks.index_select(0, group.table).view(shape).transpose(1, 2)
         values = cache.value_blocks.index_select(0, group.table).view(shape).transpose(1, 2)
@@ -182,7 +239,7 @@ class PagedAttention:
         folded = query.reshape(group.batch, group.num_queries, cache.num_kv_heads, per_kv, head_dim)
         folded = folded.transpose(1, 2).reshape(group.batch, cache.num_kv_heads, -1, head_dim)
         repeats = per_kv if group.num_queries > 1 else 1
-        bias = group.bias(layer.rule, query.dtype, repeats)
+        bias = group.bias(query.dtype, repeats)
         if layer.softcap is None and layer.sinks is None:
             out = F.scaled_dot_product_attention(
                 folded, keys, values, attn_mask=bias, scale=layer.scale
@@ -216,49 +273,84 @@ def _attend_explicitly(
     return weights.to(values.dtype) @ values
 
 
-def _rows(spans: list[QuerySpan], device: torch.device) -> Rows:
-    """The rows of the batch that a group's queries are, in the group's order."""
-    rows = [s.row + i for s in spans for i in range(s.num_queries)]
-    if rows == list(range(rows[0], rows[0] + len(rows))):
-        return slice(rows[0], rows[0] + len(rows))
-    return torch.tensor(rows, dtype=torch.int64, device=device)
+def _groups(
+    ragged: RaggedBatch,
+    table: TokenArray,
+    indices: Int64Array,
+    layout: KvLayout,
+    device: torch.device,
+) -> Iterator[_Group]:
+    """Splits a batch: equally many queries, and similar numbers of visible blocks.
 
-
-def _grouped(spans: Sequence[QuerySpan], block_size: int) -> list[list[QuerySpan]]:
-    """Splits a batch: chunks by themselves, decodes by similar context length.
-
-    Decodes are walked from the shortest to the longest; a group is closed when padding it to the
-    next one's length would read more than `MERGE_WASTE_TOKENS` for nothing.
+    Args:
+        indices: `[num_tokens]`, which block of its sequence each token is in.
     """
-    groups = [[s] for s in spans if s.num_queries > 1]
-    decodes = sorted((s for s in spans if s.num_queries == 1), key=lambda s: s.context_len)
-    open_group: list[QuerySpan] = []
-    for span in decodes:
-        if open_group:
-            extra = _num_blocks(span.context_len, block_size) - _num_blocks(
-                open_group[-1].context_len, block_size
-            )
-            if extra * block_size * len(open_group) > MERGE_WASTE_TOKENS:
-                groups.append(open_group)
-                open_group = []
-        open_group.append(span)
-    if open_group:
-        groups.append(sorted(open_group, key=lambda s: s.row))
-    return groups
+    size = layout.block_size
+    begins: Int64Array | None = None  # the first block that each span sees
+    if layout.window is not None:
+        begins = np.maximum(ragged.starts - (layout.window - 1), 0) // size
+
+    def group(rows: Rows, at: Int64Array | slice, num_queries: int, width: int) -> _Group:
+        seats, first_keys = ragged.seats[at], None
+        if begins is None:
+            blocks = table[seats, :width]
+        else:
+            first_keys = begins[at] * size
+            # Behind the context stand blocks that are masked out, or none.
+            columns = np.minimum(begins[at][:, None] + np.arange(width), table.shape[1] - 1)
+            blocks = table[seats[:, None], columns]
+        return _Group(rows, ragged.starts[at], num_queries, first_keys, blocks, layout, device)
+
+    if ragged.num_decodes == len(ragged.seats):
+        widths = indices + 1 if begins is None else indices + 1 - begins
+        for members, width in _split(widths, size):
+            yield group(_rows(members, device), members, 1, width)
+        return
+    last_rows = np.cumsum(ragged.num_queries) - 1
+    widths = indices[last_rows] + 1
+    if begins is not None:
+        widths -= begins
+    for count in np.unique(ragged.num_queries).tolist():
+        spans = np.flatnonzero(ragged.num_queries == count)
+        for members, width in _split(widths[spans], size * count):
+            at = spans[members]
+            numbers = (last_rows[at][:, None] + np.arange(1 - count, 1)).ravel()
+            yield group(_rows(_neighbours(numbers), device), at, count, width)
 
 
-def _fresh_tail(span: QuerySpan, block_size: int) -> Sequence[int]:
-    """The block, if any, that the span's tokens are the first of and do not fill."""
-    index, num_filled = divmod(span.context_len, block_size)
-    is_fresh = index * block_size >= span.context_len - span.num_queries
-    return [span.block_ids[index]] if num_filled and is_fresh else []
+def _split(widths: Int64Array, cost: int) -> Iterator[tuple[Int64Array | slice, int]]:
+    """Sequences of similar width, in blocks: the numbers of each group's members, and its width.
+
+    Walked from the narrowest to the widest, a group is closed when padding it to the next width
+    would cost more than `MERGE_WASTE` for nothing. `cost` is that of one block of one sequence: its
+    tokens, once per query.
+    """
+    least, most = int(np.minimum.reduce(widths)), int(np.maximum.reduce(widths))
+    if (most - least) * cost * len(widths) <= MERGE_WASTE:
+        yield slice(0, len(widths)), most
+        return
+    steps, counts = np.unique(widths, return_counts=True)
+    opened, size = least, int(counts[0])
+    for width, before, count in zip(
+        steps[1:].tolist(), steps[:-1].tolist(), counts[1:].tolist(), strict=True
+    ):
+        if (width - before) * cost * size > MERGE_WASTE:
+            yield _neighbours(np.flatnonzero((widths >= opened) & (widths <= before))), before
+            opened, size = width, 0
+        size += count
+    yield _neighbours(np.flatnonzero(widths >= opened)), most
 
 
-def _num_blocks(num_tokens: int, block_size: int) -> int:
-    return -(-num_tokens // block_size)
+def _rows(numbers: Int64Array | slice, device: torch.device) -> Rows:
+    return numbers if isinstance(numbers, slice) else _tensor(numbers, device)
 
 
-def _table(span: QuerySpan, width: int, pool: KvPool) -> list[int]:
-    """The blocks of a span's context, filled up to `width` with the block that is always zero."""
-    used = _num_blocks(span.context_len, pool.layout.block_size)
-    return [*span.block_ids[:used], *[pool.null_block] * (width - used)]
+def _neighbours(members: Int64Array) -> Int64Array | slice:
+    """A slice where the members follow each other, since a slice need not be gathered."""
+    first, last = int(members[0]), int(members[-1])
+    return slice(first, last + 1) if last - first == len(members) - 1 else members
+
+
+def _tensor(array: "npt.NDArray[Any]", device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.to(device)

@@ -2,9 +2,19 @@
 
 from dataclasses import dataclass
 
+from baton.engine.core.policy import POLICIES
+from baton.engine.core.settings import Preemption
 from baton.errors import InvalidArgumentError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+_OPTIONAL_COUNTS = (
+    "num_blocks",
+    "max_model_len",
+    "num_threads",
+    "max_num_batched_tokens",
+    "max_cache_reads",
+    "long_prefill_threshold",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,13 +25,23 @@ class EngineConfig:
         device: "cpu", "cuda", "cuda:N", or "auto" (the first GPU, else the CPU).
         dtype: of weights and cache; "auto" is float32 on a CPU and the checkpoint's own on a GPU.
         block_size: tokens in a KV block.
-        num_blocks: blocks in the pool. None: as many as fit `kv_cache_bytes`.
-        kv_cache_bytes: size of the pool when `num_blocks` is None.
+        num_blocks: blocks in the pool of each cache group. None: as many as fit `kv_cache_bytes`.
+        kv_cache_bytes: size of the pools together when `num_blocks` is None.
         max_model_len: tokens of one sequence at most. None: what the model was made for.
         max_num_seqs: sequences that run at once.
         max_num_batched_tokens: tokens computed in one step; longer prompts are cut into chunks.
             None: 128 on a CPU, where a step is slow and fills the cores anyway, 2048 on a GPU.
         prefix_caching: find the KV of equal prefixes again.
+        policy: in which order sequences are served: one of `baton.engine.core.policy.POLICIES`.
+        max_cache_reads: tokens attended to in one step, over all its sequences. None: no limit.
+        long_prefill_threshold: prompt tokens of one sequence in one step. None: no limit.
+        free_block_margin: blocks that stay free for what runs when something new is let in.
+        full_sequence_must_fit: start no prompt that could not be computed to its end with the
+            blocks that are free.
+        preemption: "recompute", "swap", or "auto": whichever is expected to take less time.
+        swap_bytes: host memory for the KV of preempted sequences; 0 is none, so no swap.
+        max_drafts: tokens guessed ahead and verified per sequence and step; 0 is none.
+        speculate: whether requests that do not say speculate.
         num_threads: CPU threads of one forward. None: as torch decides.
     """
 
@@ -34,16 +54,29 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
     prefix_caching: bool = True
+    policy: str = "decode-first"
+    max_cache_reads: int | None = None
+    long_prefill_threshold: int | None = None
+    free_block_margin: int = 0
+    full_sequence_must_fit: bool = False
+    preemption: str = "auto"
+    swap_bytes: int = 0
+    max_drafts: int = 0
+    speculate: bool = True
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_num_seqs", "kv_cache_bytes"):
             _at_least_one(name, getattr(self, name))
-        for name in ("num_blocks", "max_model_len", "num_threads", "max_num_batched_tokens"):
+        for name in _OPTIONAL_COUNTS:
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
-        if self.dtype not in DTYPES:
-            raise InvalidArgumentError("dtype", f"is {self.dtype!r}; must be one of {DTYPES}")
+        for name in ("free_block_margin", "swap_bytes", "max_drafts"):
+            if getattr(self, name) < 0:
+                raise InvalidArgumentError(name, f"is {getattr(self, name)}; must be at least 0")
+        _one_of("policy", self.policy, tuple(POLICIES))
+        _one_of("preemption", self.preemption, tuple(mode.value for mode in Preemption))
+        _one_of("dtype", self.dtype, DTYPES)
         given = self.max_num_batched_tokens
         if given is not None and given < self.max_num_seqs:
             raise InvalidArgumentError(
@@ -62,3 +95,8 @@ class EngineConfig:
 def _at_least_one(name: str, value: int) -> None:
     if value < 1:
         raise InvalidArgumentError(name, f"is {value}; must be at least 1")
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise InvalidArgumentError(name, f"is {value!r}; must be one of {', '.join(choices)}")

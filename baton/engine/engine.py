@@ -7,144 +7,64 @@ their own (`baton.engine.async_engine`).
 """
 
 import os
-from collections.abc import Callable
+import time
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-import torch
-
-from baton.cluster.prefix import PrefixNamespace
-from baton.engine import loader
+from baton.engine.assembly import (
+    LoadedModel,
+    LoadProgress,
+    load,
+    make_scheduler,
+    peak_blocks,
+)
 from baton.engine.config import EngineConfig
-from baton.engine.core.block_pool import BlockPool, CacheEvents
-from baton.engine.core.plan import ExternalAllocation
-from baton.engine.core.scheduler import Scheduler, SchedulerConfig, SchedulerStats, SequenceProgress
-from baton.engine.core.sequence import FinishReason, KvSource, Purpose, Sequence
-from baton.engine.fused_model import FusedModel, can_fuse
-from baton.engine.hf import without_progress_bars
-from baton.engine.kv_pool import KvPool, plan_layout
-from baton.engine.runner import DecoderModel, ModelRunner
-from baton.engine.transformers_model import AttentionHook, TransformersModel, probe
+from baton.engine.core.kv_cache_manager import MemoryReport
+from baton.engine.core.ngram import Drafter, DraftRequest, NgramDrafter
+from baton.engine.core.progress import SequenceProgress, StepProgress
+from baton.engine.core.scheduler import SchedulerStats
+from baton.engine.core.sequence import Purpose, Request
+from baton.engine.cost_meter import CostMeter
+from baton.engine.grammar import GrammarCompiler
+from baton.engine.grammar_state import CompiledGrammar
+from baton.engine.kv_pool import KvLayout
+from baton.engine.messages import (
+    Completion,
+    EngineRequest,
+    GenerationResult,
+    SequenceUpdate,
+    StepOutput,
+)
+from baton.engine.ranking import ranked
+from baton.engine.runner import ModelRunner
+from baton.engine.sampler import Sampler
+from baton.engine.updates import updates_of
 from baton.errors import AlreadyExistsError, InvalidArgumentError, OverloadedError
-from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder
-from baton.sampling import SamplingParams, check_length, check_token_ids
+from baton.sampling import SamplingParams, check_length, check_token_ids, check_vocabulary
 
 Prompt = str | SequenceOf[int]
-LoadProgress = Callable[[str, float], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """What others must know of a loaded model."""
-
-    name: str
-    architecture: str
-    vocab_size: int
-    max_model_len: int
-    eos_token_ids: frozenset[int]
-    fingerprint: bytes
-    namespace: PrefixNamespace
-
-
-@dataclass(frozen=True, slots=True)
-class EngineRequest:
-    """One sequence to compute.
-
-    Attributes:
-        token_ids: the prompt and any output generated so far.
-        num_prompt_tokens: how many of them are the prompt.
-        purpose: `PREFILL` ends after one token and keeps its blocks until `release`.
-        kv_source: `EXTERNAL` allocates blocks and waits for `commit_external`.
-        salt: sequences with unequal salts share no prefix.
-    """
-
-    request_id: str
-    token_ids: tuple[int, ...]
-    params: SamplingParams
-    num_prompt_tokens: int
-    purpose: Purpose = Purpose.GENERATE
-    kv_source: KvSource = KvSource.LOCAL
-    salt: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceUpdate:
-    """What one step did for one sequence.
-
-    Attributes:
-        position: of `token_id` in the output, from 0.
-        num_computed_tokens: KV of [0, this) is in the blocks.
-        block_ids: the blocks, for a `PREFILL` sequence; else empty.
-    """
-
-    request_id: str
-    token_id: int | None
-    position: int
-    logprob: float | None
-    finish_reason: FinishReason | None
-    num_computed_tokens: int
-    num_cached_tokens: int
-    block_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutput:
-    """Everything that one step has to tell."""
-
-    updates: tuple[SequenceUpdate, ...]
-    external: tuple[ExternalAllocation, ...]
-    cache_events: CacheEvents
-    num_tokens: int
-
-    @property
-    def made_progress(self) -> bool:
-        """Whether another step could do more; if not, only a command can change that."""
-        return self.num_tokens > 0 or bool(self.external)
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationResult:
-    """One finished continuation.
-
-    Attributes:
-        text: the new tokens as text; None when no prompt was text and no tokenizer was asked for.
-        logprobs: one per token, in nats, if asked for; else empty.
-    """
-
-    prompt_token_ids: tuple[int, ...]
-    token_ids: tuple[int, ...]
-    text: str | None
-    finish_reason: FinishReason
-    logprobs: tuple[float, ...]
-    num_cached_tokens: int
 
 
 class Engine:
     """Not thread-safe: one thread at a time calls it."""
 
-    def __init__(
-        self, config: EngineConfig, info: ModelInfo, model: DecoderModel, pool: KvPool, path: str
-    ) -> None:
+    def __init__(self, config: EngineConfig, loaded: LoadedModel) -> None:
         self.config = config
-        self.info = info
-        self.pool = pool
-        self._path = path
+        self.info = info = loaded.info
+        self.cache = loaded.cache
+        self._path = loaded.path
         self._tokenizer: Any = None
-        device = loader.resolve_device(config.device)
-        blocks = BlockPool(pool.num_blocks)
-        self._blocks = blocks
-        self._scheduler = Scheduler(
-            SchedulerConfig(
-                config.tokens_per_step(device.type),
-                config.max_num_seqs,
-                config.block_size,
-                config.prefix_caching,
-            ),
-            blocks,
+        self._grammars = GrammarCompiler(loaded.path, info.vocab_size, info.eos_token_ids)
+        device = loaded.device
+        self._max_chunk = config.tokens_per_step(device.type)
+        self._scheduler = make_scheduler(config, loaded)
+        sampler = Sampler(config.max_num_seqs, info.vocab_size, device, info.eos_token_ids)
+        self._runner = ModelRunner(
+            loaded.model, loaded.cache, self._scheduler.seats, sampler, info.vocab_size, device
         )
-        self._runner = ModelRunner(model, pool, device)
+        self._drafter: Drafter = NgramDrafter()
+        self._meter = CostMeter(self._scheduler.costs, loaded.cache)
         self._committed: list[SequenceProgress] = []
         self._flushed = False
 
@@ -164,42 +84,7 @@ class Engine:
         Raises `UnsupportedModelError` or `InvalidArgumentError` with a sentence that says why.
         """
         config = config or EngineConfig()
-        path = os.fspath(path)
-        if config.num_threads is not None:
-            torch.set_num_threads(config.num_threads)
-        on_progress("reading configuration", 0.0)
-        folder = str(checkpoint_folder(path, (*DESCRIPTION, *WEIGHTS)))
-        hf_config = loader.load_config(folder)
-        max_len = loader.max_model_len(hf_config, config)
-        hook = AttentionHook(max_len)
-        on_progress("loading weights", 0.1)
-        with without_progress_bars():
-            hf_model = loader.load_model(folder, hf_config, config, hook.name)
-        on_progress("probing layers", 0.7)
-        layers = probe(hf_model, hook)
-        model: DecoderModel
-        if can_fuse(hf_model):
-            fused = FusedModel(hf_model, [layer.attention for layer in layers], max_len)
-            model, execution = fused, fused.execution
-        else:
-            model, execution = TransformersModel(hf_model, hook), TransformersModel.execution
-        fingerprint = loader.fingerprint(hf_config, hf_model, execution)
-        on_progress("allocating the KV cache", 0.9)
-        layout = plan_layout([layer.shape for layer in layers], hf_model.dtype, config.block_size)
-        pool = KvPool(layout, _num_blocks(config, layout.block_bytes), hf_model.device)
-        info = ModelInfo(
-            name=Path(path).name,
-            architecture=type(hf_model).__name__,
-            vocab_size=hf_config.get_text_config().vocab_size,
-            max_model_len=max_len,
-            eos_token_ids=loader.eos_token_ids(hf_config, hf_model),
-            fingerprint=fingerprint,
-            namespace=PrefixNamespace(
-                fingerprint, loader.tokenizer_hash(folder), layout.dtype, config.block_size
-            ),
-        )
-        on_progress("ready", 1.0)
-        return cls(config, info, model, pool, folder)
+        return cls(config, load(os.fspath(path), config, on_progress))
 
     # Batch use.
 
@@ -267,25 +152,38 @@ class Engine:
     def _result(
         self, request: EngineRequest, updates: list[SequenceUpdate], prompts: SequenceOf[Prompt]
     ) -> GenerationResult:
-        token_ids = tuple(u.token_id for u in updates if u.token_id is not None)
-        reason = updates[-1].finish_reason
-        assert reason is not None
         decodes = self._tokenizer is not None or any(isinstance(p, str) for p in prompts)
         return GenerationResult(
             prompt_token_ids=request.token_ids,
+            completions=tuple(
+                self._completion(of_one, request.params, decodes=decodes)
+                for of_one in ranked(updates, request.params)
+            ),
+            num_cached_tokens=updates[0].num_cached_tokens,
+            prompt_logprobs=tuple(logprobs for u in updates for logprobs in u.prompt_logprobs),
+        )
+
+    def _completion(
+        self, updates: list[SequenceUpdate], params: SamplingParams, *, decodes: bool
+    ) -> Completion:
+        token_ids = tuple(u.token_id for u in updates if u.token_id is not None)
+        if updates[-1].failure is not None:
+            raise InvalidArgumentError("sampling.grammar", updates[-1].failure)
+        reason = updates[-1].finish_reason
+        assert reason is not None, "a completion that has not ended"
+        return Completion(
             token_ids=token_ids,
             text=self.tokenizer.decode(token_ids, skip_special_tokens=True) if decodes else None,
             finish_reason=reason,
-            logprobs=tuple(u.logprob or 0.0 for u in updates if u.token_id is not None)
-            if request.params.logprobs
-            else (),
-            num_cached_tokens=updates[0].num_cached_tokens,
+            logprobs=tuple(u.logprobs for u in updates if u.logprobs) if params.logprobs else (),
+            score=updates[-1].score,
         )
 
     # Step by step.
 
-    def check(self, request: EngineRequest) -> None:
-        """Raises what `add_request` would, except for an id that is taken."""
+    def check(self, request: EngineRequest, grammar: CompiledGrammar | None = None) -> None:
+        """Raises what `add_request` would, except for an id that is taken and for a grammar that
+        is not compiled yet."""
         check_token_ids(request.token_ids, self.info.vocab_size, "token_ids")
         if not 1 <= request.num_prompt_tokens <= len(request.token_ids):
             raise InvalidArgumentError(
@@ -297,51 +195,115 @@ class Engine:
             raise InvalidArgumentError(
                 "sampling.max_tokens", "is already reached by the output given"
             )
-        needed = self.num_blocks_for(request)
-        if needed > self.pool.num_blocks:
+        check_vocabulary(request.params, self.info.vocab_size)
+        if grammar is not None:
+            grammar.start(request.token_ids[request.num_prompt_tokens :])
+        self._check_several(request)
+        for pool in self.cache.pools:
+            needed = self._num_blocks_for(request, pool.layout)
+            if needed > pool.num_blocks:
+                raise InvalidArgumentError(
+                    "token_ids",
+                    f"with what is to follow, they need {needed} KV blocks; the pool has "
+                    f"{pool.num_blocks}: ask for fewer tokens, or enlarge it (--num-blocks)",
+                )
+
+    def _check_several(self, request: EngineRequest) -> None:
+        """Requests of several sequences fork from their prompt, all of them at once."""
+        params, num_sequences = request.params, request.params.num_sequences
+        if request.purpose is Purpose.PREFILL:
+            return
+        if num_sequences > self.config.max_num_seqs:
+            field = "beam_width" if params.beam_width else "best_of" if params.best_of else "n"
             raise InvalidArgumentError(
-                "token_ids",
-                f"with what is to follow, they need {needed} KV blocks; the pool has "
-                f"{self.pool.num_blocks}: ask for fewer tokens, or enlarge it (--num-blocks)",
+                f"sampling.{field}",
+                f"asks for {num_sequences} sequences; this engine runs {self.config.max_num_seqs} "
+                "at once (--max-num-seqs)",
+            )
+        if num_sequences > 1 and len(request.token_ids) > request.num_prompt_tokens:
+            raise InvalidArgumentError(
+                "num_prompt_tokens",
+                f"is {request.num_prompt_tokens} of {len(request.token_ids)} tokens; must be all "
+                "where several sequences are asked for: they share their prompt only",
             )
 
     def num_blocks_for(self, request: EngineRequest) -> int:
-        """Blocks the request can grow to. The KV of the last token is never computed."""
+        """Blocks of the first cache group that the request can grow to, if nothing else runs."""
+        return self._num_blocks_for(request, self.cache.pools[0].layout)
+
+    def _num_blocks_for(self, request: EngineRequest, layout: KvLayout) -> int:
+        """The KV of the last token is never computed. Of several sequences one can always go on
+        alone, but beams only together."""
         total = request.num_prompt_tokens + request.params.max_tokens - 1
         if request.purpose is Purpose.PREFILL:
             total = len(request.token_ids)
-        return -(-total // self.config.block_size)
+        num_blocks = peak_blocks(layout, total, self._max_chunk)
+        is_beam_search = request.params.beam_width and request.purpose is not Purpose.PREFILL
+        return num_blocks * request.params.beam_width if is_beam_search else num_blocks
 
-    def add_request(self, request: EngineRequest) -> None:
-        """Queues a sequence; its first update comes from a later `step`."""
-        self.check(request)
+    def compile_grammar(self, params: SamplingParams) -> CompiledGrammar | None:
+        """Compiles what `params` ask for, for `add_request`. May take a while; from any thread.
+
+        Raises `InvalidArgumentError` for a grammar that does not compile, or not in time.
+        """
+        if params.grammar is None:
+            return None
+        return self._grammars.compile(params.grammar)
+
+    def add_request(self, request: EngineRequest, grammar: CompiledGrammar | None = None) -> None:
+        """Queues a request; its first update comes from a later `step`.
+
+        Args:
+            grammar: compiled before; None compiles it now if the request has one.
+        """
+        if request.params.grammar is not None and grammar is None:
+            grammar = self.compile_grammar(request.params)
+        self.check(request, grammar)
         if request.request_id in self._scheduler:
             raise AlreadyExistsError(f"request {request.request_id!r} is already here")
-        eos = frozenset() if request.params.ignore_eos else self.info.eos_token_ids
+        params = request.params
+        if params.num_sequences > params.n and not params.beam_width and not params.logprobs:
+            params = replace(params, logprobs=True)  # to rank them by
+        speculates = self.config.speculate if params.speculate is None else params.speculate
+        can_speculate = not params.beam_width and request.purpose is not Purpose.PREFILL
         self._scheduler.add(
-            Sequence(
+            Request(
                 request_id=request.request_id,
-                token_ids=list(request.token_ids),
+                token_ids=request.token_ids,
                 num_prompt_tokens=request.num_prompt_tokens,
-                params=request.params,
-                stop_token_ids=frozenset(request.params.stop_token_ids),
-                eos_token_ids=eos,
-                root=self.info.namespace.root(request.salt),
+                params=params,
+                stop_token_ids=frozenset(params.stop_token_ids),
+                eos_token_ids=frozenset() if params.ignore_eos else self.info.eos_token_ids,
+                root=self.info.namespace.root(request.salt, request.adapter),
+                block_hashes=request.block_hashes,
                 purpose=request.purpose,
                 kv_source=request.kv_source,
+                sequence_index=request.sequence_index,
+                priority=request.priority,
+                arrival_time=request.arrival_time,
+                first_token_deadline=request.first_token_deadline,
+                speculates=speculates and can_speculate and self.config.max_drafts > 0,
+                grammar=grammar,
             )
         )
 
-    def commit_external(self, request_id: str, token_id: int) -> None:
-        """The KV of all the sequence's tokens has arrived; `token_id` follows them."""
-        progress = self._scheduler.commit_external(request_id, token_id)
-        if progress is not None and progress.sequence.finish_reason is not None:
+    def commit_external(
+        self, request_id: str, token_id: int | None, logprob: float | None = None
+    ) -> None:
+        """The KV of all the request's tokens has arrived, and `token_id` follows them; None: the
+        first token of each of its sequences is chosen here."""
+        progress = self._scheduler.commit_external(request_id, token_id, logprob)
+        if progress is not None and progress.finish_reason is not None:
             self._committed.append(progress)
 
-    def abort(self, request_id: str) -> None:
-        """Ends a sequence and frees its blocks; no update follows. Idempotent."""
-        self._committed = [p for p in self._committed if p.sequence.request_id != request_id]
-        self._scheduler.abort(request_id)
+    def fail_external(self, request_id: str) -> None:
+        """The KV will not arrive: it is computed here. Idempotent."""
+        self._scheduler.fail_external(request_id)
+
+    def abort(self, *request_ids: str) -> None:
+        """Ends requests and frees their blocks; no update follows. Idempotent."""
+        self._committed = [p for p in self._committed if p.request.request_id not in request_ids]
+        self._scheduler.abort(*request_ids)
 
     def release(self, request_id: str) -> None:
         """Frees the blocks of a finished `PREFILL` sequence. Idempotent."""
@@ -353,20 +315,45 @@ class Engine:
 
     def step(self) -> StepOutput:
         """Schedules, computes and books one step."""
+        self._draft()
         plan = self._scheduler.schedule()
+        start = time.perf_counter()
         result = self._runner.run(plan)
+        self._meter.note_step(plan.num_tokens, time.perf_counter() - start)
         progress = self._scheduler.apply(plan, result)
-        progress, self._committed = self._committed + progress, []
+        progress, self._committed = self._with_committed(progress), []
         self._flushed = False
         return StepOutput(
-            updates=tuple(map(_update, progress)),
+            updates=tuple(updates_of(progress, result)),
             external=plan.external,
-            cache_events=self._blocks.drain_events(),
-            num_tokens=plan.num_tokens,
+            cache_events=self._scheduler.drain_events(),
+            made_progress=plan.made_progress,
         )
+
+    def _draft(self) -> None:
+        """Guesses how the sequences that speculate go on."""
+        sequences = self._scheduler.speculating if self.config.max_drafts else []
+        if not sequences:
+            return
+        most = self.config.max_drafts
+        requests = [
+            DraftRequest(
+                f"{s.request.request_id}.{s.index}", s.token_ids, min(int(s.draft_allowance), most)
+            )
+            for s in sequences
+        ]
+        for sequence, drafts in zip(sequences, self._drafter.propose(requests), strict=True):
+            self._scheduler.set_drafts(sequence, drafts)
+
+    def _with_committed(self, progress: StepProgress) -> StepProgress:
+        return replace(progress, others=self._committed + progress.others)
 
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()
+
+    def memory_report(self) -> MemoryReport:
+        """How the KV blocks are used, sharing and waste among it."""
+        return self._scheduler.memory_report()
 
     def flush_cache(self) -> int:
         """Forgets every cached prefix; the next step's `cache_events` say so.
@@ -376,31 +363,10 @@ class Engine:
         self._flushed = True
         return self._scheduler.reset_prefix_cache()
 
+    def close(self) -> None:
+        """Ends what runs beside the engine. The garbage collector would, too."""
+        self._grammars.close()
+
     def check_integrity(self) -> None:
         """Asserts that tables, counts and queues agree. For tests."""
         self._scheduler.check_integrity()
-
-
-def _update(progress: SequenceProgress) -> SequenceUpdate:
-    sequence = progress.sequence
-    return SequenceUpdate(
-        request_id=sequence.request_id,
-        token_id=progress.token_id,
-        position=sequence.num_output_tokens - 1,
-        logprob=progress.logprob,
-        finish_reason=sequence.finish_reason,
-        num_computed_tokens=sequence.num_computed_tokens,
-        num_cached_tokens=sequence.num_cached_tokens or 0,
-        block_ids=tuple(sequence.block_ids) if sequence.purpose is Purpose.PREFILL else (),
-    )
-
-
-def _num_blocks(config: EngineConfig, block_bytes: int) -> int:
-    if config.num_blocks is not None:
-        return config.num_blocks
-    fitting = config.kv_cache_bytes // block_bytes
-    if fitting == 0:
-        raise InvalidArgumentError(
-            "kv_cache_bytes", f"is {config.kv_cache_bytes}; one block takes {block_bytes}"
-        )
-    return fitting

@@ -65,9 +65,7 @@ class FusedModel:
             hidden = layer.finish(hidden, attended)
         # Behind the last attention only the rows whose logits are wanted matter.
         attended = self._layers[-1].attend(hidden, rotation, self._paged, batch)
-        if len(logit_rows) < len(hidden):
-            hidden, attended = hidden[logit_rows], attended[logit_rows]
-        hidden = self._layers[-1].finish(hidden, attended)
+        hidden = self._layers[-1].finish(hidden[logit_rows], attended[logit_rows])
         return self._lm_head(_rms_norm(hidden, self._final_norm, self._eps))
 
 

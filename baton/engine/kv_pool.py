@@ -1,9 +1,10 @@
-"""The paged KV pool: memory and its layout. Knows nothing of who holds which block.
+"""The paged KV pools: memory and its layout. Knows nothing of who holds which block.
 
-The pool is block-major, `[num_blocks, block_bytes]`: a block is one contiguous region over all
-layers, so that a handoff is a list of (offset, length) and needs no packing. A table per layer
-says where its K and V lie in a block; typed, strided views are derived from it. In the plain case
-a block is `[num_layers, 2, block_size, num_kv_heads, head_dim]`.
+Layers that see the same tokens form a cache group with a pool of its own. A pool is block-major,
+`[num_blocks, block_bytes]`: a block is one contiguous region over all layers of its group, so that
+a handoff is a list of (offset, length) and needs no packing. A table per layer says where its K and
+V lie in a block; typed, strided views are derived from it. In the plain case a block is
+`[num_layers, 2, block_size, num_kv_heads, head_dim]`.
 """
 
 import math
@@ -27,12 +28,16 @@ class LayerLayout:
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """The bytes of one block. Blocks of pools with equal layouts are interchangeable."""
+    """The bytes of one block. Blocks of pools with equal layouts are interchangeable.
+
+    `window`: how many tokens a query of these layers sees, its own among them; None: all.
+    """
 
     dtype: str
     block_size: int
     block_bytes: int
     layers: tuple[LayerLayout, ...]
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +49,10 @@ class KvShape:
     value_head_dim: int
 
 
-def plan_layout(shapes: list[KvShape], dtype: torch.dtype, block_size: int) -> KvLayout:
-    """Lays the layers out one behind the other.
+def plan_layout(
+    shapes: list[KvShape], dtype: torch.dtype, block_size: int, window: int | None = None
+) -> KvLayout:
+    """Lays the layers of one group out one behind the other.
 
     Every part begins at a multiple of the row sizes of all layers, and a block is such a multiple
     too, so that the whole pool can be seen as rows of any one layer. For layers of one shape this
@@ -60,7 +67,8 @@ def plan_layout(shapes: list[KvShape], dtype: torch.dtype, block_size: int) -> K
         )
         width = shape.num_kv_heads * (shape.key_head_dim + shape.value_head_dim)
         offset = _round_up(offset + block_size * width * dtype.itemsize, unit)
-    return KvLayout(str(dtype).removeprefix("torch."), block_size, offset, tuple(layers))
+    name = str(dtype).removeprefix("torch.")
+    return KvLayout(name, block_size, offset, tuple(layers), window)
 
 
 def _round_up(value: int, unit: int) -> int:
@@ -100,32 +108,101 @@ class LayerCache:
 
 
 class KvPool:
-    """`num_blocks` blocks of memory on one device.
+    """Blocks 1 to `num_blocks` of memory on one device, of one cache group.
 
-    One block more, `null_block`, is always zero: it pads tables to one length.
+    Block 0, `NULL_BLOCK`, is always zero: it pads tables to one length.
     """
 
     def __init__(self, layout: KvLayout, num_blocks: int, device: torch.device) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
-        self.null_block = num_blocks
+        self.device = device
         shape = (num_blocks + 1, layout.block_bytes)
         self._bytes = torch.zeros(shape, dtype=torch.uint8, device=device)
         typed = self._bytes.view(getattr(torch, layout.dtype))
         self.layers = [LayerCache(typed, layout, layer) for layer in layout.layers]
 
     def clear_blocks(self, block_ids: list[int]) -> None:
-        """Zeroes blocks that are about to be filled in part, and read as a whole: what a sequence
-        before left in the rest must not be read, since even masked out a NaN spreads."""
-        if block_ids:
-            self._bytes[block_ids] = 0
+        """Zeroes blocks that will be filled in part and read as a whole."""
+        self._bytes[block_ids] = 0
+
+    def copy_blocks(self, sources: list[int], targets: list[int], origin: "KvPool") -> None:
+        """Copies whole blocks from a pool of the same layout, this one or the host's; all are read
+        before any is written."""
+        self._bytes[targets] = origin._bytes[sources].to(self._bytes.device)
 
     def read_block(self, block_id: int) -> "memoryview[Any]":
         """One block's bytes. On a CPU a view of the pool, valid until the block is released."""
-        return memoryview(self._bytes[block_id].cpu().numpy())  # type: ignore[arg-type]
+        array: Any = self._bytes[block_id].cpu().numpy()  # some numpy releases type it as no buffer
+        return memoryview(array)
 
     def write_block(self, block_id: int, content: "bytes | memoryview[Any]") -> None:
         """Fills one block; `content` is exactly `block_bytes` long."""
         source = torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy())
         assert len(source) == self.layout.block_bytes, "content of another length than a block"
         self._bytes[block_id].copy_(source)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlace:
+    """Where a layer of the model keeps its KV: the cache group, and the layer of its pool."""
+
+    group: int
+    index: int
+
+
+class KvCache:
+    """The pools of all cache groups, and of the host blocks they swap to.
+
+    Attributes:
+        places: of each layer of the model.
+        pools: one per group; those without a window come first.
+        host_pools: the same in host memory; empty if there is no swap space.
+    """
+
+    def __init__(
+        self, pools: list[KvPool], host_pools: list[KvPool], places: list[LayerPlace]
+    ) -> None:
+        self.pools = pools
+        self.host_pools = host_pools
+        self.places = places
+
+    @property
+    def layouts(self) -> tuple[KvLayout, ...]:
+        return tuple(pool.layout for pool in self.pools)
+
+
+def plan_groups(
+    shapes: list[KvShape], windows: list[int | None], dtype: torch.dtype, block_size: int
+) -> tuple[list[KvLayout], list[LayerPlace]]:
+    """One layout per set of layers that see the same tokens, and each layer's place in them."""
+    order = sorted(set(windows), key=lambda w: math.inf if w is None else w, reverse=True)
+    members = [[i for i, w in enumerate(windows) if w == window] for window in order]
+    layouts = [
+        plan_layout([shapes[i] for i in layers], dtype, block_size, window)
+        for window, layers in zip(order, members, strict=True)
+    ]
+    places = {
+        layer: LayerPlace(group, index)
+        for group, layers in enumerate(members)
+        for index, layer in enumerate(layers)
+    }
+    return layouts, [places[i] for i in range(len(shapes))]
+
+
+def share_memory(layouts: list[KvLayout], num_bytes: int, most: list[int]) -> list[int]:
+    """Blocks of each group that fit into `num_bytes` together.
+
+    Every group gets equally many, but none more than `most` of it, what all sequences together can
+    ever hold; what such a group leaves goes to the others.
+    """
+    counts = [0] * len(layouts)
+    open_groups = set(range(len(layouts)))
+    while open_groups:
+        taken = sum(counts[i] * layouts[i].block_bytes for i in range(len(layouts)))
+        each = (num_bytes - taken) // sum(layouts[i].block_bytes for i in open_groups)
+        bounded = {i for i in open_groups if most[i] <= each}
+        for i in bounded or open_groups:
+            counts[i] = min(most[i], each)
+        open_groups -= bounded or open_groups
+    return counts

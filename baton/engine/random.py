@@ -2,50 +2,52 @@
 1, 2, 3", SC 2011).
 
 A number is a pure function of (seed, sequence index, position), so a request draws the same ones
-in any batch, on any worker, on any device, and a resumed request goes on where it was. The integers
-are equal everywhere; floating-point functions of them may differ in the last bit between devices.
+in any batch, on any worker, on any device, and a resumed request goes on where it was. They are
+made on the host, where a step's few cost less than the launches of a device would.
 """
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
-_MASK = 0xFFFFFFFF
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
+_MASK = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
 _ROUNDS = 10
+# Of words 0 and 2 of the counter; the sums that both words of the key have before each round.
+_MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], np.uint64)
+_WEYL = np.arange(_ROUNDS, dtype=np.uint64)[:, None, None] * np.array(
+    [[0x9E3779B9], [0xBB67AE85]], np.uint64
+)
 
 
-def philox(counter: list[torch.Tensor], key: list[torch.Tensor]) -> list[torch.Tensor]:
+def philox(counter: npt.NDArray[np.uint64], key: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Four 32-bit words for each of a vector of counters.
 
     Args:
-        counter: 4 int64 tensors of equal shape with values in [0, 2^32).
-        key: 2 such tensors.
+        counter: `[4, n]`, values in [0, 2^32).
+        key: `[2, n]`, values in [0, 2^32).
 
-    Returns 4 int64 tensors with values in [0, 2^32).
+    Returns `[4, n]`, values in [0, 2^32).
     """
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(_ROUNDS):
-        # A product of two 32-bit words wraps in int64, but its bits are right.
-        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        hi0, hi1 = (p0 >> 32) & _MASK, (p1 >> 32) & _MASK
-        c0, c1, c2, c3 = hi1 ^ c1 ^ k0, p1 & _MASK, hi0 ^ c3 ^ k1, p0 & _MASK
-        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
-    return [c0, c1, c2, c3]
+    even, odd = counter[0::2], counter[1::2]
+    for round_key in (key + _WEYL) & _MASK:
+        product = even * _MULTIPLIERS
+        even = (product >> _HALF)[::-1] ^ odd ^ round_key
+        odd = (product & _MASK)[::-1]
+    return np.stack([even[0], odd[0], even[1], odd[1]])
 
 
 def uniform(
-    seeds: list[int], sequence_indices: list[int], positions: list[int], device: torch.device
-) -> torch.Tensor:
-    """One number in [0, 1) with 53 random bits per (seed, sequence index, position): float64."""
-    words = [
-        [p & _MASK for p in positions],
-        [s & _MASK for s in sequence_indices],
-        [p >> 32 for p in positions],
-        [0] * len(positions),
-        [s & _MASK for s in seeds],
-        [s >> 32 for s in seeds],
-    ]
-    columns = list(torch.tensor(words, dtype=torch.int64, device=device))
-    w0, w1, _, _ = philox(columns[:4], columns[4:])
-    return ((w0 >> 5) * 2**26 + (w1 >> 6)).double() * 2.0**-53
+    seeds: npt.NDArray[np.uint64],
+    sequence_indices: npt.NDArray[np.int64],
+    positions: npt.NDArray[np.int64],
+) -> npt.NDArray[np.float64]:
+    """One number in [0, 1) with 53 random bits per (seed, sequence index, position)."""
+    counter = np.zeros((4, len(seeds)), np.uint64)
+    counter[0] = positions
+    counter[2] = counter[0] >> _HALF
+    counter[0] &= _MASK
+    counter[1] = sequence_indices
+    words = philox(counter, np.stack([seeds & _MASK, seeds >> _HALF]))
+    mantissas = ((words[0] >> np.uint64(5)) << np.uint64(26)) | (words[1] >> np.uint64(6))
+    numbers: npt.NDArray[np.float64] = mantissas * 2.0**-53
+    return numbers

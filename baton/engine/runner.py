@@ -1,18 +1,26 @@
-"""Computes a step plan: builds the flat batch, runs the model, samples. Decides nothing."""
+"""Computes a step plan: moves blocks, builds the flat batch, runs the model, samples. Decides
+nothing."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
 import torch
 
-from baton.engine.attention import AttentionBatch, PagedAttention, QuerySpan
-from baton.engine.core.plan import AddedSequence, ScheduledSequence, StepPlan, StepResult
-from baton.engine.kv_pool import KvPool
-from baton.engine.sampler import SamplingRow, sample
+from baton.engine.attention import AttentionBatch, PagedAttention, RaggedBatch
+from baton.engine.core.encoder_cache import EncoderInput
+from baton.engine.core.plan import BlockMove, StepPlan, StepResult, TokenLogprobs
+from baton.engine.core.seats import Int64Array, Seats
+from baton.engine.grammar_masks import GrammarMasks
+from baton.engine.kv_pool import KvCache, KvPool
+from baton.engine.sampler import Sampler, score
+
+_NOTHING = StepResult(np.zeros(0, np.int64))
 
 
 class DecoderModel(Protocol):
-    """A model over a flat batch whose K and V go to the pool."""
+    """A model over a flat batch whose K and V go to the cache."""
 
     def use(self, paged: PagedAttention) -> None: ...
 
@@ -25,72 +33,201 @@ class DecoderModel(Protocol):
     ) -> torch.Tensor: ...
 
 
-@dataclass(slots=True)
-class _RunnerSequence:
-    """The runner's own copy of what it needs of a sequence; kept current from the plans."""
+@dataclass(frozen=True, slots=True)
+class ModelInputs:
+    """One step as the model sees it.
 
-    added: AddedSequence
-    token_ids: list[int]
-    block_ids: list[int]
+    Attributes:
+        token_ids, positions: `[num_tokens]`.
+        logit_rows: `[num_rows]`, which tokens' logits are wanted.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    batch: AttentionBatch
+    logit_rows: torch.Tensor
+
+
+class Encoder(Protocol):
+    """Computes the encoder inputs of multimodal prompts, and keeps them until told to forget."""
+
+    def encode(self, request_id: str, encoder_input: EncoderInput) -> None: ...
+
+    def forget(self, content_hash: bytes) -> None: ...
 
 
 class ModelRunner:
-    """One model on one device. Remembers sequences from plan to plan until they are dropped."""
+    """One model on one device. Reads the columns that the scheduler writes."""
 
-    def __init__(self, model: DecoderModel, pool: KvPool, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: DecoderModel,
+        cache: KvCache,
+        seats: Seats,
+        sampler: Sampler,
+        vocab_size: int,
+        device: torch.device,
+        encoder: Encoder | None = None,
+    ) -> None:
         self._model = model
-        self._pool = pool
+        self._cache = cache
+        self._seats = seats
+        self._sampler = sampler
         self._device = device
-        self._sequences: dict[str, _RunnerSequence] = {}
-        model.use(PagedAttention(pool))
+        self._encoder = encoder
+        self._grammars = GrammarMasks(len(seats.owners), vocab_size)
+        model.use(PagedAttention(cache))
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Computes the plan's tokens and samples where it says so."""
-        self._update(plan)
-        if not plan.scheduled:
-            return StepResult((), ())
-        token_ids: list[int] = []
-        positions: list[int] = []
-        spans: list[QuerySpan] = []
-        logit_rows: list[int] = []
-        for item in plan.scheduled:
-            sequence = self._sequences[item.request_id]
-            spans.append(
-                QuerySpan(len(token_ids), item.end - item.start, item.end, sequence.block_ids)
-            )
-            token_ids += sequence.token_ids[item.start : item.end]
-            positions += range(item.start, item.end)
-            if item.samples:
-                logit_rows.append(len(token_ids) - 1)
-        batch = AttentionBatch(spans, self._pool, self._device)
+        if plan.has_memory_operations:
+            self._move_blocks(plan)
+        for sequence in plan.seated:
+            request = sequence.request
+            self._sampler.assign(sequence.seat, request.params, request.num_prompt_tokens)
+            self._grammars.assign(sequence.seat, request)
+        self._encode(plan)
+        if not plan.num_tokens:
+            return _NOTHING
+        inputs = self.inputs(plan)
         logits = self._model.forward(
-            self._tensor(token_ids), self._tensor(positions), batch, self._tensor(logit_rows)
+            inputs.token_ids, inputs.positions, inputs.batch, inputs.logit_rows
         )
-        return self._sample(logits, [s for s in plan.scheduled if s.samples])
+        return self._choose(plan, logits)
 
-    def _update(self, plan: StepPlan) -> None:
-        for request_id in plan.dropped:
-            self._sequences.pop(request_id, None)
-        for added in plan.added:
-            self._sequences[added.request_id] = _RunnerSequence(
-                added, list(added.token_ids), list(added.block_ids)
+    def inputs(self, plan: StepPlan) -> ModelInputs:
+        """What the model is given: the tokens of the step, who attends to what, and where new K and
+        V go."""
+        seats, starts = plan.decode_seats, plan.decode_starts
+        tables = self._seats.block_tables
+        if not plan.spans:
+            ragged = RaggedBatch.of_decodes(seats, starts, tables)
+        else:
+            spans = np.array(
+                [(s.sequence.seat, s.start, s.end - s.start) for s in plan.spans], np.int64
+            ).T
+            ragged = RaggedBatch(
+                np.concatenate([seats, spans[0]]),
+                np.concatenate([starts, spans[1]]),
+                np.concatenate([np.ones_like(seats), spans[2]]),
+                len(seats),
+                tables,
             )
-        for item in plan.scheduled:
-            self._sequences[item.request_id].block_ids += item.new_block_ids
+        batch = AttentionBatch(ragged, self._cache.layouts, self._device)
+        token_ids = self._seats.token_ids[batch.token_seats, batch.positions]
+        rows = plan.sample_rows
+        if plan.spans:
+            rows = np.concatenate([rows, plan.beam_rows, _scored_rows(plan)])
+        return ModelInputs(
+            torch.from_numpy(token_ids).to(self._device, torch.int64),
+            torch.from_numpy(batch.positions).to(self._device),
+            batch,
+            torch.from_numpy(rows).to(self._device),
+        )
 
-    def _sample(self, logits: torch.Tensor, items: list[ScheduledSequence]) -> StepResult:
-        if not items:
-            return StepResult((), ())
-        sequences = [self._sequences[item.request_id] for item in items]
-        rows = [
-            SamplingRow(s.added.params, len(s.token_ids) - s.added.num_prompt_tokens)
-            for s in sequences
-        ]
-        token_ids, logprobs = sample(logits, rows)
-        for sequence, token_id in zip(sequences, token_ids, strict=True):
-            sequence.token_ids.append(token_id)
-        return StepResult(tuple(token_ids), tuple(logprobs))
+    def _move_blocks(self, plan: StepPlan) -> None:
+        """Out, copies, clearing, in: nothing is overwritten before it was read."""
+        pools, hosts = self._cache.pools, self._cache.host_pools
+        _copy(plan.swap_out, pools, hosts)
+        _copy(plan.copies, pools, pools)
+        for group, pool in enumerate(pools):
+            cleared = [block_id for g, block_id in plan.cleared if g == group]
+            if cleared:
+                pool.clear_blocks(cleared)
+        _copy(plan.swap_in, hosts, pools)
 
-    def _tensor(self, values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+    def _encode(self, plan: StepPlan) -> None:
+        if self._encoder is None:
+            assert not plan.encoder.to_compute, "encoder inputs without an encoder"
+            return
+        for content_hash in plan.encoder.freed:
+            self._encoder.forget(content_hash)
+        for request_id, encoder_input in plan.encoder.to_compute:
+            self._encoder.encode(request_id, encoder_input)
+
+    def _choose(self, plan: StepPlan, logits: torch.Tensor) -> StepResult:
+        num_sampled, num_beams = len(plan.sample_rows), len(plan.beam_rows)
+        sampled = logits[:num_sampled]
+        result = _NOTHING
+        if num_sampled:
+            result = self._sample(plan, sampled)
+        if num_beams:
+            result = self._beam_candidates(
+                plan, logits[num_sampled : num_sampled + num_beams], result
+            )
+        if len(logits) > num_sampled + num_beams:
+            scores = self._score(plan, logits[num_sampled + num_beams :])
+            result = replace(result, prompt_logprobs=scores)
+        return result
+
+    def _sample(self, plan: StepPlan, logits: torch.Tensor) -> StepResult:
+        columns, seats, lengths = self._seats.token_ids, plan.sample_seats, plan.sample_lengths
+        allowed = self._grammars.fill(seats, lengths, columns)
+        chosen = self._sampler.sample(logits, seats, plan.sample_indices, lengths, columns, allowed)
+        endings: dict[int, str | None] = {}
+        if allowed is not None:
+            endings = self._grammars.accept(seats, lengths, columns, chosen.token_ids)
+        return StepResult(
+            chosen.token_ids,
+            chosen.logprobs,
+            chosen.top_ids,
+            chosen.top_logprobs,
+            endings=endings,
+        )
+
+    def _beam_candidates(
+        self, plan: StepPlan, logits: torch.Tensor, result: StepResult
+    ) -> StepResult:
+        token_ids, scores = self._sampler.beam_candidates(
+            logits,
+            plan.beam_seats,
+            plan.beam_lengths,
+            self._seats.token_ids,
+            plan.num_beam_candidates,
+        )
+        logprobs = None
+        if any(s.sequence.request.params.logprobs for s in plan.spans if s.sequence.request.beams):
+            chosen = torch.from_numpy(token_ids).to(logits.device)
+            logprobs = logits.log_softmax(-1, dtype=torch.float32).gather(-1, chosen).cpu().numpy()
+        return replace(result, beam_token_ids=token_ids, beam_scores=scores, beam_logprobs=logprobs)
+
+    def _score(self, plan: StepPlan, logits: torch.Tensor) -> dict[int, tuple[TokenLogprobs, ...]]:
+        """Log-probabilities of prompt tokens, per span."""
+        scores: dict[int, tuple[TokenLogprobs, ...]] = {}
+        row = 0
+        for i, span in enumerate(plan.spans):
+            if span.scored:
+                targets = span.sequence.tokens[span.scored.start : span.scored.stop]
+                k = span.sequence.request.params.prompt_logprobs or 0
+                found = score(logits[row : row + len(targets)], targets.astype(np.int64), k)
+                scores[i] = tuple(
+                    TokenLogprobs(logprob, tuple(ids), tuple(logprobs))
+                    for logprob, ids, logprobs in zip(
+                        found.logprobs.tolist(),
+                        found.top_ids.tolist(),
+                        found.top_logprobs.tolist(),
+                        strict=True,
+                    )
+                )
+                row += len(targets)
+        return scores
+
+
+def _scored_rows(plan: StepPlan) -> Int64Array:
+    """Rows of the flat batch whose logits give the log-probabilities of prompt tokens."""
+    rows: list[int] = []
+    begin = len(plan.decode_seats)
+    for span in plan.spans:
+        if span.scored:
+            first = begin - span.start - 1  # of the token before position 0
+            rows += range(first + span.scored.start, first + span.scored.stop)
+        begin += span.end - span.start
+    return np.array(rows, np.int64)
+
+
+def _copy(moves: SequenceOf[BlockMove], origins: list[KvPool], targets: list[KvPool]) -> None:
+    for group, target in enumerate(targets):
+        mine = [m for m in moves if m.group == group]
+        if mine:
+            target.copy_blocks([m.source for m in mine], [m.target for m in mine], origins[group])

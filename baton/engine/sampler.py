@@ -1,82 +1,201 @@
 """Chooses the next token of each sequence from its logits, batched over the step.
 
-Order of operations as in transformers' logits processors: temperature, top-k, top-p, draw.
+The order is that of transformers' processors: those of `logits_processors`, the grammar, then
+temperature, top-k, top-p, min-p and the draw. Random choices are drawn by inverse transform in the
+order of the vocabulary from the number of (seed, sequence index, output position), so that a row
+gets the same token in any batch. Two rules differ from transformers', so that `top_k=1` is greedy
+and a row does not depend on its neighbours: `top_k` keeps exactly k tokens, and tokens equally
+likely are ordered by id.
 """
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from baton.engine.draw import draw, largest, to_tensor
+from baton.engine.logits_processors import Bitmask, Int32Array, process, restrict
 from baton.engine.random import uniform
+from baton.engine.sampling_columns import (
+    GRAMMAR,
+    LOGPROBS,
+    PROCESSING,
+    RANDOM,
+    Int64Array,
+    Rows,
+    SamplingColumns,
+)
 from baton.sampling import SamplingParams
+
+Float32Array = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingRow:
-    """What one row of logits is sampled by. `position` is that of the token to be chosen, counted
-    from the beginning of the output."""
+class Sampled:
+    """What `Sampler.sample` chose.
 
-    params: SamplingParams
-    position: int
-    sequence_index: int = 0
+    Attributes:
+        token_ids: `[num_rows]`.
+        logprobs: `[num_rows]`, of the chosen token in nats, from the untouched logits; None if no
+            row asks, 0 for a row that does not.
+        top_ids, top_logprobs: `[num_rows, k]`, most likely first, k the most that a row asks for or
+            the whole vocabulary; None if no row asks. A row that asks for fewer has them first;
+            a row that asks for none has nothing of meaning.
+    """
+
+    token_ids: Int64Array
+    logprobs: Float32Array | None = None
+    top_ids: Int64Array | None = None
+    top_logprobs: Float32Array | None = None
 
 
-def sample(logits: torch.Tensor, rows: list[SamplingRow]) -> tuple[list[int], list[float]]:
-    """One token and its log-probability (nats, of the untouched distribution) per row.
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Log-probabilities of given tokens `[num_rows]`, and `[num_rows, k]` of the most likely."""
+
+    logprobs: Float32Array
+    top_ids: Int64Array
+    top_logprobs: Float32Array
+
+
+class Sampler:
+    """The sampler of one model: knows what each seat asks for, and keeps nothing between steps.
+
+    `ignore_eos` is not looked at: who ignores an end of sequence may still be given one.
+    """
+
+    def __init__(
+        self,
+        num_seats: int,
+        vocab_size: int,
+        device: torch.device,
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        self._columns = SamplingColumns(num_seats, vocab_size, eos_token_ids)
+        self._device = device
+
+    def assign(self, seat: int, params: SamplingParams, num_prompt_tokens: int) -> None:
+        """A sequence takes the seat; what was there before is forgotten."""
+        self._columns.assign(seat, params, num_prompt_tokens)
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        seats: Int64Array,
+        sequence_indices: Int64Array,
+        lengths: Int64Array,
+        token_ids: Int32Array,
+        allowed: tuple[Int64Array, Bitmask] | None = None,
+    ) -> Sampled:
+        """One token per row. A row with nothing left to choose from still gets some token.
+
+        Args:
+            logits: `[num_rows, vocab_size]` of any float type; not changed.
+            seats: `[num_rows]`; a seat may have several rows.
+            sequence_indices: `[num_rows]`, which of its request's sequences each row belongs to.
+            lengths: `[num_rows]`, tokens before the one to be chosen, prompt included.
+            token_ids: `[num_seats, capacity]`; `[seats[r], :lengths[r]]` is the history of row r.
+            allowed: the rows under a grammar, and what it allows each.
+        """
+        uses = self._columns.uses.take(seats)
+        if allowed is not None:
+            uses[allowed[0]] |= GRAMMAR
+        if not np.count_nonzero(uses):
+            return Sampled(logits.argmax(-1).cpu().numpy())
+        rows = self._columns.rows(seats, lengths, uses)
+        chosen = self._choose(logits, rows, sequence_indices, token_ids, allowed)
+        return _with_logprobs(logits, rows, chosen.cpu().numpy())
+
+    def beam_candidates(
+        self,
+        logits: torch.Tensor,
+        seats: Int64Array,
+        lengths: Int64Array,
+        token_ids: Int32Array,
+        k: int,
+    ) -> tuple[Int64Array, Float32Array]:
+        """The `k` best next tokens of each row and their scores, best first: `[num_rows, k]`.
+
+        A score is the token's log-probability after the processors, as in transformers' beam
+        search; it is -inf where fewer than `k` tokens are left. `k` is at most the vocabulary.
+        """
+        scores = logits.log_softmax(-1, dtype=torch.float32)
+        rows = self._columns.rows(seats, lengths, self._columns.uses.take(seats))
+        process(scores, rows, self._columns, token_ids)
+        ids = largest(scores, min(k, scores.shape[-1]))
+        return ids.cpu().numpy(), scores.gather(-1, ids).cpu().numpy()
+
+    def _choose(
+        self,
+        logits: torch.Tensor,
+        rows: Rows,
+        sequence_indices: Int64Array,
+        history: Int32Array,
+        allowed: tuple[Int64Array, Bitmask] | None,
+    ) -> torch.Tensor:
+        """`[num_rows]`. The rows that are more than an argmax are worked on in a float32 copy."""
+        special = rows.that_use(RANDOM | PROCESSING)
+        if not special.size:
+            return logits.argmax(-1)
+        scores = self._copy(logits, special)
+        asking = rows.take(special)
+        process(scores, asking, self._columns, history)
+        if allowed is not None and len(allowed[0]):
+            restrict(scores, np.searchsorted(special, allowed[0]), allowed[1])
+        picked = self._pick(scores, asking, sequence_indices[special])
+        if special.size == len(logits):
+            return picked
+        return logits.argmax(-1).index_copy_(0, to_tensor(special, self._device), picked)
+
+    def _pick(self, scores: torch.Tensor, rows: Rows, sequence_indices: Int64Array) -> torch.Tensor:
+        """The most likely token, or a drawn one where the row asks: `[num_rows]`."""
+        random = rows.that_use(RANDOM)
+        if not random.size:
+            return scores.argmax(-1)
+        asking = rows.take(random)
+        positions = asking.lengths - asking.numbers["num_prompt_tokens"]
+        draws = uniform(asking.numbers["seed"], sequence_indices[random], positions)
+        if random.size == len(scores):
+            return draw(scores, asking, to_tensor(draws, self._device))
+        index = to_tensor(random, self._device)
+        drawn = draw(scores[index], asking, to_tensor(draws, self._device))
+        return scores.argmax(-1).index_copy_(0, index, drawn)
+
+    def _copy(self, logits: torch.Tensor, rows: Int64Array) -> torch.Tensor:
+        if rows.size == len(logits):
+            return logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        return logits[to_tensor(rows, self._device)].float()
+
+
+def score(logits: torch.Tensor, targets: Int64Array, k: int) -> Scores:
+    """How likely `targets` and the `k` most likely tokens are, in nats.
 
     Args:
-        logits: `[num_rows, vocab_size]`; not changed.
-
-    Log-probabilities are computed only if a row asks; else they are 0.
+        logits: `[num_rows, vocab_size]` of any float type; not changed.
+        targets: `[num_rows]` token ids.
+        k: 0 or more; more than the vocabulary is the vocabulary.
     """
-    token_ids = logits.argmax(-1)
-    random = [i for i, row in enumerate(rows) if not row.params.is_greedy]
-    if random:
-        token_ids[random] = _draw(logits[random].float(), [rows[i] for i in random])
-    logprobs = [0.0] * len(rows)
-    if any(row.params.logprobs for row in rows):
-        chosen = logits.float().log_softmax(-1).gather(-1, token_ids[:, None])
-        logprobs = chosen.squeeze(-1).tolist()
-    return token_ids.tolist(), logprobs
+    logprobs = logits.log_softmax(-1, dtype=torch.float32)
+    of_targets = logprobs.gather(-1, to_tensor(targets, logits.device)[:, None])[:, 0]
+    top_ids = largest(logprobs, min(k, logprobs.shape[-1]))
+    top_logprobs = logprobs.gather(-1, top_ids)
+    return Scores(of_targets.cpu().numpy(), top_ids.cpu().numpy(), top_logprobs.cpu().numpy())
 
 
-def _draw(logits: torch.Tensor, rows: list[SamplingRow]) -> torch.Tensor:
-    """Inverse-transform sampling, in the order of the vocabulary: `[num_rows]`."""
-    device = logits.device
-    temperature = torch.tensor([r.params.temperature for r in rows], device=device)
-    # Relative to the largest, so that no temperature, however small, makes more than one infinity.
-    logits = logits - logits.amax(-1, keepdim=True)
-    logits = logits / temperature.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
-    if any(r.params.top_k > 0 or r.params.top_p < 1.0 for r in rows):
-        logits = _truncate(logits, rows)
-    cumulative = logits.double().softmax(-1).cumsum(-1)
-    draws = uniform(
-        [r.params.seed for r in rows],
-        [r.sequence_index for r in rows],
-        [r.position for r in rows],
-        device,
-    )
-    # Scaled by the last sum, so that rounding can never point past the last token.
-    targets = draws[:, None] * cumulative[:, -1:]
-    chosen = torch.searchsorted(cumulative, targets, right=True).squeeze(-1)
-    # Logits that are not numbers choose no token; any id will do, as long as it is one.
-    return chosen.clamp_max(logits.shape[-1] - 1)
-
-
-def _truncate(logits: torch.Tensor, rows: list[SamplingRow]) -> torch.Tensor:
-    """Keeps the `top_k` most likely tokens and, of those, the fewest whose probabilities sum to
-    `top_p`; the rest become -inf. The most likely token always stays."""
-    vocab_size = logits.shape[-1]
-    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    ranks = torch.arange(vocab_size, device=logits.device)
-    top_k = torch.tensor(
-        [min(r.params.top_k or vocab_size, vocab_size) for r in rows], device=logits.device
-    )
-    top_p = torch.tensor([r.params.top_p for r in rows], device=logits.device)
-    ordered = ordered.masked_fill(ranks >= top_k[:, None], -torch.inf)
-    probabilities = ordered.softmax(-1)
-    before = probabilities.cumsum(-1) - probabilities
-    # Rounding brings `before` to 1 early; a row that asks for all tokens keeps them all.
-    is_tail = (before >= top_p[:, None]) & (top_p < 1.0)[:, None] & (ranks > 0)
-    ordered = ordered.masked_fill(is_tail, -torch.inf)
-    return torch.empty_like(logits).scatter_(-1, order, ordered)
+def _with_logprobs(logits: torch.Tensor, rows: Rows, chosen: Int64Array) -> Sampled:
+    at = rows.that_use(LOGPROBS)
+    if not at.size:
+        return Sampled(chosen)
+    k = min(int(rows.numbers["num_top_logprobs"][at].max()), logits.shape[-1])
+    if at.size < len(rows.seats):
+        logits = logits[to_tensor(at, logits.device)]
+    scores = score(logits, chosen[at], k)
+    logprobs = np.zeros(len(rows.seats), np.float32)
+    logprobs[at] = scores.logprobs
+    if k == 0:
+        return Sampled(chosen, logprobs)
+    top_ids = np.zeros((len(rows.seats), k), np.int64)
+    top_logprobs = np.full((len(rows.seats), k), -np.inf, np.float32)
+    top_ids[at], top_logprobs[at] = scores.top_ids, scores.top_logprobs
+    return Sampled(chosen, logprobs, top_ids, top_logprobs)

@@ -5,15 +5,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.cluster.prefix import PrefixNamespace, extend_chain, hash_block, hash_chain
+from baton.cluster.prefix import (
+    PrefixNamespace,
+    encode_tokens,
+    extend_chain,
+    hash_block,
+    hash_chain,
+)
 
 NAMESPACE = PrefixNamespace(b"model", b"tokenizer", "float32", 4)
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 
 
-def plain_root(namespace: PrefixNamespace, salt: bytes) -> bytes:
+def plain_root(namespace: PrefixNamespace, *parts: bytes) -> bytes:
     data = b"baton.prefix" + struct.pack("<II", 1, namespace.block_size)
-    for field in (namespace.model, namespace.tokenizer, namespace.kv_dtype.encode(), salt):
+    for field in (namespace.model, namespace.tokenizer, namespace.kv_dtype.encode(), *parts):
         data += struct.pack("<I", len(field)) + field
     return hashlib.sha256(data).digest()[:16]
 
@@ -35,6 +41,22 @@ def plain_block(parent: bytes, tokens: list[int], extras: bytes = b"") -> bytes:
 def test_the_root_is_the_same_on_every_machine(salt: bytes, golden: str) -> None:
     assert NAMESPACE.root(salt).hex() == golden
     assert plain_root(NAMESPACE, salt).hex() == golden
+
+
+def test_a_root_with_an_adapter_is_the_same_on_every_machine() -> None:
+    golden = "fb6eac98f58bc06e60c8698ac4f0dfe1"
+    assert NAMESPACE.root(b"tenant", b"adapter").hex() == golden
+    assert plain_root(NAMESPACE, b"tenant", b"adapter").hex() == golden
+
+
+def test_extras_go_into_the_blocks_that_have_them() -> None:
+    tokens = list(range(12))
+    extras = {1: b"image"}
+    hashes: list[bytes] = []
+    extend_chain(hashes, NAMESPACE.root(), encode_tokens(tokens), 4, lambda i: extras.get(i, b""))
+    first = plain_block(plain_root(NAMESPACE, b""), tokens[:4])
+    second = plain_block(first, tokens[4:8], b"image")
+    assert hashes == [first, second, plain_block(second, tokens[8:])]
 
 
 def test_the_chain_is_the_same_on_every_machine() -> None:
@@ -61,8 +83,9 @@ def test_extending_block_by_block_agrees_with_hashing_each_block(
         parent = hash_block(parent, tokens[start : start + block_size])
         expected.append(parent)
     hashes: list[bytes] = []
-    extend_chain(hashes, NAMESPACE.root(), tokens[:cut], block_size)
-    extend_chain(hashes, NAMESPACE.root(), tokens, block_size)
+    extend_chain(hashes, NAMESPACE.root(), encode_tokens(tokens[:cut]), block_size)
+    rest = encode_tokens(tokens[len(hashes) * block_size :])
+    extend_chain(hashes, NAMESPACE.root(), rest, block_size)
     assert hashes == expected == hash_chain(NAMESPACE.root(), tokens, block_size)
 
 

@@ -57,6 +57,7 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
     ),
     "llama_llama3_rope": _family("LlamaConfig", rope_parameters=_LLAMA3),
     "llama_eos": _family("LlamaConfig", eos_token_id=[384, 330]),
+    "llama_few_words": _family("LlamaConfig", vocab_size=12),
     "llama_gelu": _family("LlamaConfig", hidden_act="gelu"),
     "qwen2": _family("Qwen2Config"),
     "qwen2_hybrid": _family(

@@ -12,7 +12,8 @@ from baton.engine.async_engine import AsyncEngine, SequenceStream
 from baton.engine.config import EngineConfig
 from baton.engine.core.block_pool import CacheEvents
 from baton.engine.core.sequence import FinishReason, KvSource, Purpose
-from baton.engine.engine import Engine, EngineRequest, SequenceUpdate, StepOutput
+from baton.engine.engine import Engine
+from baton.engine.messages import EngineRequest, SequenceUpdate, StepOutput
 from baton.errors import (
     AlreadyExistsError,
     BatonError,
@@ -56,10 +57,11 @@ class ScriptedEngine:
         self.allow = threading.Semaphore(0)
         self.error: Exception | None = None
 
-    def check(self, _request: EngineRequest) -> None:
+    def check(self, _request: EngineRequest, _grammar: object | None = None) -> None:
         return
 
-    def add_request(self, request: EngineRequest) -> None:
+    def add_request(self, request: EngineRequest, grammar: object | None = None) -> None:
+        assert grammar is None
         assert request.request_id not in self.requests
         self.num_added += 1
         self.requests[request.request_id] = 100 * self.num_added
@@ -70,6 +72,9 @@ class ScriptedEngine:
 
     def flush_cache(self) -> int:
         return 7
+
+    def close(self) -> None:
+        self.is_closed = True
 
     @property
     def has_work(self) -> bool:
@@ -82,9 +87,9 @@ class ScriptedEngine:
             raise self.error
         updates = []
         for request_id, token in self.requests.items():
-            updates.append(SequenceUpdate(request_id, token, token % 100, None, None, 1, 0, ()))
+            updates.append(SequenceUpdate(request_id, 0, token, token % 100))
             self.requests[request_id] += 1
-        return StepOutput(tuple(updates), (), NOTHING, len(updates))
+        return StepOutput(tuple(updates), (), NOTHING, made_progress=bool(updates))
 
 
 @asynccontextmanager
@@ -119,7 +124,7 @@ async def assert_empty(serving: AsyncEngine) -> None:
     assert serving.num_streams == 0
     stats = serving.stats()
     assert (stats.num_held_blocks, stats.num_running, stats.num_waiting) == (0, 0, 0)
-    assert (stats.num_awaiting_kv, stats.num_kept) == (0, 0)
+    assert (stats.num_awaiting_kv, stats.num_swapped, stats.num_kept) == (0, 0, 0)
     serving.engine.check_integrity()
 
 
@@ -216,7 +221,8 @@ async def test_an_external_stream_left_before_during_and_after_its_transfer_leav
         pass
     with engine.open(external) as stream:
         allocation = await stream.allocation()
-        assert len(allocation.block_ids) == 5
+        (table,) = allocation.block_ids
+        assert len(table) == 5
     with engine.open(external) as stream:
         await stream.allocation()
         stream.commit_external(3)
@@ -244,10 +250,11 @@ async def test_an_allocation_waits_until_there_is_room(engine: AsyncEngine) -> N
     late = asyncio.create_task(streams[4].allocation())
     await settled(engine)
     assert not late.done()
-    taken = {b for a in allocations for b in a.block_ids}
+    taken = {b for a in allocations for b in a.block_ids[0]}
     assert len(taken) == 20
     engine.close_stream("1")
-    assert set((await late).block_ids) <= set(range(24)) - (taken - set(allocations[1].block_ids))
+    (got,) = (await late).block_ids
+    assert set(got) <= set(range(1, 25)) - (taken - set(allocations[1].block_ids[0]))
     for r in external:
         engine.close_stream(r.request_id)
     await assert_empty(engine)
@@ -260,7 +267,8 @@ async def test_blocks_kept_for_a_lease_are_held_until_the_stream_is_left(
         updates = await read(stream)
         await settled(engine)
         assert engine.stats().num_kept == 1
-        assert engine.stats().num_held_blocks == len(updates[-1].block_ids) == 5
+        (table,) = updates[-1].block_ids
+        assert engine.stats().num_held_blocks == len(table) == 5
     await assert_empty(engine)
 
 

@@ -5,17 +5,14 @@ import random
 from dataclasses import dataclass
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 
-from baton.engine.attention import (
-    AttentionBatch,
-    LayerAttention,
-    PagedAttention,
-    QuerySpan,
-)
-from baton.engine.kv_pool import KvPool, KvShape, plan_layout
+from baton.engine.attention import AttentionBatch, LayerAttention, PagedAttention, RaggedBatch
+from baton.engine.core.block_pool import NULL_BLOCK
+from baton.engine.kv_pool import KvCache, KvPool, KvShape, LayerPlace, plan_layout
 from baton.engine.mask_rule import MaskRule
 
 CPU = torch.device("cpu")
@@ -66,6 +63,49 @@ def dense(
     return out
 
 
+def ragged_batch(step: list[tuple[int, int, int]], table: np.ndarray) -> RaggedBatch:
+    """The batch of (seat, start, number of tokens), in this order; the single tokens that lead it
+    are plain decodes."""
+    seats, starts, counts = np.array(step, np.int64).T
+    longer = np.flatnonzero(counts > 1)
+    num_decodes = int(longer[0]) if len(longer) else len(step)
+    return RaggedBatch(seats, starts, counts, num_decodes, [table])
+
+
+class Tables:
+    """Block tables as the engine keeps them: blocks in no order, none behind a window, and a block
+    that is not yet full was cleared when its first tokens came."""
+
+    def __init__(
+        self, lengths: dict[int, int], pool: KvPool, *, has_lookahead: bool, seed: int
+    ) -> None:
+        self._pool = pool
+        self._size = pool.layout.block_size
+        shuffled = random.Random(seed)
+        order = shuffled.sample(range(1, pool.num_blocks + 1), pool.num_blocks)
+        self.seat_of = dict(zip(lengths, shuffled.sample(range(len(lengths) + 2), len(lengths))))
+        self._blocks = {
+            s: [order.pop() for _ in range(-(-n // self._size) + 1)] for s, n in lengths.items()
+        }
+        self._has_lookahead = has_lookahead
+        self._num_held = dict.fromkeys(lengths, 0)
+        width = max(map(len, self._blocks.values()))
+        self.table = np.full((len(lengths) + 2, width), NULL_BLOCK, np.int32)
+
+    def grow(self, sequence: int, start: int, end: int) -> None:
+        """Covers [0, end), of which queries from `start` on see what their window lets them."""
+        seat, blocks = self.seat_of[sequence], self._blocks[sequence]
+        window = self._pool.layout.window
+        needed = -(-end // self._size)
+        held = needed + self._has_lookahead
+        self.table[seat, :held] = blocks[:held]
+        if window is not None:
+            self.table[seat, : max(0, start - window + 1) // self._size] = NULL_BLOCK
+        if end % self._size and self._num_held[sequence] < needed:
+            self._pool.clear_blocks([blocks[needed - 1]])
+        self._num_held[sequence] = needed
+
+
 def check(
     heads: Heads,
     layer: LayerAttention,
@@ -102,30 +142,33 @@ def check(
     expected = {s: dense(layer, *tensors[s]) for s in totals}
     # Blocks in no order, one more than needed, and old content everywhere.
     num_blocks = sum(-(-length // block_size) + 1 for length in totals.values()) + 1
-    order = random.Random(seed).sample(range(num_blocks), num_blocks)
-    tables = {s: [order.pop() for _ in range(-(-n // block_size) + 1)] for s, n in totals.items()}
-    pool = KvPool(plan_layout([*layers_before, heads.shape], dtype, block_size), num_blocks, CPU)
+    layout = plan_layout([*layers_before, heads.shape], dtype, block_size, layer.rule.window)
+    pool = KvPool(layout, num_blocks, CPU)
     for cache in pool.layers:
-        for blocks in (cache.key_blocks[:num_blocks], cache.value_blocks[:num_blocks]):
+        for blocks in (cache.key_blocks[1:], cache.value_blocks[1:]):
             blocks.copy_(old_content * torch.randn(blocks.shape, generator=generator))
-    paged = PagedAttention(pool)
+    tables = Tables(totals, pool, has_lookahead=math.isfinite(old_content), seed=seed)
+    paged = PagedAttention(KvCache([pool], [], [LayerPlace(0, len(layers_before))]))
     done = dict.fromkeys(totals, 0)
     for step in steps:
         spans, parts, ranges = [], [], []
-        row = 0
         for sequence, count in step:
             start, end = done[sequence], done[sequence] + count
-            spans.append(QuerySpan(row, count, end, tables[sequence]))
+            tables.grow(sequence, start, end)
+            spans.append((tables.seat_of[sequence], start, count))
             parts.append([t[start:end] for t in tensors[sequence]])
             ranges.append((sequence, start, end))
-            done[sequence], row = end, row + count
-        batch = AttentionBatch(spans, pool, CPU)
+            done[sequence] = end
+        batch = AttentionBatch(ragged_batch(spans, tables.table), [layout], CPU)
         query, key, value = (torch.cat(column) for column in zip(*parts, strict=True))
-        out = paged.forward(len(layers_before), layer, query, key, value, batch)
-        assert out.shape == (row, heads.num_heads, heads.value_dim)
+        out = paged.forward(0, layer, query, key, value, batch)
+        assert out.shape == (len(query), heads.num_heads, heads.value_dim)
         wanted = torch.cat([expected[s][start:end] for s, start, end in ranges])
         tolerance = TOLERANCE[dtype]
         torch.testing.assert_close(out.double(), wanted, rtol=tolerance, atol=tolerance)
+    for cache in pool.layers:
+        assert not cache.key_blocks[NULL_BLOCK].any(), "the null block was written"
+        assert not cache.value_blocks[NULL_BLOCK].any(), "the null block was written"
 
 
 SCALE = 0.35
@@ -193,9 +236,12 @@ def test_reduced_precision_stays_close(sinks: bool) -> None:
 
 def test_decodes_of_very_unequal_lengths_fall_into_several_groups() -> None:
     lengths = [1200, 3, 40, 5, 1100, 1]
-    spans = [QuerySpan(i, 1, n, list(range(300))) for i, n in enumerate(lengths)]
-    pool = KvPool(plan_layout([KvShape(1, 4, 4)], torch.float32, 4), 300, CPU)
-    assert len(AttentionBatch(spans, pool, CPU).groups) > 1
+    layout = plan_layout([KvShape(1, 4, 4)], torch.float32, 4)
+    table = np.tile(np.arange(1, 301, dtype=np.int32), (len(lengths), 1))
+    batch = AttentionBatch(
+        ragged_batch([(i, n - 1, 1) for i, n in enumerate(lengths)], table), [layout], CPU
+    )
+    assert len(batch.cache_groups[0].groups) > 1
     steps = [[(i, n - 1) for i, n in enumerate(lengths) if n > 1], [(i, 1) for i in range(6)]]
     heads = Heads(num_kv_heads=1, per_kv=1, key_dim=4, value_dim=4)
     check(heads, LayerAttention(SCALE, MaskRule()), steps)

@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from baton.engine.config import EngineConfig
 from baton.engine.core.sequence import Purpose
-from baton.engine.engine import Engine, EngineRequest
+from baton.engine.engine import Engine
+from baton.engine.messages import EngineRequest
 from baton.errors import (
     AlreadyExistsError,
     BatonError,
@@ -209,7 +210,7 @@ def test_a_length_beyond_the_models_own_is_refused(checkpoints: Checkpoints) -> 
 
 
 def test_a_cache_smaller_than_one_block_is_refused(checkpoints: Checkpoints) -> None:
-    with pytest.raises(InvalidArgumentError, match="one block takes"):
+    with pytest.raises(InvalidArgumentError, match="one block of each cache group takes"):
         load(checkpoints["llama"], num_blocks=None, kv_cache_bytes=100)
 
 
@@ -223,6 +224,15 @@ def test_a_cache_smaller_than_one_block_is_refused(checkpoints: Checkpoints) -> 
         {"num_threads": 0},
         {"dtype": "int8"},
         {"max_num_batched_tokens": 3, "max_num_seqs": 4},
+        {"max_num_batched_tokens": 0},
+        {"kv_cache_bytes": 0},
+        {"policy": "whoever shouts"},
+        {"preemption": "never"},
+        {"swap_bytes": -1},
+        {"max_drafts": -1},
+        {"free_block_margin": -1},
+        {"max_cache_reads": 0},
+        {"long_prefill_threshold": 0},
     ],
 )
 def test_an_impossible_configuration_names_its_field(changes: dict[str, Any]) -> None:
@@ -255,12 +265,49 @@ WHAT_IS_WRONG: dict[str, tuple[tuple[int, ...], SamplingParams, int, type[BatonE
 }  # fmt: skip
 
 
+SEVERAL = {"temperature": 1.0, "n": 3}
+WHAT_IS_WRONG |= {
+    "more sequences than seats": (
+        (1,), SamplingParams(temperature=1.0, n=5), 1, InvalidArgumentError,
+        r"sampling\.n: asks for 5 sequences; this engine runs 4 ",
+    ),
+    "more candidates than seats": (
+        (1,), SamplingParams(temperature=1.0, best_of=5), 1, InvalidArgumentError,
+        r"sampling\.best_of: asks for 5 sequences; this engine runs 4 ",
+    ),
+    "more beams than seats": (
+        (1,), SamplingParams(beam_width=5), 1, InvalidArgumentError,
+        r"sampling\.beam_width: asks for 5 sequences; this engine runs 4 ",
+    ),
+    "several that have begun": (
+        (1, 2), SamplingParams(**SEVERAL), 1, InvalidArgumentError,
+        "num_prompt_tokens: is 1 of 2 tokens; must be all where several",
+    ),
+    "beams that have begun": (
+        (1, 2), SamplingParams(beam_width=2), 1, InvalidArgumentError,
+        "num_prompt_tokens: is 1 of 2 tokens; must be all where several",
+    ),
+    "beams that do not fit together": (
+        (1,) * 20, SamplingParams(beam_width=4, max_tokens=30), 20, InvalidArgumentError,
+        "need 16 KV blocks; the pool has 8",
+    ),
+    "a bias on no token": (
+        (1,), SamplingParams(logit_bias=((3, 1.0), (VOCAB_SIZE, 1.0))), 1, InvalidArgumentError,
+        r"sampling\.logit_bias\[1\]: is 512",
+    ),
+    "a ban of no token": (
+        (1,), SamplingParams(bad_token_ids=((3,), (1, VOCAB_SIZE))), 1, InvalidArgumentError,
+        r"sampling\.bad_token_ids\[1\]\[1\]: is 512",
+    ),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("name", WHAT_IS_WRONG)
 def test_a_request_that_cannot_be_served_is_refused_and_leaves_nothing(
     checkpoints: Checkpoints, name: str
 ) -> None:
     token_ids, params, num_prompt, error, why = WHAT_IS_WRONG[name]
-    engine = load(checkpoints["llama"])
+    engine = load(checkpoints["llama"], max_num_seqs=4)
     with pytest.raises(error, match=why):
         engine.add_request(EngineRequest("x", token_ids, params, num_prompt))
     assert not engine.has_work
@@ -283,7 +330,34 @@ def test_a_prefill_needs_room_for_its_prompt_alone(checkpoints: Checkpoints) -> 
     engine.add_request(EngineRequest("x", prompt, params, 32, Purpose.PREFILL))
     (update,) = engine.step().updates
     assert update.token_id is not None
-    assert len(update.block_ids) == 2
+    (table,) = update.block_ids
+    assert len(table) == 2
+
+
+@pytest.mark.parametrize(
+    "params", [SamplingParams(temperature=1.0, n=16), SamplingParams(beam_width=16)]
+)
+def test_a_prefill_is_one_sequence_whatever_follows_elsewhere(
+    checkpoints: Checkpoints, params: SamplingParams
+) -> None:
+    engine = load(checkpoints["llama"], num_blocks=2, max_num_seqs=1)
+    request = EngineRequest("x", random_prompt(32), params, 32, Purpose.PREFILL)
+    engine.add_request(request)
+    (update,) = engine.step().updates
+    assert update.token_id is not None
+    assert update.finish_reason is not None
+    assert engine.stats().num_kept == 1
+
+
+def test_sequences_that_do_not_fit_together_are_served_one_after_the_other(
+    checkpoints: Checkpoints,
+) -> None:
+    """Unlike beams, of which the step after needs all."""
+    engine = load(checkpoints["llama"], num_blocks=4, max_num_seqs=4)
+    params = SamplingParams(max_tokens=30, **{**SEVERAL, "n": 4}, ignore_eos=True)
+    (result,) = engine.generate([random_prompt(34)], params)
+    assert [len(c.token_ids) for c in result.completions] == [30] * 4
+    assert engine.stats().num_preemptions > 0
 
 
 def test_an_id_that_is_taken_is_refused(checkpoints: Checkpoints) -> None:

@@ -1,18 +1,18 @@
 """Baton's greedy tokens are those of transformers, however the work is cut into steps."""
 
-from collections.abc import Sequence
-
+import numpy as np
 import pytest
 import torch
 
-from baton.engine.config import EngineConfig
+from baton.engine.core.block_pool import NULL_BLOCK
 from baton.engine.core.sequence import FinishReason, KvSource, Purpose
-from baton.engine.engine import Engine, EngineRequest, GenerationResult
-from baton.engine.sampler import SamplingRow, sample
+from baton.engine.messages import EngineRequest
+from baton.engine.sampler import Sampler
 from baton.sampling import SamplingParams
 
-from .checkpoints import BLOCK_SIZE
+from .checkpoints import BLOCK_SIZE, VOCAB_SIZE
 from .conftest import Checkpoints
+from .engines import assert_idle, drain, load, output_of, request, tokens
 from .oracle import Oracle
 from .prompts import NUM_TOKENS, awkward_prompts, random_prompt, sharing_prompts
 
@@ -30,21 +30,6 @@ RANDOM = SamplingParams(
 )
 
 
-def load(path: str, **changes: object) -> Engine:
-    settings: dict[str, object] = {"device": "cpu", "dtype": "float32", "num_blocks": 96}
-    return Engine.from_pretrained(path, EngineConfig(**{**settings, **changes}))  # type: ignore[arg-type]
-
-
-def tokens(results: Sequence[GenerationResult]) -> list[tuple[int, ...]]:
-    return [r.token_ids for r in results]
-
-
-def assert_idle(engine: Engine) -> None:
-    engine.check_integrity()
-    assert engine.stats().num_held_blocks == 0
-    assert not engine.has_work
-
-
 @pytest.mark.parametrize("budget", [1, 3, 16, 17, 512])
 @pytest.mark.parametrize("family", FUSED)
 def test_a_crowd_cut_into_chunks_says_what_each_says_alone(
@@ -57,6 +42,34 @@ def test_a_crowd_cut_into_chunks_says_what_each_says_alone(
     assert tokens(results) == [oracle(path, p, NUM_TOKENS) for p in prompts]
     assert {r.finish_reason for r in results} == {FinishReason.LENGTH}
     assert_idle(engine)
+
+
+@pytest.mark.parametrize("budget", range(1, 18))
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_chunks_of_any_size_say_the_same(
+    checkpoints: Checkpoints, oracle: Oracle, family: str, budget: int
+) -> None:
+    """Alone and behind decodes, so that chunks begin and end anywhere in a block."""
+    path = checkpoints[family]
+    engine = load(path, max_num_batched_tokens=budget, max_num_seqs=min(budget, 3), block_size=5)
+    prompts = [random_prompt(length, seed=2) for length in (4, 31, 22, 16, 5)]
+    expected = [oracle(path, p, NUM_TOKENS) for p in prompts]
+    assert tokens(engine.generate(prompts[1:2], GREEDY)) == expected[1:2]
+    assert tokens(engine.generate(prompts, GREEDY)) == expected
+    assert_idle(engine)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", [*range(1, 34), 47, 63, 64, 65, 127, 128, 129, 255])
+@pytest.mark.parametrize("family", [*FUSED, *GENERIC])
+def test_chunks_of_any_size_in_any_family_say_the_same(
+    checkpoints: Checkpoints, oracle: Oracle, family: str, budget: int
+) -> None:
+    path = checkpoints[family]
+    engine = load(path, max_num_batched_tokens=budget, max_num_seqs=min(budget, 3))
+    prompts = awkward_prompts()
+    expected = [oracle(path, p, NUM_TOKENS) for p in prompts]
+    assert tokens(engine.generate(prompts, GREEDY)) == expected
 
 
 @pytest.mark.parametrize("budget", [7, 512])
@@ -106,7 +119,8 @@ def test_a_repeated_prompt_says_the_same_with_and_without_the_prefix_cache(
     assert tokens(engine.generate(prompts, GREEDY)) == expected
     again = engine.generate(prompts, GREEDY)
     assert tokens(again) == expected
-    cached = [(len(p) - 1) // block_size * block_size if caching else 0 for p in prompts]
+    # Of a prompt that is cached as a whole, one token is computed for its logits.
+    cached = [min(len(p) // block_size * block_size, len(p) - 1) if caching else 0 for p in prompts]
     assert [r.num_cached_tokens for r in again] == cached
     assert_idle(engine)
 
@@ -141,6 +155,86 @@ def test_preemption_changes_nothing_but_time(
     expected = [oracle(path, p, NUM_TOKENS) for p in prompts]
     assert tokens(engine.generate(prompts, GREEDY)) == expected
     assert engine.stats().num_preemptions > 0
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("num_cached_blocks", [1, 2, 4])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral_short", "gpt2"])
+def test_of_a_prompt_that_is_cached_as_a_whole_one_token_is_computed(
+    checkpoints: Checkpoints, oracle: Oracle, family: str, num_cached_blocks: int
+) -> None:
+    path, prompt = checkpoints[family], random_prompt(num_cached_blocks * BLOCK_SIZE)
+    engine = load(path)
+    expected = oracle(path, prompt, NUM_TOKENS)
+    for num_cached in (0, len(prompt) - 1, len(prompt) - 1):
+        engine.add_request(request("x", prompt, GREEDY))
+        first = engine.step()
+        assert engine.stats().num_step_tokens == len(prompt) - num_cached
+        updates = [*first.updates, *drain(engine)["x"]]
+        assert output_of(updates)[0] == expected
+        assert {u.num_cached_tokens for u in updates} == {num_cached}
+    # The copy that its last token went to is one more of the same content, and not found.
+    assert engine.stats().num_cached_blocks == sum(
+        len(prompt + expected[:-1]) // BLOCK_SIZE for _ in engine.cache.pools
+    )
+    assert_idle(engine)
+
+
+def test_a_whole_prompt_is_found_even_where_there_is_no_room_for_a_copy(
+    checkpoints: Checkpoints, oracle: Oracle
+) -> None:
+    """The pool is the prompt: its last block is computed again in its own place."""
+    path, prompt = checkpoints["llama"], random_prompt(2 * BLOCK_SIZE)
+    engine = load(path, num_blocks=2)
+    params = SamplingParams(max_tokens=1)
+    for num_cached in (0, BLOCK_SIZE, BLOCK_SIZE):
+        (result,) = engine.generate([prompt], params)
+        assert result.token_ids == oracle(path, prompt, 1)
+        assert result.num_cached_tokens == num_cached
+    assert_idle(engine)
+
+
+def test_two_that_copy_one_block_at_once_do_not_disturb_each_other(
+    checkpoints: Checkpoints, oracle: Oracle
+) -> None:
+    path, prompt = checkpoints["llama"], random_prompt(2 * BLOCK_SIZE)
+    engine = load(path)
+    engine.generate([prompt], GREEDY)
+    many = [prompt] * 5
+    results = engine.generate(many, [GREEDY] * 4 + [RANDOM])
+    assert tokens(results)[:4] == [oracle(path, prompt, NUM_TOKENS)] * 4
+    (alone,) = load(path).generate([prompt], RANDOM)
+    assert results[4].token_ids == alone.token_ids
+    assert [r.num_cached_tokens for r in results] == [len(prompt) - 1] * 5
+    assert tokens(engine.generate([prompt], GREEDY)) == [oracle(path, prompt, NUM_TOKENS)]
+
+
+def test_prompts_of_unequal_salt_share_nothing(checkpoints: Checkpoints, oracle: Oracle) -> None:
+    path, prompt = checkpoints["llama"], random_prompt(3 * BLOCK_SIZE)
+    engine = load(path)
+    for salt, num_cached in ((b"", 0), (b"a", 0), (b"b", 0), (b"a", 47), (b"", 47)):
+        engine.add_request(EngineRequest("x", prompt, GREEDY, len(prompt), salt=salt))
+        updates = drain(engine)["x"]
+        assert updates[0].num_cached_tokens == num_cached
+        assert output_of(updates)[0] == oracle(path, prompt, NUM_TOKENS)
+
+
+def test_a_flushed_cache_finds_nothing_and_says_so(
+    checkpoints: Checkpoints, oracle: Oracle
+) -> None:
+    path, prompt = checkpoints["llama"], random_prompt(3 * BLOCK_SIZE)
+    engine = load(path)
+    for _ in range(2):
+        (result,) = engine.generate([prompt], GREEDY)
+        assert (result.token_ids, result.num_cached_tokens) == (oracle(path, prompt, NUM_TOKENS), 0)
+        assert engine.flush_cache() == 3
+    assert engine.step().cache_events.cleared
+    # Also while it is in use.
+    engine.add_request(request("x", prompt, GREEDY))
+    first = engine.step()
+    engine.flush_cache()
+    updates = [*first.updates, *drain(engine)["x"]]
+    assert output_of(updates)[0] == oracle(path, prompt, NUM_TOKENS)
     assert_idle(engine)
 
 
@@ -264,8 +358,13 @@ def test_random_numbers_are_counted_from_the_beginning_of_the_output(
     with torch.inference_mode():
         ids = torch.tensor([prompt + result.token_ids[:-1]])
         logits = oracle.model(path)(ids).logits[0, len(prompt) - 1 :]
-    rows = [SamplingRow(RANDOM, position) for position in range(NUM_TOKENS)]
-    assert tuple(sample(logits, rows)[0]) == result.token_ids
+    sampler = Sampler(NUM_TOKENS, VOCAB_SIZE, logits.device, frozenset())
+    seats = np.arange(NUM_TOKENS)
+    for seat in range(NUM_TOKENS):
+        sampler.assign(seat, RANDOM, len(prompt))
+    history = np.tile(np.array(prompt + result.token_ids, np.int32), (NUM_TOKENS, 1))
+    sampled = sampler.sample(logits, seats, np.zeros_like(seats), len(prompt) + seats, history)
+    assert tuple(sampled.token_ids.tolist()) == result.token_ids
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt_oss"])
@@ -283,13 +382,16 @@ def test_reduced_precision_runs_to_the_end(checkpoints: Checkpoints, family: str
 # The handoff, in one process: A computes the prompt, B goes on.
 
 
+Tables = tuple[tuple[int, ...], ...]
+
+
 class Handoff:
     """Prefills on one engine and decodes on another, moving the blocks by their bytes."""
 
     def __init__(self, path: str, budget: int) -> None:
         self.prefill = load(path, max_num_batched_tokens=budget, max_num_seqs=4)
         self.decode = load(path, max_num_batched_tokens=64, num_blocks=80)
-        assert self.prefill.pool.layout == self.decode.pool.layout
+        assert self.prefill.cache.layouts == self.decode.cache.layouts
         assert self.prefill.info.fingerprint == self.decode.info.fingerprint
 
     def run(self, prompts: list[tuple[int, ...]], params: SamplingParams) -> list[tuple[int, ...]]:
@@ -309,9 +411,7 @@ class Handoff:
             for allocation in output.external:
                 i = int(allocation.request_id)
                 self.num_hits.append(allocation.num_hit_blocks)
-                pairs = list(zip(blocks[i], allocation.block_ids, strict=True))
-                for source, target in pairs[allocation.num_hit_blocks :]:
-                    self.decode.pool.write_block(target, self.prefill.pool.read_block(source))
+                self._move(blocks[i], allocation.block_ids, allocation.num_hit_blocks)
                 self.decode.commit_external(allocation.request_id, firsts[i])
         for i in range(len(prompts)):
             self.prefill.release(f"prefill {i}")
@@ -319,9 +419,17 @@ class Handoff:
         assert_idle(self.decode)
         return [tuple(out[str(i)]) for i in range(len(prompts))]
 
+    def _move(self, sources: Tables, targets: Tables, num_hits: int) -> None:
+        pools = zip(self.prefill.cache.pools, self.decode.cache.pools, strict=True)
+        for (origin, pool), *tables in zip(pools, sources, targets, strict=True):
+            for source, target in list(zip(*tables, strict=True))[num_hits:]:
+                if target != NULL_BLOCK:
+                    assert source != NULL_BLOCK, "a block the other side needs was given up"
+                    pool.write_block(target, origin.read_block(source))
+
     def _prefill(
         self, prompts: list[tuple[int, ...]], params: SamplingParams
-    ) -> tuple[dict[int, int], dict[int, tuple[int, ...]]]:
+    ) -> tuple[dict[int, int], dict[int, Tables]]:
         self.num_hits: list[int] = []
         for i, prompt in enumerate(prompts):
             self.prefill.add_request(

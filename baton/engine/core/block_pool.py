@@ -11,6 +11,10 @@ from dataclasses import dataclass
 
 from baton.cluster.prefix import BlockHash
 
+NULL_BLOCK = 0
+"""Stands in a table where there is no block. Its content is always zero and it is never handed
+out: a pool's own blocks are numbered from 1."""
+
 
 @dataclass(frozen=True, slots=True)
 class CacheEvents:
@@ -28,13 +32,13 @@ class CacheEvents:
 
 
 class BlockPool:
-    """`num_blocks` blocks, reference-counted, with a prefix cache over the full ones."""
+    """Blocks 1 to `num_blocks`, reference-counted, with a prefix cache over the full ones."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._ref_counts = [0] * num_blocks
-        self._hashes: list[BlockHash | None] = [None] * num_blocks
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._ref_counts = [0] * (num_blocks + 1)
+        self._hashes: list[BlockHash | None] = [None] * (num_blocks + 1)
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
         self._cached: dict[BlockHash, int] = {}
         self._changes: dict[BlockHash, bool] = {}  # True: stored, False: removed
         self._was_cleared = False
@@ -45,6 +49,10 @@ class BlockPool:
         return len(self._free)
 
     @property
+    def num_held_blocks(self) -> int:
+        return self.num_blocks - len(self._free)
+
+    @property
     def num_cached_blocks(self) -> int:
         """Blocks that can be found by their hash, held or free."""
         return len(self._cached)
@@ -53,8 +61,22 @@ class BlockPool:
         """The block with this content, or None. Does not hold it."""
         return self._cached.get(block_hash)
 
+    def lookup_chain(self, hashes: Iterable[BlockHash]) -> list[int]:
+        """The blocks of the leading hashes that are all here. Does not hold them."""
+        cached, found = self._cached, []
+        for block_hash in hashes:
+            block_id = cached.get(block_hash)
+            if block_id is None:
+                break
+            found.append(block_id)
+        return found
+
     def is_free(self, block_id: int) -> bool:
         return self._ref_counts[block_id] == 0
+
+    def is_writable(self, block_id: int) -> bool:
+        """Whether nobody else reads it, or could find it."""
+        return self._ref_counts[block_id] == 1 and self._hashes[block_id] is None
 
     def allocate(self, count: int) -> list[int]:
         """Takes `count` free blocks, each held once; their old content is no longer findable.
@@ -64,26 +86,29 @@ class BlockPool:
         assert count <= len(self._free), "allocate() beyond the free blocks"
         block_ids = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block_id in block_ids:
-            self._evict(block_id)
+            if self._hashes[block_id] is not None:
+                self._forget(block_id)
             self._ref_counts[block_id] = 1
         return block_ids
 
     def hold(self, block_ids: Iterable[int]) -> None:
         """Adds one reference to each block; a cached free block is free no longer."""
+        counts = self._ref_counts
         for block_id in block_ids:
-            if self._ref_counts[block_id] == 0:
+            if counts[block_id] == 0:
                 del self._free[block_id]
-            self._ref_counts[block_id] += 1
+            counts[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
         """Gives back one reference of each block, in the order they shall be evicted in."""
+        counts, hashes, free = self._ref_counts, self._hashes, self._free
         for block_id in block_ids:
-            assert self._ref_counts[block_id] > 0, f"block {block_id} released too often"
-            self._ref_counts[block_id] -= 1
-            if self._ref_counts[block_id] == 0:
-                self._free[block_id] = None
-                if self._hashes[block_id] is None:
-                    self._free.move_to_end(block_id, last=False)
+            assert counts[block_id] > 0, f"block {block_id} released too often"
+            counts[block_id] -= 1
+            if counts[block_id] == 0:
+                free[block_id] = None
+                if hashes[block_id] is None:
+                    free.move_to_end(block_id, last=False)
 
     def commit(self, block_id: int, block_hash: BlockHash) -> None:
         """Makes a held, full block findable. The first block with a given content stays the one."""
@@ -92,6 +117,15 @@ class BlockPool:
         self._cached[block_hash] = block_id
         self._hashes[block_id] = block_hash
         self._record(block_hash, stored=True)
+
+    def evict(self, block_ids: Iterable[int]) -> int:
+        """Makes these blocks unfindable; held ones stay held. Returns how many were findable."""
+        found = [b for b in set(block_ids) if self._hashes[b] is not None]
+        for block_id in found:
+            self._forget(block_id)
+            if self._ref_counts[block_id] == 0:
+                self._free.move_to_end(block_id, last=False)
+        return len(found)
 
     def clear(self) -> int:
         """Forgets every cached block; held ones stay held. Returns how many were forgotten."""
@@ -105,6 +139,8 @@ class BlockPool:
 
     def drain_events(self) -> CacheEvents:
         """What changed in the prefix cache since the last call."""
+        if not self._changes and not self._was_cleared:
+            return _NO_EVENTS
         events = CacheEvents(
             stored=tuple(h for h, stored in self._changes.items() if stored),
             removed=tuple(h for h, stored in self._changes.items() if not stored),
@@ -116,24 +152,28 @@ class BlockPool:
 
     def check_integrity(self, tables: Iterable[Iterable[int]]) -> None:
         """Asserts that the pool agrees with itself and with all block tables that hold blocks."""
-        expected = [0] * self.num_blocks
+        expected = [0] * (self.num_blocks + 1)
         for table in tables:
             for block_id in table:
-                expected[block_id] += 1
+                if block_id != NULL_BLOCK:
+                    expected[block_id] += 1
         assert expected == self._ref_counts, "reference counts differ from the block tables"
-        free = {b for b, count in enumerate(self._ref_counts) if count == 0}
+        free = {b for b, count in enumerate(self._ref_counts) if count == 0 and b != NULL_BLOCK}
         assert free == self._free.keys(), "the free list is not the blocks nobody holds"
         hashed = {h: b for b, h in enumerate(self._hashes) if h is not None}
         assert hashed == self._cached, "the hash map differs from the blocks' hashes"
 
-    def _evict(self, block_id: int) -> None:
+    def _forget(self, block_id: int) -> None:
         block_hash = self._hashes[block_id]
-        if block_hash is not None:
-            self._hashes[block_id] = None
-            del self._cached[block_hash]
-            self._record(block_hash, stored=False)
+        assert block_hash is not None, "a block without content is forgotten"
+        self._hashes[block_id] = None
+        del self._cached[block_hash]
+        self._record(block_hash, stored=False)
 
     def _record(self, block_hash: BlockHash, *, stored: bool) -> None:
         """Keeps the net change: what comes and goes between two drains was never there."""
         if self._changes.pop(block_hash, stored) == stored:
             self._changes[block_hash] = stored
+
+
+_NO_EVENTS = CacheEvents((), (), cleared=False)

@@ -1,71 +1,154 @@
-"""What crosses between the thinking and the computing half of the engine. Plain frozen data."""
+"""What crosses between the thinking and the computing half of the engine. Plain frozen data.
 
-from dataclasses import dataclass
+The tokens themselves and the block tables are in the columns of `Seats`; a plan says which rows,
+from where to where, and what is to be done to the pools before.
+"""
 
-from baton.sampling import SamplingParams
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 
-@dataclass(frozen=True, slots=True)
-class AddedSequence:
-    """A sequence the runner does not know, or no longer: everything about it.
+from baton.engine.core.encoder_cache import EncoderStep
+from baton.engine.core.seats import Int64Array
 
-    `block_ids` is the whole table at this moment, the blocks of this step among them.
-    """
-
-    request_id: str
-    token_ids: tuple[int, ...]
-    num_prompt_tokens: int
-    block_ids: tuple[int, ...]
-    params: SamplingParams
+if TYPE_CHECKING:
+    from baton.engine.core.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduledSequence:
-    """The tokens [start, end) of one sequence, to be computed in this step.
+class BlockMove:
+    """One block's content from `source` to `target`; between device and host one of each."""
 
-    `new_block_ids` extend the table the runner has. `samples`: the last token's logits choose the
-    next token, which the runner appends to its own copy.
+    group: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The tokens [start, end) of one sequence that is not a plain decode.
+
+    Attributes:
+        num_drafts: the last tokens of the span are guesses, to be verified.
+        num_samples: sequences that take their first token from its last logits: 1, more when a
+            request forks, 0 when the span ends before the last token.
+        first_row: of the plan's sampled rows, the first that is this span's; drafts and the token
+            before them have a row each.
+        scored: positions of prompt tokens whose log-probabilities the span's logits give and
+            somebody wants.
     """
 
-    request_id: str
+    sequence: "Sequence"
     start: int
     end: int
-    new_block_ids: tuple[int, ...]
-    samples: bool
+    num_drafts: int
+    num_samples: int
+    first_row: int
+    scored: range = range(0)
 
 
 @dataclass(frozen=True, slots=True)
 class ExternalAllocation:
-    """Blocks for a sequence whose KV comes from elsewhere; the first `num_hit_blocks` hold it."""
+    """Blocks for a sequence whose KV comes from elsewhere, one table per cache group.
+
+    The first `num_hit_blocks` of each hold it already, as far as a window reaches back;
+    `NULL_BLOCK` stands where nothing is needed.
+    """
 
     request_id: str
-    block_ids: tuple[int, ...]
+    block_ids: tuple[tuple[int, ...], ...]
     num_hit_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: what the runner shall compute, and what it can forget.
+    """One step: what the runner shall compute, and what it can forget. Valid until `apply`.
 
-    A sequence that was preempted or finished is in `dropped` exactly once.
+    The batch is flat: the tokens of the plain decodes, one each, then those of `spans` in order.
+
+    Attributes:
+        decode_seats: `[num_decodes]`, the seats that advance by one token.
+        decode_starts: `[num_decodes]`, the position of that token.
+        made_progress: whether the next step could do more than this one; if nothing was planned
+            and nobody moved, only a command can change that.
+        seated: sequences that took their seat since the last plan.
+        forgotten: sequences that ended or left since the last plan, each exactly once.
+        sample_rows: `[num_rows]`, of the flat batch, whose logits choose a token.
+        sample_seats, sample_indices, sample_lengths: `[num_rows]`, the seat, the sequence index
+            and the number of tokens before the chosen one.
+        beam_rows, beam_seats, beam_lengths: `[num_beams]`, the same for rows that yield
+            candidates.
+        num_beam_candidates: per such row.
+        swap_out, copies, cleared, swap_in: to be done to the pools first, in this order. Copies
+            are (group, source, target), cleared are (group, block).
+        encoder: what the encoder shall forget and compute before the forward pass.
     """
 
-    added: tuple[AddedSequence, ...]
-    scheduled: tuple[ScheduledSequence, ...]
-    dropped: tuple[str, ...]
+    decode_seats: Int64Array
+    decode_starts: Int64Array
+    spans: tuple[Span, ...]
+    seated: "tuple[Sequence, ...]"
+    forgotten: tuple[tuple[str, int], ...]
     external: tuple[ExternalAllocation, ...]
     num_tokens: int
+    made_progress: bool
+    sample_rows: Int64Array
+    sample_seats: Int64Array
+    sample_indices: Int64Array
+    sample_lengths: Int64Array
+    beam_rows: Int64Array
+    beam_seats: Int64Array
+    beam_lengths: Int64Array
+    num_beam_candidates: int
+    swap_out: tuple[BlockMove, ...]
+    copies: tuple[BlockMove, ...]
+    cleared: tuple[tuple[int, int], ...]
+    swap_in: tuple[BlockMove, ...]
+    encoder: EncoderStep
 
     @property
     def is_pure_decode(self) -> bool:
         """Every sequence computes one token and samples: what a captured graph can replay."""
-        return all(s.samples and s.end - s.start == 1 for s in self.scheduled)
+        return not self.spans
+
+    @property
+    def has_memory_operations(self) -> bool:
+        return bool(self.copies or self.cleared or self.swap_in or self.swap_out)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities in nats at one position: the token's, and the most likely ones'."""
+
+    logprob: float
+    top_token_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The tokens chosen, and their log-probabilities in nats, for the plan's sampling sequences, in
-    the plan's order."""
+    """What a step chose.
 
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    Attributes:
+        token_ids: `[num_rows]`, for the plan's sampled rows.
+        logprobs: `[num_rows]` in nats, where a row asked.
+        top_token_ids, top_logprobs: `[num_rows, k]`, where a row asked.
+        beam_token_ids, beam_scores: `[num_beams, num_beam_candidates]`, most likely first; the
+            log-probabilities after all processors.
+        beam_logprobs: the untouched log-probabilities of the same candidates, if wanted.
+        endings: rows with whose token a sequence ends, whatever the token is: its grammar is
+            matched to its end (None), or cannot go on (why).
+        prompt_logprobs: per span of the plan that is scored, its prompt tokens' in order.
+    """
+
+    token_ids: npt.NDArray[np.int64]
+    logprobs: npt.NDArray[np.float32] | None = None
+    top_token_ids: npt.NDArray[np.int64] | None = None
+    top_logprobs: npt.NDArray[np.float32] | None = None
+    beam_token_ids: npt.NDArray[np.int64] | None = None
+    beam_scores: npt.NDArray[np.float32] | None = None
+    beam_logprobs: npt.NDArray[np.float32] | None = None
+    endings: dict[int, str | None] = field(default_factory=dict)
+    prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from baton.engine.core.block_pool import BlockPool
+from baton.engine.core.block_pool import NULL_BLOCK, BlockPool
 
 HASHES = [bytes([i]) * 16 for i in range(6)]
 
@@ -26,7 +26,7 @@ class PoolModel(RuleBasedStateMachine):
     @initialize(num_blocks=st.integers(1, 8))
     def make(self, num_blocks: int) -> None:
         self.pool = BlockPool(num_blocks)
-        self.num_blocks = num_blocks
+        self.numbers = range(1, num_blocks + 1)
         self.holders: list[list[int]] = []
         self.content: dict[int, bytes] = {}
         self.cached_free: list[int] = []
@@ -36,7 +36,7 @@ class PoolModel(RuleBasedStateMachine):
         return sum(table.count(block_id) for table in self.holders)
 
     def free(self) -> set[int]:
-        return {b for b in range(self.num_blocks) if self.count(b) == 0}
+        return {b for b in self.numbers if self.count(b) == 0}
 
     @rule(data=st.data())
     def allocate(self, data: st.DataObject) -> None:
@@ -45,6 +45,7 @@ class PoolModel(RuleBasedStateMachine):
         blocks = self.pool.allocate(wanted)
         assert len(blocks) == len(set(blocks)) == wanted
         assert set(blocks) <= free
+        assert NULL_BLOCK not in blocks
         num_evicted = max(0, wanted - (len(free) - len(self.cached_free)))
         victims, self.cached_free = self.cached_free[:num_evicted], self.cached_free[num_evicted:]
         assert [b for b in blocks if b in self.content] == victims, "not least recently used first"
@@ -78,6 +79,25 @@ class PoolModel(RuleBasedStateMachine):
         if block_id not in self.content and block_hash not in self.content.values():
             self.content[block_id] = block_hash
 
+    @rule(data=st.data())
+    def evict(self, data: st.DataObject) -> None:
+        victims = data.draw(st.lists(st.sampled_from([NULL_BLOCK, *self.numbers])))
+        found = {b for b in victims if b in self.content}
+        assert self.pool.evict(victims) == len(found)
+        for block_id in found:
+            del self.content[block_id]
+        self.cached_free = [b for b in self.cached_free if b not in found]
+
+    @rule(wanted=st.lists(st.sampled_from(HASHES)))
+    def look_a_chain_up(self, wanted: list[bytes]) -> None:
+        blocks = {h: b for b, h in self.content.items()}
+        expected = []
+        for block_hash in wanted:
+            if block_hash not in blocks:
+                break
+            expected.append(blocks[block_hash])
+        assert self.pool.lookup_chain(wanted) == expected
+
     @rule()
     def clear(self) -> None:
         assert self.pool.clear() == len(self.content)
@@ -103,13 +123,16 @@ class PoolModel(RuleBasedStateMachine):
         assert self.pool.num_cached_blocks == len(self.content)
         found = {h: self.pool.lookup(h) for h in HASHES}
         assert {b: h for h, b in found.items() if b is not None} == self.content
-        for block_id in range(self.num_blocks):
-            assert self.pool.is_free(block_id) == (block_id in self.free())
+        for block_id in self.numbers:
+            count, is_found = self.count(block_id), block_id in self.content
+            assert self.pool.is_free(block_id) == (count == 0)
+            assert self.pool.is_writable(block_id) == (count == 1 and not is_found)
+        assert self.pool.num_held_blocks == len(self.numbers) - len(self.free())
 
 
 TestTheBlockPoolAgreesWithItsModel = PoolModel.TestCase
 TestTheBlockPoolAgreesWithItsModel.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None
+    max_examples=60, stateful_step_count=40, deadline=None
 )
 
 
@@ -190,3 +213,32 @@ def test_allocating_beyond_the_free_blocks_is_caught_and_changes_nothing() -> No
     with pytest.raises(AssertionError, match="beyond the free blocks"):
         pool.allocate(3)
     assert pool.num_free_blocks == 2
+
+
+def test_an_evicted_block_is_taken_before_those_that_can_still_be_found() -> None:
+    pool = BlockPool(3)
+    blocks = cached(pool, HASHES[:3])
+    pool.release(blocks)
+    assert pool.evict([blocks[2], blocks[2]]) == 1
+    assert pool.allocate(1) == [blocks[2]]
+    assert [pool.lookup(h) is not None for h in HASHES[:3]] == [True, True, False]
+
+
+def test_a_held_block_may_be_evicted_and_written_from_then_on() -> None:
+    pool = BlockPool(2)
+    (block,) = cached(pool, HASHES[:1])
+    assert not pool.is_writable(block)
+    pool.evict([block])
+    assert pool.is_writable(block)
+    assert pool.num_held_blocks == 1
+    pool.commit(block, HASHES[1])
+    assert pool.lookup(HASHES[1]) == block
+
+
+def test_the_first_block_with_some_content_stays_the_one() -> None:
+    pool = BlockPool(2)
+    first, second = pool.allocate(2)
+    pool.commit(first, HASHES[0])
+    pool.commit(second, HASHES[0])
+    assert pool.lookup(HASHES[0]) == first
+    assert pool.is_writable(second)

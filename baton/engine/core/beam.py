@@ -1,0 +1,248 @@
+"""Which beams live on, which end, and when to stop: the beam search of transformers 5.23.
+
+Knows token ids and their log-probabilities, nothing of models, blocks or how a beam is forked. All
+scores are float32 and are added in transformers' order, so that equal inputs give equal outputs.
+
+    score of a hypothesis = sum of its log-probabilities / (its output tokens) ** length_penalty
+
+The output tokens count the end-of-sequence token and not the prompt. Differences, all where
+transformers' placeholder score of -1e9 takes part: a candidate of -inf (what a processor forbids)
+never becomes a beam, so there may be fewer beams and results than `width`; and no hypothesis is
+lost to a placeholder because its own score is below -1e9, where a penalty far below 0 takes it.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from baton.sampling import EarlyStopping
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """The running beam `parent` (its index in the step before) goes on with `token_id`."""
+
+    parent: int
+    token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The running beam `parent` ended with `token_id`; `score` has the length penalty in it."""
+
+    parent: int
+    token_id: int
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class BeamStep:
+    """What one step decided.
+
+    Attributes:
+        beams: the running beams of the next step, best first: at most `width`, none if `is_done`.
+            A parent may be in it several times, or not at all.
+        finished: the hypotheses that ended in this step, best first. Those that score below `width`
+            others are not among the results.
+        is_done: no further step will change the results.
+    """
+
+    beams: tuple[Continuation, ...]
+    finished: tuple[Ending, ...]
+    is_done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A finished output.
+
+    Attributes:
+        token_ids: the output, its end-of-sequence token included.
+        logprobs: of each of them, in nats, as `advance` was given them.
+        score: the sum of the scores under the length penalty; best is largest.
+        was_cut: it ended at `max_tokens`; else with one of the end-of-sequence tokens.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    score: float
+    was_cut: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    """The best continuations of all beams, best first: one element of each array per candidate."""
+
+    parents: npt.NDArray[np.intp]
+    token_ids: npt.NDArray[np.int32]
+    logprobs: FloatArray
+    sums: FloatArray
+
+    def at(self, ranks: npt.NDArray[np.intp]) -> "_Candidates":
+        return _Candidates(
+            self.parents[ranks], self.token_ids[ranks], self.logprobs[ranks], self.sums[ranks]
+        )
+
+    def continuations(self) -> tuple[Continuation, ...]:
+        return tuple(map(Continuation, self.parents.tolist(), self.token_ids.tolist()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Beams:
+    """What the running beams have so far; n is their number of output tokens."""
+
+    token_ids: npt.NDArray[np.int32]  # [num_running, n]
+    logprobs: FloatArray  # [num_running, n]
+    sums: FloatArray  # [num_running]
+
+    def extend(self, chosen: _Candidates) -> "_Beams":
+        """The beams that the candidates make of these."""
+        return _Beams(
+            np.column_stack((self.token_ids[chosen.parents], chosen.token_ids)),
+            np.column_stack((self.logprobs[chosen.parents], chosen.logprobs)),
+            chosen.sums,
+        )
+
+
+class BeamSearch:
+    """One request's search. It begins with one running beam, the prompt, and `advance` steps it."""
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        length_penalty: float,
+        early_stopping: EarlyStopping,
+        eos_token_ids: Collection[int],
+        max_tokens: int,
+    ) -> None:
+        """`max_tokens` bounds the output; a hypothesis ends there if not by `eos_token_ids`."""
+        assert width >= 1, "a search without beams"
+        assert max_tokens >= 1, "a search without tokens"
+        self._width = width
+        self._length_penalty = length_penalty
+        self._early_stopping = early_stopping
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._eos_array = np.array(sorted(self._eos_token_ids), dtype=np.int32)
+        self._max_tokens = max_tokens
+        self._running = _Beams(
+            np.empty((1, 0), np.int32), np.empty((1, 0), np.float32), np.zeros(1, np.float32)
+        )
+        self._finished: list[Hypothesis] = []  # best first, at most `width`
+        self._is_done = False
+
+    @property
+    def num_candidates(self) -> int:
+        """Continuations that `advance` needs of each beam; all of them if the vocabulary is less.
+
+        So many that `width` are left to run on when each beam ends with each of its
+        end-of-sequence tokens.
+        """
+        return max(2, 1 + len(self._eos_token_ids)) * self._width
+
+    @property
+    def num_running(self) -> int:
+        """Rows that the next `advance` takes: 1 at first, 0 when the search is done."""
+        return len(self._running.sums)
+
+    @property
+    def is_done(self) -> bool:
+        return self._is_done
+
+    def advance(
+        self, token_ids: IntArray, scores: FloatArray, logprobs: FloatArray | None = None
+    ) -> BeamStep:
+        """Takes the best continuations of each running beam and decides about them.
+
+        Args:
+            token_ids: [num_running, k], in each row the `num_candidates` with the highest scores.
+                Row i belongs to `beams[i]` of the step before.
+            scores: [num_running, k], float32, log-probabilities in nats after all processors, the
+                beam's own sum not added. -inf is forbidden, and may fill a short row.
+            logprobs: [num_running, k], what hypotheses shall report; None is `scores`.
+
+        Equal sums are ordered by beam, then by token id; transformers leaves their order open.
+        """
+        assert not self._is_done, "advance() of a search that is done"
+        assert scores.dtype == np.float32, "scores that are not float32"
+        assert token_ids.shape == scores.shape, "token ids and scores differ in shape"
+        assert len(scores) == self.num_running, "not one row per running beam"
+        best = self._select(token_ids, scores, scores if logprobs is None else logprobs)
+        num_tokens = self._running.token_ids.shape[1] + 1
+        is_eos = np.isin(best.token_ids, self._eos_array)
+        ends = is_eos | (num_tokens == self._max_tokens)
+        # What ends below rank `width` is dropped: it only made room for enough that run on.
+        finished = self._finish(best.at(np.flatnonzero(ends[: self._width])), num_tokens)
+        going_on = best.at(np.flatnonzero(~ends)[: self._width])
+        if self._is_over(going_on.sums, num_tokens):
+            self._is_done = True
+            going_on = going_on.at(np.empty(0, np.intp))
+        self._running = self._running.extend(going_on)
+        return BeamStep(going_on.continuations(), finished, self._is_done)
+
+    def results(self, n: int) -> tuple[Hypothesis, ...]:
+        """The best `n` hypotheses, best first; fewer only if processors forbade all others."""
+        assert self._is_done, "results() of a search that is not done"
+        assert n <= self._width, "more results than beams"
+        return tuple(self._finished[:n])
+
+    def _select(self, token_ids: IntArray, scores: FloatArray, logprobs: FloatArray) -> _Candidates:
+        """The best `num_candidates` over all beams, best first, without those forbidden."""
+        sums = (scores + self._running.sums[:, None]).ravel()
+        tokens = token_ids.astype(np.int32).ravel()
+        parents = np.repeat(np.arange(self.num_running), scores.shape[1])
+        order = np.lexsort((tokens, parents, -sums))[: self.num_candidates]
+        order = order[sums[order] > -np.inf]
+        return _Candidates(
+            parents[order], tokens[order], logprobs.astype(np.float32).ravel()[order], sums[order]
+        )
+
+    def _finish(self, ending: _Candidates, num_tokens: int) -> tuple[Ending, ...]:
+        """Enters what ends now among the finished, of which the best `width` are kept.
+
+        An older hypothesis stands before a newer one with the same score.
+        """
+        outputs = self._running.extend(ending)
+        scores = self._penalized(ending.sums, num_tokens)
+        for token_ids, logprobs, score in zip(
+            outputs.token_ids.tolist(), outputs.logprobs.tolist(), scores.tolist(), strict=True
+        ):
+            was_cut = token_ids[-1] not in self._eos_token_ids
+            self._finished.append(Hypothesis(tuple(token_ids), tuple(logprobs), score, was_cut))
+        self._finished.sort(key=lambda hypothesis: hypothesis.score, reverse=True)
+        del self._finished[self._width :]
+        parts = (ending.parents.tolist(), ending.token_ids.tolist(), scores.tolist())
+        return tuple(map(Ending, *parts))
+
+    def _is_over(self, going_on: FloatArray, num_tokens: int) -> bool:
+        """Whether no running beam is left, or none is expected to get among the results.
+
+        `_check_early_stop_heuristic` and `_beam_search_has_unfinished_sequences` of transformers:
+        the best running beam is compared as if it ended with its present sum, at its present
+        length; for `NEVER` at the length that would suit it best.
+        """
+        if not len(going_on):
+            return True
+        if len(self._finished) < self._width:
+            return False
+        if self._early_stopping is EarlyStopping.FIRST:
+            return True
+        likes_length = self._length_penalty > 0.0
+        waits = self._early_stopping is EarlyStopping.NEVER and likes_length
+        hypothetical = self._max_tokens if waits else num_tokens
+        best_possible = float(self._penalized(going_on[:1], hypothetical)[0])
+        return best_possible <= self._finished[-1].score
+
+    def _penalized(self, sums: FloatArray, num_tokens: int) -> FloatArray:
+        """sum / num_tokens ** length_penalty, the divisor in float64 and then rounded to float32.
+
+        Where the divisor is 0 or infinite in float32 a score is -inf or -0, as in transformers.
+        """
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            divisor = np.float32(float(num_tokens) ** self._length_penalty)
+            return sums / divisor

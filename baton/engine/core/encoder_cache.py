@@ -1,0 +1,330 @@
+"""Which encoder outputs (of images, say) are cached, held or due. Accounting only: no tensor here.
+
+The spans of a prompt that an encoder fills are its encoder inputs. The encoder computes one as a
+whole, and its output is needed until the last token of its span is computed. So a sequence holds an
+input from the step that first reaches its span to the step that passes it:
+
+    schedule  limit_chunk -> EncoderCache.take         every sequence of the step, in turn
+    plan      EncoderCache.drain                       the runner forgets `freed`, then encodes
+    apply     EncoderCache.release_passed              and `release_all` when a sequence ends or is
+                                                       preempted, at whatever moment
+
+Outputs are shared by content. One that nobody holds stays until its room is needed, least recently
+held first. All sizes are in tokens of the prompt: an input is as large as its span.
+
+No deadlock: who holds an input needs nothing more to get past it, and gives it back then; and if
+nobody holds any, every input that `check_encoder_inputs` admitted fits.
+"""
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from baton.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderInput:
+    """What an encoder puts into the tokens [start, start + length) of a sequence.
+
+    `content_hash` stands for all that the encoder's output depends on, so for equal lengths too.
+    """
+
+    content_hash: bytes
+    start: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSchedule:
+    """What a chunk of one sequence needs of the encoder. Valid until another sequence takes.
+
+    Attributes:
+        end: where the chunk ends; its start if nothing of it can be computed in this step.
+        to_compute: inputs that the encoder has to compute in this step for this sequence.
+        to_hold: all inputs to be allocated, in this order: those that are cached or due already,
+            before room is made for others; then `to_compute` and what repeats their content.
+        budget_used: tokens of `to_compute`.
+    """
+
+    end: int
+    to_compute: tuple[EncoderInput, ...]
+    to_hold: tuple[EncoderInput, ...]
+    budget_used: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderStep:
+    """What the runner is to do before the step's forward pass, in this order.
+
+    Attributes:
+        freed: content hashes to forget; one may be among the computed again.
+        to_compute: inputs to encode and keep, each with a sequence that holds it.
+    """
+
+    freed: tuple[bytes, ...]
+    to_compute: tuple[tuple[str, EncoderInput], ...]
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One output, its holders in the order they came. `is_due`: no plan has asked for it yet."""
+
+    num_tokens: int
+    is_due: bool = True
+    holders: dict[tuple[str, EncoderInput], None] = field(default_factory=dict)
+
+
+class EncoderCache:
+    """Encoder outputs of at most `capacity_tokens` together, reference-counted and shared.
+
+    A reference is (sequence, input): a sequence that contains the same image twice has two.
+    """
+
+    def __init__(self, capacity_tokens: int) -> None:
+        self.capacity_tokens = capacity_tokens
+        self._entries: dict[bytes, _Entry] = {}
+        self._unheld: OrderedDict[bytes, None] = OrderedDict()  # the next victim first
+        self._held: dict[str, dict[EncoderInput, None]] = {}
+        self._due: dict[bytes, None] = {}
+        self._freed: list[bytes] = []
+        self._num_cached_tokens = 0
+        self._num_held_tokens = 0
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Of all outputs, held or not."""
+        return self._num_cached_tokens
+
+    @property
+    def num_held_tokens(self) -> int:
+        """Of outputs that somebody holds; the rest of the capacity can be allocated."""
+        return self._num_held_tokens
+
+    @property
+    def num_due_tokens(self) -> int:
+        """Of outputs that the step being planned computes: what is used of its budget."""
+        return sum(self._entries[content_hash].num_tokens for content_hash in self._due)
+
+    def __contains__(self, content_hash: bytes) -> bool:
+        """Whether it need not be computed: it is there, or due in the step being planned."""
+        return content_hash in self._entries
+
+    def is_held(self, content_hash: bytes) -> bool:
+        """Whether anybody holds it, so that holding it too takes no room."""
+        return content_hash in self._entries and content_hash not in self._unheld
+
+    def holds(self, sequence_id: str, encoder_input: EncoderInput) -> bool:
+        return encoder_input in self._held.get(sequence_id, ())
+
+    def held_by(self, sequence_id: str) -> tuple[EncoderInput, ...]:
+        """The inputs the sequence holds, in the order it took them."""
+        return tuple(self._held.get(sequence_id, ()))
+
+    def can_allocate(self, encoder_input: EncoderInput) -> bool:
+        """Whether there is room for it beside all that is held. Changes nothing."""
+        if self.is_held(encoder_input.content_hash):
+            return True
+        return self._num_held_tokens + encoder_input.length <= self.capacity_tokens
+
+    def allocate(self, sequence_id: str, encoder_input: EncoderInput) -> bool:
+        """Lets the sequence hold an input, which the caller has seen that `can_allocate`.
+
+        Evicts as much as needed. Returns whether it became due: the encoder has to compute it in
+        the step being planned, and nothing else will.
+        """
+        assert not self.holds(sequence_id, encoder_input), "an input is held already"
+        assert self.can_allocate(encoder_input), "allocate() beyond the capacity"
+        content_hash = encoder_input.content_hash
+        is_new = content_hash not in self._entries
+        if is_new:
+            self._insert(content_hash, encoder_input.length)
+        entry = self._entries[content_hash]
+        assert entry.num_tokens == encoder_input.length, "one content hash for two lengths"
+        if not entry.holders:
+            self._num_held_tokens += entry.num_tokens
+            self._unheld.pop(content_hash, None)
+        entry.holders[sequence_id, encoder_input] = None
+        self._held.setdefault(sequence_id, {})[encoder_input] = None
+        return is_new
+
+    def take(self, sequence_id: str, schedule: EncoderSchedule) -> None:
+        """Allocates all that a chunk needs.
+
+        Since `limit_chunk`, others may have released but not taken.
+        """
+        for encoder_input in schedule.to_hold:
+            self.allocate(sequence_id, encoder_input)
+
+    def release(self, sequence_id: str, encoder_input: EncoderInput) -> None:
+        """Gives back the sequence's reference, if it has it.
+
+        What nobody holds stays cached, unless it is still due: then nobody will compute it.
+        """
+        held = self._held.get(sequence_id, {})
+        if encoder_input not in held:
+            return
+        del held[encoder_input]
+        if not held:
+            del self._held[sequence_id]
+        content_hash = encoder_input.content_hash
+        entry = self._entries[content_hash]
+        del entry.holders[sequence_id, encoder_input]
+        if entry.holders:
+            return
+        self._num_held_tokens -= entry.num_tokens
+        if entry.is_due:
+            del self._due[content_hash]
+            self._remove(content_hash)
+        else:
+            self._unheld[content_hash] = None
+
+    def release_passed(self, sequence_id: str, num_computed_tokens: int) -> None:
+        """Gives back the inputs whose last token is computed."""
+        for encoder_input in passed(self.held_by(sequence_id), num_computed_tokens):
+            self.release(sequence_id, encoder_input)
+
+    def release_all(self, sequence_id: str) -> None:
+        """Gives back all that the sequence holds, if anything."""
+        for encoder_input in self.held_by(sequence_id):
+            self.release(sequence_id, encoder_input)
+
+    def drain(self) -> EncoderStep:
+        """Closes the planning of a step. What is due counts as computed from here on.
+
+        Every eviction and every input to be computed is reported by exactly one call.
+        """
+        due: list[tuple[str, EncoderInput]] = []
+        for content_hash in self._due:
+            entry = self._entries[content_hash]
+            entry.is_due = False
+            due.append(next(iter(entry.holders)))
+        step = EncoderStep(tuple(self._freed), tuple(due))
+        self._freed.clear()
+        self._due.clear()
+        return step
+
+    def check_integrity(self) -> None:
+        """Asserts that the cache agrees with itself."""
+        references = {(s, i): None for s, inputs in self._held.items() for i in inputs}
+        assert all(self._held.values()), "a sequence that holds nothing is remembered"
+        entered = {holder: h for h, entry in self._entries.items() for holder in entry.holders}
+        assert references.keys() == entered.keys(), "holders differ from what sequences hold"
+        for (_, encoder_input), content_hash in entered.items():
+            assert encoder_input.content_hash == content_hash, "held under another hash"
+            assert encoder_input.length == self._entries[content_hash].num_tokens
+        unheld = {h for h, entry in self._entries.items() if not entry.holders}
+        assert unheld == self._unheld.keys(), "the unheld are not those without holders"
+        due = {h for h, entry in self._entries.items() if entry.is_due}
+        assert due == self._due.keys(), "the due are not those to be computed"
+        assert not unheld & due, "nobody holds what is due"
+        cached = sum(entry.num_tokens for entry in self._entries.values())
+        held = cached - sum(self._entries[h].num_tokens for h in unheld)
+        assert self._num_cached_tokens == cached <= self.capacity_tokens
+        assert self._num_held_tokens == held
+
+    def _insert(self, content_hash: bytes, num_tokens: int) -> None:
+        while self._num_cached_tokens + num_tokens > self.capacity_tokens:
+            victim = self._unheld.popitem(last=False)[0]
+            self._remove(victim)
+            self._freed.append(victim)
+        self._entries[content_hash] = _Entry(num_tokens)
+        self._due[content_hash] = None
+        self._num_cached_tokens += num_tokens
+
+    def _remove(self, content_hash: bytes) -> None:
+        self._num_cached_tokens -= self._entries.pop(content_hash).num_tokens
+
+
+def check_encoder_inputs(
+    encoder_inputs: Sequence[EncoderInput],
+    num_tokens: int,
+    capacity_tokens: int,
+    compute_budget: int,
+    field: str = "encoder_inputs",
+) -> None:
+    """Raises `InvalidArgumentError` unless every input can be scheduled some day.
+
+    Args:
+        num_tokens: of the prompt, in which the spans lie, in order and without overlap.
+        capacity_tokens: of the encoder cache.
+        compute_budget: tokens that the encoder may compute in a step.
+    """
+    most = min(capacity_tokens, compute_budget)
+    limit = "encoder cache" if most == capacity_tokens else "encoder's budget per step"
+    lengths: dict[bytes, int] = {}
+    free_from = 0
+    for i, encoder_input in enumerate(encoder_inputs):
+        at = f"{field}[{i}]"
+        length = encoder_input.length
+        span = f"covers tokens [{encoder_input.start}, {encoder_input.end})"
+        if length < 1:
+            raise InvalidArgumentError(at, f"is {length} tokens long; must be at least 1")
+        if encoder_input.start < free_from:
+            raise InvalidArgumentError(at, f"{span}; must start at {free_from} or later")
+        if encoder_input.end > num_tokens:
+            raise InvalidArgumentError(at, f"{span}; the prompt has {num_tokens} tokens")
+        if length > most:
+            raise InvalidArgumentError(at, f"is {length} tokens long; the {limit} holds {most}")
+        if lengths.setdefault(encoder_input.content_hash, length) != length:
+            raise InvalidArgumentError(at, "has the content hash of an input of another length")
+        free_from = encoder_input.end
+
+
+def passed(
+    encoder_inputs: Iterable[EncoderInput], num_computed_tokens: int
+) -> tuple[EncoderInput, ...]:
+    """Those whose last token is computed, so that their encoder output is not needed any more."""
+    return tuple(i for i in encoder_inputs if i.end <= num_computed_tokens)
+
+
+def limit_chunk(
+    encoder_inputs: Sequence[EncoderInput],
+    start: int,
+    end: int,
+    cache: EncoderCache,
+    sequence_id: str,
+    compute_budget: int,
+) -> EncoderSchedule:
+    """What the chunk [start, end) of a sequence needs, cut before the first input that cannot be.
+
+    Changes nothing; `EncoderCache.take` does, once the chunk is sure.
+
+    Args:
+        encoder_inputs: of the sequence, in order and without overlap.
+        compute_budget: tokens the encoder may still compute in the step being planned:
+            its budget less `EncoderCache.num_due_tokens`.
+    """
+    room = cache.capacity_tokens - cache.num_held_tokens
+    budget = compute_budget
+    to_compute: list[EncoderInput] = []
+    present: list[EncoderInput] = []
+    absent: list[EncoderInput] = []
+    claimed: set[bytes] = set()
+    first = bisect_right(encoder_inputs, start, key=lambda i: i.end)
+    for encoder_input in encoder_inputs[first:]:
+        if encoder_input.start >= end:
+            break
+        if cache.holds(sequence_id, encoder_input):
+            continue
+        content_hash, length = encoder_input.content_hash, encoder_input.length
+        is_claimed, is_present = content_hash in claimed, content_hash in cache
+        room_needed = 0 if is_claimed or cache.is_held(content_hash) else length
+        budget_needed = 0 if is_claimed or is_present else length
+        if room_needed > room or budget_needed > budget:
+            end = max(start, encoder_input.start)
+            break
+        room -= room_needed
+        budget -= budget_needed
+        claimed.add(content_hash)
+        (present if is_present else absent).append(encoder_input)
+        if budget_needed:
+            to_compute.append(encoder_input)
+    return EncoderSchedule(
+        end, tuple(to_compute), (*present, *absent), budget_used=compute_budget - budget
+    )

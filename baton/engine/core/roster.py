@@ -1,0 +1,287 @@
+"""Where every sequence is, and the moves from place to place. Decides nothing.
+
+A sequence that has not ended is in exactly one place:
+
+    waiting, preempted    no blocks
+    awaiting_kv           a seat and blocks that another worker fills
+    decoding, special     a seat and blocks, running: plain decodes, and everything else
+    swapped               blocks in host memory
+    kept                  finished, blocks held until released
+"""
+
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+
+import numpy as np
+
+from baton.engine.core.encoder_cache import EncoderCache, EncoderStep
+from baton.engine.core.kv_cache_manager import KvCacheManager
+from baton.engine.core.seats import Int64Array, Seats
+from baton.engine.core.sequence import FinishReason, Purpose, Request, Sequence, SequenceStatus
+
+NO_SEATS: Int64Array = np.zeros(0, np.int64)
+
+_Entry = tuple[float, int, int, Sequence]
+
+
+class Queue:
+    """Sequences that wait, the one to be served next first."""
+
+    def __init__(self) -> None:
+        self._entries: list[_Entry] = []
+        self._num_left = 0
+
+    def __len__(self) -> int:
+        return len(self._entries) - self._num_left
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (e[3] for e in self._entries if e[3].status is SequenceStatus.WAITING)
+
+    def push(self, sequence: Sequence) -> None:
+        heappush(self._entries, (*order_of(sequence), sequence))
+
+    def head(self) -> Sequence | None:
+        while self._entries and self._entries[0][3].status is not SequenceStatus.WAITING:
+            heappop(self._entries)
+            self._num_left -= 1
+        return self._entries[0][3] if self._entries else None
+
+    def pop(self) -> None:
+        """The head starts."""
+        heappop(self._entries)
+
+    def leave(self) -> None:
+        """One that waits here has ended; its status says so, and it is dropped when met."""
+        self._num_left += 1
+
+
+def order_of(sequence: Sequence) -> tuple[float, int, int]:
+    """Sorts sequences as the policy wants; never equal for two."""
+    return sequence.request.rank, sequence.request.arrival, sequence.index
+
+
+class Roster:
+    """All sequences of one engine."""
+
+    def __init__(self, seats: Seats, kv: KvCacheManager, encoder: EncoderCache) -> None:
+        self.seats = seats
+        self.kv = kv
+        self.encoder = encoder
+        self.requests: dict[str, Request] = {}
+        self.waiting = Queue()
+        self.preempted = Queue()
+        self.swapped: list[list[Sequence]] = []
+        self.decoding: Int64Array = NO_SEATS
+        self.special: dict[Sequence, None] = {}
+        self.awaiting_kv: dict[str, Sequence] = {}
+        self.kept: dict[str, Sequence] = {}
+        self.seated: list[Sequence] = []
+        self.forgotten: list[tuple[str, int]] = []
+        self.num_promised_seats = 0
+        self._known_to_runner: set[tuple[str, int]] = set()
+        self._joining: list[int] = []
+        self._has_left = False
+
+    # Coming.
+
+    def add(self, request: Request) -> None:
+        """A new request waits."""
+        self.requests[request.request_id] = request
+        self._enter(Sequence.first_of(request))
+        self.waiting.push(request.sequences[0])
+
+    def _enter(self, sequence: Sequence) -> None:
+        sequence.request.sequences.append(sequence)
+        sequence.request.next_index = sequence.index + 1
+
+    # Moving.
+
+    def sit(self, sequence: Sequence) -> None:
+        """Takes a free seat; until it is `seated`, it may be given back by `stand`."""
+        sequence.sit(self.seats)
+
+    def stand(self, sequence: Sequence) -> None:
+        """Takes back what `sit` did."""
+        sequence.leave()
+
+    def start(self, sequence: Sequence) -> None:
+        """A sequence that waited has a seat and blocks now, or comes back from host memory."""
+        self.num_promised_seats += sequence.request.num_unforked
+        self.seated.append(sequence)
+
+    def await_kv(self, sequence: Sequence) -> None:
+        sequence.status = SequenceStatus.AWAITING_KV
+        self.awaiting_kv[sequence.request.request_id] = sequence
+
+    def run(self, sequence: Sequence) -> None:
+        """It has a seat and blocks, and something to compute."""
+        sequence.status = SequenceStatus.RUNNING
+        self.special[sequence] = None
+
+    def settle(self, sequence: Sequence) -> None:
+        """A running sequence joins the plain decodes if it is one now."""
+        if sequence.is_plain and sequence.num_tokens == sequence.num_computed_tokens + 1:
+            self.kv.unreserve(sequence)
+            del self.special[sequence]
+            self.seats.is_decoding[sequence.seat] = True
+            self._joining.append(sequence.seat)
+
+    def requeue(self, sequence: Sequence) -> None:
+        """Gives up its blocks, to be computed again from what is still cached."""
+        self.kv.free(sequence)
+        self._leave_seat(sequence)
+        sequence.status = SequenceStatus.WAITING
+        sequence.num_preemptions += 1
+        self.preempted.push(sequence)
+
+    def swap_out(self, sequences: list[Sequence]) -> None:
+        """Sequences that share blocks go to host memory together."""
+        self.kv.swap_out(sequences)
+        for sequence in sequences:
+            self._leave_seat(sequence)
+            sequence.status = SequenceStatus.SWAPPED
+            sequence.num_preemptions += 1
+        self.swapped.append(sequences)
+        self.swapped.sort(key=lambda group: order_of(group[0]))
+
+    def fork(self, parent: Sequence) -> Sequence:
+        """A sibling that shares the parent's computed blocks and tokens."""
+        index = parent.request.next_index
+        child = Sequence(parent.request, index, parent.token_ids, parent.num_tokens)
+        child.num_cached_tokens = parent.num_cached_tokens
+        child.num_scored = parent.num_scored
+        self._enter(child)
+        child.sit(self.seats)
+        self.kv.fork(parent, child)
+        self.seated.append(child)
+        self.run(child)
+        return child
+
+    def refresh(self) -> None:
+        """Brings `decoding` up to date with `settle` and with those that have left."""
+        if self._has_left:
+            self.decoding = self.decoding[self.seats.is_decoding[self.decoding]]
+            self._joining = [s for s in self._joining if self.seats.is_decoding[s]]
+            self._has_left = False
+        if self._joining:
+            joining = np.array(self._joining, np.int64)
+            self.decoding = np.concatenate([self.decoding, joining])
+            self._joining = []
+
+    # Leaving.
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """A sequence ends, in whatever place. What was prefilled for somebody keeps its blocks."""
+        sequence.finish_reason = reason
+        request, status = sequence.request, sequence.status
+        was_computed = reason not in (FinishReason.ABORTED, FinishReason.FAILED)
+        is_kept = request.purpose is Purpose.PREFILL and was_computed
+        if status is SequenceStatus.WAITING:
+            (self.preempted if sequence.num_preemptions else self.waiting).leave()
+        elif status is SequenceStatus.SWAPPED:
+            self.kv.drop_swapped(sequence)
+            self._leave_swapped(sequence)
+        elif status is not SequenceStatus.KEPT:
+            self.awaiting_kv.pop(request.request_id, None)
+            if is_kept:
+                self.kv.unreserve(sequence)
+            else:
+                self.kv.free(sequence)
+            self._leave_seat(sequence)
+        if is_kept:
+            sequence.status = SequenceStatus.KEPT
+            self.kept[request.request_id] = sequence
+        else:
+            self._forget(sequence)
+
+    def release(self, request_id: str) -> None:
+        """Frees what was kept. Idempotent."""
+        sequence = self.kept.pop(request_id, None)
+        if sequence is not None:
+            self.kv.free(sequence)
+            self._forget(sequence)
+
+    def take_seated(self) -> list[Sequence]:
+        """Sequences that took a seat since the last call, and still have it."""
+        seated, self.seated = self.seated, []
+        seated = [s for s in seated if s.seats is not None]
+        self._known_to_runner.update(s.key for s in seated)
+        return seated
+
+    def take_forgotten(self) -> list[tuple[str, int]]:
+        """Sequences the runner knew that have lost their seat since the last call."""
+        forgotten, self.forgotten = self.forgotten, []
+        return forgotten
+
+    def take_encoder_step(self) -> EncoderStep:
+        """What the encoder has to do since the last call; it knows requests, not sequences."""
+        step = self.encoder.drain()
+        due = tuple((holder.partition(".")[2], item) for holder, item in step.to_compute)
+        return EncoderStep(step.freed, due)
+
+    def _leave_seat(self, sequence: Sequence) -> None:
+        if self.seats.is_decoding[sequence.seat]:
+            self._has_left = True
+        self.special.pop(sequence, None)
+        self.encoder.release_all(sequence.encoder_id)
+        self.num_promised_seats -= sequence.request.num_unforked
+        sequence.leave()
+        if sequence.key in self._known_to_runner:
+            self._known_to_runner.remove(sequence.key)
+            self.forgotten.append(sequence.key)
+
+    def _leave_swapped(self, sequence: Sequence) -> None:
+        for group in self.swapped:
+            if sequence in group:
+                group.remove(sequence)
+        self.swapped = [group for group in self.swapped if group]
+
+    def _forget(self, sequence: Sequence) -> None:
+        request = sequence.request
+        sequence.status = SequenceStatus.FINISHED
+        request.sequences.remove(sequence)
+        if not request.sequences:
+            del self.requests[request.request_id]
+
+    # Questions.
+
+    @property
+    def num_free_seats(self) -> int:
+        """Seats that are neither taken nor promised to forks."""
+        return self.seats.num_free - self.num_promised_seats
+
+    @property
+    def num_running(self) -> int:
+        return len(self.decoding) + len(self._joining) + len(self.special)
+
+    def sequences(self) -> list[Sequence]:
+        return [s for request in self.requests.values() for s in request.sequences]
+
+    def running(self) -> Iterable[Sequence]:
+        for seat in (*self.decoding.tolist(), *self._joining):
+            sequence = self.seats.owners[seat]
+            if sequence is not None and self.seats.is_decoding[seat]:
+                yield sequence
+        yield from self.special
+
+    def check_integrity(self) -> None:
+        """Asserts that each sequence is in one place, and that places, seats and blocks agree."""
+        sequences = self.sequences()
+        self.kv.check_integrity(sequences)
+        self.encoder.check_integrity()
+        places: list[Sequence] = [
+            *self.waiting,
+            *self.preempted,
+            *(s for group in self.swapped for s in group),
+            *self.running(),
+            *self.awaiting_kv.values(),
+            *self.kept.values(),
+        ]
+        assert len(places) == len(set(places)), "a sequence in two places"
+        assert set(places) == set(sequences), "a sequence in no place, or one that has ended"
+        seated = {s for s in sequences if s.seats is not None}
+        assert seated == {s for s in self.seats.owners if s is not None}, "a seat without its owner"
+        assert len(seated) + self.seats.num_free == len(self.seats.owners), "a seat is lost"
+        assert self.num_free_seats >= 0, "more seats promised than free"
+        assert len(self.waiting) == sum(1 for _ in self.waiting), "the queue miscounts"
+        assert len(self.preempted) == sum(1 for _ in self.preempted), "the queue miscounts"

@@ -1,0 +1,272 @@
+"""Judges grammars: the process that may die of one, so that the engine does not.
+
+Run as a module it reads grammars from its standard input, a line each, and writes verdicts. It
+holds the tokenizer, and forks a child per grammar that compiles it under limits which the kernel
+keeps, and writes a few texts with it. Knows nothing of models, nor of who asks (`grammar_trial`).
+"""
+
+import json
+import os
+import random
+import re
+import resource
+import signal
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from baton.sampling import Grammar, GrammarKind
+
+# Less than that of any thread of the engine, which then has enough for what has passed here.
+_STACK_BYTES: Final = 3 << 19
+_LEAST_BYTES: Final = 1 << 18
+_WALKS: Final = 4
+_WALK_TOKENS: Final = 16
+_MAX_REASON: Final = 300
+# Without it llguidance allows, where one text is certain to follow, only its usual tokenization. It
+# finds that anew for each mask, which long constants make slow, takes it for a special token where
+# the text spells one, and masks that allow less than `accept` are hard to reason about.
+_OPTIONS: Final = '\n%llguidance {"no_forcing": true}'
+# A rule of GBNF; no line of a Lark grammar begins so.
+_GBNF_RULE: Final = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_VERBOSE_FLAG: Final = re.compile(r"\(\?[a-zA-Z]*x")
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarLimits:
+    """What one grammar may cost.
+
+    Attributes:
+        time_s: seconds to compile and try it out.
+        memory_bytes: what that may allocate.
+        token_s: seconds of computing that one token may take.
+        mean_token_s: what tokens may take on average, their masks included.
+        max_lexer_states: remembered at once; about 500 bytes each.
+        num_trials: grammars tried out at the same time.
+        max_waiting: grammars that may wait for one of those to end.
+    """
+
+    time_s: float = 2.0
+    memory_bytes: int = 256 << 20
+    token_s: float = 0.1
+    mean_token_s: float = 0.005
+    max_lexer_states: int = 20_000
+    num_trials: int = 2
+    max_waiting: int = 16
+
+    def native(self) -> LLParserLimits:
+        """Without what the grammar says in the messages: they go to logs."""
+        return LLParserLimits(max_lexer_states=self.max_lexer_states, verbose_errors=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a trial found.
+
+    Attributes:
+        native: the grammar as llguidance takes it.
+        problem: why it is refused; None if it is not.
+        is_lasting: whether another trial would find the same, however busy the machine.
+        num_bytes: memory that compiling takes.
+    """
+
+    native: str = ""
+    problem: str | None = None
+    is_lasting: bool = True
+    num_bytes: int = 0
+
+
+def reason_of(error: str) -> str:
+    """The line of an error of llguidance that says why, without the grammar's text around it."""
+    lines = error.splitlines() or ["it does not compile"]
+    said = next((line for line in lines if line.startswith("error: ")), lines[0])
+    said = said.removeprefix("error: ").rpartition(" (in regex): ")[2]
+    if said.startswith("NoExtensionBias"):
+        said = "no token of the model can continue what it has matched"
+    return said if len(said) <= _MAX_REASON else said[:_MAX_REASON] + "..."
+
+
+def _too_long(limits: GrammarLimits) -> str:
+    return f"takes more than {limits.time_s:g} s to compile"
+
+
+def _too_big(limits: GrammarLimits) -> str:
+    return f"takes more than {limits.memory_bytes >> 20} MiB to compile"
+
+
+def _main(config: dict[str, Any]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(10)
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    marks: list[int] = config["marks"]
+    tokenizer = LLTokenizer(config["file"], eos_token=marks)
+    limits = GrammarLimits(**config["limits"])
+    smallest = _fork(Grammar(GrammarKind.REGEX, "a"), tokenizer, marks, limits)
+    answers.write(b"ready\n")
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        grammar = Grammar(GrammarKind(request["kind"]), request["text"])
+        fields = _fork(grammar, tokenizer, marks, limits)
+        # A child takes memory for itself, which that of the smallest grammar shows.
+        over = fields.get("num_bytes", 0) - smallest.get("num_bytes", 0)
+        fields["num_bytes"] = max(over, _LEAST_BYTES)
+        answers.write(json.dumps(fields).encode() + b"\n")
+
+
+def _fork(
+    grammar: Grammar, tokenizer: LLTokenizer, marks: list[int], limits: GrammarLimits
+) -> dict[str, Any]:
+    """The fields of the verdict that a child reaches, or that its death is."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            _judge_within_limits(grammar, tokenizer, marks, limits, write)
+        finally:
+            os._exit(1)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        answer = pipe.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status == 0:
+        fields: dict[str, Any] = json.loads(answer)
+        return fields
+    if status == -signal.SIGALRM:
+        return {"problem": _too_long(limits), "is_lasting": False}
+    if status in (-signal.SIGSEGV, -signal.SIGBUS):
+        return {"problem": "is nested too deeply"}
+    return {"problem": _too_big(limits)}
+
+
+def _judge_within_limits(
+    grammar: Grammar, tokenizer: LLTokenizer, marks: list[int], limits: GrammarLimits, pipe: int
+) -> None:
+    """In the child, which ends here. The kernel holds it to the limits, whatever it is doing."""
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+    signal.setitimer(signal.ITIMER_REAL, limits.time_s)
+    held_bytes = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
+    most_bytes = held_bytes + limits.memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    verdicts: list[Verdict] = []
+    threading.stack_size(_STACK_BYTES)
+
+    def judge() -> None:
+        try:
+            verdicts.append(_judge(grammar, tokenizer, marks, limits))
+        except MemoryError:
+            verdicts.append(Verdict(problem=_too_big(limits)))
+        except BaseException as error:  # a panic of llguidance is no Exception
+            verdicts.append(Verdict(problem=reason_of(str(error))))
+
+    thread = threading.Thread(target=judge)
+    thread.start()
+    thread.join()
+    grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    with os.fdopen(pipe, "wb") as answers:
+        answers.write(json.dumps(asdict(verdicts[0]) | {"num_bytes": grown}).encode())
+    os._exit(0)
+
+
+def _judge(
+    grammar: Grammar, tokenizer: LLTokenizer, marks: list[int], limits: GrammarLimits
+) -> Verdict:
+    native = _to_native(grammar)
+    matcher = LLMatcher(tokenizer, native, log_level=0, limits=limits.native())
+    first = matcher.compute_bitmask()
+    if matcher.is_error():
+        return Verdict(problem=reason_of(matcher.get_error()))
+    if warnings := matcher.get_grammar_warnings():
+        return Verdict(problem=reason_of(warnings[0]))
+    end_bits = sum(1 << mark for mark in marks)
+    if not int.from_bytes(first, "little") & ~end_bits and matcher.is_accepting():
+        return Verdict(problem="matches nothing but the empty text")
+    draws = random.Random(0)  # noqa: S311 - the same walks each time
+    for _ in range(_WALKS):
+        verdict = _walk(matcher.deep_copy(), end_bits, draws, limits)
+        if verdict is not None:
+            return verdict
+    return Verdict(native)
+
+
+def _walk(
+    matcher: LLMatcher, end_bits: int, draws: random.Random, limits: GrammarLimits
+) -> Verdict | None:
+    """Writes a text by the grammar; None if nothing is wrong with that."""
+    matcher.compute_bitmask()
+    began_s = time.thread_time()
+    for _ in range(_WALK_TOKENS):
+        bits = int.from_bytes(matcher.compute_bitmask(), "little") & ~end_bits
+        if not bits and not matcher.is_error():
+            if matcher.is_accepting():
+                return None
+            return Verdict(problem="asks for an end-of-sequence token; leave those out")
+        token_began_s = time.thread_time()
+        if bits:
+            above = bits >> (start := draws.randrange(bits.bit_length()))
+            matcher.try_consume_tokens([start + (above & -above).bit_length() - 1])
+        if matcher.is_error():
+            return Verdict(problem=reason_of(matcher.get_error()))
+        if time.thread_time() - token_began_s > limits.token_s:
+            return _too_slow(time.thread_time() - token_began_s)
+    mean_s = (time.thread_time() - began_s) / _WALK_TOKENS
+    return _too_slow(mean_s) if mean_s > limits.mean_token_s else None
+
+
+def _too_slow(token_s: float) -> Verdict:
+    problem = f"takes {1000 * token_s:.0f} ms of computing for a token"
+    return Verdict(problem=problem, is_lasting=False)
+
+
+def _to_native(grammar: Grammar) -> str:
+    """Raises `ValueError` with the reason."""
+    try:
+        match grammar.kind:
+            case GrammarKind.JSON_SCHEMA:
+                schema = json.loads(grammar.text, parse_constant=_refuse_constant)
+                root = {"name": "root", "json_schema": schema}
+                return json.dumps({"grammars": [_lark("start: @root"), root]})
+            case GrammarKind.REGEX:
+                _check_regex(grammar.text)
+                lark = f"start: /{regex_to_lark(grammar.text, use_ascii='')}/"
+                return json.dumps({"grammars": [_lark(lark)]})
+            case GrammarKind.EBNF:
+                is_gbnf = _GBNF_RULE.search(grammar.text)
+                lark = gbnf_to_lark(grammar.text) if is_gbnf else grammar.text
+                return json.dumps({"grammars": [_lark(lark)]})
+    except RecursionError as error:
+        raise ValueError("is nested too deeply") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is not JSON: {error}") from error
+
+
+def _check_regex(text: str) -> None:
+    """Refuses what llguidance would quietly read in another way."""
+    if (len(text) - len(text.rstrip("\\"))) % 2:
+        raise ValueError("ends in a backslash")
+    if "#" in text and _VERBOSE_FLAG.search(text):
+        raise ValueError("has comments, which are not supported")
+
+
+def _lark(text: str) -> dict[str, str]:
+    return {"lark_grammar": text + _OPTIONS}
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"is not JSON: {name}")
+
+
+if __name__ == "__main__":
+    _main(json.loads(sys.argv[1]))

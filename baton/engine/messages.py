@@ -1,0 +1,149 @@
+"""What goes into an engine and what comes out of it. Plain data."""
+
+from dataclasses import dataclass
+
+from baton.cluster.prefix import BlockHash, PrefixNamespace
+from baton.engine.core.block_pool import CacheEvents
+from baton.engine.core.plan import ExternalAllocation, TokenLogprobs
+from baton.engine.core.sequence import FinishReason, KvSource, Purpose
+from baton.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What others must know of a loaded model."""
+
+    name: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    fingerprint: bytes
+    namespace: PrefixNamespace
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One request to compute.
+
+    Attributes:
+        token_ids: the prompt and any output generated so far.
+        num_prompt_tokens: how many of them are the prompt.
+        purpose: `PREFILL` ends after one token and keeps its blocks until `release`.
+        kv_source: `EXTERNAL` allocates blocks and waits for `commit_external`.
+        salt, adapter: sequences of unequal ones share no prefix.
+        block_hashes: the chain hashes of the leading blocks, if somebody has made them already.
+        sequence_index: of the first sequence; more follow it where `params` ask for several.
+        priority: smaller is served first under the policy of that name.
+        arrival_time, first_token_deadline: seconds on one monotonic clock, for the policy
+            `deadline`; None: no deadline.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    params: SamplingParams
+    num_prompt_tokens: int
+    purpose: Purpose = Purpose.GENERATE
+    kv_source: KvSource = KvSource.LOCAL
+    salt: bytes = b""
+    adapter: bytes = b""
+    block_hashes: tuple[BlockHash, ...] = ()
+    sequence_index: int = 0
+    priority: int = 0
+    arrival_time: float = 0.0
+    first_token_deadline: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceUpdate:
+    """What one step did for one sequence: one token at most; several updates if it made several.
+
+    Attributes:
+        index: which sequence of the request; of beams and of `best_of`, its place, best first.
+        position: of `token_id` in the output, from 0.
+        logprobs: of `token_id`, if asked for.
+        num_computed_tokens: KV of [0, this) is in the blocks.
+        block_ids: per cache group, the blocks of a `PREFILL` sequence; else empty.
+        score: of a finished beam.
+        failure: why it `FAILED`; what was generated before is no valid output.
+        prompt_logprobs: of the prompt tokens that this step scored, in order; the first token of
+            a prompt has none.
+    """
+
+    request_id: str
+    index: int
+    token_id: int | None
+    position: int
+    logprobs: TokenLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    block_ids: tuple[tuple[int, ...], ...] = ()
+    score: float | None = None
+    failure: str | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+    @property
+    def logprob(self) -> float | None:
+        return None if self.logprobs is None else self.logprobs.logprob
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """Everything that one step has to tell.
+
+    `made_progress`: whether another step could do more; if not, only a command can change that.
+    """
+
+    updates: tuple[SequenceUpdate, ...]
+    external: tuple[ExternalAllocation, ...]
+    cache_events: CacheEvents
+    made_progress: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished continuation of a prompt.
+
+    Attributes:
+        text: the new tokens as text; None when no prompt was text and no tokenizer was asked for.
+        logprobs: one per token, if asked for; else empty.
+        score: of a beam.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str | None
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """All continuations of a prompt: `n`, the best first where they were ranked.
+
+    Attributes:
+        prompt_logprobs: from the second prompt token on, if asked for.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    completions: tuple[Completion, ...]
+    num_cached_tokens: int
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Of the first continuation, as are the properties below."""
+        return self.completions[0].token_ids
+
+    @property
+    def text(self) -> str | None:
+        return self.completions[0].text
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.completions[0].finish_reason
+
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        return tuple(logprobs.logprob for logprobs in self.completions[0].logprobs)

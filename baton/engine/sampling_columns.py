@@ -1,0 +1,182 @@
+"""The sampling parameters of all seats as columns, so that a step reads a batch of them at once.
+
+Written when a sequence takes a seat. Knows nothing of logits, nor of torch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from baton.sampling import MAX_BAD_TOKEN_SEQUENCE_LENGTH, SamplingParams
+
+Int64Array = npt.NDArray[np.int64]
+
+# What a seat asks for beyond the most likely token; the bits of `SamplingColumns.uses`.
+RANDOM: Final = 1
+TRUNCATION: Final = 2  # top-k or top-p
+MIN_P: Final = 4
+LOGPROBS: Final = 8
+BIAS: Final = 16
+REPETITION: Final = 32
+COUNTS: Final = 64  # presence or frequency penalty
+BAD_TOKENS: Final = 128
+MIN_TOKENS: Final = 256
+GRAMMAR: Final = 512  # set by the step that brings a mask
+PROCESSING: Final = BIAS | REPETITION | COUNTS | BAD_TOKENS | MIN_TOKENS | GRAMMAR
+
+_MAX_PREFIX: Final = MAX_BAD_TOKEN_SEQUENCE_LENGTH - 1
+_NUMBERS = np.dtype(
+    [
+        ("num_prompt_tokens", np.int64),
+        ("min_length", np.int64),  # of prompt and output, before an end may be chosen
+        ("temperature", np.float32),
+        ("top_k", np.int64),
+        ("top_p", np.float64),
+        ("min_p", np.float64),
+        ("seed", np.uint64),
+        ("repetition_penalty", np.float32),
+        ("presence_penalty", np.float32),
+        ("frequency_penalty", np.float32),
+        ("num_top_logprobs", np.int64),
+    ]
+)
+_TOKEN = np.dtype([("token_id", np.int64)])
+_BIASED_TOKEN = np.dtype([("token_id", np.int64), ("bias", np.float32)])
+# The last token of a sequence, and those before it from the last to the first.
+_BAD_TOKENS = np.dtype(
+    [
+        ("token_id", np.int64),
+        ("prefix_length", np.int64),
+        ("prefix", np.int32, (_MAX_PREFIX,)),
+    ]
+)
+
+
+class RaggedColumn:
+    """A list of records per seat, stored padded to the longest there has been."""
+
+    def __init__(self, num_seats: int, dtype: np.dtype[Any]) -> None:
+        self._counts = np.zeros(num_seats, np.int64)
+        self._records = np.zeros((num_seats, 0), dtype)
+
+    def assign(self, seat: int, records: Sequence[tuple[Any, ...]]) -> None:
+        """Replaces the seat's list."""
+        if len(records) > self._records.shape[1]:
+            self._widen(2 * len(records))
+        self._counts[seat] = len(records)
+        if records:
+            self._records[seat, : len(records)] = np.array(records, self._records.dtype)
+
+    def gather(self, seats: Int64Array) -> tuple[Int64Array, npt.NDArray[Any]]:
+        """All records of all `seats`: (the index into `seats` of each, the records)."""
+        counts = self._counts[seats]
+        rows, slots = np.nonzero(np.arange(counts.max(initial=0)) < counts[:, None])
+        return rows, self._records[seats[rows], slots]
+
+    def _widen(self, width: int) -> None:
+        # Zeros take no memory until they are written, so that only seats in use are copied.
+        wider = np.zeros((len(self._counts), width), self._records.dtype)
+        used = np.flatnonzero(self._counts)
+        wider[used, : self._records.shape[1]] = self._records[used]
+        self._records = wider
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of scores to be worked on, and what their seats ask for; a seat may have several.
+
+    Attributes:
+        seats: `[num_rows]`.
+        lengths: `[num_rows]`, tokens before the one to be chosen, prompt included.
+        uses: `[num_rows]`, the bits above.
+        numbers: `[num_rows]`, one field for each plain number of the parameters.
+    """
+
+    seats: Int64Array
+    lengths: Int64Array
+    uses: npt.NDArray[np.uint16]
+    numbers: npt.NDArray[Any]
+
+    def that_use(self, uses: int) -> Int64Array:
+        """The indices of the rows that use any of these."""
+        return np.flatnonzero(self.uses & uses)
+
+    def take(self, indices: Int64Array) -> "Rows":
+        return Rows(
+            self.seats[indices], self.lengths[indices], self.uses[indices], self.numbers[indices]
+        )
+
+
+class SamplingColumns:
+    """One row per seat. `uses` is 0 for a seat that wants the most likely token and nothing else.
+
+    Token ids outside the vocabulary, which no logit belongs to, are left out.
+    """
+
+    def __init__(self, num_seats: int, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._numbers = np.zeros(num_seats, _NUMBERS)
+        self.uses = np.zeros(num_seats, np.uint16)
+        self.biases = RaggedColumn(num_seats, _BIASED_TOKEN)
+        self.bad_tokens = RaggedColumn(num_seats, _BAD_TOKENS)
+        self.ends = RaggedColumn(num_seats, _TOKEN)
+
+    def assign(self, seat: int, params: SamplingParams, num_prompt_tokens: int) -> None:
+        """Replaces what the seat asks for."""
+        self.uses[seat] = self._uses(params)
+        self._numbers[seat] = (
+            num_prompt_tokens,
+            num_prompt_tokens + params.min_tokens,
+            params.temperature,
+            min(params.top_k or self._vocab_size, self._vocab_size),
+            params.top_p,
+            params.min_p,
+            params.seed,
+            params.repetition_penalty,
+            params.presence_penalty,
+            params.frequency_penalty,
+            params.top_logprobs,
+        )
+        self.biases.assign(seat, [pair for pair in params.logit_bias if self._has(pair[0])])
+        self.bad_tokens.assign(seat, self._bad_tokens(params.bad_token_ids))
+        ends = self._eos_token_ids.union(params.stop_token_ids) if params.min_tokens else ()
+        self.ends.assign(seat, [(token_id,) for token_id in ends if self._has(token_id)])
+
+    def rows(self, seats: Int64Array, lengths: Int64Array, uses: npt.NDArray[np.uint16]) -> Rows:
+        """The rows of these seats. `uses` of rows that have their minimum of tokens is changed."""
+        numbers = self._numbers[seats]
+        uses[lengths >= numbers["min_length"]] &= ~np.uint16(MIN_TOKENS)
+        return Rows(seats, lengths, uses, numbers)
+
+    def _uses(self, params: SamplingParams) -> int:
+        is_random = not params.is_greedy
+        is_truncated = 0 < params.top_k < self._vocab_size or params.top_p < 1.0
+        has_count_penalty = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+        return (
+            RANDOM * is_random
+            | TRUNCATION * (is_random and is_truncated)
+            | MIN_P * (is_random and params.min_p > 0.0)
+            | LOGPROBS * params.logprobs
+            | BIAS * bool(params.logit_bias)
+            | REPETITION * (params.repetition_penalty != 1.0)
+            | COUNTS * has_count_penalty
+            | BAD_TOKENS * bool(params.bad_token_ids)
+            | MIN_TOKENS * (params.min_tokens > 0)
+        )
+
+    def _bad_tokens(self, sequences: tuple[tuple[int, ...], ...]) -> list[tuple[Any, ...]]:
+        records: list[tuple[Any, ...]] = []
+        for token_ids in sequences:
+            *prefix, last = token_ids
+            # As in transformers, an end of sequence is not a bad word.
+            if all(map(self._has, token_ids)) and (prefix or last not in self._eos_token_ids):
+                padding = (0,) * (_MAX_PREFIX - len(prefix))
+                records.append((last, len(prefix), (*reversed(prefix), *padding)))
+        return records
+
+    def _has(self, token_id: int) -> bool:
+        return 0 <= token_id < self._vocab_size

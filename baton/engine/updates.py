@@ -1,0 +1,76 @@
+"""Makes updates, which others understand, of a step's progress and result."""
+
+from collections.abc import Iterator
+
+from baton.engine.core.plan import StepResult, TokenLogprobs
+from baton.engine.core.progress import SequenceProgress, StepProgress
+from baton.engine.messages import SequenceUpdate
+
+
+def updates_of(progress: StepProgress, result: StepResult) -> Iterator[SequenceUpdate]:
+    """One update per token; one without a token for a sequence that only came nearer to it."""
+    decoded = progress.decoded
+    for sequence, row, token_id, num_tokens in zip(
+        decoded.sequences,
+        decoded.rows.tolist(),
+        decoded.token_ids.tolist(),
+        decoded.num_tokens.tolist(),
+        strict=True,
+    ):
+        request = sequence.request
+        yield SequenceUpdate(
+            request.request_id,
+            sequence.index,
+            token_id,
+            num_tokens - request.num_prompt_tokens - 1,
+            _logprobs(result, row, request.params.top_logprobs)
+            if request.params.logprobs
+            else None,
+            sequence.finish_reason,
+            num_tokens - 1,
+            sequence.num_cached_tokens or 0,
+        )
+    for item in progress.others:
+        yield from _updates_of_one(item, result)
+
+
+def _updates_of_one(item: SequenceProgress, result: StepResult) -> Iterator[SequenceUpdate]:
+    last = len(item.token_ids) - 1
+    for i, token_id in enumerate(item.token_ids or (None,)):
+        is_last = i >= last
+        yield SequenceUpdate(
+            request_id=item.request.request_id,
+            index=item.index,
+            token_id=token_id,
+            position=item.position + i,
+            logprobs=None if token_id is None else _logprobs_of_one(item, i, result),
+            finish_reason=item.finish_reason if is_last else None,
+            num_computed_tokens=item.num_computed_tokens,
+            num_cached_tokens=item.num_cached_tokens,
+            block_ids=item.block_ids,
+            score=item.score if is_last else None,
+            failure=item.failure if is_last else None,
+            prompt_logprobs=item.prompt_logprobs if i == 0 else (),
+        )
+
+
+def _logprobs_of_one(item: SequenceProgress, i: int, result: StepResult) -> TokenLogprobs | None:
+    params = item.request.params
+    if not params.logprobs:
+        return None
+    if item.rows:
+        return _logprobs(result, item.rows[i], params.top_logprobs)
+    logprob = item.logprobs[i]
+    return None if logprob is None else TokenLogprobs(logprob)
+
+
+def _logprobs(result: StepResult, row: int, num_top: int) -> TokenLogprobs:
+    assert result.logprobs is not None, "log-probabilities that were asked for are missing"
+    logprob = float(result.logprobs[row])
+    if not num_top or result.top_token_ids is None or result.top_logprobs is None:
+        return TokenLogprobs(logprob)
+    return TokenLogprobs(
+        logprob,
+        tuple(result.top_token_ids[row, :num_top].tolist()),
+        tuple(result.top_logprobs[row, :num_top].tolist()),
+    )

@@ -1,0 +1,64 @@
+"""Engines of small checkpoints, and what every test asks of their results."""
+
+from collections.abc import Sequence
+
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.messages import EngineRequest, GenerationResult, SequenceUpdate
+from baton.sampling import SamplingParams
+
+MAX_STEPS = 5000
+
+
+def load(path: str, **changes: object) -> Engine:
+    """An engine on the CPU in float32, with 96 blocks in each pool."""
+    settings: dict[str, object] = {"device": "cpu", "dtype": "float32", "num_blocks": 96}
+    return Engine.from_pretrained(path, EngineConfig(**{**settings, **changes}))  # type: ignore[arg-type]
+
+
+def tokens(results: Sequence[GenerationResult]) -> list[tuple[int, ...]]:
+    """The first completion of each."""
+    return [r.token_ids for r in results]
+
+
+def assert_idle(engine: Engine) -> None:
+    engine.check_integrity()
+    assert engine.stats().num_held_blocks == 0
+    assert not engine.has_work
+
+
+def request(request_id: str, prompt: Sequence[int], params: SamplingParams) -> EngineRequest:
+    return EngineRequest(request_id, tuple(prompt), params, len(prompt))
+
+
+def drain(engine: Engine, *, checked: bool = True) -> dict[str, list[SequenceUpdate]]:
+    """Steps until nothing is left to do; the updates of each request.
+
+    Asserts after every step that tables, counts and places agree.
+    """
+    updates: dict[str, list[SequenceUpdate]] = {}
+    for _ in range(MAX_STEPS):
+        if not engine.has_work:
+            return updates
+        for update in engine.step().updates:
+            updates.setdefault(update.request_id, []).append(update)
+        if checked:
+            engine.check_integrity()
+    raise AssertionError(f"still not done after {MAX_STEPS} steps: {engine.stats()}")
+
+
+def output_of(updates: Sequence[SequenceUpdate]) -> dict[int, tuple[int, ...]]:
+    """The tokens of each sequence by its index. Asserts that positions count up, and that each
+    sequence ends once, with its last update."""
+    out: dict[int, list[int]] = {}
+    ended: set[int] = set()
+    for update in updates:
+        assert update.index not in ended, "an update behind the end"
+        if update.token_id is not None:
+            of_one = out.setdefault(update.index, [])
+            assert update.position == len(of_one), "a position twice, or left out"
+            of_one.append(update.token_id)
+        if update.finish_reason is not None:
+            ended.add(update.index)
+    assert ended == out.keys(), "a sequence that never ended, or without a token"
+    return {index: tuple(out[index]) for index in sorted(out)}

@@ -1,0 +1,324 @@
+"""Streams of several sequences, and requests that end in whatever state the engine has them."""
+
+import asyncio
+import random
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from baton.engine.async_engine import AsyncEngine, SequenceStream
+from baton.engine.config import EngineConfig
+from baton.engine.core.sequence import FinishReason, KvSource, Purpose
+from baton.engine.engine import Engine
+from baton.engine.messages import EngineRequest, SequenceUpdate, StepOutput
+from baton.errors import CancelledError
+from baton.sampling import SamplingParams
+
+from .conftest import Checkpoints
+from .engines import load, output_of
+from .oracle import Oracle
+from .prompts import NUM_TOKENS, random_prompt
+from .test_async_engine import assert_empty, running, settled
+
+PROMPT = random_prompt(40)
+GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+RANDOM = replace(GREEDY, temperature=1.5, seed=3)
+SEVERAL = replace(RANDOM, n=3)
+BEST = replace(RANDOM, n=2, best_of=4)
+BEAMS = replace(GREEDY, beam_width=3, n=2)
+SHAPES = {"one": GREEDY, "several": SEVERAL, "best": BEST, "beams": BEAMS}
+TIGHT = {"block_size": 4, "num_blocks": 40, "max_num_batched_tokens": 16, "max_num_seqs": 8}
+MODES = {
+    "recompute": {"preemption": "recompute"}, "swap": {"preemption": "swap", "swap_bytes": 2**20},
+}  # fmt: skip
+
+
+def request(
+    request_id: str, params: SamplingParams, prompt: tuple[int, ...] = PROMPT, **changes: Any
+) -> EngineRequest:
+    return EngineRequest(request_id, prompt, params, len(prompt), **changes)
+
+
+async def read(stream: SequenceStream) -> list[SequenceUpdate]:
+    async def all_of_it() -> list[SequenceUpdate]:
+        return [update async for batch in stream.updates() for update in batch]
+
+    return await asyncio.wait_for(all_of_it(), 60)
+
+
+def make(checkpoints: Checkpoints, **changes: object) -> Engine:
+    settings = {"device": "cpu", "dtype": "float32", "block_size": 8, "num_blocks": 60}
+    settings |= {"max_num_seqs": 8, "max_num_batched_tokens": 16}
+    return Engine.from_pretrained(checkpoints["llama"], EngineConfig(**{**settings, **changes}))
+
+
+class Gated:
+    """An engine that steps when it is let."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.gate = threading.Semaphore(0)
+        self.stepped = threading.Semaphore(0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def step(self) -> StepOutput:
+        assert self.gate.acquire(timeout=60)
+        try:
+            return self._engine.step()
+        finally:
+            self.stepped.release()
+
+
+@asynccontextmanager
+async def gated(engine: Engine) -> AsyncIterator[tuple[AsyncEngine, Gated]]:
+    gate = Gated(engine)
+    async with running(gate) as serving:
+        try:
+            yield serving, gate
+        finally:
+            gate.gate.release(100_000)
+
+
+async def let(gate: Gated, count: int) -> None:
+    """Lets the engine take steps, and waits until it has; fewer if it has nothing to do."""
+    for _ in range(count):
+        gate.gate.release()
+        if not await asyncio.to_thread(gate.stepped.acquire, timeout=2):
+            return
+
+
+@pytest.mark.parametrize("name", SHAPES)
+async def test_a_stream_tells_all_that_the_batch_would(
+    checkpoints: Checkpoints, name: str
+) -> None:
+    (expected,) = load(checkpoints["llama"]).generate([PROMPT], SHAPES[name])
+    async with running(make(checkpoints)) as serving:
+        with serving.open(request("a", SHAPES[name])) as stream:
+            said = output_of(await read(stream))
+        await assert_empty(serving)
+    if name == "best":
+        assert len(said) == 4
+        assert {c.token_ids for c in expected.completions} <= set(said.values())
+    else:
+        assert list(said.values()) == [c.token_ids for c in expected.completions]
+
+
+async def test_streams_of_all_shapes_together(checkpoints: Checkpoints) -> None:
+    alone = {
+        name: load(checkpoints["llama"]).generate([PROMPT], params)[0]
+        for name, params in SHAPES.items()
+    }
+
+    async def one(serving: AsyncEngine, name: str, number: int) -> None:
+        with serving.open(request(f"{name} {number}", SHAPES[name])) as stream:
+            said = set(output_of(await read(stream)).values())
+        assert {c.token_ids for c in alone[name].completions} <= said
+
+    async with running(make(checkpoints)) as serving:
+        await asyncio.gather(*(one(serving, name, i) for name in SHAPES for i in range(3)))
+        await assert_empty(serving)
+
+
+@pytest.mark.parametrize("name", ["several", "best", "beams"])
+async def test_a_stream_of_several_left_at_any_update_leaves_nothing(
+    checkpoints: Checkpoints, name: str
+) -> None:
+    async with running(make(checkpoints)) as serving:
+        for num_read in range(12):
+            with serving.open(request("a", SHAPES[name])) as stream:
+                count = 0
+                async for batch in stream.updates():
+                    count += len(batch)
+                    if count > num_read:
+                        break
+            await assert_empty(serving)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("ending", ["close", "cancel"])
+async def test_requests_that_end_in_any_state_leave_the_others_alone(
+    checkpoints: Checkpoints, ending: str, mode: str
+) -> None:
+    """Waiting, prefilling, decoding, preempted, swapped, awaiting KV and kept ones all end at some
+    of these steps; what goes on says what it says alone."""
+    shapes = {**SHAPES, "prefill": GREEDY, "external": GREEDY}
+    prompts = {name: random_prompt(20 + 7 * i, seed=i) for i, name in enumerate(shapes)}
+    expected = {
+        name: [
+            c.token_ids
+            for c in load(checkpoints["llama"]).generate([prompts[name]], p)[0].completions
+        ]
+        for name, p in shapes.items()
+    }
+    states: set[str] = set()
+    for num_steps in (0, 1, 2, 4, 6, 8, 11, 12, 13, 15, 18, 20, 22, 25):
+        chosen = random.Random(num_steps)
+        engine = make(checkpoints, **{**TIGHT, **MODES[mode]}, prefix_caching=num_steps % 2 == 0)
+        async with gated(engine) as (serving, gate):
+            streams = {
+                name: serving.open(
+                    request(
+                        name,
+                        params,
+                        prompts[name],
+                        purpose=Purpose.PREFILL if name == "prefill" else Purpose.GENERATE,
+                        kv_source=KvSource.EXTERNAL if name == "external" else KvSource.LOCAL,
+                    )
+                )
+                for name, params in shapes.items()
+            }
+            await let(gate, num_steps)
+            for of_one in tuple(engine._scheduler.requests.values()):
+                states |= {s.status.name for s in of_one.sequences}
+            # What keeps blocks ends in any case, or the others would wait for it.
+            victims = {"prefill", "external", *chosen.sample(sorted(SHAPES), 2)}
+            for name in victims:
+                if ending == "close":
+                    serving.close_stream(name)
+                    continue
+                serving.cancel(name)
+                with streams[name] as stream, pytest.raises(CancelledError):
+                    # What was told before the end is read before it.
+                    while True:
+                        await asyncio.wait_for(stream._next(), 30)
+            gate.gate.release(100_000)
+            for name in shapes.keys() - victims:
+                with streams[name] as stream:
+                    said = output_of(await read(stream))
+                    if name == "best":
+                        assert set(expected[name]) <= set(said.values())
+                    else:
+                        assert list(said.values()) == expected[name]
+            await assert_empty(serving)
+    assert states >= {"WAITING", "RUNNING", "AWAITING_KV", "KEPT"}
+    assert ("SWAPPED" in states) == (mode == "swap")
+
+
+# KV from elsewhere. The prompt's own, computed here before, stands for it: every block is a hit.
+
+
+async def warm(serving: AsyncEngine) -> None:
+    with serving.open(request("warm", replace(GREEDY, max_tokens=1))) as stream:
+        await read(stream)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+async def test_sequences_fork_from_kv_that_has_come(checkpoints: Checkpoints, name: str) -> None:
+    (expected,) = load(checkpoints["llama"]).generate([PROMPT], SHAPES[name])
+    async with running(make(checkpoints)) as serving:
+        await warm(serving)
+        for _ in range(2):
+            with serving.open(request("a", SHAPES[name], kv_source=KvSource.EXTERNAL)) as stream:
+                allocation = await asyncio.wait_for(stream.allocation(), 30)
+                assert allocation.num_hit_blocks == 5
+                stream.commit_external(None)
+                updates = await read(stream)
+            said = output_of(updates)
+            assert {c.token_ids for c in expected.completions} <= set(said.values())
+            assert len(said) == (4 if name == "best" else len(expected.completions))
+            await assert_empty(serving)
+
+
+async def test_the_logprob_of_a_token_that_ends_a_sequence_is_passed_on(
+    checkpoints: Checkpoints,
+) -> None:
+    params = replace(GREEDY, max_tokens=1, logprobs=True)
+    async with running(make(checkpoints)) as serving:
+        await warm(serving)
+        for logprob in (-1.25, None):
+            with serving.open(request("a", params, kv_source=KvSource.EXTERNAL)) as stream:
+                await stream.allocation()
+                stream.commit_external(9, logprob)
+                (update,) = await read(stream)
+            assert (update.token_id, update.logprob) == (9, logprob)
+            assert update.finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("name", SHAPES)
+async def test_kv_that_will_not_come_is_computed_here(checkpoints: Checkpoints, name: str) -> None:
+    (expected,) = load(checkpoints["llama"]).generate([PROMPT], SHAPES[name])
+    async with running(make(checkpoints)) as serving:
+        with serving.open(request("a", SHAPES[name], kv_source=KvSource.EXTERNAL)) as stream:
+            await asyncio.wait_for(stream.allocation(), 30)
+            for _ in range(2):
+                serving.submit(lambda: serving.engine.fail_external("a"))
+            # Too late: it goes on by itself.
+            stream.commit_external(3)
+            said = output_of(await read(stream))
+        assert {c.token_ids for c in expected.completions} <= set(said.values())
+        await assert_empty(serving)
+        serving.submit(lambda: serving.engine.fail_external("nobody"))
+        await assert_empty(serving)
+
+
+async def test_kv_that_came_is_not_failed_afterwards(
+    checkpoints: Checkpoints, oracle: Oracle
+) -> None:
+    expected = oracle(checkpoints["llama"], PROMPT, NUM_TOKENS)
+    async with running(make(checkpoints)) as serving:
+        await warm(serving)
+        with serving.open(request("a", GREEDY, kv_source=KvSource.EXTERNAL)) as stream:
+            await stream.allocation()
+            stream.commit_external(expected[0])
+            stream.commit_external(7)
+            serving.submit(lambda: serving.engine.fail_external("a"))
+            updates = await read(stream)
+        assert tuple(u.token_id for u in updates) == expected[1:]
+        assert [u.position for u in updates] == list(range(1, NUM_TOKENS))
+        await assert_empty(serving)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+async def test_a_request_that_awaits_kv_ends_when_left(checkpoints: Checkpoints, name: str) -> None:
+    async with running(make(checkpoints)) as serving:
+        for _ in range(3):
+            with serving.open(request("a", SHAPES[name], kv_source=KvSource.EXTERNAL)) as stream:
+                await asyncio.wait_for(stream.allocation(), 30)
+                assert serving.stats().num_awaiting_kv == 1
+            await assert_empty(serving)
+            with serving.open(request("a", SHAPES[name], kv_source=KvSource.EXTERNAL)) as stream:
+                await asyncio.wait_for(stream.allocation(), 30)
+                stream.commit_external(None)
+            await assert_empty(serving)
+
+
+async def test_a_prefill_of_a_request_of_several_tells_one_token(checkpoints: Checkpoints) -> None:
+    async with running(make(checkpoints)) as serving:
+        for name in ("several", "best", "beams"):
+            with serving.open(request("a", SHAPES[name], purpose=Purpose.PREFILL)) as stream:
+                updates = await read(stream)
+                assert [len(ids) for ids in output_of(updates).values()] == [1]
+                assert updates[-1].finish_reason is FinishReason.PREFILLED
+                await settled(serving)
+                assert serving.stats().num_kept == 1
+            await assert_empty(serving)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_crowd_in_a_small_pool_never_stands_still(
+    checkpoints: Checkpoints, mode: str
+) -> None:
+    """Steps in which somebody only makes room are followed by another without being asked."""
+    names = [*SHAPES, *SHAPES]
+    prompts = [random_prompt(40, seed=i) for i in range(len(names))]
+    plain = load(checkpoints["llama"])
+    alone = [plain.generate([p], SHAPES[n])[0] for p, n in zip(prompts, names, strict=True)]
+    for caching in (True, False):
+        engine = make(checkpoints, **{**TIGHT, **MODES[mode]}, prefix_caching=caching)
+        async with running(engine) as serving:
+            streams = [
+                serving.open(request(str(i), SHAPES[name], prompts[i]))
+                for i, name in enumerate(names)
+            ]
+            for expected, stream in zip(alone, streams, strict=True):
+                with stream:
+                    said = set(output_of(await read(stream)).values())
+                assert {c.token_ids for c in expected.completions} <= said
+            assert serving.stats().num_preemptions > 0
+            await assert_empty(serving)

@@ -1,0 +1,419 @@
+"""Beams are those of transformers' `generate(num_beams=...)`, in whatever steps they are made."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from baton.engine.core.policy import POLICIES
+from baton.engine.core.sequence import FinishReason, KvSource
+from baton.engine.engine import Engine
+from baton.engine.messages import EngineRequest, SequenceUpdate
+from baton.sampling import EarlyStopping, SamplingParams
+
+from .checkpoints import BLOCK_SIZE
+from .conftest import Checkpoints
+from .engines import assert_idle, drain, load, output_of, request
+from .oracle import Oracle
+from .prompts import random_prompt
+
+NUM_TOKENS = 12
+# So many that some beam ends early, and so few that not all do.
+ENDS = tuple(range(100, 412, 6))
+STOPPING = {
+    EarlyStopping.HEURISTIC: False, EarlyStopping.FIRST: True, EarlyStopping.NEVER: "never",
+}  # fmt: skip
+BEAMS = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, beam_width=3, n=3)
+PROMPTS = [random_prompt(length, seed=5) for length in (1, 15, 16, 17, 40)]
+TIGHT = {"block_size": 4, "max_num_batched_tokens": 24, "max_num_seqs": 9}
+SWAP = {"preemption": "swap", "swap_bytes": 2**20}
+MODES = {"recompute": {"preemption": "recompute"}, "swap": SWAP}
+
+
+@dataclass(frozen=True)
+class Beam:
+    """One result, with the score that transformers gives it."""
+
+    token_ids: tuple[int, ...]
+    score: float
+
+
+class BeamOracle:
+    """What transformers finds, remembered."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        self._oracle = oracle
+        self._known: dict[object, list[Beam]] = {}
+
+    def __call__(
+        self, path: str, prompt: tuple[int, ...], params: SamplingParams, **processors: object
+    ) -> list[Beam]:
+        key = (path, prompt, params, str(processors))
+        if key not in self._known:
+            self._known[key] = self._search(path, prompt, params, processors)
+        return self._known[key]
+
+    def _search(
+        self,
+        path: str,
+        prompt: tuple[int, ...],
+        params: SamplingParams,
+        processors: dict[str, object],
+    ) -> list[Beam]:
+        out = self._oracle.model(path).generate(
+            input_ids=torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            generation_config=GenerationConfig(
+                max_new_tokens=params.max_tokens,
+                do_sample=False,
+                num_beams=params.beam_width,
+                num_return_sequences=params.n,
+                length_penalty=params.length_penalty,
+                early_stopping=STOPPING[params.early_stopping],
+                eos_token_id=list(params.stop_token_ids) or None,
+                pad_token_id=0,
+                output_scores=True,
+                return_dict_in_generate=True,
+                **processors,
+            ),
+        )
+        scores = out.sequences_scores.tolist()
+        rows = out.sequences[:, len(prompt) :].tolist()
+        return [Beam(_cut(r, params), score) for r, score in zip(rows, scores, strict=True)]
+
+
+def _cut(row: list[int], params: SamplingParams) -> tuple[int, ...]:
+    """Without the padding behind an end."""
+    for i, token_id in enumerate(row):
+        if token_id in params.stop_token_ids:
+            return tuple(row[: i + 1])
+    return tuple(row)
+
+
+@pytest.fixture(scope="session")
+def beam_oracle(oracle: Oracle) -> BeamOracle:
+    return BeamOracle(oracle)
+
+
+def found(updates: list[SequenceUpdate]) -> list[Beam]:
+    """The beams, best first. Asserts that each ends once and that positions count up."""
+    beams: dict[int, list[SequenceUpdate]] = {}
+    for update in updates:
+        if update.token_id is None:
+            assert update.finish_reason is None, "a beam without a token"
+            continue
+        of_one = beams.setdefault(update.index, [])
+        assert update.position == len(of_one)
+        assert not of_one or of_one[-1].finish_reason is None
+        of_one.append(update)
+    assert sorted(beams) == list(range(len(beams)))
+    return [
+        Beam(tuple(u.token_id for u in beams[i]), beams[i][-1].score) for i in range(len(beams))
+    ]
+
+
+def run(engine: Engine, prompts: list[tuple[int, ...]], params: list[SamplingParams]) -> list:
+    for i, (prompt, p) in enumerate(zip(prompts, params, strict=True)):
+        engine.add_request(request(str(i), prompt, p))
+    updates = drain(engine)
+    return [found(updates[str(i)]) for i in range(len(prompts))]
+
+
+def assert_same(got: list[list[Beam]], expected: list[list[Beam]]) -> None:
+    for mine, theirs in zip(got, expected, strict=True):
+        assert [b.token_ids for b in mine] == [b.token_ids for b in theirs]
+        assert [b.score for b in mine] == pytest.approx([b.score for b in theirs], abs=1e-4)
+
+
+@pytest.mark.parametrize("width", [2, 3, 4])
+@pytest.mark.parametrize(
+    "family",
+    ["llama", "qwen2_hybrid", "mistral_short", "gpt2", "gemma3", "gpt_oss", "qwen3", "deepseek_v3"],
+)
+def test_beams_are_those_of_transformers(
+    checkpoints: Checkpoints, beam_oracle: BeamOracle, family: str, width: int
+) -> None:
+    path = checkpoints[family]
+    params = replace(BEAMS, beam_width=width, n=width)
+    engine = load(path)
+    for _ in range(2):
+        got = run(engine, PROMPTS, [params] * len(PROMPTS))
+        assert_same(got, [beam_oracle(path, p, params) for p in PROMPTS])
+    assert engine.stats().num_hit_tokens > 0
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("penalty", [-1.0, 0.0, 0.6, 1.0, 2.0])
+@pytest.mark.parametrize("stopping", list(EarlyStopping))
+def test_penalties_and_endings_are_those_of_transformers(
+    checkpoints: Checkpoints,
+    beam_oracle: BeamOracle,
+    stopping: EarlyStopping,
+    penalty: float,
+    n: int,
+) -> None:
+    path = checkpoints["llama"]
+    params = replace(
+        BEAMS, beam_width=4, n=n, length_penalty=penalty, early_stopping=stopping,
+        stop_token_ids=ENDS, max_tokens=10,
+    )  # fmt: skip
+    expected = [beam_oracle(path, p, params) for p in PROMPTS]
+    endless = [beam_oracle(path, p, replace(params, stop_token_ids=())) for p in PROMPTS]
+    assert expected != endless, "none ends early"
+    engine = load(path)
+    assert_same(run(engine, PROMPTS, [params] * len(PROMPTS)), expected)
+    assert_idle(engine)
+
+
+def test_the_models_own_end_tokens_end_a_beam(
+    checkpoints: Checkpoints, beam_oracle: BeamOracle, oracle: Oracle
+) -> None:
+    path = checkpoints["llama_eos"]
+    params = SamplingParams(max_tokens=30, beam_width=4, n=4)
+    prompts = [random_prompt(4, seed=i) for i in range(8)]
+    as_stops = replace(params, stop_token_ids=(384, 330))
+    expected = [beam_oracle(path, p, as_stops) for p in prompts]
+    assert any(len(b.token_ids) < 30 for beams in expected for b in beams), "none ends early"
+    engine = load(path, num_blocks=200)
+    results = engine.generate(prompts, params)
+    assert [[c.token_ids for c in r.completions] for r in results] == [
+        [b.token_ids for b in beams] for beams in expected
+    ]
+    for completion in (c for r in results for c in r.completions):
+        ended = completion.token_ids[-1] in (384, 330)
+        reason = FinishReason.END_OF_SEQUENCE if ended else FinishReason.LENGTH
+        assert completion.finish_reason is reason
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("budget", [4, 5, 7, 16, 17, 64])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_crowd_of_searches_cut_into_chunks_finds_what_each_finds_alone(
+    checkpoints: Checkpoints, beam_oracle: BeamOracle, family: str, budget: int, caching: bool
+) -> None:
+    path = checkpoints[family]
+    params = [replace(BEAMS, beam_width=w, n=w) for w in (4, 2, 3, 4, 2)]
+    engine = load(
+        path, max_num_batched_tokens=budget, max_num_seqs=min(budget, 9), prefix_caching=caching
+    )
+    expected = [beam_oracle(path, p, q) for p, q in zip(PROMPTS, params, strict=True)]
+    for _ in range(2):
+        assert_same(run(engine, PROMPTS, params), expected)
+        assert_idle(engine)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_any_policy_finds_the_same(
+    checkpoints: Checkpoints, beam_oracle: BeamOracle, policy: str
+) -> None:
+    path = checkpoints["llama"]
+    engine = load(path, policy=policy, max_num_batched_tokens=16, max_num_seqs=7)
+    got = run(engine, PROMPTS, [BEAMS] * len(PROMPTS))
+    assert_same(got, [beam_oracle(path, p, BEAMS) for p in PROMPTS])
+
+
+LONG = replace(BEAMS, max_tokens=24)
+LONG_GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
+# Some that come before the beams, and so make them give way.
+BEFORE = [random_prompt(length, seed=7) for length in (5, 6, 7)]
+CROWDS = {
+    "even": [random_prompt(length, seed=6) for length in (20, 8, 17, 1, 12, 16)],
+    "odd": [random_prompt(length, seed=6) for length in (18, 9, 20, 1, 12, 16)],
+}
+
+
+def run_crowd(engine: Engine, oracle: Oracle, path: str, crowd: str) -> list[list[Beam]]:
+    """What each search finds behind some greedy requests, which are checked here."""
+    for i, prompt in enumerate(BEFORE):
+        engine.add_request(request(f"before {i}", prompt, LONG_GREEDY))
+    for i, prompt in enumerate(CROWDS[crowd]):
+        engine.add_request(request(str(i), prompt, LONG))
+    updates = drain(engine)
+    for i, prompt in enumerate(BEFORE):
+        assert output_of(updates[f"before {i}"])[0] == oracle(path, prompt, 24)
+    return [found(updates[str(i)]) for i in range(len(CROWDS[crowd]))]
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("crowd", CROWDS)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("budget", [9, 24, 64])
+def test_beams_that_are_preempted_find_the_same(
+    checkpoints: Checkpoints,
+    beam_oracle: BeamOracle,
+    oracle: Oracle,
+    budget: int,
+    policy: str,
+    crowd: str,
+    mode: str,
+    caching: bool,
+) -> None:
+    path = checkpoints["llama"]
+    needed = 3 * -(-(20 + 24 - 1) // 4)
+    settings = {**TIGHT, **MODES[mode], "num_blocks": needed, "max_num_batched_tokens": budget}
+    engine = load(path, **settings, policy=policy, prefix_caching=caching)
+    expected = [beam_oracle(path, p, LONG) for p in CROWDS[crowd]]
+    assert_same(run_crowd(engine, oracle, path, crowd), expected)
+    assert engine.stats().num_preemptions > 0
+    if mode == "recompute":
+        assert engine.stats().num_swaps == 0
+    elif crowd == "even" and budget > 9:  # elsewhere they may only make room for themselves
+        assert engine.stats().num_swaps > 0
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("num_blocks", [33, 36, 40, 44])
+@pytest.mark.parametrize("crowd", CROWDS)
+def test_searches_that_only_have_each_other_to_make_room_finish(
+    checkpoints: Checkpoints, beam_oracle: BeamOracle, crowd: str, num_blocks: int, caching: bool
+) -> None:
+    path = checkpoints["llama"]
+    settings = {**TIGHT, "num_blocks": num_blocks, "max_num_batched_tokens": 64}
+    engine = load(path, **settings, prefix_caching=caching)
+    expected = [beam_oracle(path, p, LONG) for p in CROWDS[crowd]]
+    assert_same(run(engine, CROWDS[crowd], [LONG] * 6), expected)
+    assert engine.stats().num_preemptions > 0 or num_blocks > 33
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("family", "window", "budget"),
+    [("gemma3", None, 9), ("gpt_oss", None, 16), ("mistral_short", 11, 9)],
+)
+def test_beams_behind_a_window_are_preempted_too(
+    checkpoints: Checkpoints,
+    beam_oracle: BeamOracle,
+    oracle: Oracle,
+    family: str,
+    window: int | None,
+    budget: int,
+    mode: str,
+    caching: bool,
+) -> None:
+    path = checkpoints[family]
+    per_beam = -(-(20 + 24 - 1) // 4) if window is None else -(-(window - 1 + budget) // 4) + 1
+    settings = {**TIGHT, **MODES[mode], "num_blocks": 3 * per_beam}
+    engine = load(path, **{**settings, "max_num_batched_tokens": budget}, prefix_caching=caching)
+    expected = [beam_oracle(path, p, LONG) for p in CROWDS["even"]]
+    assert_same(run_crowd(engine, oracle, path, "even"), expected)
+    assert engine.stats().num_preemptions > 0
+    assert (engine.stats().num_swaps > 0) == (mode == "swap")
+    assert_idle(engine)
+
+
+PROCESSORS = {
+    "repetition": ({"repetition_penalty": 1.4}, {"repetition_penalty": 1.4}),
+    "bad tokens": (
+        {"bad_token_ids": ((300,), (7, 8), (311,))}, {"bad_words_ids": [[300], [7, 8], [311]]},
+    ),
+    "bias": (
+        {"logit_bias": ((5, 4.0), (300, -3.0))},
+        {"sequence_bias": [[[5], 4.0], [[300], -3.0]]},
+    ),
+    "minimum": (
+        {"min_tokens": 6, "stop_token_ids": ENDS},
+        {"min_new_tokens": 6},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_processors_change_the_scores_of_beams_as_in_transformers(
+    checkpoints: Checkpoints, beam_oracle: BeamOracle, name: str
+) -> None:
+    ours, theirs = PROCESSORS[name]
+    path = checkpoints["llama"]
+    params = replace(BEAMS, **ours)
+    expected = [beam_oracle(path, p, params, **theirs) for p in PROMPTS]
+    plain = [beam_oracle(path, p, replace(BEAMS, stop_token_ids=ENDS)) for p in PROMPTS]
+    assert expected != plain, "a processor that changes nothing"
+    assert_same(run(load(path), PROMPTS, [params] * len(PROMPTS)), expected)
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.4])
+def test_reported_logprobs_are_the_models_own(
+    checkpoints: Checkpoints, oracle: Oracle, penalty: float
+) -> None:
+    path = checkpoints["llama"]
+    params = replace(BEAMS, logprobs=True, repetition_penalty=penalty)
+    for prompt in PROMPTS:
+        (result,) = load(path).generate([prompt], params)
+        for completion in result.completions:
+            with torch.inference_mode():
+                ids = torch.tensor([prompt + completion.token_ids[:-1]])
+                logits = oracle.model(path)(ids).logits[0, len(prompt) - 1 :]
+            logprobs = logits.log_softmax(-1)
+            expected = logprobs.gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+            got = [p.logprob for p in completion.logprobs]
+            assert got == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_a_search_of_one_token_is_the_best_tokens(
+    checkpoints: Checkpoints, beam_oracle: BeamOracle
+) -> None:
+    path = checkpoints["llama"]
+    params = replace(BEAMS, max_tokens=1, beam_width=4, n=4)
+    got = run(load(path), PROMPTS, [params] * len(PROMPTS))
+    assert_same(got, [beam_oracle(path, p, params) for p in PROMPTS])
+
+
+def test_where_too_little_is_allowed_there_are_fewer_beams(checkpoints: Checkpoints) -> None:
+    """All but two tokens are forbidden as a first token, and the search goes on with two."""
+    path = checkpoints["llama"]
+    kept = (50, 60)
+    bias = tuple((t, -100.0) for t in range(0, 300) if t not in kept)
+    params = replace(BEAMS, max_tokens=1, beam_width=4, n=4, logit_bias=bias[:298])
+    (result,) = load(path).generate([random_prompt(9)], params)
+    assert len(result.completions) == 4
+
+
+def test_a_whole_prompt_that_is_cached_is_searched_from_its_last_token(
+    checkpoints: Checkpoints, beam_oracle: BeamOracle
+) -> None:
+    path, prompt = checkpoints["llama"], random_prompt(2 * BLOCK_SIZE, seed=5)
+    engine = load(path)
+    engine.generate([prompt], SamplingParams(max_tokens=1))
+    for _ in range(2):
+        engine.add_request(request("x", prompt, BEAMS))
+        updates = drain(engine)["x"]
+        assert updates[0].num_cached_tokens == len(prompt) - 1
+        assert_same([found(updates)], [beam_oracle(path, prompt, BEAMS)])
+
+
+@pytest.mark.parametrize("length", [15, 16, 17, 32])
+def test_beams_over_kv_from_elsewhere(
+    checkpoints: Checkpoints, beam_oracle: BeamOracle, length: int
+) -> None:
+    path, prompt = checkpoints["llama"], random_prompt(length, seed=5)
+    source, engine = load(path), load(path)
+    source.add_request(request("x", prompt, SamplingParams(max_tokens=2, ignore_eos=True)))
+    while source.stats().num_held_blocks == 0 or source.stats().num_step_tokens == 0:
+        source.step()
+    for given in (None, None):
+        engine.add_request(EngineRequest("x", prompt, BEAMS, length, kv_source=KvSource.EXTERNAL))
+        (allocation,) = engine.step().external
+        table = source._scheduler.requests["x"].sequences[0].block_ids[0]
+        pairs = list(zip(table, allocation.block_ids[0], strict=False))
+        for origin, target in pairs[allocation.num_hit_blocks :]:
+            engine.cache.pools[0].write_block(target, source.cache.pools[0].read_block(origin))
+        engine.commit_external("x", given)
+        assert_same([found(drain(engine)["x"])], [beam_oracle(path, prompt, BEAMS)])
+        assert_idle(engine)
+
+
+def test_a_search_aborted_at_any_step_leaves_nothing_behind(checkpoints: Checkpoints) -> None:
+    for num_steps in range(14):
+        engine = load(checkpoints["llama"], max_num_batched_tokens=16, max_num_seqs=4)
+        engine.add_request(request("x", random_prompt(40), BEAMS))
+        for _ in range(num_steps):
+            engine.step()
+        engine.abort("x")
+        engine.check_integrity()
+        assert drain(engine) == {}
+        assert_idle(engine)

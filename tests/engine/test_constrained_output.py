@@ -1,0 +1,386 @@
+"""Grammars through the engine: the most likely text that they allow, in whatever steps it is made."""
+
+import itertools
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from baton.engine.async_engine import AsyncEngine
+from baton.engine.core.policy import POLICIES
+from baton.engine.core.sequence import FinishReason, KvSource
+from baton.engine.engine import Engine
+from baton.engine.messages import EngineRequest
+from baton.errors import InvalidArgumentError
+from baton.sampling import Grammar, GrammarKind, SamplingParams
+
+from .conftest import Checkpoints
+from .engines import assert_idle, drain, load, output_of, request
+from .oracle import Oracle
+from .test_async_engine import assert_empty, running
+from .test_async_several import read
+from .test_speculation import Oracular
+
+PEOPLE = ("Tom", "Lily", "Timmy", "a little dog")
+SCHEMA = {
+    "type": "object",
+    "properties": {"who": {"enum": list(PEOPLE)}, "age": {"type": "integer", "minimum": 0, "maximum": 120}},
+    "required": ["who", "age"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+
+
+def regex(pattern: str, **changes: Any) -> SamplingParams:
+    return replace(
+        SamplingParams(max_tokens=24, grammar=Grammar(GrammarKind.REGEX, pattern)), **changes
+    )
+
+
+GRAMMARS = {
+    "words": regex(r"(yes|no|maybe|once upon a time|nobody)"),
+    "digits": regex(r"[0-9]{2,4}"),
+    "sentence": regex(r"The (dog|cat|bird) (ran|sat|sang)( and (ran|sat|sang)){0,3}\."),
+    "json": SamplingParams(
+        max_tokens=60, grammar=Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
+    ),
+    "ebnf": SamplingParams(
+        max_tokens=24, grammar=Grammar(GrammarKind.EBNF, 'root ::= "a" ("b" | "cd") ("b" | "cd")? "e"')
+    ),
+    "free": SamplingParams(max_tokens=24),
+}
+VERBS = ("ran", "sat", "sang")
+FINITE: dict[str, Iterable[str]] = {
+    "words": ("yes", "no", "maybe", "once upon a time", "nobody"),
+    "digits": ["".join(d) for n in (2, 3, 4) for d in itertools.product("0123456789", repeat=n)],
+    "sentence": [
+        f"The {who} {first}{''.join(f' and {verb}' for verb in more)}."
+        for who in ("dog", "cat", "bird")
+        for first in VERBS
+        for n in range(4)
+        for more in itertools.product(VERBS, repeat=n)
+    ],
+}
+TEXTS = ("Once upon a time, there was a little girl named", "Tom said", "How old is he? He is")
+ROOM = {"num_blocks": 100, "max_num_seqs": 16, "max_num_batched_tokens": 64}
+TIGHT = {"block_size": 4, "num_blocks": 24, "max_num_seqs": 8, "max_num_batched_tokens": 20}
+WAYS: dict[str, dict[str, Any]] = {
+    "at once": ROOM,
+    "in chunks": {**ROOM, "max_num_batched_tokens": 3, "max_num_seqs": 3},
+    "recomputed": {**TIGHT, "preemption": "recompute"},
+    "swapped": {**TIGHT, "preemption": "swap", "swap_bytes": 2**22},
+    "guessing": {**ROOM, "max_drafts": 4},
+    "guessing amid preemption": {**TIGHT, "preemption": "recompute", "max_drafts": 4},
+}
+
+
+def prompts_of(engine: Engine) -> dict[str, tuple[int, ...]]:
+    return {
+        f"{name} {i}": tuple(engine.tokenizer.encode(text))
+        for name in GRAMMARS
+        for i, text in enumerate(TEXTS)
+    }
+
+
+def params_of(key: str) -> SamplingParams:
+    return GRAMMARS[key.rsplit(" ", 1)[0]]
+
+
+def brute_force(
+    oracle: Oracle, engine: Engine, path: str, prompt: tuple[int, ...], language: Iterable[str]
+) -> tuple[int, ...]:
+    """The most likely token of those with which some sentence of the language begins, again and
+    again; an end only behind a sentence, and no more where nothing can follow."""
+    sentences = {s.encode() for s in language}
+    beginnings = {s[:n] for s in sentences for n in range(len(s) + 1)}
+    ends = engine.info.eos_token_ids
+    pieces = {
+        i: engine.tokenizer.decode([i]).encode()
+        for i in range(engine.info.vocab_size)
+        if i not in engine.tokenizer.all_special_ids
+    }
+    said: list[int] = []
+    text = b""
+    while True:
+        allowed = {i for i, piece in pieces.items() if piece and text + piece in beginnings}
+        if text in sentences:
+            if not allowed:
+                return tuple(said)
+            allowed |= ends
+        with torch.inference_mode():
+            logits = oracle.model(path)(torch.tensor([prompt + tuple(said)])).logits[0, -1]
+        ranked = sorted(allowed, key=lambda i: -float(logits[i]))
+        assert len(ranked) == 1 or float(logits[ranked[0]] - logits[ranked[1]]) > 1e-4, "a toss-up"
+        said.append(ranked[0])
+        if ranked[0] in ends:
+            return tuple(said)
+        text += pieces[ranked[0]]
+
+
+def text_of(engine: Engine, token_ids: tuple[int, ...]) -> str:
+    return str(engine.tokenizer.decode(token_ids, skip_special_tokens=True))
+
+
+@pytest.fixture(scope="module")
+def plain(checkpoints: Checkpoints) -> Engine:
+    return load(checkpoints["tiny"], **ROOM)
+
+
+@pytest.fixture(scope="module")
+def expected(plain: Engine) -> dict[str, tuple[int, ...]]:
+    """What each prompt gets under each grammar by itself."""
+    return {
+        key: plain.generate([prompt], params_of(key))[0].token_ids
+        for key, prompt in prompts_of(plain).items()
+    }
+
+
+@pytest.mark.parametrize("name", FINITE)
+def test_the_most_likely_of_what_is_allowed_is_said(
+    checkpoints: Checkpoints, oracle: Oracle, plain: Engine, name: str
+) -> None:
+    path = checkpoints["tiny"]
+    for text in TEXTS:
+        prompt = tuple(plain.tokenizer.encode(text))
+        (result,) = plain.generate([prompt], GRAMMARS[name])
+        assert result.token_ids == brute_force(oracle, plain, path, prompt, FINITE[name])
+        assert result.finish_reason is FinishReason.END_OF_SEQUENCE
+
+
+def test_what_is_said_is_in_the_language(
+    plain: Engine, expected: dict[str, tuple[int, ...]]
+) -> None:
+    for key, said in expected.items():
+        name, text = key.rsplit(" ", 1)[0], text_of(plain, said)
+        if name == "json":
+            found = json.loads(text)
+            assert set(found) == {"who", "age"}
+            assert found["who"] in PEOPLE
+            assert isinstance(found["age"], int)
+        elif name == "ebnf":
+            assert re.fullmatch(r"a(b|cd){1,2}e", text)
+        elif name != "free":
+            assert re.fullmatch(GRAMMARS[name].grammar.text, text)
+    assert len(set(expected.values())) > len(GRAMMARS), "all prompts say the same"
+
+
+@pytest.mark.parametrize("policy", ["decode-first", "prefill-first", "deadline"])
+@pytest.mark.parametrize("way", WAYS)
+def test_each_says_in_a_crowd_what_it_says_alone(
+    checkpoints: Checkpoints, expected: dict[str, tuple[int, ...]], way: str, policy: str
+) -> None:
+    engine = load(checkpoints["tiny"], **WAYS[way], policy=policy)
+    prompts = prompts_of(engine)
+    if "max_drafts" in WAYS[way]:
+        engine._drafter = Oracular(expected, {k: len(p) for k, p in prompts.items()})
+    for key, prompt in prompts.items():
+        engine.add_request(request(key, prompt, params_of(key)))
+    updates = drain(engine)
+    assert {key: output_of(updates[key])[0] for key in prompts} == expected
+    stats = engine.stats()
+    if "max_drafts" in WAYS[way]:
+        assert stats.num_drafted_tokens > stats.num_accepted_tokens > 0
+    if "preemption" in WAYS[way]:
+        assert stats.num_preemptions > 0
+    assert (stats.num_swaps > 0) == (way == "swapped")
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_sequences_that_fork_follow_the_grammar_each_by_itself(
+    checkpoints: Checkpoints, plain: Engine, way: str
+) -> None:
+    engine = load(checkpoints["tiny"], **WAYS[way])
+    n = min(4, engine.config.max_num_seqs)
+    for name in GRAMMARS:
+        params = replace(GRAMMARS[name], temperature=1.5, seed=5, n=n)
+        prompts = [tuple(engine.tokenizer.encode(text)) for text in TEXTS]
+        for i, prompt in enumerate(prompts):
+            engine.add_request(request(str(i), prompt, params))
+        updates = drain(engine)
+        for i, prompt in enumerate(prompts):
+            said = output_of(updates[str(i)])
+            for index in range(n):
+                one = EngineRequest(
+                    "x", prompt, replace(params, n=1), len(prompt), sequence_index=index
+                )
+                plain.add_request(one)
+                assert said[index] == output_of(drain(plain)["x"])[index]
+            assert name == "free" or i or len(set(said.values())) > 1, "all say the same"
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_draft_that_the_grammar_forbids_is_never_accepted(
+    checkpoints: Checkpoints, plain: Engine, expected: dict[str, tuple[int, ...]], policy: str
+) -> None:
+    """All drafts are what would be said without the grammar."""
+    engine = load(checkpoints["tiny"], **ROOM, max_drafts=4, policy=policy)
+    prompts = prompts_of(engine)
+    free = {
+        key: plain.generate([prompt], SamplingParams(max_tokens=60, ignore_eos=True))[0].token_ids
+        for key, prompt in prompts.items()
+    }
+    engine._drafter = Oracular(free, {k: len(p) for k, p in prompts.items()}, 1000)
+    for key, prompt in prompts.items():
+        engine.add_request(request(key, prompt, params_of(key)))
+    updates = drain(engine)
+    assert {key: output_of(updates[key])[0] for key in prompts} == expected
+
+
+def test_what_has_begun_elsewhere_goes_on_from_any_of_its_tokens(
+    checkpoints: Checkpoints, expected: dict[str, tuple[int, ...]]
+) -> None:
+    engine = load(checkpoints["tiny"], **ROOM)
+    for key, prompt in prompts_of(engine).items():
+        whole = expected[key]
+        for given in range(1, len(whole)):
+            engine.add_request(
+                EngineRequest(
+                    f"{given}", prompt + whole[:given], params_of(key), len(prompt)
+                )  # fmt: skip
+            )
+        for given, updates in drain(engine).items():
+            said = tuple(u.token_id for u in updates if u.token_id is not None)
+            assert said == whole[int(given) :]
+
+
+def test_what_has_begun_outside_the_language_is_refused(checkpoints: Checkpoints) -> None:
+    engine = load(checkpoints["tiny"], **ROOM)
+    prompt = tuple(engine.tokenizer.encode(TEXTS[0]))
+    wrong = tuple(engine.tokenizer.encode("perhaps"))
+    with pytest.raises(InvalidArgumentError, match="token 0 of the output"):
+        engine.add_request(EngineRequest("x", prompt + wrong, GRAMMARS["words"], len(prompt)))
+    assert not engine.has_work
+
+
+@pytest.mark.parametrize("token_is_given", [True, False])
+def test_kv_from_elsewhere_is_followed_by_what_is_allowed(
+    checkpoints: Checkpoints, expected: dict[str, tuple[int, ...]], token_is_given: bool
+) -> None:
+    for key in ("words 0", "json 0", "sentence 1"):
+        engine = load(checkpoints["tiny"], **ROOM, block_size=1)
+        prompt = prompts_of(engine)[key]
+        engine.generate([prompt], SamplingParams(max_tokens=1))
+        engine.add_request(
+            EngineRequest("x", prompt, params_of(key), len(prompt), kv_source=KvSource.EXTERNAL)
+        )
+        (allocation,) = engine.step().external
+        assert allocation.num_hit_blocks == len(prompt)
+        engine.commit_external("x", expected[key][0] if token_is_given else None)
+        updates = drain(engine).get("x", [])
+        said = tuple(u.token_id for u in updates if u.token_id is not None)
+        assert said == expected[key][token_is_given:]
+
+
+def test_a_length_that_is_too_short_cuts_the_text(plain: Engine) -> None:
+    (whole,) = plain.generate([TEXTS[0]], GRAMMARS["json"])
+    for max_tokens in (1, 2, 5):
+        (result,) = plain.generate([TEXTS[0]], replace(GRAMMARS["json"], max_tokens=max_tokens))
+        assert result.token_ids == whole.token_ids[:max_tokens]
+        assert result.finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"repetition_penalty": 2.0},
+        {"presence_penalty": 2.0, "frequency_penalty": 2.0},
+        {"logit_bias": ((100, 100.0), (200, 50.0))},
+        {"bad_token_ids": tuple((t,) for t in range(40, 290))},
+        {"min_tokens": 20},
+        {"temperature": 2.0, "top_p": 0.5, "seed": 3},
+        {"temperature": 5.0, "min_p": 0.3, "top_k": 2},
+    ],
+)
+def test_nothing_else_that_is_asked_for_leads_out_of_the_language(
+    plain: Engine, changes: dict[str, Any]
+) -> None:
+    for name in ("words", "digits", "sentence", "json"):
+        params = replace(GRAMMARS[name], **changes)
+        for result in plain.generate(TEXTS, params):
+            text = text_of(plain, result.token_ids)
+            assert result.finish_reason in (FinishReason.END_OF_SEQUENCE, FinishReason.LENGTH)
+            if result.finish_reason is FinishReason.LENGTH:
+                continue
+            if name == "json":
+                assert set(json.loads(text)) == {"who", "age"}
+            else:
+                assert re.fullmatch(GRAMMARS[name].grammar.text, text)
+
+
+def test_scores_are_those_of_the_model_without_the_grammar(
+    checkpoints: Checkpoints, oracle: Oracle, plain: Engine
+) -> None:
+    params = replace(GRAMMARS["json"], logprobs=True, top_logprobs=2)
+    (result,) = plain.generate([TEXTS[0]], params)
+    ids = torch.tensor([result.prompt_token_ids + result.token_ids[:-1]])
+    with torch.inference_mode():
+        logits = oracle.model(checkpoints["tiny"])(ids).logits[0]
+    rows = logits[len(result.prompt_token_ids) - 1 :].log_softmax(-1)
+    wanted = [float(row[t]) for row, t in zip(rows, result.token_ids, strict=True)]
+    assert list(result.logprobs) == pytest.approx(wanted, abs=2e-4)
+
+
+def test_the_best_of_several_is_chosen_among_texts_of_the_language(plain: Engine) -> None:
+    params = replace(
+        GRAMMARS["sentence"], temperature=1.5, seed=5, n=2, best_of=5, max_tokens=48
+    )
+    (result,) = plain.generate([TEXTS[0]], params)
+    assert len(result.completions) == 2
+    for completion in result.completions:
+        assert re.fullmatch(params.grammar.text, text_of(plain, completion.token_ids))
+
+
+def test_a_grammar_that_does_not_compile_is_refused_and_leaves_nothing(plain: Engine) -> None:
+    for kind, text in (
+        (GrammarKind.REGEX, "(a"),
+        (GrammarKind.JSON_SCHEMA, "{"),
+        (GrammarKind.EBNF, "root ::= nothing"),
+    ):
+        params = SamplingParams(grammar=Grammar(kind, text))
+        with pytest.raises(InvalidArgumentError, match="grammar"):
+            plain.generate([TEXTS[0]], params)
+    assert_idle(plain)
+
+
+def test_a_model_without_a_tokenizer_takes_no_grammar(checkpoints: Checkpoints) -> None:
+    engine = load(checkpoints["llama"])
+    with pytest.raises(InvalidArgumentError, match="grammar"):
+        engine.generate([(1, 2, 3)], GRAMMARS["words"])
+    assert_idle(engine)
+
+
+async def test_streams_follow_grammars_compiled_beforehand(
+    checkpoints: Checkpoints, expected: dict[str, tuple[int, ...]]
+) -> None:
+    engine = load(checkpoints["tiny"], **ROOM)
+    async with running(engine) as serving:
+        await check_streams(serving, expected)
+        await assert_empty(serving)
+
+
+async def check_streams(serving: AsyncEngine, expected: dict[str, tuple[int, ...]]) -> None:
+    for key, prompt in prompts_of(serving.engine).items():
+        params = params_of(key)
+        grammar = await serving.compile_grammar(params)
+        assert (grammar is None) == (params.grammar is None)
+        with serving.open(request(key, prompt, params), grammar) as stream:
+            assert output_of(await read(stream))[0] == expected[key]
+
+
+async def test_a_bad_grammar_never_reaches_the_engines_thread(checkpoints: Checkpoints) -> None:
+    """Neither when it was not compiled before its stream is opened."""
+    bad = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "(a"))
+    async with running(load(checkpoints["tiny"], **ROOM)) as serving:
+        with pytest.raises(InvalidArgumentError):
+            await serving.compile_grammar(bad)
+        with pytest.raises(AssertionError, match="not compiled"):
+            serving.open(request("x", (5, 6, 7), bad))
+        with serving.open(request("y", (5, 6, 7), SamplingParams(max_tokens=3))) as stream:
+            assert len(output_of(await read(stream))[0]) <= 3
+        await assert_empty(serving)

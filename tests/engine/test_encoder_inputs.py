@@ -1,0 +1,190 @@
+"""Encoder inputs through scheduler and runner: what an encoder computes is there when the tokens
+that it fills are computed, and is let go when they are passed."""
+
+import random
+
+import pytest
+import torch
+
+from baton.engine.attention import AttentionBatch, PagedAttention
+from baton.engine.core.block_pool import BlockPool
+from baton.engine.core.encoder_cache import EncoderInput
+from baton.engine.core.kv_cache_manager import CacheGroup
+from baton.engine.core.scheduler import Scheduler
+from baton.engine.core.seats import Seats
+from baton.engine.core.sequence import Request
+from baton.engine.core.settings import SchedulerConfig
+from baton.engine.kv_pool import KvCache, KvPool, KvShape, plan_groups
+from baton.engine.runner import ModelRunner
+from baton.engine.sampler import Sampler
+from baton.errors import InvalidArgumentError
+from baton.sampling import SamplingParams
+
+CPU = torch.device("cpu")
+VOCAB_SIZE = 50
+BLOCK_SIZE = 4
+CACHE_TOKENS = 24
+BUDGET = 16
+
+
+class FakeEncoder:
+    """Keeps what it is told to, within its room."""
+
+    def __init__(self) -> None:
+        self.kept: dict[bytes, int] = {}
+        self.num_encoded = 0
+        self.in_this_step = 0
+
+    def encode(self, request_id: str, encoder_input: EncoderInput) -> None:
+        assert encoder_input.content_hash not in self.kept, "encoded twice"
+        self.kept[encoder_input.content_hash] = encoder_input.length
+        self.num_encoded += 1
+        self.in_this_step += encoder_input.length
+        assert sum(self.kept.values()) <= CACHE_TOKENS
+        assert self.in_this_step <= BUDGET
+
+    def forget(self, content_hash: bytes) -> None:
+        del self.kept[content_hash]
+
+
+class FakeModel:
+    """Asserts that every token it computes has its encoder input at hand."""
+
+    def __init__(self, encoder: FakeEncoder) -> None:
+        self.encoder = encoder
+        self.seats: Seats | None = None
+        self.num_filled = 0
+
+    def use(self, paged: PagedAttention) -> None:
+        pass
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        batch: AttentionBatch,
+        logit_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        assert self.seats is not None
+        for seat, position in zip(
+            batch.token_seats.tolist(), batch.positions.tolist(), strict=True
+        ):
+            owner = self.seats.owners[seat]
+            assert owner is not None
+            for item in owner.request.encoder_inputs:
+                if item.start <= position < item.end:
+                    assert item.content_hash in self.encoder.kept, "computed before it is encoded"
+                    self.num_filled += 1
+        self.encoder.in_this_step = 0
+        return torch.nn.functional.one_hot(logit_rows * 0 + 1, VOCAB_SIZE).float()
+
+
+class Machine:
+    """A real scheduler, runner and sampler around the two fakes."""
+
+    def __init__(self, num_blocks: int = 200, **config: int | bool) -> None:
+        self.encoder = FakeEncoder()
+        self.model = FakeModel(self.encoder)
+        layouts, places = plan_groups([KvShape(1, 4, 4)], [None], torch.float32, BLOCK_SIZE)
+        cache = KvCache([KvPool(layouts[0], num_blocks, CPU)], [], places)
+        settings = SchedulerConfig(
+            **{
+                "max_num_batched_tokens": 11,
+                "max_num_seqs": 4,
+                "block_size": BLOCK_SIZE,
+                "max_model_len": 200,
+                "vocab_size": VOCAB_SIZE,
+                "encoder_budget": BUDGET,
+                "encoder_cache_tokens": CACHE_TOKENS,
+                **config,
+            }  # type: ignore[arg-type]
+        )
+        self.scheduler = Scheduler(settings, [CacheGroup(BlockPool(num_blocks))])
+        sampler = Sampler(4, VOCAB_SIZE, CPU, frozenset())
+        seats = self.model.seats = self.scheduler.seats
+        self.runner = ModelRunner(self.model, cache, seats, sampler, VOCAB_SIZE, CPU, self.encoder)
+        self.finished: list[str] = []
+
+    def run(self) -> None:
+        for _ in range(2000):
+            if not self.scheduler.has_work:
+                return
+            plan = self.scheduler.schedule()
+            progress = self.scheduler.apply(plan, self.runner.run(plan))
+            self.scheduler.check_integrity()
+            decoded = [s for s in progress.decoded.sequences if s.finish_reason]
+            self.finished += [s.request.request_id for s in decoded]
+            self.finished += [p.request.request_id for p in progress.others if p.finish_reason]
+        raise AssertionError("does not come to an end")
+
+
+def request(
+    request_id: str, inputs: list[EncoderInput], length: int, tokens: int = 3, seed: int = 0
+) -> Request:
+    source = random.Random(seed)
+    return Request(
+        request_id=request_id,
+        token_ids=[source.randrange(VOCAB_SIZE) for _ in range(length)],
+        num_prompt_tokens=length,
+        params=SamplingParams(max_tokens=tokens),
+        root=bytes(16),
+        encoder_inputs=tuple(inputs),
+    )
+
+
+@pytest.mark.parametrize("num_blocks", [200, 22])
+@pytest.mark.parametrize("caching", [True, False])
+def test_every_input_is_encoded_before_its_tokens(num_blocks: int, caching: bool) -> None:
+    machine = Machine(num_blocks, prefix_caching=caching)
+    source = random.Random(3)
+    for i in range(12):
+        inputs, position = [], 0
+        for _ in range(source.randint(0, 3)):
+            start = position + source.randint(0, 6)
+            content = source.randint(0, 5)
+            inputs.append(EncoderInput(bytes([content]) * 16, start, 4 + 2 * content))
+            position = inputs[-1].end
+        machine.scheduler.add(
+            request(str(i), inputs, position + source.randint(1, 9), source.randint(1, 20), seed=i)
+        )
+    machine.run()
+    assert sorted(machine.finished) == sorted(map(str, range(12)))
+    assert machine.model.num_filled > 0
+    assert machine.scheduler.stats().num_held_blocks == 0
+
+
+def test_equal_content_is_encoded_once_while_it_is_kept() -> None:
+    machine = Machine(prefix_caching=False)
+    item = EncoderInput(b"i" * 16, 2, 10)
+    for name in "ab":
+        machine.scheduler.add(request(name, [item], 20, seed=1))
+    machine.run()
+    assert machine.encoder.num_encoded == 1
+
+
+def test_prompts_that_differ_in_an_image_alone_share_no_prefix_from_there_on() -> None:
+    machine = Machine()
+    machine.scheduler.add(request("a", [EncoderInput(b"1" * 16, 9, 4)], 24))
+    machine.run()
+    hits = []
+    for content in (b"1", b"2"):
+        machine.scheduler.add(request("b", [EncoderInput(content * 16, 9, 4)], 24))
+        before = machine.scheduler.stats().num_hit_tokens
+        machine.run()
+        hits.append(machine.scheduler.stats().num_hit_tokens - before)
+    assert hits == [23, 8]  # all but the last token; the blocks before the image
+
+
+def test_a_cached_prompt_needs_no_encoder() -> None:
+    machine = Machine()
+    for name in "ab":
+        machine.scheduler.add(request(name, [EncoderInput(b"1" * 16, 1, 6)], 24))
+        machine.run()
+    assert machine.encoder.num_encoded == 1
+
+
+def test_an_input_that_could_never_be_computed_is_refused() -> None:
+    machine = Machine()
+    with pytest.raises(InvalidArgumentError, match="17 tokens long; the encoder's budget"):
+        machine.scheduler.add(request("a", [EncoderInput(b"1" * 16, 1, 17)], 24))
+    assert not machine.scheduler.has_work

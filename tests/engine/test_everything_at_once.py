@@ -1,0 +1,284 @@
+"""Requests of every kind in one batch, each of which gets what it gets alone; and what the engine
+says of itself meanwhile."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from baton.engine.core.policy import POLICIES
+from baton.engine.core.sequence import FinishReason
+from baton.engine.engine import Engine
+from baton.engine.messages import EngineRequest, SequenceUpdate
+from baton.sampling import EarlyStopping, SamplingParams
+
+from .checkpoints import BLOCK_SIZE
+from .conftest import Checkpoints
+from .engines import assert_idle, drain, load, request
+from .prompts import random_prompt, sharing_prompts
+
+GREEDY = SamplingParams(max_tokens=14, ignore_eos=True)
+RANDOM = replace(GREEDY, temperature=1.3, seed=9)
+KINDS: dict[str, SamplingParams] = {
+    "greedy": GREEDY,
+    "greedy, short": replace(GREEDY, max_tokens=1),
+    "sampled": RANDOM,
+    "truncated": replace(RANDOM, top_k=30, top_p=0.9, min_p=0.01),
+    "scored": replace(GREEDY, logprobs=True, top_logprobs=4, prompt_logprobs=2),
+    "sampled and scored": replace(RANDOM, logprobs=True, prompt_logprobs=0),
+    "several": replace(RANDOM, n=3),
+    "several, penalised": replace(RANDOM, n=2, repetition_penalty=1.3, frequency_penalty=0.4),
+    "best": replace(RANDOM, n=2, best_of=4),
+    "beams": replace(GREEDY, beam_width=3, n=3),
+    "scored beams": replace(GREEDY, beam_width=2, n=1, prompt_logprobs=1, logprobs=True),
+    "stopping beams": replace(
+        GREEDY, beam_width=4, n=2, stop_token_ids=tuple(range(100, 150)),
+        early_stopping=EarlyStopping.FIRST, length_penalty=0.5,
+    ),
+    "stopping": replace(GREEDY, stop_token_ids=tuple(range(100, 160))),
+    "not stopping yet": replace(GREEDY, stop_token_ids=tuple(range(100, 160)), min_tokens=9),
+    "biased": replace(GREEDY, logit_bias=((40, 5.0), (41, 5.5))),
+    "banned": replace(RANDOM, bad_token_ids=tuple((t,) for t in range(0, 200)) + ((300, 301),)),
+    "penalised": replace(GREEDY, presence_penalty=1.0, repetition_penalty=0.8),
+    "never guessing": replace(GREEDY, speculate=False),
+}  # fmt: skip
+ROOM = {"num_blocks": 200, "max_num_seqs": 16, "max_num_batched_tokens": 64}
+TIGHT = {"block_size": 4, "num_blocks": 32, "max_num_seqs": 8, "max_num_batched_tokens": 20}
+WAYS: dict[str, dict[str, Any]] = {
+    "roomy": ROOM,
+    "guessing": {**ROOM, "max_drafts": 3},
+    "recomputing": {**TIGHT, "preemption": "recompute"},
+    "recomputing without a cache": {**TIGHT, "preemption": "recompute", "prefix_caching": False},
+    "swapping": {**TIGHT, "preemption": "swap", "swap_bytes": 2**21},
+    "swapping and guessing": {**TIGHT, "preemption": "swap", "swap_bytes": 2**21, "max_drafts": 4},
+    "weighing": {**TIGHT, "preemption": "auto", "swap_bytes": 2**21, "max_drafts": 2},
+    "hardly swapping": {**TIGHT, "preemption": "swap", "swap_bytes": 2**16},
+    "few reads": {**TIGHT, "max_cache_reads": 90},
+    "short prefills": {**TIGHT, "long_prefill_threshold": 5},
+    "a margin": {**TIGHT, "free_block_margin": 9},
+    "fitting prompts": {**TIGHT, "full_sequence_must_fit": True},
+    "single tokens": {**TIGHT, "max_num_batched_tokens": 8, "long_prefill_threshold": 1},
+    "blocks of one": {**TIGHT, "block_size": 1, "num_blocks": 128, "preemption": "recompute"},
+}  # fmt: skip
+
+
+def prompts() -> dict[str, tuple[int, ...]]:
+    """One for each kind; some share a beginning, some repeat themselves."""
+    shared = sharing_prompts()
+    phrase = random_prompt(6, seed=21)
+    found = {}
+    for i, kind in enumerate(KINDS):
+        options = (random_prompt(3 + 5 * i % 41, seed=i), shared[i % 5][:50], phrase * (1 + i % 5))
+        found[kind] = options[i % 3]
+    return found
+
+
+Told = tuple[Any, ...]
+
+
+def told(updates: list[SequenceUpdate]) -> Told:
+    """All that does not depend on how the work was cut."""
+    sequences: dict[int, list[SequenceUpdate]] = {}
+    for update in updates:
+        if update.token_id is not None:
+            sequences.setdefault(update.index, []).append(update)
+    return (
+        {
+            index: (
+                tuple(u.token_id for u in of_one),
+                tuple(u.position for u in of_one),
+                [u.finish_reason for u in of_one],
+            )
+            for index, of_one in sequences.items()
+        },
+        [scores.top_token_ids for u in updates for scores in u.prompt_logprobs],
+        {i: [u.logprobs and u.logprobs.top_token_ids for u in s] for i, s in sequences.items()},
+    )
+
+
+def numbers(updates: list[SequenceUpdate]) -> list[float]:
+    """Log-probabilities and scores, in an order that does not depend on the steps."""
+    by_place = sorted(updates, key=lambda u: (u.index, u.position))
+    out = [u.logprobs.logprob for u in by_place if u.logprobs is not None]
+    out += [scores.logprob for u in updates for scores in u.prompt_logprobs]
+    return out + [u.score for u in by_place if u.score is not None]
+
+
+@pytest.fixture(scope="module")
+def alone(checkpoints: Checkpoints) -> dict[str, dict[str, list[SequenceUpdate]]]:
+    """What each kind gets by itself, for each family that was asked for."""
+    return {}
+
+
+def expected_of(
+    alone: dict[str, dict[str, list[SequenceUpdate]]], path: str
+) -> dict[str, list[SequenceUpdate]]:
+    if path not in alone:
+        alone[path] = {}
+        engine = load(path, prefix_caching=False)
+        for kind, prompt in prompts().items():
+            engine.add_request(request(kind, prompt, KINDS[kind]))
+            alone[path] |= drain(engine)
+    return alone[path]
+
+
+def assert_each_as_alone(
+    engine: Engine, alone: dict[str, dict[str, list[SequenceUpdate]]], path: str
+) -> None:
+    expected = expected_of(alone, path)
+    for i, (kind, prompt) in enumerate(prompts().items()):
+        engine.add_request(
+            EngineRequest(
+                kind, prompt, KINDS[kind], len(prompt), priority=i % 3, arrival_time=float(i),
+                first_token_deadline=20.0 - i if i % 2 else None,
+            )  # fmt: skip
+        )
+    updates = drain(engine)
+    for kind in KINDS:
+        assert told(updates[kind]) == told(expected[kind]), kind
+        assert numbers(updates[kind]) == pytest.approx(numbers(expected[kind]), abs=3e-4), kind
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral_short"])
+def test_each_gets_what_it_gets_alone(
+    checkpoints: Checkpoints,
+    alone: dict[str, dict[str, list[SequenceUpdate]]],
+    family: str,
+    way: str,
+) -> None:
+    path = checkpoints[family]
+    engine = load(path, **WAYS[way])
+    for _ in range(2):
+        assert_each_as_alone(engine, alone, path)
+    stats = engine.stats()
+    if family == "llama" and WAYS[way].get("num_blocks") == 32:
+        assert stats.num_preemptions > 0
+    if "guessing" in way:
+        assert stats.num_drafted_tokens > 0
+    if way.startswith("swapping") and family == "llama":
+        assert stats.num_swaps > 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("way", ["guessing", "swapping and guessing", "recomputing", "few reads"])
+def test_any_policy_gives_the_same(
+    checkpoints: Checkpoints,
+    alone: dict[str, dict[str, list[SequenceUpdate]]],
+    way: str,
+    policy: str,
+) -> None:
+    path = checkpoints["llama"]
+    assert_each_as_alone(load(path, **WAYS[way], policy=policy), alone, path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen2_hybrid", "mistral_short", "qwen3", "gpt2"])
+def test_any_policy_of_any_family_gives_the_same(
+    checkpoints: Checkpoints,
+    alone: dict[str, dict[str, list[SequenceUpdate]]],
+    family: str,
+    way: str,
+    policy: str,
+) -> None:
+    path = checkpoints[family]
+    assert_each_as_alone(load(path, **WAYS[way], policy=policy), alone, path)
+
+
+# What the engine says of itself.
+
+
+def test_counts_of_a_step_and_totals_of_a_life(checkpoints: Checkpoints) -> None:
+    engine = load(checkpoints["llama"], max_num_batched_tokens=16, max_num_seqs=2, num_blocks=40)
+    long, short = random_prompt(40), random_prompt(4)
+    engine.add_request(request("long", long, replace(GREEDY, max_tokens=5)))
+    engine.add_request(request("short", short, replace(GREEDY, max_tokens=5)))
+    engine.add_request(request("late", long, replace(GREEDY, max_tokens=5)))
+    stats = engine.stats()
+    assert (stats.num_waiting, stats.num_running, stats.num_blocks) == (3, 0, 40)
+    engine.step()
+    stats = engine.stats()
+    assert (stats.num_waiting, stats.num_running, stats.num_step_tokens) == (2, 1, 16)
+    assert stats.num_held_blocks == stats.num_cached_blocks == 1
+    assert stats.num_prompt_tokens == 40
+    engine.step()
+    engine.step()
+    stats = engine.stats()
+    # The rest of the long prompt, and the short one.
+    assert (stats.num_waiting, stats.num_running, stats.num_step_tokens) == (1, 2, 8 + 4)
+    assert stats.num_held_blocks == 3 + 1
+    drain(engine)
+    stats = engine.stats()
+    assert (stats.num_waiting, stats.num_running, stats.num_held_blocks) == (0, 0, 0)
+    assert (stats.num_swapped, stats.num_kept, stats.num_awaiting_kv) == (0, 0, 0)
+    assert stats.num_prompt_tokens == 40 + 4 + 40
+    assert stats.num_hit_tokens == 2 * BLOCK_SIZE
+    assert (stats.num_preemptions, stats.num_swaps, stats.num_drafted_tokens) == (0, 0, 0)
+    assert engine.flush_cache() == 2
+    assert engine.stats().num_cached_blocks == 0
+    assert engine.step().cache_events.cleared
+
+
+def test_blocks_of_all_groups_are_counted(checkpoints: Checkpoints) -> None:
+    engine = load(checkpoints["gemma3"], max_num_batched_tokens=16, max_num_seqs=2)
+    assert engine.stats().num_blocks == 2 * 96
+    engine.add_request(request("x", random_prompt(40), GREEDY))
+    for _ in range(3):
+        engine.step()
+    engine.check_integrity()
+    # The third chunk sees 8 tokens before it, so that the window has left the first block behind.
+    assert engine.stats().num_held_blocks == 3 + 2
+    report = engine.memory_report()
+    assert (report.num_logical_blocks, report.num_physical_blocks) == (5, 5)
+    assert (report.num_saved_blocks, report.num_wasted_slots) == (0, 2 * (48 - 40))
+    engine.abort("x")
+    report = engine.memory_report()
+    assert (report.num_logical_blocks, report.num_physical_blocks) == (0, 0)
+    assert (report.num_saved_blocks, report.num_wasted_slots) == (0, 0)
+
+
+def test_prefixes_that_are_shared_are_counted_as_saved(checkpoints: Checkpoints) -> None:
+    engine = load(checkpoints["llama"], max_num_batched_tokens=64, max_num_seqs=4)
+    prompt = random_prompt(2 * BLOCK_SIZE)
+    engine.generate([prompt], replace(GREEDY, max_tokens=1))
+    for i in range(3):
+        engine.add_request(request(str(i), (*prompt, i), GREEDY))
+    engine.step()
+    report = engine.memory_report()
+    assert (report.num_logical_blocks, report.num_physical_blocks) == (9, 5)
+    assert report.num_saved_blocks == 4
+    assert report.num_wasted_slots == 3 * (BLOCK_SIZE - 1)
+    drain(engine)
+
+
+def test_accepted_and_refused_guesses_are_counted(checkpoints: Checkpoints) -> None:
+    engine = load(checkpoints["tiny"], max_drafts=4)
+    text = "Once upon a time, there was a little dog. " * 3
+    (result,) = engine.generate([text], SamplingParams(max_tokens=60, ignore_eos=True))
+    assert len(result.token_ids) == 60
+    assert result.finish_reason is FinishReason.LENGTH
+    stats = engine.stats()
+    assert 0 < stats.num_accepted_tokens <= stats.num_drafted_tokens
+    assert stats.num_accepted_tokens < 60
+
+
+def test_swapped_sequences_are_counted_while_they_are_away(checkpoints: Checkpoints) -> None:
+    engine = load(
+        checkpoints["llama"], block_size=4, num_blocks=16, max_num_seqs=4, preemption="swap",
+        swap_bytes=2**20, max_num_batched_tokens=64,
+    )  # fmt: skip
+    for i in range(3):
+        engine.add_request(request(str(i), random_prompt(15 + i, seed=i), GREEDY))
+    most_swapped = 0
+    while engine.has_work:
+        engine.step()
+        stats = engine.stats()
+        most_swapped = max(most_swapped, stats.num_swapped)
+        assert stats.num_held_blocks <= 16
+        assert stats.num_running + stats.num_swapped + stats.num_waiting <= 3
+    assert most_swapped > 0
+    assert engine.stats().num_swapped == 0
+    assert_idle(engine)

@@ -1,0 +1,1067 @@
+"""Grammars: what they allow against brute force, and what they may not do to the engine."""
+
+import ast
+import asyncio
+import gc
+import itertools
+import json
+import random
+import re
+import string
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given, settings
+from tokenizers import Tokenizer
+
+import baton.models
+from baton.engine.grammar import GrammarCompiler
+from baton.engine.grammar_judge import GrammarLimits, _to_native
+from baton.engine.grammar_state import CompiledGrammar, GrammarState
+from baton.engine.grammar_vocabulary import Mask, is_allowed, mask_words
+from baton.errors import InvalidArgumentError, OverloadedError
+from baton.sampling import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
+
+FOLDER = Path(baton.models.locate("tiny"))
+VOCAB_SIZE = 3072
+ENDS = frozenset({0, 2})
+JSON, REGEX, EBNF = GrammarKind.JSON_SCHEMA, GrammarKind.REGEX, GrammarKind.EBNF
+TOKENIZER = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+
+
+def token_bytes() -> dict[int, bytes]:
+    """The bytes of every token of text, by the byte-level alphabet of GPT-2."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    alphabet = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+    special = {t for t, added in TOKENIZER.get_added_tokens_decoder().items() if added.special}
+    return {
+        i: bytes(alphabet[c] for c in text)
+        for text, i in TOKENIZER.get_vocab().items()
+        if i not in special
+    }
+
+
+BYTES = token_bytes()
+BYTE_TOKENS = {text[0]: i for i, text in BYTES.items() if len(text) == 1}
+LONG_TOKENS = {text: i for i, text in BYTES.items() if len(text) > 1}
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GrammarCompiler]:
+    compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS)
+    yield compiler
+    compiler.close()
+
+
+def new_row(vocab_size: int = VOCAB_SIZE) -> Mask:
+    # Noise, since all of it is to be overwritten.
+    return np.full(mask_words(vocab_size), 0x5A5A5A5A, np.int32)
+
+
+def allowed(state: GrammarState, vocab_size: int = VOCAB_SIZE) -> set[int]:
+    row = new_row(vocab_size)
+    state.fill_mask(row)
+    return set_bits(row)
+
+
+def is_finished(state: GrammarState) -> bool:
+    return state.is_finished
+
+
+def failure(state: GrammarState) -> str | None:
+    return state.failure
+
+
+def set_bits(row: Mask) -> set[int]:
+    return set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist())
+
+
+def write(
+    compiled: CompiledGrammar, seed: int, max_tokens: int = 3000, end_chance: float = 0.5
+) -> tuple[list[int], str]:
+    """A random text that the grammar allows: its tokens without the end, and its characters."""
+    draws = random.Random(seed)
+    state = compiled.start()
+    token_ids: list[int] = []
+    for _ in range(max_tokens):
+        tokens = allowed(state)
+        assert tokens, "nothing is allowed"
+        if tokens & ENDS and (tokens <= ENDS or draws.random() < end_chance):
+            assert state.accept(min(tokens & ENDS))
+            assert is_finished(state)
+            return token_ids, TOKENIZER.decode(token_ids, skip_special_tokens=False)
+        token_id = draws.choice(sorted(tokens - ENDS))
+        assert state.accept(token_id), state.failure
+        token_ids.append(token_id)
+    raise AssertionError("the text does not end")
+
+
+# Against brute force.
+
+
+LANGUAGES: dict[str, tuple[str, list[str]]] = {
+    "words": ("(?:yes|no|maybe|note|not)", ["yes", "no", "maybe", "note", "not"]),
+    "repeats": (
+        "(?:ab|a[bc]{1,3}d?)",
+        ["ab", *(
+            "a" + "".join(m) + d
+            for n in (1, 2, 3) for m in itertools.product("bc", repeat=n) for d in ("", "d")
+        )],
+    ),
+    "multi-byte": ("[é日😀]{1,2}x?", [
+        "".join(m) + x
+        for n in (1, 2) for m in itertools.product("é日😀", repeat=n) for x in ("", "x")
+    ]),
+    "shared first bytes": ("[à-ï]|日|旧|😀|😁", [*"àáâãäåæçèéêëìíîï日旧😀😁"]),
+    "spaces": ("(?: {0,9}|\t|\n\n)def", [*(" " * n + "def" for n in range(10)), "\tdef",
+                                          "\n\ndef"]),
+    "optional end": (r"self(?:\.x){0,4}?", ["self" + ".x" * n for n in range(5)]),
+    "alternatives of equal bytes": ("a|\\x61|b\\\\|\"/\"", ["a", "b\\", '"/"']),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_every_mask_of_a_small_language_is_what_enumeration_says(
+    compiler: GrammarCompiler, name: str
+) -> None:
+    pattern, texts = LANGUAGES[name]
+    language = {text.encode() for text in texts}
+    assert all(re.fullmatch(pattern, text) for text in texts)
+    beginnings = {text[:n] for text in language for n in range(len(text) + 1)}
+    compiled = compiler.compile(Grammar(REGEX, pattern))
+    seen = {b""}
+    todo: list[tuple[tuple[int, ...], bytes]] = [((), b"")]
+    while todo:
+        token_ids, text = todo.pop()
+        tokens = allowed(compiled.start(token_ids))
+        possible = {i for i, more in BYTES.items() if text + more in beginnings}
+        assert tokens == possible | (ENDS if text in language else set())
+        for token_id in possible:
+            longer = text + BYTES[token_id]
+            if longer not in seen:
+                seen.add(longer)
+                todo.append(((*token_ids, token_id), longer))
+    assert seen == beginnings
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_every_tokenization_of_every_word_is_accepted_and_no_other_word(
+    compiler: GrammarCompiler, name: str
+) -> None:
+    pattern, texts = LANGUAGES[name]
+    compiled = compiler.compile(Grammar(REGEX, pattern))
+    for text in texts:
+        data = text.encode()
+        for token_ids in (TOKENIZER.encode(text).ids, [BYTE_TOKENS[b] for b in data]):
+            state = compiled.start(token_ids)
+            assert state.accept(0)
+            assert is_finished(state)
+        with pytest.raises(InvalidArgumentError, match="does not allow it"):
+            compiled.start([*(BYTE_TOKENS[b] for b in data), BYTE_TOKENS[ord("~")]])
+
+
+def test_text_is_utf8_at_every_byte(compiler: GrammarCompiler) -> None:
+    compiled = compiler.compile(Grammar(REGEX, "(?s:.)*"))
+
+    def can_begin_text(data: bytes) -> bool:
+        try:
+            data.decode()
+        except UnicodeDecodeError as error:
+            # Cut off in the last character is fine, wrong is not.
+            return error.reason == "unexpected end of data"
+        return True
+
+    for prefix in (b"", b"a", b"\xc3", b"\xe6", b"\xe6\x97", b"\xf0", b"\xf0\x9f", b"\xf0\x9f\x98",
+                   b"\xe0", b"\xed", b"\xf4", b"\xc3\xa9"):  # fmt: skip
+        state = compiled.start([BYTE_TOKENS[b] for b in prefix])
+        expected = {i for i, more in BYTES.items() if can_begin_text(prefix + more)}
+        is_whole = prefix.decode(errors="ignore").encode() == prefix
+        assert allowed(state) == expected | (ENDS if is_whole else set()), prefix
+
+
+# Texts written under masks.
+
+REGEXES = [
+    r"[A-Z][a-z]{1,12}, [0-9]{3}-[0-9]{4}",
+    r"(?:[a-z]{1,9}=(?:[0-9]{1,9}|'[^'\n]{0,20}');){1,5}",
+    r"[Ж-щéß日本語😀-😎]{1,9}(?: [あ-ん]{1,5})?",
+    r"^(?:GET|POST|DELETE) /(?:[a-z0-9_]{1,8}/){0,3}(?:\?[a-z]=[0-9]{1,3})?$",
+    r"(?:0|[1-9][0-9]{0,2})(?:\.(?:0|[1-9][0-9]{0,2})){3}",
+    r"[ \t]{0,3}#.{0,30}\n",
+    r"(?:a|ab|abc|b|bc|c){3,6}",
+    r"\x00[\x01-\x1f]{1,4}\x7f",
+]
+
+
+@pytest.mark.parametrize("pattern", REGEXES)
+def test_texts_under_a_regular_expression_match_it(compiler: GrammarCompiler, pattern: str) -> None:
+    compiled = compiler.compile(Grammar(REGEX, pattern))
+    texts = {write(compiled, seed)[1] for seed in range(12)}
+    assert len(texts) > 1
+    for text in texts:
+        assert re.fullmatch(pattern, text), text
+
+
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
+        "tags": {"type": "array", "items": {"enum": ["a", "bé", "日本", 'qu"ote']}, "maxItems": 4},
+        "size": {"type": "number", "minimum": -1, "exclusiveMaximum": 2.5},
+        "code": {"type": "string", "pattern": "^[A-Z]{2}[0-9]+$", "maxLength": 9},
+        "more": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/pair"}]},
+        "on": {"type": "boolean"},
+    },
+    "required": ["name", "tags", "more"],
+    "additionalProperties": False,
+    "$defs": {
+        "pair": {
+            "type": "array",
+            "prefixItems": [{"type": "integer", "multipleOf": 3}, {"const": {"k": [1, None]}}],
+            "items": False,
+            "minItems": 2,
+        }
+    },
+}
+
+
+def check_person(value: Any) -> None:
+    assert set(value) <= set(PERSON["properties"])
+    assert set(value) >= set(PERSON["required"])
+    assert isinstance(value["name"], str)
+    assert len(value["name"]) <= 12
+    assert len(value["tags"]) <= 4
+    assert set(value["tags"]) <= {"a", "bé", "日本", 'qu"ote'}
+    if value["more"] is not None:
+        count, constant = value["more"]
+        assert count % 3 == 0
+        assert constant == {"k": [1, None]}
+    if "age" in value:
+        assert isinstance(value["age"], int)
+        assert 0 <= value["age"] <= 130
+    if "size" in value:
+        assert -1 <= value["size"] < 2.5
+    if "code" in value:
+        assert re.fullmatch("[A-Z]{2}[0-9]+", value["code"])
+    assert value.get("on") in (None, True, False)
+
+
+@pytest.mark.parametrize("is_compact", [True, False])
+def test_texts_under_a_json_schema_are_valid(compiler: GrammarCompiler, is_compact: bool) -> None:
+    # Without a bound on whitespace, a random text is mostly that.
+    options = {"whitespace_flexible": False} if is_compact else {"whitespace_pattern": "[ \n]{1,3}"}
+    schema = json.dumps({"x-guidance": options, **PERSON})
+    compiled = compiler.compile(Grammar(JSON, schema))
+    texts = {write(compiled, seed)[1] for seed in range(30)}
+    assert len(texts) > 20
+    for text in texts:
+        check_person(json.loads(text))
+        outside_strings = re.sub(r'"(?:[^"\\]|\\.)*"', "s", text)
+        assert not re.search("[ \n]" if is_compact else "[ \n]{4}", outside_strings)
+
+
+def test_a_schema_with_defaults_allows_whitespace_within_but_not_around(
+    compiler: GrammarCompiler,
+) -> None:
+    compiled = compiler.compile(Grammar(JSON, '{"type":"array","items":{"type":"integer"}}'))
+    for text in ("[1,2]", "[ 1 ,\n\t2 ]", "[]", "[ ]"):
+        assert compiled.start(TOKENIZER.encode(text).ids).is_finished, text
+    for text in (" [1]", "[1] ", "[1,]", "[01]", "[1.0]", "{}"):
+        with pytest.raises(InvalidArgumentError):
+            compiled.start([BYTE_TOKENS[b] for b in text.encode()])
+
+
+LARK = """
+start: sum
+sum: product (("+" | "-") product)*
+product: atom (("*" | "//") atom)*
+atom: NUMBER | "(" sum ")" | "-" atom
+NUMBER: /[1-9][0-9]{0,2}/
+"""
+GBNF = """
+root ::= sum  # an expression
+sum ::= product (("+" | "-") product)*
+product ::= atom (("*" | "//") atom)*
+atom ::= number | "(" sum ")" | "-" atom
+number ::= [1-9] [0-9]{0,2}
+"""
+
+
+def write_expression(compiled: CompiledGrammar, seed: int) -> tuple[list[int], str]:
+    """Closes what is open once it is long; random choice alone would go on forever."""
+    draws = random.Random(seed)
+    state = compiled.start()
+    token_ids: list[int] = []
+    while True:
+        tokens = allowed(state)
+        if tokens & ENDS and (len(token_ids) > 40 or tokens <= ENDS):
+            return token_ids, TOKENIZER.decode(token_ids)
+        choices = sorted(tokens - ENDS)
+        if len(token_ids) > 40:
+            closing = [i for i in choices if set(BYTES[i]) == {ord(")")}]
+            digits = [i for i in choices if BYTES[i].isdigit()]
+            choices = closing or digits or choices
+        token_ids.append(draws.choice(choices))
+        assert state.accept(token_ids[-1])
+
+
+@pytest.mark.parametrize("text", [LARK, GBNF], ids=["lark", "gbnf"])
+def test_texts_under_a_context_free_grammar_parse(compiler: GrammarCompiler, text: str) -> None:
+    compiled = compiler.compile(Grammar(EBNF, text))
+    for seed in range(10):
+        expression = write_expression(compiled, seed)[1]
+        assert set(expression) <= set(string.digits + "+-*/()")
+        ast.parse(expression, mode="eval")
+
+
+def test_both_notations_of_a_context_free_grammar_give_the_same_masks(
+    compiler: GrammarCompiler,
+) -> None:
+    lark, gbnf = (compiler.compile(Grammar(EBNF, text)) for text in (LARK, GBNF))
+    token_ids = write_expression(lark, 5)[0]
+    states = lark.start(), gbnf.start()
+    for token_id in token_ids:
+        assert allowed(states[0]) == allowed(states[1])
+        assert all(state.accept(token_id) for state in states)
+
+
+def test_a_lark_grammar_may_speak_of_gbnf(compiler: GrammarCompiler) -> None:
+    compiled = compiler.compile(Grammar(EBNF, 'start: NAME " ::= " NAME\nNAME: /[a-z]{1,9}/'))
+    assert re.fullmatch("[a-z]{1,9} ::= [a-z]{1,9}", write(compiled, 1)[1])
+
+
+def test_special_tokens_are_allowed_only_where_the_grammar_names_them(
+    compiler: GrammarCompiler,
+) -> None:
+    named = compiler.compile(Grammar(EBNF, 'start: "a" <|im_start|> /[0-9]{2}/'))
+    token_ids, _ = write(named, 3)
+    assert token_ids.count(1) == 1
+    # The same characters as text are no special token.
+    spelt = compiler.compile(Grammar(EBNF, 'start: "a" "<|im_start|>" /[0-9]{2}/'))
+    token_ids, text = write(spelt, 3)
+    assert 1 not in token_ids
+    assert text.startswith("a<|im_start|>")
+
+
+# States.
+
+GRAMMARS = {
+    "person": Grammar(JSON, json.dumps(PERSON)),
+    "any object": Grammar(JSON, '{"type": "object"}'),
+    "pattern": Grammar(REGEX, REGEXES[1]),
+    "unicode": Grammar(REGEX, REGEXES[2]),
+    "expression": Grammar(EBNF, GBNF),
+    "ambiguous": Grammar(EBNF, 'start: s\ns: s s | "a" | "b" | "ab"'),
+    "special": Grammar(EBNF, "start: (/[a-z]{1,4}/ <|im_start|>)* /[0-9]{1,30}/"),
+    "no rollback": Grammar(EBNF, 'start: a "z" b\na[max_tokens=3]: /[a-y]+/\nb: /[a-z ]{1,40}/'),
+}
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_a_replayed_state_equals_the_one_that_came_along(
+    compiler: GrammarCompiler, name: str
+) -> None:
+    compiled = compiler.compile(GRAMMARS[name])
+    draws = random.Random(name)
+    state = compiled.start()
+    token_ids: list[int] = []
+    for _ in range(25):
+        replayed = compiled.start(token_ids)
+        assert replayed.is_finished == state.is_finished
+        tokens = allowed(state)
+        assert allowed(replayed) == tokens
+        assert allowed(state) == tokens, "filling a mask changed the state"
+        if not tokens - ENDS:
+            break
+        token_ids.append(draws.choice(sorted(tokens - ENDS)))
+        assert state.accept(token_ids[-1])
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+@pytest.mark.parametrize("num_drafts", [0, 1, 4, 9])
+def test_masks_of_drafts_are_those_of_accepting_them_and_leave_the_state(
+    compiler: GrammarCompiler, name: str, num_drafts: int
+) -> None:
+    compiled = compiler.compile(GRAMMARS[name])
+    draws = random.Random(f"{name} {num_drafts}")
+    state = compiled.start()
+    for _ in range(12):
+        ahead = compiled.start(state._token_ids)
+        drafts: list[int] = []
+        expected: list[set[int]] = []
+        for _ in range(num_drafts):
+            expected.append(allowed(ahead))
+            wrong = draws.random() < 0.2
+            token_id = draws.choice(sorted(set(BYTES) if wrong else expected[-1]))
+            drafts.append(token_id)
+            if token_id not in expected[-1]:
+                drafts += draws.choices(range(VOCAB_SIZE), k=num_drafts - len(drafts))
+                break
+            assert ahead.accept(token_id)
+        else:
+            expected.append(allowed(ahead))
+        rows = np.full((num_drafts + 1, mask_words(VOCAB_SIZE)), 7, np.int32)
+        finished, before = state.is_finished, list(state._token_ids)
+        assert state.fill_masks(drafts, rows) == len(expected)
+        assert [set_bits(row) for row in rows[: len(expected)]] == expected
+        assert (rows[len(expected) :] == 7).all()
+        assert state._token_ids == before
+        tokens = allowed(state)
+        assert tokens == expected[0] if expected else tokens
+        assert failure(state) is None
+        if not finished and tokens - ENDS:
+            assert state.accept(draws.choice(sorted(tokens - ENDS)))
+
+
+def test_drafts_past_the_end_are_only_ends(compiler: GrammarCompiler) -> None:
+    compiled = compiler.compile(Grammar(REGEX, "ab?"))
+    state = compiled.start()
+    rows = np.zeros((5, mask_words(VOCAB_SIZE)), np.int32)
+    a, b = BYTE_TOKENS[ord("a")], BYTE_TOKENS[ord("b")]
+    assert state.fill_masks([a, 2, 0, b], rows) == 4
+    assert [set_bits(row) == ENDS for row in rows] == [False, False, True, True, False]
+    assert state.fill_masks([a, b, 0, 2], rows) == 5
+    assert not is_finished(state)
+    assert set_bits(rows[0]) == allowed(compiled.start())
+    assert state.fill_masks([-1, VOCAB_SIZE, 2**40, 0], rows) == 1
+
+
+def test_a_token_that_is_not_allowed_changes_nothing(compiler: GrammarCompiler) -> None:
+    state = compiler.compile(Grammar(REGEX, "[ab]{2}c")).start()
+    for _ in range(2):
+        tokens = allowed(state)
+        for token_id in (BYTE_TOKENS[ord("c")], 0, 1, 2, 3, -1, VOCAB_SIZE, 2**31, 2**70):
+            assert not state.accept(token_id)
+            assert failure(state) is None
+            assert not is_finished(state)
+        assert allowed(state) == tokens
+        assert state.accept(BYTE_TOKENS[ord("a")])
+
+
+@pytest.mark.parametrize("end", sorted(ENDS))
+def test_after_the_end_only_ends_follow(compiler: GrammarCompiler, end: int) -> None:
+    state = compiler.compile(Grammar(REGEX, "a+")).start()
+    assert not state.accept(end)
+    assert state.accept(BYTE_TOKENS[ord("a")])
+    assert not is_finished(state)
+    assert allowed(state) >= ENDS
+    assert state.accept(end)
+    assert is_finished(state)
+    assert allowed(state) == ENDS
+    assert not state.accept(BYTE_TOKENS[ord("a")])
+    assert all(state.accept(i) for i in ENDS)
+    with pytest.raises(InvalidArgumentError, match="token 2 of the output"):
+        compiler.compile(Grammar(REGEX, "a+")).start([BYTE_TOKENS[ord("a")], end, 500])
+
+
+# Vocabularies.
+
+
+@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE + 1, VOCAB_SIZE + 33, 5000, VOCAB_SIZE - 1, 700])
+def test_a_model_may_have_more_or_fewer_tokens_than_its_tokenizer(
+    compiler: GrammarCompiler, vocab_size: int
+) -> None:
+    other = GrammarCompiler(FOLDER, vocab_size, ENDS)
+    for grammar in (GRAMMARS["person"], GRAMMARS["unicode"], Grammar(REGEX, "(?s:.)*")):
+        draws = random.Random(7)
+        reference, state = compiler.compile(grammar).start(), other.compile(grammar).start()
+        for _ in range(20):
+            tokens = allowed(state, vocab_size)
+            assert tokens == {i for i in allowed(reference) if i < vocab_size}
+            token_id = draws.choice(sorted(tokens - ENDS))
+            assert state.accept(token_id)
+            assert reference.accept(token_id)
+        assert not state.accept(vocab_size)
+    other.close()
+
+
+def test_without_an_end_token_the_state_says_when_the_text_ends() -> None:
+    compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, frozenset())
+    state = compiler.compile(Grammar(REGEX, "ab?")).start()
+    assert state.accept(BYTE_TOKENS[ord("a")])
+    assert not is_finished(state)
+    assert allowed(state) == {BYTE_TOKENS[ord("b")]}
+    assert state.accept(BYTE_TOKENS[ord("b")])
+    assert is_finished(state)
+    assert allowed(state) == set()
+    compiler.close()
+
+
+def test_an_end_token_that_is_text_too_is_only_an_end() -> None:
+    newline = BYTE_TOKENS[ord("\n")]
+    for ends in (frozenset({newline}), frozenset({newline, 2})):
+        compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ends)
+        state = compiler.compile(Grammar(REGEX, r"[a\n]{2}")).start()
+        a = BYTE_TOKENS[ord("a")]
+        assert a in allowed(state)
+        assert not allowed(state) & ends
+        assert not state.accept(newline)
+        assert state.accept(a)
+        assert not allowed(state) & ends
+        assert state.accept(a)
+        assert allowed(state) == ends
+        assert state.accept(newline)
+        compiler.close()
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "tokenizer.json: No such file"),
+        ("", "tokenizer.json"),
+        ("{}", "tokenizer.json"),
+        ("without special tokens", "no special token"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_used_refuses_grammars_not_the_model(
+    tmp_path: Path, content: str | None, problem: str
+) -> None:
+    if content == "without special tokens":
+        described = json.loads((FOLDER / "tokenizer.json").read_text())
+        content = json.dumps(described | {"added_tokens": []})
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    compiler = GrammarCompiler(tmp_path, VOCAB_SIZE, ENDS)
+    with pytest.raises(InvalidArgumentError, match=problem) as caught:
+        compiler.compile(Grammar(REGEX, "a"))
+    assert "sampling.grammar: cannot be used with this model" in str(caught.value)
+    assert str(tmp_path) not in str(caught.value)
+    compiler.close()
+
+
+# Refusals.
+
+BAD_SCHEMAS = {
+    '{"not": {"type": "string"}}': '["not"]',
+    '{"if": {}, "then": {}}': '["if", "then"]',
+    '{"type": "array", "uniqueItems": true}': '["uniqueItems"]',
+    '{"type": "array", "contains": {}}': '["contains"]',
+    '{"type": "object", "dependentRequired": {"a": ["b"]}}': '["dependentRequired"]',
+    '{"type": "object", "propertyNames": {"pattern": "a"}}': '["propertyNames"]',
+    '{"type": "object", "properties": {"a": {"unevaluatedItems": false}}}': '["unevaluatedItems"]',
+    '{"$dynamicRef": "#x"}': '["$dynamicRef"]',
+    '{"x-guidance": {"lenient": true}, "not": {}}': '["not"]',
+    '{"type": "string", "format": "ipv9"}': "Unknown format: ipv9",
+    '{"type": "strin"}': "Invalid type: strin",
+    '{"type": "string", "pattern": "(?=a)b"}': "look-ahead",
+    '{"oneOf": [{"type": "integer"}, {"type": "number"}]}': "oneOf",
+    '{"$ref": "#/$defs/missing"}': "/$defs/missing",
+    '{"$ref": "http://127.0.0.1:1/schema.json"}': "does not fetch",
+    '{"$ref": "file:///etc/passwd"}': "does not fetch",
+    '{"$ref": "#"}': "no token",
+    '{"enum": []}': "Unsatisfiable",
+    '{"type": "integer", "minimum": 5, "maximum": 3}': "minimum (5)",
+    "false": "Unsatisfiable",
+    "[]": "must be an object",
+    "3": "must be an object",
+    "": "1 to 65536 bytes",
+    "{": "is not JSON",
+    '{"minimum": NaN}': "is not JSON: NaN",
+    '{"type": "string"} {}': "is not JSON: Extra data",
+    '{}}], "max_tokens": 1, "x": [{"y": {}': "is not JSON: Extra data",
+    '{"a":' * 12_000: "is nested too deeply",
+    '{"items": ' * 200 + "{}" + "}" * 200: "recursion limit exceeded",
+}
+BAD_REGEXES = {
+    "*": "repetition operator missing",
+    "(a": "unclosed group",
+    "[z-a]": "invalid character class range",
+    "a{2,1}": "start must be <= the end",
+    r"(a)\1": "backreferences are not supported",
+    "(?=a)b": "look-ahead",
+    r"\bfoo": "lookarounds not supported",
+    "a$b": "lookarounds not supported",
+    "()": "nothing but the empty text",
+    "(" * 30_000: "unclosed group",
+    "a[^\\w\\W]": "no token",
+    "a\\": "ends in a backslash",
+    "(?x) a # b\n c": "has comments",
+}
+BAD_EBNF = {
+    'a: "b"': "no start rule",
+    "start: missing": '"missing"',
+    'start: "a': "lexer error",
+    "start:": "nothing but the empty text",
+    'start: start "a"': "no token",
+    'start: <|nope|> "a"': "unknown special token",
+    'start: "a" <|im_end|>': "end-of-sequence token",
+    'start: %json {"not": {}}': '["not"]',
+    '{"grammars": [{"json_schema": {}}]}': "1(1)",
+    "%import common.NOTHING\nstart: NOTHING": "NOTHING",
+    "root ::= missing": "Rule 'missing' not found",
+    'start ::= "a"': "No 'root' rule",
+    'root ::= "a" (': "Expected",
+    "root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000: "is nested too deeply",
+    "start: " + "(" * 20_000 + '"a"' + ")" * 20_000: "too deeply nested",
+}
+BAD = [
+    (kind, text, problem)
+    for kind, cases in ((JSON, BAD_SCHEMAS), (REGEX, BAD_REGEXES), (EBNF, BAD_EBNF))
+    for text, problem in cases.items()
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "problem"), BAD, ids=[t[:40] for _, t, _ in BAD])
+def test_a_bad_grammar_is_refused_with_its_reason(
+    compiler: GrammarCompiler, kind: GrammarKind, text: str, problem: str
+) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        compiler.compile(Grammar(kind, text))
+    assert problem in str(caught.value)
+    assert str(caught.value).startswith("sampling.grammar")
+    assert len(str(caught.value)) < 400
+    assert "\n" not in str(caught.value)
+
+
+def test_keywords_that_only_describe_are_no_reason_to_refuse(compiler: GrammarCompiler) -> None:
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "https://example.com/x", "$comment": "c", "title": "t", "description": "d",
+        "default": 3, "examples": [1], "deprecated": True, "readOnly": True, "x-mine": 1,
+        "type": "integer", "maxLength": 3,
+    }  # fmt: skip
+    write(compiler.compile(Grammar(JSON, json.dumps(schema))), 1)
+
+
+# Hostile grammars.
+
+
+def largest(make: Callable[[int], str]) -> str:
+    """The largest of a family that a request may carry."""
+    low, high = 1, MAX_GRAMMAR_BYTES
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if len(make(middle)) <= MAX_GRAMMAR_BYTES else (low, middle - 1)
+    return make(low)
+
+
+def chain(make_rule: Callable[[str, str], str], name: str) -> str:
+    def make(n: int) -> str:
+        rules = (make_rule(f"{name}{i}", f"{name}{i + 1}") for i in range(n))
+        return f"start: {name}0\n" + "\n".join(rules) + f'\n{name}{n}: "z"\n'
+
+    return largest(make)
+
+
+def doubling(name: str) -> str:
+    rules = (f"{name}{i}: {name}{i + 1} {name}{i + 1}" for i in range(60))
+    return f"start: {name}0\n" + "\n".join(rules) + f'\n{name}60: "z"'
+
+
+def references(n: int) -> str:
+    links = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(n)}
+    return json.dumps({"$ref": "#/$defs/a0", "$defs": {**links, f"a{n}": {"type": "string"}}})
+
+
+CRASHES = {
+    "rules": Grammar(EBNF, chain(lambda a, b: f"{a}:{b}", "a")),
+    "terminals": Grammar(EBNF, chain(lambda a, b: f'{a}:{b}"x"', "A")),
+    "repeated terminals": Grammar(EBNF, chain(lambda a, b: f'{a}:{b}*"x"', "A")),
+    "references": Grammar(JSON, largest(references)),
+}
+HOSTILE = {
+    **CRASHES,
+    "nested counts": Grammar(REGEX, "(a{1,1000}){1,1000}"),
+    "deeper counts": Grammar(REGEX, "(((a{1,1000}){1,1000}){1,1000}){1,1000}"),
+    "huge count": Grammar(REGEX, "a{1000000000}"),
+    "long count": Grammar(REGEX, "a{100000}"),
+    "alternatives": Grammar(
+        REGEX, largest(lambda n: "|".join(f"[a-z]*w{i}[0-9]+" for i in range(n)))
+    ),
+    "optional letters": Grammar(REGEX, largest(lambda n: "a?" * n)),
+    "distance": Grammar(REGEX, "(?s:.)*[a-m](?s:.){1000}b"),
+    "letters of all scripts": Grammar(REGEX, largest(lambda n: r"[\p{L}\p{N}]{1,9}[^\p{Lu}]" * n)),
+    "long constant": Grammar(JSON, json.dumps({"const": "the quick brown fox " * 3000})),
+    "disjoint patterns": Grammar(
+        JSON, json.dumps({"patternProperties": {f"^x{i}y$": {} for i in range(1500)}})
+    ),
+    "intersection": Grammar(
+        JSON,
+        json.dumps({"allOf": [{"type": "string", "pattern": f"a{i}.*b"} for i in range(1500)]}),
+    ),
+    "doubling": Grammar(EBNF, doubling("a")),
+    "doubling terminals": Grammar(EBNF, doubling("A")),
+    "ambiguity": Grammar(EBNF, "start: s\ns: " + " | ".join(["s s"] * 1000) + ' | "a"'),
+    "large numbers": Grammar(
+        JSON, '{"type": "integer", "multipleOf": 1000003, "minimum": 1, "maximum": 1000000000000}'
+    ),
+    "long strings": Grammar(JSON, '{"type": "string", "minLength": 100000, "maxLength": 1000000}'),
+}  # fmt: skip
+
+
+class Ticker:
+    """A thread that notes when it runs, as the engine's would."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._tick)
+
+    def __enter__(self) -> "Ticker":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _tick(self) -> None:
+        while not self._stop.is_set():
+            self.times.append(time.perf_counter())
+            time.sleep(0.001)
+
+    @property
+    def longest_gap_s(self) -> float:
+        return max(b - a for a, b in itertools.pairwise(self.times))
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_grammar_is_compiled_or_refused_while_other_threads_run(
+    compiler: GrammarCompiler, name: str
+) -> None:
+    outcome = "compiled"
+    with Ticker() as ticker:
+        began = time.perf_counter()
+        try:
+            state = compiler.compile(HOSTILE[name]).start()
+            while len(state._token_ids) < 8 and state.failure is None:
+                if not (tokens := allowed(state) - ENDS):
+                    break
+                state.accept(max(tokens))
+        except InvalidArgumentError as error:
+            outcome = error.problem
+        took = time.perf_counter() - began
+    print(f"{name}: {outcome} in {took:.2f} s, longest gap {1000 * ticker.longest_gap_s:.0f} ms")
+    # The limit is 2 s; a busy machine may add to it, but not the minutes that some would take.
+    assert took < 30
+    assert ticker.longest_gap_s < 2
+    if took > 0.2:
+        assert len(ticker.times) > 10
+    assert (name in CRASHES) == (outcome == "is nested too deeply")
+
+
+def test_what_takes_too_long_is_refused_at_the_limit_and_ended() -> None:
+    compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, limits=GrammarLimits(time_s=0.3))
+    for name in ("disjoint patterns", "intersection"):
+        with pytest.raises(InvalidArgumentError, match=r"takes more than 0\.3 s to compile"):
+            compiler.compile(HOSTILE[name])
+    # Nothing is left over that computes.
+    children = psutil.Process().children(recursive=True)
+    mine = [p for p in children if "baton.engine.grammar_judge" in p.cmdline()]
+    assert all(not process.children() for process in mine)
+    write(compiler.compile(Grammar(REGEX, "[a-c]{3}")), 0)
+    compiler.close()
+
+
+def test_what_takes_too_much_memory_is_refused() -> None:
+    compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, limits=GrammarLimits(time_s=20))
+    with pytest.raises(InvalidArgumentError, match="takes more than 256 MiB to compile"):
+        compiler.compile(HOSTILE["optional letters"])
+    compiler.close()
+
+
+def test_others_are_turned_away_while_all_trials_are_stuck() -> None:
+    limits = GrammarLimits(time_s=1.0, num_trials=1, max_waiting=1)
+    compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, limits=limits)
+    compiler.compile(Grammar(REGEX, "warm"))
+    outcomes: list[type[Exception]] = []
+
+    def compile_one(grammar: Grammar) -> None:
+        try:
+            compiler.compile(grammar)
+        except (InvalidArgumentError, OverloadedError) as error:
+            outcomes.append(type(error))
+
+    slow = (HOSTILE["disjoint patterns"], HOSTILE["intersection"], Grammar(REGEX, "late"))
+    threads = [threading.Thread(target=compile_one, args=(grammar,)) for grammar in slow]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert OverloadedError in outcomes
+    compiler.compile(Grammar(REGEX, "afterwards"))
+    compiler.close()
+
+
+def test_a_trial_process_that_was_killed_is_replaced() -> None:
+    compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS)
+    compiler.compile(Grammar(REGEX, "a"))
+    (process,) = compiler._trials._running
+    process._popen.kill()
+    process._popen.wait()
+    compiler.compile(Grammar(REGEX, "b"))
+    assert compiler._trials._running != [process]
+    compiler.close()
+
+
+def test_trial_processes_end_with_their_compiler() -> None:
+    compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS)
+    compiled = compiler.compile(Grammar(REGEX, "[ab]{2}"))
+    (process,) = compiler._trials._running
+    pid = process._popen.pid
+    assert psutil.pid_exists(pid)
+    del compiler, process
+    gc.collect()
+    assert not psutil.pid_exists(pid)
+    write(compiled, 0)
+
+
+# Lexers that have met too much.
+
+STATE_HUNGRY = Grammar(REGEX, "(?:[a-z]*[a-m][a-z]{8}|[A-Z]*[N-Z][A-Z]{8}| )+")
+
+
+def test_a_lexer_worn_out_by_one_sequence_is_replaced_for_the_others() -> None:
+    compiler = GrammarCompiler(
+        FOLDER, VOCAB_SIZE, ENDS, limits=GrammarLimits(max_lexer_states=16_000)
+    )
+    roomy = GrammarCompiler(
+        FOLDER, VOCAB_SIZE, ENDS, limits=GrammarLimits(max_lexer_states=200_000)
+    )
+    compiled, reference = (c.compile(STATE_HUNGRY) for c in (compiler, roomy))
+    draws = random.Random(1)
+    states = [compiled.start() for _ in range(6)]
+    twins = [reference.start() for _ in range(6)]
+    for _ in range(60):
+        for state, twin in zip(states, twins, strict=True):
+            if state.failure is not None:
+                continue
+            tokens = allowed(state)
+            if state.failure is None:
+                assert tokens == allowed(twin)
+                token_id = draws.choice(sorted(tokens - ENDS))
+                if state.accept(token_id):
+                    assert twin.accept(token_id)
+        if compiled._generation > 1:
+            break
+    assert compiled._generation > 1, "nothing wore it out"
+    assert sum(state.failure is None for state in states) > 3
+    # A new sequence starts with a lexer that works.
+    assert allowed(compiled.start()) == allowed(reference.start())
+    for each in (compiler, roomy):
+        each.close()
+
+
+def test_a_grammar_that_wears_out_every_lexer_fails_its_sequence_with_a_reason() -> None:
+    limits = GrammarLimits(max_lexer_states=8000)
+    compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, limits=limits)
+    compiled = compiler.compile(STATE_HUNGRY)
+    draws, state = random.Random(2), compiled.start()
+    for _ in range(3000):
+        tokens = allowed(state)
+        if state.failure is not None:
+            break
+        state.accept(draws.choice(sorted(tokens - ENDS)))
+    assert state.failure is not None
+    assert "too many states" in state.failure
+    assert allowed(state) == ENDS
+    assert not state.accept(BYTE_TOKENS[ord("a")])
+    assert not state.accept(0)
+    rows = np.zeros((3, mask_words(VOCAB_SIZE)), np.int32)
+    assert state.fill_masks([0, 2], rows) == 1
+    compiler.close()
+
+
+def test_a_grammar_found_to_be_slow_is_refused_from_then_on() -> None:
+    compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS)
+    compiled = compiler.compile(GRAMMARS["pattern"])
+    state = compiled.start()
+    state._check_cost(0.5)
+    assert state.failure == "takes 500 ms of computing for one token"
+    with pytest.raises(InvalidArgumentError, match="takes 500 ms"):
+        compiler.compile(GRAMMARS["pattern"])
+    compiler.close()
+
+
+def test_drafts_that_lead_to_a_failure_do_not_fail_the_sequence(compiler: GrammarCompiler) -> None:
+    many = " | ".join(f'"{i}" s' for i in range(2500))
+    text = f'start: "a" "z" "x" s\ns: {many}'
+    with pytest.raises(InvalidArgumentError, match="row has 2501 items; max is 2000"):
+        compiler.compile(Grammar(EBNF, text))
+    # As if the trial had not come across it.
+    assert compiler._vocabulary is not None
+    native = _to_native(Grammar(EBNF, text))
+    compiled = CompiledGrammar(native, 0, compiler._vocabulary, GrammarLimits())
+    a, z, x = (BYTE_TOKENS[ord(letter)] for letter in "azx")
+    state = compiled.start([a])
+    rows = np.zeros((3, mask_words(VOCAB_SIZE)), np.int32)
+    assert state.fill_masks([z, x], rows) == 2
+    assert [set_bits(row) for row in rows] == [{z}, {x}, set()]
+    assert failure(state) is None
+    assert allowed(state) == {z}
+    assert state.accept(z)
+    assert not state.accept(x)
+    assert state.failure is not None
+    assert "row has 2501 items" in state.failure
+
+
+# The cache, and many threads.
+
+
+def test_equal_grammars_compile_once_and_unequal_ones_do_not_mix(
+    compiler: GrammarCompiler,
+) -> None:
+    first = compiler.compile(Grammar(REGEX, "[xy]{4}"))
+    assert compiler.compile(Grammar(REGEX, "[xy]{4}")) is first
+    assert compiler.compile(Grammar(REGEX, "[xy]{5}")) is not first
+    # The same text in another language.
+    text = '{"type": "null"}'
+    assert write(compiler.compile(Grammar(JSON, text)), 0)[1] == "null"
+    with pytest.raises(InvalidArgumentError):
+        compiler.compile(Grammar(REGEX, text))
+
+
+def test_the_grammars_used_last_are_kept() -> None:
+    compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, cache_size=2)
+    grammars = [Grammar(REGEX, f"[ab]{{{n}}}") for n in (1, 2, 3)]
+    one, two = compiler.compile(grammars[0]), compiler.compile(grammars[1])
+    assert compiler.compile(grammars[0]) is one
+    compiler.compile(grammars[2])
+    assert compiler.compile(grammars[0]) is one
+    assert compiler.compile(grammars[1]) is not two
+    # What is not kept goes on for those that use it.
+    write(two, 0)
+    compiler.close()
+
+
+def test_grammars_are_kept_by_their_bytes_and_a_large_one_pushes_none_out() -> None:
+    compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, cache_bytes=1 << 20)
+    grammars = [Grammar(REGEX, f"[ab]{{{n}}}") for n in range(1, 6)]
+    small = [compiler.compile(grammar) for grammar in grammars[:4]]
+    large = compiler.compile(HOSTILE["alternatives"])
+    assert large.num_bytes > 4 * max(compiled.num_bytes for compiled in small)
+    assert compiler.compile(HOSTILE["alternatives"]) is not large
+    assert [compiler.compile(grammar) for grammar in grammars[:4]] == small
+    compiler.compile(grammars[4])
+    assert compiler.compile(grammars[0]) is not small[0]
+    compiler.close()
+
+
+def test_refusals_are_kept_unless_time_was_the_reason() -> None:
+    compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, limits=GrammarLimits(time_s=0.3))
+    bad, slow = Grammar(REGEX, "(a"), HOSTILE["disjoint patterns"]
+    for grammar in (bad, slow):
+        with pytest.raises(InvalidArgumentError):
+            compiler.compile(grammar)
+    assert bad in compiler._cache
+    assert slow not in compiler._cache
+    with pytest.raises(InvalidArgumentError, match="unclosed group"):
+        compiler.compile(bad)
+    compiler.close()
+
+
+def test_many_threads_compile_and_follow_the_same_grammars() -> None:
+    compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS)
+    grammars = [Grammar(REGEX, rf"[a-z]{{{n},9}}é[0-9]{{2}}") for n in range(1, 5)]
+    compiled: list[list[CompiledGrammar]] = [[] for _ in grammars]
+    failures: list[BaseException] = []
+    barrier = threading.Barrier(8)
+
+    def work(seed: int) -> None:
+        try:
+            barrier.wait()
+            for i in random.Random(seed).sample(range(4), 4):
+                compiled[i].append(compiler.compile(grammars[i]))
+                text = write(compiled[i][-1], seed)[1]
+                assert re.fullmatch(grammars[i].text, text), text
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert all(len(same) == 8 and len(set(map(id, same))) == 1 for same in compiled)
+    compiler.close()
+
+
+async def test_compiling_in_a_thread_leaves_the_event_loop_free() -> None:
+    compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, limits=GrammarLimits(time_s=0.5))
+    compiling = asyncio.create_task(
+        asyncio.to_thread(compiler.compile, HOSTILE["disjoint patterns"])
+    )
+    num_turns = 0
+    while not compiling.done():
+        await asyncio.sleep(0.01)
+        num_turns += 1
+    with pytest.raises(InvalidArgumentError, match="takes more than"):
+        await compiling
+    assert num_turns > 5
+    compiler.close()
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.sampled_from(list(GrammarKind)), st.text(min_size=1, max_size=60))
+def test_no_text_does_anything_but_compile_or_be_refused(
+    compiler: GrammarCompiler, kind: GrammarKind, text: str
+) -> None:
+    try:
+        grammar = Grammar(kind, text)
+        state = compiler.compile(grammar).start()
+    except InvalidArgumentError:
+        return
+    assert allowed(state)
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    st.text(alphabet="ab(|)*+?{},1359[]-^.\\dws", min_size=1, max_size=30),
+    st.integers(0, 100),
+)
+def test_texts_under_any_regular_expression_match_it(
+    compiler: GrammarCompiler, pattern: str, seed: int
+) -> None:
+    try:
+        with_dialect = re.compile(pattern)
+        compiled = compiler.compile(Grammar(REGEX, pattern))
+    except (InvalidArgumentError, re.error, FutureWarning):
+        return
+    draws, state = random.Random(seed), compiled.start()
+    token_ids: list[int] = []
+    for _ in range(30):
+        tokens = allowed(state)
+        if state.failure is not None:
+            return
+        if tokens & ENDS:
+            text = bytes(b for i in token_ids for b in BYTES[i]).decode()
+            assert with_dialect.fullmatch(text) or not is_same_dialect(pattern), text
+        if not tokens - ENDS:
+            break
+        token_ids.append(draws.choice(sorted(tokens - ENDS)))
+        assert state.accept(token_ids[-1]) or state.failure is not None
+
+
+def is_same_dialect(pattern: str) -> bool:
+    """Whether Python and Rust read the pattern alike: they differ in classes within classes,
+    braces and possessive repeats."""
+    return not re.search(r"\[[^]]*(\[|--|\\)|[{}]|[*+?]\+|\\|\^", pattern)
+
+
+def test_a_row_must_be_that_of_the_model(compiler: GrammarCompiler) -> None:
+    state = compiler.compile(GRAMMARS["pattern"]).start()
+    with pytest.raises(AssertionError):
+        state.fill_mask(np.zeros(3, np.int32))
+    with pytest.raises(AssertionError):
+        state.fill_mask(np.zeros(mask_words(VOCAB_SIZE), np.int64))
+    # A row that is not contiguous is filled all the same.
+    table = np.zeros((mask_words(VOCAB_SIZE), 2), np.int32)
+    state.fill_mask(table[:, 1])
+    assert set_bits(np.ascontiguousarray(table[:, 1])) == allowed(state)
+    assert not table[:, 0].any()
+
+
+def test_bits_are_read_as_they_are_set() -> None:
+    row = np.zeros(mask_words(70), np.int32)
+    row[0], row[2] = np.int32(-(2**31)), 1
+    assert [i for i in range(-40, 200) if is_allowed(row, i)] == [31, 64]

@@ -1,0 +1,119 @@
+"""Making room changes nothing but time, whether KV is dropped and computed again or swapped."""
+
+import pytest
+
+from baton.engine.core.policy import POLICIES
+from baton.sampling import SamplingParams
+
+from .conftest import Checkpoints
+from .engines import assert_idle, drain, load, output_of, request, tokens
+from .oracle import Oracle
+from .prompts import NUM_TOKENS, random_prompt
+
+GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+RANDOM = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, temperature=1.5, seed=11)
+PROMPTS = [random_prompt(length, seed=3) for length in (15, 1, 17, 30, 8, 16, 75, 12)]
+TIGHT = {"block_size": 4, "num_blocks": 24, "max_num_batched_tokens": 24, "max_num_seqs": 6}
+SWAP = {"preemption": "swap", "swap_bytes": 2**20}
+MODES = {"recompute": {"preemption": "recompute"}, "swap": SWAP}
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen3", "gemma3", "gpt_oss", "qwen2_hybrid", "mistral_short", "gemma3n"]
+)
+def test_preemption_changes_nothing_but_time(
+    checkpoints: Checkpoints, oracle: Oracle, family: str, mode: str, caching: bool
+) -> None:
+    path = checkpoints[family]
+    blocks = 11 if family == "mistral_short" else 24
+    settings = {**TIGHT, **MODES[mode], "num_blocks": blocks, "prefix_caching": caching}
+    engine = load(path, **settings)
+    expected = [oracle(path, p, NUM_TOKENS) for p in PROMPTS]
+    for i, prompt in enumerate(PROMPTS):
+        engine.add_request(request(str(i), prompt, GREEDY))
+    updates = drain(engine)
+    assert [output_of(updates[str(i)])[0] for i in range(len(PROMPTS))] == expected
+    stats = engine.stats()
+    assert stats.num_preemptions > 0
+    assert (stats.num_swaps > 0) == (mode == "swap")
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("mode", MODES)
+def test_under_any_policy_a_preempted_crowd_says_what_each_says_alone(
+    checkpoints: Checkpoints, oracle: Oracle, policy: str, mode: str
+) -> None:
+    path = checkpoints["llama"]
+    engine = load(path, **{**TIGHT, **MODES[mode]}, policy=policy)
+    expected = [oracle(path, p, NUM_TOKENS) for p in PROMPTS]
+    for i, prompt in enumerate(PROMPTS):
+        engine.add_request(request(str(i), prompt, GREEDY))
+    updates = drain(engine)
+    assert [output_of(updates[str(i)])[0] for i in range(len(PROMPTS))] == expected
+    assert engine.stats().num_preemptions > 0
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("num_host_blocks", [1, 3, 7])
+def test_where_the_host_has_too_little_room_the_rest_is_computed_again(
+    checkpoints: Checkpoints, oracle: Oracle, num_host_blocks: int
+) -> None:
+    path = checkpoints["llama"]
+    block_bytes = load(path, block_size=4).cache.layouts[0].block_bytes
+    engine = load(path, **{**TIGHT, **SWAP, "swap_bytes": num_host_blocks * block_bytes})
+    assert engine.cache.host_pools[0].num_blocks == num_host_blocks
+    expected = [oracle(path, p, NUM_TOKENS) for p in PROMPTS]
+    assert tokens(engine.generate(PROMPTS, GREEDY)) == expected
+    stats = engine.stats()
+    assert stats.num_preemptions > stats.num_swaps
+    assert_idle(engine)
+
+
+def test_swap_space_for_less_than_a_block_is_none(checkpoints: Checkpoints, oracle: Oracle) -> None:
+    path = checkpoints["llama"]
+    engine = load(path, **{**TIGHT, **SWAP, "swap_bytes": 1})
+    expected = [oracle(path, p, NUM_TOKENS) for p in PROMPTS]
+    assert tokens(engine.generate(PROMPTS, GREEDY)) == expected
+    assert engine.stats().num_preemptions > 0
+    assert engine.stats().num_swaps == 0
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_seeded_sample_survives_preemption(checkpoints: Checkpoints, mode: str) -> None:
+    path = checkpoints["qwen3"]
+    alone = [load(path).generate([p], RANDOM)[0].token_ids for p in PROMPTS]
+    engine = load(path, **{**TIGHT, **MODES[mode]})
+    assert tokens(engine.generate(PROMPTS, RANDOM)) == alone
+    assert engine.stats().num_preemptions > 0
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_requests_aborted_at_any_step_leave_nothing_behind(
+    checkpoints: Checkpoints, oracle: Oracle, mode: str
+) -> None:
+    """Each victim is somewhere else when it ends: waiting, running, preempted or swapped."""
+    path = checkpoints["llama"]
+    expected = [oracle(path, p, NUM_TOKENS) for p in PROMPTS]
+    for when in range(1, 40, 3):
+        engine = load(path, **{**TIGHT, **MODES[mode]})
+        for i, prompt in enumerate(PROMPTS):
+            engine.add_request(request(str(i), prompt, GREEDY))
+        early: dict[str, list] = {}
+        for _ in range(when):
+            for update in engine.step().updates:
+                early.setdefault(update.request_id, []).append(update)
+        victims = [str(i) for i in range(when % 2, len(PROMPTS), 2)]
+        engine.abort(*victims)
+        engine.check_integrity()
+        for request_id, updates in drain(engine).items():
+            assert request_id not in victims
+            early.setdefault(request_id, []).extend(updates)
+        for i in range(len(PROMPTS)):
+            if str(i) not in victims:
+                assert output_of(early[str(i)])[0] == expected[i]
+        assert_idle(engine)

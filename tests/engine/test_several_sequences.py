@@ -1,0 +1,209 @@
+"""Requests of several sequences: each says what it would say alone, however blocks are shared."""
+
+from dataclasses import replace
+
+import pytest
+
+from baton.engine.config import EngineConfig
+from baton.engine.core.policy import POLICIES
+from baton.engine.core.sequence import FinishReason
+from baton.engine.engine import Engine
+from baton.engine.messages import EngineRequest
+from baton.sampling import SamplingParams
+
+from .checkpoints import BLOCK_SIZE
+from .conftest import Checkpoints
+from .engines import assert_idle, drain, load, output_of, request
+from .prompts import NUM_TOKENS, random_prompt
+
+RANDOM = SamplingParams(
+    max_tokens=NUM_TOKENS, ignore_eos=True, temperature=1.5, top_p=0.95, seed=2**40 + 1
+)
+LENGTHS = (1, 2, 3, 4, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 40, 3 * BLOCK_SIZE)
+TIGHT = {"block_size": 4, "num_blocks": 24, "max_num_batched_tokens": 24, "max_num_seqs": 6}
+SWAP = {"preemption": "swap", "swap_bytes": 2**20}
+MODES = {"recompute": {"preemption": "recompute"}, "swap": SWAP}
+
+
+def alone(
+    engine: Engine, prompt: tuple[int, ...], params: SamplingParams, count: int
+) -> dict[int, tuple[int, ...]]:
+    """What `count` requests of one sequence say, one after the other."""
+    said = {}
+    for index in range(count):
+        one = EngineRequest("alone", prompt, params, len(prompt), sequence_index=index)
+        engine.add_request(one)
+        said[index] = output_of(drain(engine)["alone"])[index]
+    return said
+
+
+@pytest.mark.parametrize("n", [2, 4, 16])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral_short", "gpt2"])
+def test_each_sequence_says_what_a_request_of_its_index_says(
+    checkpoints: Checkpoints, family: str, n: int
+) -> None:
+    reference = load(checkpoints[family])
+    engine = load(checkpoints[family], max_num_seqs=n, num_blocks=128)
+    for length in LENGTHS:
+        prompt = random_prompt(length)
+        engine.add_request(request("x", prompt, replace(RANDOM, n=n)))
+        got = output_of(drain(engine)["x"])
+        assert got == alone(reference, prompt, RANDOM, n), f"a prompt of {length} tokens"
+        assert length < 4 or len(set(got.values())) > 1, "all sequences are the same"
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("budget", [4, 7, 64])
+@pytest.mark.parametrize("caching", [True, False])
+def test_a_crowd_of_such_requests_does_not_disturb_itself(
+    checkpoints: Checkpoints, caching: bool, budget: int, policy: str
+) -> None:
+    path = checkpoints["qwen3"]
+    prompts = [random_prompt(length, seed=length) for length in (1, 16, 17, 33, 5)]
+    counts = (4, 1, 3, 2, 4)
+    reference = load(path)
+    expected = [alone(reference, p, RANDOM, n) for p, n in zip(prompts, counts, strict=True)]
+    engine = load(
+        path, prefix_caching=caching, max_num_batched_tokens=budget, max_num_seqs=4, policy=policy
+    )
+    for _ in range(2):
+        for i, (prompt, n) in enumerate(zip(prompts, counts, strict=True)):
+            engine.add_request(request(str(i), prompt, replace(RANDOM, n=n)))
+        updates = drain(engine)
+        assert [output_of(updates[str(i)]) for i in range(len(prompts))] == expected
+        assert_idle(engine)
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_siblings_that_are_preempted_go_on_as_if_they_had_not_been(
+    checkpoints: Checkpoints, family: str, policy: str, mode: str, caching: bool
+) -> None:
+    path = checkpoints[family]
+    reference = load(path)
+    prompts = [random_prompt(length, seed=length) for length in (30, 21, 44, 7)]
+    expected = [alone(reference, p, RANDOM, 3) for p in prompts]
+    engine = load(path, **{**TIGHT, **MODES[mode]}, policy=policy, prefix_caching=caching)
+    for i, prompt in enumerate(prompts):
+        engine.add_request(request(str(i), prompt, replace(RANDOM, n=3)))
+    updates = drain(engine)
+    assert [output_of(updates[str(i)]) for i in range(len(prompts))] == expected
+    assert engine.stats().num_preemptions > 0
+    assert (engine.stats().num_swaps > 0) == (mode == "swap")
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("num_blocks", [11, 13, 16, 20])
+def test_a_request_whose_sequences_do_not_fit_together_finishes_all_the_same(
+    checkpoints: Checkpoints, num_blocks: int, mode: str, caching: bool
+) -> None:
+    """Nobody else runs, so that its sequences can only make room for each other."""
+    path, prompt = checkpoints["llama"], random_prompt(30)
+    expected = alone(load(path), prompt, RANDOM, 6)
+    engine = load(
+        path, **{**TIGHT, **MODES[mode], "num_blocks": num_blocks}, prefix_caching=caching
+    )
+    engine.add_request(request("x", prompt, replace(RANDOM, n=6)))
+    assert output_of(drain(engine)["x"]) == expected
+    assert engine.stats().num_preemptions > 0
+    assert_idle(engine)
+
+
+def test_indices_count_from_the_one_that_is_given(checkpoints: Checkpoints) -> None:
+    path, prompt = checkpoints["llama"], random_prompt(20)
+    engine = load(path)
+    whole = alone(engine, prompt, RANDOM, 5)
+    engine.add_request(
+        EngineRequest("x", prompt, replace(RANDOM, n=3), len(prompt), sequence_index=2)
+    )
+    assert output_of(drain(engine)["x"]) == {i: whole[i] for i in (2, 3, 4)}
+
+
+def test_sequences_share_the_blocks_of_their_prompt(checkpoints: Checkpoints) -> None:
+    engine = load(checkpoints["llama"])
+    prompt = random_prompt(3 * BLOCK_SIZE + 5)
+    engine.add_request(request("x", prompt, replace(RANDOM, n=4)))
+    engine.step()
+    engine.step()
+    report = engine.memory_report()
+    # Three full blocks are held four times; the fourth is copied by all but the last to write.
+    assert report.num_logical_blocks == 16
+    assert report.num_physical_blocks == 3 + 4
+    assert report.num_saved_blocks == 9
+    assert report.num_physical_blocks == engine.stats().num_held_blocks
+    drain(engine)
+    assert_idle(engine)
+
+
+def test_some_may_end_before_others(checkpoints: Checkpoints) -> None:
+    path, prompt = checkpoints["llama"], random_prompt(20)
+    free = alone(load(path), prompt, RANDOM, 4)
+    stop = free[2][3]
+    params = replace(RANDOM, n=4, stop_token_ids=(stop,))
+    (result,) = load(path).generate([prompt], params)
+    for index, completion in enumerate(result.completions):
+        whole = free[index]
+        end = whole.index(stop) + 1 if stop in whole else len(whole)
+        assert completion.token_ids == whole[:end]
+        reason = FinishReason.STOP_TOKEN if stop in whole else FinishReason.LENGTH
+        assert completion.finish_reason is reason
+    assert len(result.completions[2].token_ids) == 4
+
+
+def test_the_best_are_those_with_the_highest_mean_logprob(checkpoints: Checkpoints) -> None:
+    path = checkpoints["llama"]
+    stop = tuple(range(200, 260))
+    for length in LENGTHS:
+        prompt = random_prompt(length)
+        params = replace(RANDOM, n=8, logprobs=True, stop_token_ids=stop)
+        (every,) = load(path).generate([prompt], params)
+        means = [sum(p.logprob for p in c.logprobs) / len(c.logprobs) for c in every.completions]
+        assert len({len(c.token_ids) for c in every.completions}) > 1, "all of one length"
+        order = sorted(range(8), key=lambda i: -means[i])
+        for n in (1, 3, 8):
+            best = replace(params, n=n, best_of=8)
+            (result,) = load(path).generate([prompt], best)
+            assert result.completions == tuple(every.completions[i] for i in order[:n]) or n == 8
+            (unscored,) = load(path).generate([prompt], replace(best, logprobs=False))
+            assert [c.token_ids for c in unscored.completions] == [
+                c.token_ids for c in result.completions
+            ]
+            assert all(c.logprobs == () for c in unscored.completions)
+        # With as many returned as generated there is nothing to rank: they come by index.
+        assert result.completions == every.completions
+
+
+def test_a_request_of_several_sequences_ends_as_a_whole_when_aborted(
+    checkpoints: Checkpoints,
+) -> None:
+    for num_steps in range(12):
+        engine = load(checkpoints["llama"], max_num_batched_tokens=16, max_num_seqs=4)
+        engine.add_request(request("x", random_prompt(40), replace(RANDOM, n=4)))
+        for _ in range(num_steps):
+            engine.step()
+        engine.abort("x")
+        engine.check_integrity()
+        assert drain(engine) == {}
+        assert_idle(engine)
+
+
+def test_seats_promised_to_forks_are_not_given_away(checkpoints: Checkpoints) -> None:
+    """A request of four that is still in its prompt, and others that would like the seats."""
+    path = checkpoints["llama"]
+    settings = EngineConfig(device="cpu", num_blocks=96, max_num_seqs=5, max_num_batched_tokens=5)
+    engine = Engine.from_pretrained(path, settings)
+    reference = load(path)
+    long, short = random_prompt(60), random_prompt(4)
+    engine.add_request(request("long", long, replace(RANDOM, n=4)))
+    for i in range(6):
+        engine.add_request(request(f"short {i}", short, RANDOM))
+    updates = drain(engine)
+    assert output_of(updates["long"]) == alone(reference, long, RANDOM, 4)
+    for i in range(6):
+        assert output_of(updates[f"short {i}"]) == alone(reference, short, RANDOM, 1)
+    assert_idle(engine)

@@ -1,0 +1,176 @@
+"""Layers with a window keep only the blocks that the next token sees, and say the same."""
+
+import pytest
+
+from baton.engine.core.block_pool import NULL_BLOCK
+from baton.engine.engine import Engine
+from baton.errors import InvalidArgumentError
+from baton.sampling import SamplingParams
+
+from .checkpoints import MAX_LEN
+from .conftest import Checkpoints
+from .engines import assert_idle, load, output_of, request, tokens
+from .oracle import Oracle
+from .prompts import NUM_TOKENS, awkward_prompts, random_prompt, sharing_prompts
+
+HYBRID = {"gemma3": 9, "gpt_oss": 20, "qwen2_hybrid": 21, "gemma2": 24, "cohere2": 9, "gemma3n": 9}
+GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+BLOCK = 4
+BUDGET = 8
+
+
+def most_needed(window: int, budget: int = BUDGET, block_size: int = BLOCK) -> int:
+    """Blocks that a window before a step's tokens, and these, can lie in."""
+    return -(-(window - 1 + budget) // block_size) + 1
+
+
+def load_tight(path: str, **changes: object) -> Engine:
+    """Room for one sequence of any length in the full layers, and for its window in the others."""
+    settings = {"block_size": BLOCK, "max_num_batched_tokens": BUDGET, "max_num_seqs": 2}
+    roomy = load(path, **settings, num_blocks=1)
+    full, *windowed = roomy.cache.layouts
+    assert full.window is None or not windowed
+    settings |= changes
+    num_bytes = sum(
+        layout.block_bytes
+        * (MAX_LEN // BLOCK if layout.window is None else 2 * 2 * most_needed(layout.window))
+        for layout in roomy.cache.layouts
+    )
+    return load(path, **settings, num_blocks=None, kv_cache_bytes=num_bytes)
+
+
+def peaks(engine: Engine, prompt: tuple[int, ...]) -> list[int]:
+    """Runs a request to its end; the most blocks it ever held of each group."""
+    engine.add_request(request("x", prompt, GREEDY))
+    most = [0] * len(engine.cache.pools)
+    while engine.has_work:
+        engine.step()
+        engine.check_integrity()
+        requests = engine._scheduler.requests
+        if "x" in requests:
+            tables = requests["x"].sequences[0].block_ids
+            held = [sum(b != NULL_BLOCK for b in table) for table in tables]
+            most = [max(pair) for pair in zip(most, held, strict=True)]
+    return most
+
+
+@pytest.mark.parametrize("family", HYBRID)
+def test_a_long_prompt_holds_a_windows_blocks_and_no_more(
+    checkpoints: Checkpoints, oracle: Oracle, family: str
+) -> None:
+    path, prompt, window = checkpoints[family], awkward_prompts()[-1], HYBRID[family]
+    engine = load_tight(path)
+    full, windowed = engine.cache.pools
+    assert (full.layout.window, windowed.layout.window) == (None, window)
+    assert full.num_blocks >= MAX_LEN // BLOCK > windowed.num_blocks
+    assert tokens(engine.generate([prompt], GREEDY)) == [oracle(path, prompt, NUM_TOKENS)]
+    engine.flush_cache()
+    most_full, most_windowed = peaks(engine, prompt)
+    assert most_full == -(-(MAX_LEN - 1) // BLOCK)
+    # Once more than the bound it would hold the whole prompt.
+    assert -(-window // BLOCK) <= most_windowed <= most_needed(window)
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("family", HYBRID)
+def test_a_crowd_in_a_pool_that_holds_windows_only(
+    checkpoints: Checkpoints, oracle: Oracle, family: str, caching: bool
+) -> None:
+    path = checkpoints[family]
+    engine = load_tight(path, prefix_caching=caching)
+    prompts = [*awkward_prompts(), *sharing_prompts()[:4]]
+    expected = [oracle(path, p, NUM_TOKENS) for p in prompts]
+    for _ in range(2):
+        assert tokens(engine.generate(prompts, GREEDY)) == expected
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("budget", [1, 3, 8, 32])
+@pytest.mark.parametrize("block_size", [1, 3, 4, 16])
+def test_where_every_layer_has_a_window_the_pool_may_be_smaller_than_the_prompt(
+    checkpoints: Checkpoints, oracle: Oracle, block_size: int, budget: int, caching: bool
+) -> None:
+    path, prompt = checkpoints["mistral_short"], awkward_prompts()[-1]
+    num_blocks = most_needed(11, budget, block_size)
+    assert num_blocks * block_size < len(prompt) / 2
+    engine = load(
+        path, block_size=block_size, num_blocks=num_blocks, max_num_batched_tokens=budget,
+        max_num_seqs=1, prefix_caching=caching,
+    )  # fmt: skip
+    expected = oracle(path, prompt, NUM_TOKENS)
+    assert tokens(engine.generate([prompt, prompt], GREEDY)) == [expected] * 2
+    assert_idle(engine)
+    with pytest.raises(InvalidArgumentError, match=f"need {num_blocks} KV blocks; the pool has"):
+        load(
+            path, block_size=block_size, num_blocks=num_blocks - 1, max_num_seqs=1,
+            max_num_batched_tokens=budget,
+        ).generate([prompt], GREEDY)  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gpt_oss", "mistral_short"])
+def test_a_prefix_is_found_again_though_its_beginning_is_gone(
+    checkpoints: Checkpoints, oracle: Oracle, family: str
+) -> None:
+    path, prompt = checkpoints[family], random_prompt(75)
+    engine = load(path, block_size=BLOCK, num_blocks=200, max_num_batched_tokens=8, max_num_seqs=4)
+    engine.generate([prompt], GREEDY)
+    for length in (75, 73, 72, 71, 68, 40):
+        (result,) = engine.generate([prompt[:length]], GREEDY)
+        assert result.token_ids == oracle(path, prompt[:length], NUM_TOKENS)
+        assert result.num_cached_tokens == min(length // BLOCK * BLOCK, length - 1)
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gpt_oss", "mistral_short"])
+def test_where_a_windows_blocks_are_evicted_a_shorter_prefix_or_none_is_found(
+    checkpoints: Checkpoints, oracle: Oracle, family: str
+) -> None:
+    """What is found is never more than every group can go on from."""
+    path, prompt = checkpoints[family], random_prompt(75)
+    for victim in range(1, 30):
+        engine = load(
+            path, block_size=BLOCK, num_blocks=60, max_num_batched_tokens=8, max_num_seqs=4
+        )
+        engine.generate([prompt], GREEDY)
+        group = len(engine.cache.pools) - 1
+        engine._scheduler.evict([victim], group)
+        (result,) = engine.generate([prompt], GREEDY)
+        assert result.token_ids == oracle(path, prompt, NUM_TOKENS)
+        assert result.num_cached_tokens <= 72
+        assert_idle(engine)
+
+
+def test_windows_do_not_change_how_much_memory_is_used(checkpoints: Checkpoints) -> None:
+    """The pools together take what was asked for, each at least a block of it."""
+    for family in (*HYBRID, "llama", "mistral_short"):
+        for num_bytes in (2**17, 2**20, 2**24):
+            engine = load(checkpoints[family], num_blocks=None, kv_cache_bytes=num_bytes)
+            used = sum(p.num_blocks * p.layout.block_bytes for p in engine.cache.pools)
+            assert used <= num_bytes
+            unbounded = [p for p in engine.cache.pools if p.layout.window is None]
+            assert not unbounded or used > num_bytes - sum(
+                p.layout.block_bytes for p in engine.cache.pools
+            )
+            assert min(p.num_blocks for p in engine.cache.pools) >= 1
+
+
+@pytest.mark.parametrize("family", ["gemma3", "mistral_short"])
+def test_output_behind_a_window_is_trimmed_too(
+    checkpoints: Checkpoints, oracle: Oracle, family: str
+) -> None:
+    path, prompt = checkpoints[family], random_prompt(3)
+    window = 9 if family == "gemma3" else 11
+    params = SamplingParams(max_tokens=120, ignore_eos=True)
+    engine = load(path, block_size=BLOCK, max_num_batched_tokens=BUDGET, max_num_seqs=2)
+    engine.add_request(request("x", prompt, params))
+    updates = []
+    while engine.has_work:
+        updates += engine.step().updates
+        requests = engine._scheduler.requests
+        if "x" in requests:
+            table = requests["x"].sequences[0].block_ids[-1]
+            assert sum(b != NULL_BLOCK for b in table) <= -(-window // BLOCK) + 2
+    assert output_of(updates)[0] == oracle(path, prompt, 120)
+    assert_idle(engine)

@@ -1,0 +1,187 @@
+import dataclasses
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from baton.errors import InvalidArgumentError
+from baton.sampling import (
+    MAX_GRAMMAR_BYTES,
+    EarlyStopping,
+    Grammar,
+    GrammarKind,
+    SamplingParams,
+    check_vocabulary,
+)
+
+NAN, INF = float("nan"), float("inf")
+REGEX = Grammar(GrammarKind.REGEX, "a+")
+
+# What else a value needs so that only its own bound is looked at.
+COMPANY: dict[str, dict[str, Any]] = {
+    "n": {"temperature": 1.0},
+    "best_of": {"temperature": 1.0},
+    "top_logprobs": {"logprobs": True},
+    "min_tokens": {"max_tokens": 100},
+}
+
+# Field -> (the ends of what is accepted, the nearest that is not).
+BOUNDS: dict[str, tuple[list[Any], list[Any]]] = {
+    "max_tokens": ([1, 10**6], [0, -1]),
+    "min_tokens": ([0, 100], [-1, 101]),
+    "temperature": ([0.0, 1e-300, 100.0], [-0.1, 100.1, NAN, INF, -INF]),
+    "top_k": ([0, 1, 10**9], [-1]),
+    "top_p": ([1e-9, 1.0], [0.0, 1.01, -0.5, NAN, INF]),
+    "min_p": ([0.0, 1.0], [-0.01, 1.01, NAN, INF]),
+    "seed": ([0, 2**64 - 1], [-1, 2**64]),
+    "n": ([1, 16], [0, -1, 17]),
+    "best_of": ([None, 1, 16], [0, -1, 17]),
+    "beam_width": ([0, 2, 16], [1, -1, 17]),
+    "length_penalty": ([-10.0, 10.0, 0.0], [-10.1, 10.1, NAN, INF, -INF]),
+    "repetition_penalty": ([1e-6, 10.0], [0.0, -1.0, 10.1, NAN, INF]),
+    "presence_penalty": ([-2.0, 2.0], [-2.1, 2.1, NAN, INF]),
+    "frequency_penalty": ([-2.0, 2.0], [-2.1, 2.1, NAN, -INF]),
+    "top_logprobs": ([0, 20], [-1, 21]),
+    "prompt_logprobs": ([None, 0, 20], [-1, 21]),
+    "stop": ([(), ("ö" * 128,), ("a",) * 4], [("",), ("ö" * 129,), ("a",) * 5, ("\ud800",)]),
+    "bad_words": ([(), ("ö" * 128,), ("a",) * 64], [("",), ("a" * 257,), ("a",) * 65, ("\udfff",)]),
+    "stop_token_ids": ([(), (1,) * 64], [(1,) * 65]),
+    "logit_bias": (
+        [(), ((0, -100.0), (1, 100.0)), tuple((i, 1.0) for i in range(300))],
+        [
+            ((-1, 1.0),),
+            ((0, 100.1),),
+            ((0, -100.1),),
+            ((0, NAN),),
+            ((0, INF),),
+            ((0, 1.0), (1, 1.0), (0, 2.0)),
+            tuple((i, 1.0) for i in range(301)),
+        ],
+    ),
+    "bad_token_ids": (
+        [(), ((0,),), (tuple(range(32)),), ((1,),) * 256],
+        [((),), (tuple(range(33)),), ((1, -1),), ((1,),) * 257],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(field, v) for field, (good, _) in BOUNDS.items() for v in good]
+)
+def test_a_value_at_its_bound_is_taken(field: str, value: object) -> None:
+    params = SamplingParams(**COMPANY.get(field, {}), **{field: value})
+    assert getattr(params, field) == value
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(field, v) for field, (_, bad) in BOUNDS.items() for v in bad]
+)
+def test_a_value_past_its_bound_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        SamplingParams(**COMPANY.get(field, {}), **{field: value})
+    assert caught.value.field.startswith(f"sampling.{field}")
+    assert caught.value.problem.startswith("is ")
+    assert "; must be " in caught.value.problem
+
+
+@pytest.mark.parametrize("text", ["", "a" * (MAX_GRAMMAR_BYTES + 1), "ö" * 32_769, "\ud800"])
+@pytest.mark.parametrize("kind", GrammarKind)
+def test_a_grammar_has_a_bounded_text(kind: GrammarKind, text: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        Grammar(kind, text)
+    assert caught.value.field == f"sampling.grammar.{kind.value}"
+    assert len(caught.value.problem) < 100
+
+
+def test_a_grammar_may_be_as_long_as_its_bound() -> None:
+    assert Grammar(GrammarKind.EBNF, "a" * MAX_GRAMMAR_BYTES)
+
+
+CONTRADICTIONS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "more returned than generated": ({"n": 3, "best_of": 2, "temperature": 1.0}, "best_of", "n"),
+    "several equal ones": ({"n": 2}, "n", "temperature"),
+    "several equal ones, one returned": ({"best_of": 2}, "best_of", "temperature"),
+    "several equal ones of more": ({"n": 2, "best_of": 3}, "n", "temperature"),
+    "a minimum above the maximum": ({"min_tokens": 5, "max_tokens": 4}, "min_tokens", "max_tokens"),
+    "a default maximum": ({"min_tokens": 17}, "min_tokens", "max_tokens"),
+    "top without logprobs": ({"top_logprobs": 1}, "top_logprobs", "logprobs"),
+    "more than the beams": ({"beam_width": 2, "n": 3}, "n", "beam_width"),
+    **{
+        f"beams, {field}": ({"beam_width": 2, "logprobs": True, field: value}, "beam_width", field)
+        for field, value in {
+            "temperature": 0.5,
+            "top_k": 3,
+            "top_p": 0.5,
+            "min_p": 0.1,
+            "best_of": 2,
+            "stop": ("x",),
+            "top_logprobs": 1,
+            "grammar": REGEX,
+            "speculate": True,
+        }.items()
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused", "other"), CONTRADICTIONS.values(), ids=CONTRADICTIONS
+)
+def test_a_contradiction_names_both_sides(fields: dict[str, Any], refused: str, other: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        SamplingParams(**fields)
+    assert caught.value.field == f"sampling.{refused}"
+    assert other in caught.value.problem
+
+
+def test_what_does_not_contradict_is_taken() -> None:
+    SamplingParams(
+        beam_width=4, n=4, length_penalty=-1.0, early_stopping=EarlyStopping.NEVER,
+        repetition_penalty=2.0, presence_penalty=1.0, frequency_penalty=-1.0, min_tokens=3,
+        logit_bias=((1, 2.0),), bad_words=("x",), bad_token_ids=((1,),), logprobs=True,
+        prompt_logprobs=20, speculate=False, stop_token_ids=(5,), ignore_eos=True,
+    )  # fmt: skip
+    SamplingParams(
+        temperature=1.0, n=2, best_of=5, top_k=3, top_p=0.5, min_p=0.1, grammar=REGEX,
+        speculate=True, logprobs=True, top_logprobs=20, prompt_logprobs=0, stop=("x",),
+        min_tokens=16,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "number"),
+    [
+        ({}, 1),
+        ({"n": 3, "temperature": 1.0}, 3),
+        ({"n": 3, "best_of": 5, "temperature": 1.0}, 5),
+        ({"beam_width": 4, "n": 2}, 4),
+    ],
+)
+def test_as_many_sequences_are_generated_as_are_chosen_from(
+    fields: dict[str, Any], number: int
+) -> None:
+    assert SamplingParams(**fields).num_sequences == number
+
+
+def test_tokens_outside_the_vocabulary_are_refused_by_their_place() -> None:
+    params = SamplingParams(logit_bias=((1, 1.0), (9, 1.0)), bad_token_ids=((9,), (3, 8, 9)))
+    check_vocabulary(params, 10)
+    with pytest.raises(InvalidArgumentError, match=r"sampling\.logit_bias\[1\]: is 9; must be in"):
+        check_vocabulary(params, 9)
+    with pytest.raises(InvalidArgumentError, match=r"sampling\.bad_token_ids\[1\]\[1\]: is 8"):
+        check_vocabulary(SamplingParams(bad_token_ids=((3,), (3, 8))), 8)
+
+
+@given(st.integers(-3, 20), st.none() | st.integers(-3, 20), st.integers(-3, 20), st.booleans())
+def test_whatever_is_taken_gives_what_it_promises(
+    n: int, best_of: int | None, beam_width: int, is_random: bool
+) -> None:
+    try:
+        params = SamplingParams(
+            n=n, best_of=best_of, beam_width=beam_width, temperature=float(is_random)
+        )
+    except InvalidArgumentError:
+        return
+    assert 1 <= params.n <= params.num_sequences <= 16
+    assert params.num_sequences == 1 or params.beam_width or not params.is_greedy
+    assert dataclasses.replace(params) == params
