@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from baton.client import AsyncClient, Client
-    from baton.sampling import SamplingParams
+    from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
 
-__all__ = ["AsyncClient", "Client", "SamplingParams"]
+__all__ = ["AsyncClient", "Client", "EarlyStopping", "Grammar", "GrammarKind", "SamplingParams"]
 
 _HOMES = {
     "AsyncClient": "baton.client",
     "Client": "baton.client",
+    "EarlyStopping": "baton.sampling",
+    "Grammar": "baton.sampling",
+    "GrammarKind": "baton.sampling",
     "SamplingParams": "baton.sampling",
 }
 

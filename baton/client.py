@@ -17,6 +17,7 @@ from baton.client_types import (
     Candidate,
     Chat,
     Chunk,
+    Completion,
     Finished,
     FinishReason,
     Load,
@@ -25,6 +26,7 @@ from baton.client_types import (
     Placement,
     Prompt,
     Timings,
+    TokenLogprobs,
     Tokens,
     Usage,
     Worker,
@@ -39,7 +41,7 @@ from baton.client_wire import (
 )
 from baton.generation import AsyncGeneration, Generation
 from baton.rpc_errors import error_of
-from baton.sampling import SamplingParams
+from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
 from baton.v1 import admin_pb2 as admin
 from baton.v1 import inference_pb2 as pb
 from baton.v1.admin_pb2_grpc import AdminStub
@@ -57,9 +59,13 @@ __all__ = [
     "Chat",
     "Chunk",
     "Client",
+    "Completion",
+    "EarlyStopping",
     "FinishReason",
     "Finished",
     "Generation",
+    "Grammar",
+    "GrammarKind",
     "Load",
     "Message",
     "Model",
@@ -67,6 +73,7 @@ __all__ = [
     "Prompt",
     "SamplingParams",
     "Timings",
+    "TokenLogprobs",
     "Tokens",
     "Usage",
     "Worker",
@@ -131,6 +138,7 @@ class Client:
         *,
         model: str = "",
         request_id: str = "",
+        priority: int = 0,
         timeout: float | None = None,
     ) -> Generation:
         """Starts a generation. Errors of the server come when its chunks are read.
@@ -139,11 +147,13 @@ class Client:
             params: None: greedy, 16 tokens.
             model: empty: whatever is served.
             request_id: a name for `abort` and logs; empty: the router makes one.
+            priority: workers that schedule by priority serve smaller ones first.
             timeout: seconds for the whole generation; None: the client's.
         """
-        request = generate_request(prompt, params, model, request_id)
+        request = generate_request(prompt, params, model, request_id, priority)
         limit = self._timeout if timeout is None else timeout
-        return Generation(self._inference.Generate(request, limit, wait_for_ready=self._wait))
+        call = self._inference.Generate(request, limit, wait_for_ready=self._wait)
+        return Generation(call, _num_returned(params))
 
     def tokenize(self, prompt: str | Chat, *, model: str = "") -> Tokens:
         """The tokens `generate` would make of a prompt."""
@@ -215,13 +225,14 @@ class AsyncClient:
         *,
         model: str = "",
         request_id: str = "",
+        priority: int = 0,
         timeout: float | None = None,
     ) -> AsyncGeneration:
         """Starts a generation, as `Client.generate`."""
-        request = generate_request(prompt, params, model, request_id)
+        request = generate_request(prompt, params, model, request_id, priority)
         limit = self._timeout if timeout is None else timeout
         call = self._inference.Generate(request, timeout=limit, wait_for_ready=self._wait)
-        return AsyncGeneration(call)
+        return AsyncGeneration(call, _num_returned(params))
 
     async def tokenize(self, prompt: str | Chat, *, model: str = "") -> Tokens:
         """The tokens `generate` would make of a prompt."""
@@ -255,3 +266,7 @@ class AsyncClient:
             return await method(request, timeout=self._timeout, wait_for_ready=self._wait)
         except grpc.RpcError as error:
             raise error_of(error) from error
+
+
+def _num_returned(params: SamplingParams | None) -> int:
+    return 1 if params is None else params.n

@@ -27,7 +27,10 @@ class Chunk:
         text: may lag behind `token_ids`: half characters and possible stop strings are held back.
         token_ids: empty when only held-back text is delivered.
         position: of the first token in the output, from 0.
+        sequence_index: which sequence of the request, from 0.
         logprobs: one for each token, in nats; empty unless asked for.
+        top_logprobs: for each token the most likely ones in its place with their log-probabilities,
+            the most likely first; empty unless asked for.
     """
 
     text: str
@@ -35,6 +38,16 @@ class Chunk:
     position: int
     sequence_index: int
     logprobs: tuple[float, ...]
+    top_logprobs: tuple[Mapping[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The log-probability of a token in nats, and those of the most likely ones in its place, the
+    most likely first."""
+
+    logprob: float
+    top: Mapping[int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +90,7 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a request used; the fields are those of `baton.v1.Usage`."""
+    """What a request used, all its sequences together; the fields are those of `baton.v1.Usage`."""
 
     num_prompt_tokens: int
     num_output_tokens: int
@@ -103,12 +116,31 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The sequence is complete. `stop_string` is the one that ended it, else empty."""
+    """A sequence is complete.
+
+    Attributes:
+        stop_string: the one that ended it, else empty.
+        usage, timings: of the whole request so far; the last one's are all.
+        score: by which beams are ranked; None without beams.
+    """
 
     reason: FinishReason
     stop_string: str
     usage: Usage
     timings: Timings
+    sequence_index: int = 0
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One sequence from beginning to end; the fields are those of `Chunk`, and how it finished."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    top_logprobs: tuple[Mapping[int, float], ...]
+    finished: Finished
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from baton.client_types import (
     Placement,
     Prompt,
     Timings,
+    TokenLogprobs,
     Tokens,
     Usage,
     Worker,
@@ -35,10 +36,14 @@ if TYPE_CHECKING:
 
 
 def generate_request(
-    prompt: Prompt, params: SamplingParams | None, model: str, request_id: str
+    prompt: Prompt, params: SamplingParams | None, model: str, request_id: str, priority: int
 ) -> pb.GenerateRequest:
+    if not hasattr(priority, "__index__") or not -(2**31) <= priority < 2**31:
+        raise InvalidArgumentError("priority", f"is {priority!r}; must be in [-2^31, 2^31)")
     sampling = None if params is None else to_proto(params)
-    request = pb.GenerateRequest(model=model, request_id=request_id, sampling=sampling)
+    request = pb.GenerateRequest(
+        model=model, request_id=request_id, sampling=sampling, priority=priority
+    )
     if isinstance(prompt, str):
         request.text = prompt
     elif not prompt:
@@ -101,7 +106,17 @@ def chunk_of(message: pb.TokenChunk) -> Chunk:
         position=message.position,
         sequence_index=message.sequence_index,
         logprobs=tuple(message.logprobs),
+        top_logprobs=tuple(map(_top_of, message.top_logprobs)),
     )
+
+
+def prompt_logprobs_of(message: pb.PromptLogprobs) -> list[TokenLogprobs]:
+    tops = list(map(_top_of, message.top_logprobs)) or [{} for _ in message.logprobs]
+    return list(map(TokenLogprobs, message.logprobs, tops))
+
+
+def _top_of(message: pb.TopLogprobs) -> dict[int, float]:
+    return dict(zip(message.token_ids, message.logprobs, strict=True))
 
 
 def finished_of(message: pb.Finished) -> Finished:
@@ -111,6 +126,8 @@ def finished_of(message: pb.Finished) -> Finished:
         stop_string=message.stop_string,
         usage=Usage(**_same_fields(Usage, message.usage)),
         timings=_timings(message.timings),
+        sequence_index=message.sequence_index,
+        score=message.score if message.HasField("score") else None,
     )
 
 

@@ -21,14 +21,19 @@ class DecodeSettings(WorkerSettings):
     )
 
 
-async def serve(settings: DecodeSettings) -> None:
-    """Serves until a signal."""
+def assemble(settings: DecodeSettings) -> Worker:
+    """A decode worker that is yet to run."""
     worker = Worker("decode", settings)
     service = DecodeService(worker, settings.admit_factor)
     worker.num_promised_blocks = lambda: service.num_promised_blocks
     worker.server.add(decode_pb2_grpc.add_DecodeServicer_to_server, service)
     worker.server.add(admin_pb2_grpc.add_AdminServicer_to_server, WorkerAdmin(worker))
-    await worker.run()
+    return worker
+
+
+async def serve(settings: DecodeSettings) -> None:
+    """Serves until a signal."""
+    await assemble(settings).run()
 
 
 if __name__ == "__main__":

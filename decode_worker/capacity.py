@@ -6,10 +6,16 @@ from contextlib import contextmanager
 from baton.errors import OverloadedError
 
 
-class Capacity:
-    """Promises over one pool.
+def num_blocks_on_arrival(num_tokens: int, num_sequences: int, block_size: int) -> int:
+    """Blocks of a cache group that a request's tokens take: its sequences share them, but for a
+    last block that each of them writes to."""
+    return -(-num_tokens // block_size) + num_sequences - 1
 
-    A promise is for the blocks a sequence arrives with. More may be promised than the pool has,
+
+class Capacity:
+    """Promises over the pool of one cache group, the one that sees furthest back.
+
+    A promise is for the blocks a request arrives with. More may be promised than the pool has,
     since sequences end; what does not fit yet waits for its blocks. `limit` bounds that queue.
     """
 
@@ -19,7 +25,7 @@ class Capacity:
 
     @contextmanager
     def promise(self, num_blocks: int) -> Iterator[None]:
-        """Room for a sequence, for the length of the block. Raises `OverloadedError`."""
+        """Room for a request, for the length of the block. Raises `OverloadedError`."""
         if self.num_promised > 0 and self.num_promised + num_blocks > self._limit:
             raise OverloadedError(
                 f"{num_blocks} more KV blocks were asked for and {self.num_promised} of "

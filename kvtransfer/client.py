@@ -1,26 +1,34 @@
-"""Brings the blocks of a lease into this worker's pool over gRPC."""
+"""Brings the blocks of a lease into this worker's pools over gRPC."""
 
 import time
-from collections.abc import AsyncIterable, Callable
+from collections.abc import AsyncIterable, Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
 import xxhash
 
+from baton.engine.core.block_pool import NULL_BLOCK
 from baton.engine.core.plan import ExternalAllocation
 from baton.engine.kv_pool import KvPool
 from baton.errors import DataLossError
 from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import kv_transfer_pb2_grpc as pb_grpc
+from kvtransfer.extent import Extent
 from kvtransfer.handle import FirstToken, Handle, Pairing, TransferReport
 from kvtransfer.wire import fetch_request, first_token_of
 
 
 @dataclass(slots=True)
 class _Incoming:
-    """What one Fetch has brought so far."""
+    """One Fetch while it runs.
 
-    next_block: int
+    Attributes:
+        tables: per cache group, where the blocks of the sequence go.
+        due: per cache group, which of them are yet to come.
+    """
+
+    tables: tuple[tuple[int, ...], ...]
+    due: list[range]
     generation: int | None = None
     num_blocks: int = 0
     num_bytes: int = 0
@@ -28,16 +36,16 @@ class _Incoming:
 
 
 class KvFetcher:
-    """Claims leases for one worker."""
+    """Claims leases for one worker, whose pools it is given in the order of their cache groups."""
 
     def __init__(
         self,
-        pool: KvPool,
+        pools: Sequence[KvPool],
         pairing: Pairing,
         worker_id: str,
         channel_to: Callable[[str], grpc.aio.Channel],
     ) -> None:
-        self._pool = pool
+        self._pools = pools
         self._pairing = pairing
         self._worker_id = worker_id
         self._channel_to = channel_to
@@ -52,14 +60,14 @@ class KvFetcher:
         """Fills the allocated blocks behind the leading hits, and confirms.
 
         After this returns, and only then, the blocks may be used. Cancelling it ends the lease.
-        Raises `NotFoundError` (the lease is over), `DataLossError` (bytes arrived damaged or out of
-        order), `FailedPreconditionError`, or the transport's error.
+        Raises `NotFoundError` (the lease is over), `DataLossError` (bytes arrived damaged, out of
+        order or not at all), `FailedPreconditionError`, or the transport's error.
         """
         stub = pb_grpc.KvTransferStub(self._channel_to(handle.source_endpoint))
         request = fetch_request(handle, self._worker_id, self._pairing, allocation.num_hit_blocks)
         call = stub.Fetch(request, timeout=timeout)
         try:
-            incoming = await self._receive(call, allocation)
+            incoming = await self._receive(call, handle, allocation)
             prefilled_at = time.monotonic()
             assert incoming.generation is not None
             confirmation = pb.ConfirmRequest(
@@ -69,56 +77,79 @@ class KvFetcher:
         finally:
             call.cancel()
         assert incoming.first_token is not None
-        num_moved = incoming.next_block - allocation.num_hit_blocks
         exposed = time.monotonic() - prefilled_at
-        return incoming.first_token, TransferReport(num_moved, incoming.num_bytes, exposed)
+        report = TransferReport(incoming.num_blocks, incoming.num_bytes, exposed)
+        return incoming.first_token, report
 
     async def _receive(
-        self, call: AsyncIterable[pb.FetchResponse], allocation: ExternalAllocation
+        self,
+        call: AsyncIterable[pb.FetchResponse],
+        handle: Handle,
+        allocation: ExternalAllocation,
     ) -> _Incoming:
-        incoming = _Incoming(next_block=allocation.num_hit_blocks)
+        extent = Extent(handle.num_tokens, self._pools[0].layout.block_size)
+        windows = [pool.layout.window for pool in self._pools]
+        assert all(len(table) == extent.num_blocks for table in allocation.block_ids)
+        due = [extent.due(window, allocation.num_hit_blocks) for window in windows]
+        incoming = _Incoming(allocation.block_ids, due)
         async for response in call:
             match response.WhichOneof("event"):
                 case "manifest":
-                    self._open(incoming, response.manifest, allocation)
+                    _open(incoming, response.manifest, extent)
                 case "blocks":
-                    self._store(incoming, response.blocks, allocation)
+                    self._store(incoming, response.blocks)
                 case "result":
                     incoming.first_token = first_token_of(response.result)
                     break
-        is_complete = incoming.first_token is not None and incoming.generation is not None
-        if not is_complete or incoming.next_block != incoming.num_blocks:
-            raise DataLossError(
-                f"the transfer ended after {incoming.next_block} of {incoming.num_blocks} blocks"
-            )
+        _check_complete(incoming)
         return incoming
 
-    def _open(
-        self, incoming: _Incoming, manifest: pb.Manifest, allocation: ExternalAllocation
-    ) -> None:
-        if manifest.num_blocks != len(allocation.block_ids):
+    def _store(self, incoming: _Incoming, run: pb.BlockRun) -> None:
+        """Checks a run of blocks and copies it into its pool."""
+        if incoming.generation is None:
+            raise DataLossError("blocks arrived before the manifest")
+        if run.group >= len(self._pools):
             raise DataLossError(
-                f"the lease has {manifest.num_blocks} blocks; {len(allocation.block_ids)} were "
-                "allocated for it"
+                f"blocks of group {run.group} arrived; there are {len(self._pools)}"
             )
-        incoming.generation = manifest.generation
-        incoming.num_blocks = manifest.num_blocks
-
-    def _store(self, incoming: _Incoming, run: pb.BlockRun, allocation: ExternalAllocation) -> None:
-        """Checks a run of blocks and copies it into the pool."""
-        block_bytes = self._pool.layout.block_bytes
+        pool, due = self._pools[run.group], incoming.due[run.group]
+        block_bytes = pool.layout.block_bytes
         count, odd = divmod(len(run.payload), block_bytes)
-        fits = incoming.next_block + count <= incoming.num_blocks
-        if odd or not count or run.first_block != incoming.next_block or not fits:
+        targets = incoming.tables[run.group][due.start : due.start + count]
+        is_expected = run.first_block == due.start and 0 < count <= len(due)
+        if odd or not is_expected or NULL_BLOCK in targets:
             raise DataLossError(
-                f"blocks [{run.first_block}, +{count}) of {len(run.payload)} bytes arrived where "
-                f"block {incoming.next_block} of {incoming.num_blocks} was due"
+                f"blocks [{run.first_block}, +{count}) of group {run.group}, {len(run.payload)} "
+                f"bytes, arrived where blocks [{due.start}, {due.stop}) were due"
             )
         if xxhash.xxh3_64_intdigest(run.payload) != run.checksum:
-            raise DataLossError(f"the checksum of block {run.first_block} and on does not match")
+            raise DataLossError(
+                f"the checksum of block {run.first_block} and on of group {run.group} is another"
+            )
         payload = memoryview(run.payload)
-        for i in range(count):
-            block_id = allocation.block_ids[incoming.next_block + i]
-            self._pool.write_block(block_id, payload[i * block_bytes : (i + 1) * block_bytes])
-        incoming.next_block += count
+        for i, block_id in enumerate(targets):
+            pool.write_block(block_id, payload[i * block_bytes : (i + 1) * block_bytes])
+        incoming.due[run.group] = due[count:]
+        incoming.num_blocks += count
         incoming.num_bytes += len(run.payload)
+
+
+def _open(incoming: _Incoming, manifest: pb.Manifest, extent: Extent) -> None:
+    if incoming.generation is not None:
+        raise DataLossError("a second manifest arrived")
+    if manifest.num_blocks != extent.num_blocks:
+        raise DataLossError(
+            f"the lease has {manifest.num_blocks} blocks; {extent.num_blocks} were allocated for it"
+        )
+    incoming.generation = manifest.generation
+
+
+def _check_complete(incoming: _Incoming) -> None:
+    if incoming.generation is None or incoming.first_token is None:
+        raise DataLossError("the transfer ended without a manifest or a result")
+    for group, due in enumerate(incoming.due):
+        if due:
+            raise DataLossError(
+                f"the transfer ended while blocks [{due.start}, {due.stop}) of group {group} "
+                "were due"
+            )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from baton.engine.core.plan import TokenLogprobs
 from baton.engine.kv_pool import KvLayout
 from baton.errors import FailedPreconditionError
 
@@ -10,10 +11,14 @@ LEASE_ID_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """What two workers must have in common before any block moves."""
+    """What two workers must have in common before any block moves.
+
+    Attributes:
+        layouts: one per cache group, in the order of the groups.
+    """
 
     fingerprint: bytes
-    layout: KvLayout
+    layouts: tuple[KvLayout, ...]
 
     def check(self, other: "Pairing", other_name: str) -> None:
         """Raises `FailedPreconditionError`, naming both values, unless the two are equal."""
@@ -23,10 +28,10 @@ class Pairing:
                 f"{other_name} is {other.fingerprint.hex()}: they serve different models or "
                 "versions"
             )
-        if self.layout != other.layout:
+        if self.layouts != other.layouts:
             raise FailedPreconditionError(
-                f"this worker's KV layout is {_describe(self.layout)}, that of {other_name} is "
-                f"{_describe(other.layout)}: start both with the same dtype and block size"
+                f"this worker's KV layout is {_describe(self.layouts)}, that of {other_name} is "
+                f"{_describe(other.layouts)}: start both with the same dtype and block size"
             )
 
 
@@ -45,26 +50,38 @@ class Handle:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """What a sequence continues with after its prefill."""
+    """What a sequence continues with after its prefill. `logprobs`: if asked for."""
 
     position: int
     token_id: int
-    logprob: float | None
+    logprobs: TokenLogprobs | None = None
+
+    @property
+    def logprob(self) -> float | None:
+        return None if self.logprobs is None else self.logprobs.logprob
 
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """What one fetch moved. `exposed_s`: from the prefill's end, as seen here, to the fence."""
+    """What one fetch moved, over all cache groups.
+
+    `exposed_s`: from the prefill's end, as seen here, to the fence.
+    """
 
     num_blocks: int
     num_bytes: int
     exposed_s: float
 
 
-def _describe(layout: KvLayout) -> str:
+def _describe(layouts: tuple[KvLayout, ...]) -> str:
+    return " and ".join(map(_describe_group, layouts)) or "that of no cache group"
+
+
+def _describe_group(layout: KvLayout) -> str:
     heads = {(m.num_kv_heads, m.key_head_dim, m.value_head_dim): None for m in layout.layers}
     shapes = ", ".join(f"{n} heads of {key} + {value}" for n, key, value in heads)
+    window = "" if layout.window is None else f", window {layout.window}"
     return (
         f"{layout.dtype}, block size {layout.block_size}, {layout.block_bytes} bytes a block, "
-        f"{len(layout.layers)} layers ({shapes})"
+        f"{len(layout.layers)} layers ({shapes}){window}"
     )

@@ -1,4 +1,4 @@
-"""The prefill side's promise to keep blocks until a claimant has them. Knows no transport.
+"""The prefill side's promise to a claimant that it will find blocks. Knows no transport.
 
 A lease is opened by the one that computes the blocks, who also closes it and frees the blocks; it
 is claimed once, by the worker it was made for. It ends confirmed, or broken with a reason. All of
@@ -18,6 +18,7 @@ from baton.errors import (
     NotFoundError,
     UnavailableError,
 )
+from kvtransfer.extent import Extent
 from kvtransfer.handle import FirstToken
 
 
@@ -34,19 +35,22 @@ class Lease:
     """The blocks of one prefill and how far they are filled.
 
     Attributes:
+        extent: the tokens, and so the blocks, of the whole sequence.
         generation: unique to this lease in this process; what a confirmation must show.
-        block_ids: in the order of the sequence; known from the first step on.
-        num_filled: the leading blocks that may be read.
+        block_ids: per cache group, in the order of the sequence, at least the filled ones;
+            `NULL_BLOCK` where a window has passed.
+        num_filled: the leading blocks that may be read, where there are any.
         first_token: set when the lease is ready.
     """
 
-    def __init__(self, lease_id: bytes, claimant: str, generation: int) -> None:
+    def __init__(self, lease_id: bytes, claimant: str, extent: Extent, generation: int) -> None:
         self.lease_id = lease_id
         self.claimant = claimant
+        self.extent = extent
         self.generation = generation
         self.state = LeaseState.COMPUTING
         self.is_claimed = False
-        self.block_ids: tuple[int, ...] = ()
+        self.block_ids: tuple[tuple[int, ...], ...] = ()
         self.num_filled = 0
         self.first_token: FirstToken | None = None
         self._reason: BatonError | None = None
@@ -56,19 +60,32 @@ class Lease:
     def is_over(self) -> bool:
         return self.state in (LeaseState.CONFIRMED, LeaseState.BROKEN)
 
-    def advance(self, block_ids: tuple[int, ...], num_filled: int) -> None:
-        """The first `num_filled` blocks may be read."""
+    def advance(self, block_ids: tuple[tuple[int, ...], ...], num_filled: int) -> None:
+        """The first `num_filled` blocks may be read; the tables cover at least those."""
         if not self.is_over and num_filled >= self.num_filled:
             self.block_ids, self.num_filled = block_ids, num_filled
             self._wake()
 
     def complete(self, first_token: FirstToken) -> None:
-        """All blocks may be read, and this is what to continue with."""
+        """All blocks may be read, as last given, and this is what to continue with."""
         if not self.is_over:
-            self.num_filled = len(self.block_ids)
+            self.num_filled = self.extent.num_blocks
             self.first_token = first_token
             self.state = LeaseState.READY
             self._wake()
+
+    def retract(self) -> None:
+        """None of its blocks may be read any more; they will be computed again. Nobody has claimed
+        it, so nobody has read any."""
+        assert not self.is_claimed, "a lease retracted under its claimant"
+        if not self.is_over:
+            self.state = LeaseState.COMPUTING
+            self.block_ids, self.num_filled, self.first_token = (), 0, None
+
+    def take(self) -> None:
+        """Its claimant is here."""
+        self.is_claimed = True
+        self._wake()
 
     def confirm(self, generation: int) -> None:
         """The claimant holds all blocks."""
@@ -91,6 +108,12 @@ class Lease:
     async def filled_beyond(self, num_blocks: int) -> None:
         """Waits until more blocks may be read, or all. Raises the reason if the lease breaks."""
         while self.state is LeaseState.COMPUTING and self.num_filled <= num_blocks:
+            await self._change()
+        self._raise_if_broken()
+
+    async def claimed(self) -> None:
+        """Waits until its claimant is here. Raises the reason if the lease breaks before."""
+        while not self.is_claimed and not self.is_over:
             await self._change()
         self._raise_if_broken()
 
@@ -128,12 +151,21 @@ class LeaseTable:
     def __len__(self) -> int:
         return len(self._leases)
 
+    @property
+    def has_awaited(self) -> bool:
+        """Whether a claimant waits for blocks that are yet to be computed."""
+        return any(
+            lease.is_claimed and lease.state is LeaseState.COMPUTING
+            for lease in self._leases.values()
+        )
+
     @contextmanager
-    def open(self, lease_id: bytes, claimant: str) -> Iterator[Lease]:
+    def open(self, lease_id: bytes, claimant: str, extent: Extent) -> Iterator[Lease]:
         """A new lease for the length of the block, after which it is over in any case."""
         if lease_id in self._leases:
             raise AlreadyExistsError("a lease with this id is already here")
-        lease = self._leases[lease_id] = Lease(lease_id, claimant, next(self._generations))
+        lease = Lease(lease_id, claimant, extent, next(self._generations))
+        self._leases[lease_id] = lease
         awaited = self._awaited.get((lease_id, claimant))
         if awaited is not None and not awaited.done():
             awaited.set_result(lease)
@@ -154,7 +186,7 @@ class LeaseTable:
         if lease.is_claimed or lease.claimant != claimant:
             # One answer for both, so that ids cannot be probed.
             raise NotFoundError("no such lease for this worker")
-        lease.is_claimed = True
+        lease.take()
         try:
             yield lease
         finally:

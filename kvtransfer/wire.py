@@ -1,9 +1,12 @@
 """Messages of `baton.v1` to this room's data and back. The only place where the two meet."""
 
+from collections.abc import Iterable
+
+from baton.engine.core.plan import TokenLogprobs
 from baton.engine.kv_pool import KvLayout, LayerLayout
 from baton.errors import FailedPreconditionError, InvalidArgumentError
+from baton.v1 import inference_pb2, prefill_pb2
 from baton.v1 import kv_transfer_pb2 as pb
-from baton.v1 import prefill_pb2
 from kvtransfer.handle import LEASE_ID_BYTES, FirstToken, Handle, Pairing
 
 HANDLE_VERSION = 1
@@ -32,6 +35,7 @@ def layout_to_message(layout: KvLayout) -> pb.KvLayout:
         ],
         tensor_parallel_rank=0,
         tensor_parallel_size=1,
+        window=layout.window,
     )
 
 
@@ -48,7 +52,22 @@ def layout_of(message: pb.KvLayout) -> KvLayout:
             LayerLayout(m.offset, m.num_kv_heads, m.key_head_dim, m.value_head_dim)
             for m in message.layers
         ),
+        message.window if message.HasField("window") else None,
     )
+
+
+def layouts_to_messages(layouts: Iterable[KvLayout]) -> list[pb.KvLayout]:
+    return list(map(layout_to_message, layouts))
+
+
+def serialize_layouts(layouts: Iterable[KvLayout]) -> bytes:
+    """As a worker's record has them; equal for equal layouts."""
+    message = pb.KvLayouts(layouts=layouts_to_messages(layouts))
+    return message.SerializeToString(deterministic=True)
+
+
+def layouts_of(messages: Iterable[pb.KvLayout]) -> tuple[KvLayout, ...]:
+    return tuple(map(layout_of, messages))
 
 
 def handle_of(message: pb.KvHandle) -> Handle:
@@ -71,7 +90,7 @@ def handle_of(message: pb.KvHandle) -> Handle:
         source_endpoint=message.source_endpoint,
         source_epoch=message.source_epoch,
         lease_id=lease_id_of(message.lease_id),
-        pairing=Pairing(message.fingerprint, layout_of(message.layout)),
+        pairing=Pairing(message.fingerprint, layouts_of(message.layouts)),
         num_tokens=message.num_tokens,
         block_hashes=tuple(hashes[i : i + _HASH_BYTES] for i in range(0, len(hashes), _HASH_BYTES)),
     )
@@ -83,14 +102,22 @@ def fetch_request(handle: Handle, claimant: str, own: Pairing, num_held: int) ->
         source_epoch=handle.source_epoch,
         claimant=claimant,
         fingerprint=own.fingerprint,
-        layout=layout_to_message(own.layout),
+        layouts=layouts_to_messages(own.layouts),
         num_held_blocks=num_held,
     )
 
 
 def first_token_to_message(token: FirstToken) -> prefill_pb2.FirstToken:
+    """Of the only sequence. Why it ends with this token, if it does, is left to the caller."""
+    logprobs = token.logprobs
     return prefill_pb2.FirstToken(
-        sequence_index=0, position=token.position, token_id=token.token_id, logprob=token.logprob
+        sequence_index=0,
+        position=token.position,
+        token_id=token.token_id,
+        logprob=None if logprobs is None else logprobs.logprob,
+        top_logprobs=(
+            top_logprobs_to_message(logprobs) if logprobs and logprobs.top_token_ids else None
+        ),
     )
 
 
@@ -100,5 +127,14 @@ def first_token_of(message: prefill_pb2.PrefillResult) -> FirstToken:
             f"the prefill brought {len(message.first_tokens)} sequences; this worker takes one"
         )
     token = message.first_tokens[0]
-    logprob = token.logprob if token.HasField("logprob") else None
-    return FirstToken(token.position, token.token_id, logprob)
+    if not token.HasField("logprob"):
+        return FirstToken(token.position, token.token_id)
+    top = token.top_logprobs
+    logprobs = TokenLogprobs(token.logprob, tuple(top.token_ids), tuple(top.logprobs))
+    return FirstToken(token.position, token.token_id, logprobs)
+
+
+def top_logprobs_to_message(logprobs: TokenLogprobs) -> inference_pb2.TopLogprobs:
+    return inference_pb2.TopLogprobs(
+        token_ids=logprobs.top_token_ids, logprobs=logprobs.top_logprobs
+    )

@@ -8,7 +8,7 @@ from baton.worker.admin import WorkerAdmin
 from baton.worker.settings import WorkerSettings
 from baton.worker.worker import Worker
 from kvtransfer.lease import LeaseTable
-from kvtransfer.service import KvTransferService, ServedPool
+from kvtransfer.service import KvTransferService, ServedPools
 from prefill_worker.service import PrefillService
 
 
@@ -20,14 +20,14 @@ class PrefillSettings(WorkerSettings):
     )
 
 
-async def serve(settings: PrefillSettings) -> None:
-    """Serves until a signal."""
+def assemble(settings: PrefillSettings) -> Worker:
+    """A prefill worker that is yet to run."""
     worker = Worker("prefill", settings)
     leases = LeaseTable()
     worker.num_leases = lambda: len(leases)
 
-    def served() -> ServedPool:
-        return ServedPool(worker.engine.engine.pool, worker.pairing(), worker.epoch)
+    def served() -> ServedPools:
+        return ServedPools(worker.engine.engine.cache.pools, worker.pairing(), worker.epoch)
 
     prefill = PrefillService(worker, leases, settings.lease_timeout_s)
     worker.server.add(prefill_pb2_grpc.add_PrefillServicer_to_server, prefill)
@@ -35,7 +35,12 @@ async def serve(settings: PrefillSettings) -> None:
         kv_transfer_pb2_grpc.add_KvTransferServicer_to_server, KvTransferService(leases, served)
     )
     worker.server.add(admin_pb2_grpc.add_AdminServicer_to_server, WorkerAdmin(worker))
-    await worker.run()
+    return worker
+
+
+async def serve(settings: PrefillSettings) -> None:
+    """Serves until a signal."""
+    await assemble(settings).run()
 
 
 if __name__ == "__main__":

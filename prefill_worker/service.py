@@ -1,24 +1,25 @@
 """The prefill worker's face: one call per prompt, as long as its lease."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
-from baton.engine.async_engine import SequenceStream
+from baton.engine.core.plan import TokenLogprobs
 from baton.engine.core.sequence import FinishReason, Purpose
-from baton.engine.engine import SequenceUpdate
-from baton.errors import UnavailableError
+from baton.engine.messages import EngineRequest, SequenceUpdate
+from baton.errors import InvalidArgumentError
+from baton.v1 import inference_pb2
 from baton.v1 import prefill_pb2 as pb
 from baton.v1 import prefill_pb2_grpc as pb_grpc
-from baton.worker.patience import unless_ended
-from baton.worker.wire import engine_request, finish_reason_to_message
+from baton.worker.wire import engine_request, finish_reason_to_message, top_logprobs_to_messages
 from baton.worker.worker import Worker
+from kvtransfer.extent import Extent
 from kvtransfer.handle import FirstToken
-from kvtransfer.lease import Lease, LeaseTable
+from kvtransfer.lease import LeaseTable
 from kvtransfer.wire import first_token_to_message, lease_id_of
+from prefill_worker.keeping import Keeper
 
 
 class PrefillService(pb_grpc.PrefillServicer):
@@ -27,52 +28,55 @@ class PrefillService(pb_grpc.PrefillServicer):
     def __init__(self, worker: Worker, leases: LeaseTable, lease_timeout: float) -> None:
         self._worker = worker
         self._leases = leases
-        self._lease_timeout = lease_timeout
+        self._keeper = Keeper(leases, lease_timeout)
 
     async def Prefill(
-        self, request: pb.PrefillRequest, _context: Any
+        self, request: pb.PrefillRequest, context: Any
     ) -> AsyncIterator[pb.PrefillResponse]:
-        received_at = time.monotonic()
         lease_id = lease_id_of(request.lease_id)
         engine = self._worker.engine_for_new_work()
-        wanted = engine_request(request, purpose=Purpose.PREFILL)
+        wanted = engine_request(request, context.time_remaining(), purpose=Purpose.PREFILL)
+        _check_single(wanted)
+        grammar = await engine.compile_grammar(wanted.params)
+        extent = Extent(len(wanted.token_ids), engine.engine.config.block_size)
         # The blocks are freed after the lease on them has ended, whatever ends this call.
         with (
-            engine.open(wanted) as stream,
-            self._leases.open(lease_id, request.decode_worker) as lease,
+            engine.open(wanted, grammar) as stream,
+            self._leases.open(lease_id, request.decode_worker, extent) as lease,
         ):
             yield pb.PrefillResponse(admitted=pb.PrefillAdmitted())
             last: SequenceUpdate | None = None
+            num_scored = 1  # The first token of a prompt has no log-probability.
             async for updates in stream.updates():
                 if last is None:
-                    yield _started(updates[0], time.monotonic() - received_at)
+                    yield _started(updates[0], time.monotonic() - wanted.arrival_time)
                 last = updates[-1]
-                self._advance(lease, last)
+                lease.advance(last.block_ids, last.num_computed_tokens // extent.block_size)
+                for update in updates:
+                    if update.prompt_logprobs:
+                        yield _prompt_logprobs(num_scored, update.prompt_logprobs, wanted)
+                        num_scored += len(update.prompt_logprobs)
             assert last is not None
-            token = _first_token(last, wanted.params.logprobs)
-            is_handed_over = last.finish_reason is FinishReason.PREFILLED and request.decode_worker
+            token = _first_token(last)
             # A sequence that is complete with its first token has nothing to hand over; its lease
             # ends with this call.
+            goes_on = last.finish_reason is FinishReason.PREFILLED or request.has_several_sequences
+            is_handed_over = goes_on and request.decode_worker
             if is_handed_over:
                 lease.complete(token)
             yield _result(token, last)
             if is_handed_over:
-                await self._until_released(stream, lease)
+                await self._keeper.until_released(engine, stream, wanted, lease, token)
                 yield pb.PrefillResponse(released=pb.LeaseReleased())
 
-    def _advance(self, lease: Lease, update: SequenceUpdate) -> None:
-        block_size = self._worker.settings.block_size
-        lease.advance(update.block_ids, update.num_computed_tokens // block_size)
 
-    async def _until_released(self, stream: SequenceStream, lease: Lease) -> None:
-        try:
-            async with asyncio.timeout(self._lease_timeout):
-                await unless_ended(stream, lease.over())
-        except TimeoutError as error:
-            raise UnavailableError(
-                f"no decode worker took the blocks within {self._lease_timeout:g} s; "
-                "the lease is over"
-            ) from error
+def _check_single(wanted: EngineRequest) -> None:
+    if wanted.params.num_sequences > 1:
+        raise InvalidArgumentError(
+            "sampling.n",
+            f"asks for {wanted.params.num_sequences} sequences; a prefill is of one "
+            "(has_several_sequences says that the decode worker makes more)",
+        )
 
 
 def _started(update: SequenceUpdate, waited: float) -> pb.PrefillResponse:
@@ -82,9 +86,21 @@ def _started(update: SequenceUpdate, waited: float) -> pb.PrefillResponse:
     return pb.PrefillResponse(started=started)
 
 
-def _first_token(update: SequenceUpdate, with_logprob: bool) -> FirstToken:
+def _prompt_logprobs(
+    position: int, logprobs: tuple[TokenLogprobs, ...], wanted: EngineRequest
+) -> pb.PrefillResponse:
+    """Of adjacent prompt tokens, from `position` on."""
+    message = inference_pb2.PromptLogprobs(
+        position=position,
+        logprobs=[p.logprob for p in logprobs],
+        top_logprobs=top_logprobs_to_messages(logprobs, wanted.params.prompt_logprobs or 0),
+    )
+    return pb.PrefillResponse(prompt_logprobs=message)
+
+
+def _first_token(update: SequenceUpdate) -> FirstToken:
     assert update.token_id is not None, "a prefill ends with a token"
-    return FirstToken(update.position, update.token_id, update.logprob if with_logprob else None)
+    return FirstToken(update.position, update.token_id, update.logprobs)
 
 
 def _result(token: FirstToken, update: SequenceUpdate) -> pb.PrefillResponse:

@@ -1,6 +1,6 @@
 """Puts the tokens of one sequence in order, from whichever worker they come.
 
-The first token comes from the prefill worker, the rest from the decode worker, and neither waits
+The first token may come from the prefill worker, the rest from the decode worker, and neither waits
 for the other; positions decide. A position that was given out already is dropped.
 """
 
@@ -9,12 +9,21 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class TopLogprobs:
+    """The most likely tokens at one position, the most likely first, with theirs in nats."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Token:
-    """One token at its position in the output. `logprob` is None unless asked for."""
+    """One token at its position in the output. `logprob` and `top` are None unless asked for."""
 
     position: int
     token_id: int
     logprob: float | None
+    top: TopLogprobs | None = None
 
 
 class Assembly:

@@ -21,7 +21,7 @@ from baton.cluster.registry import WorkerRecord
 from baton.cluster.subscriber import EventSubscriber
 from baton.cluster.watcher import RegistryWatcher
 from baton.serving.channels import Channels
-from baton.v1.kv_transfer_pb2 import KvLayout
+from baton.v1.kv_transfer_pb2 import KvLayouts
 from router.placement import Candidate
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Member:
         self.was_reached = False
         self.num_sequences = 0
         self.num_queued_tokens = 0
-        self.layout = KvLayout.FromString(record.layout)
+        self.layouts = KvLayouts.FromString(record.layout).layouts
 
     @property
     def pairing(self) -> bytes:
@@ -54,14 +54,14 @@ class Member:
         return min(record.max_model_len, record.num_blocks * record.block_size)
 
     @contextmanager
-    def loaded(self, num_tokens: int = 0) -> Iterator[None]:
-        """Counts a sequence, and prompt tokens yet to be computed, for the length of the block."""
-        self.num_sequences += 1
+    def loaded(self, *, num_sequences: int = 1, num_tokens: int = 0) -> Iterator[None]:
+        """Counts sequences, and prompt tokens yet to be computed, for the length of the block."""
+        self.num_sequences += num_sequences
         self.num_queued_tokens += num_tokens
         try:
             yield
         finally:
-            self.num_sequences -= 1
+            self.num_sequences -= num_sequences
             self.num_queued_tokens -= num_tokens
 
     def excluded(self, tokenizer_hash: bytes) -> str:

@@ -6,11 +6,17 @@ Every refusal is an `InvalidArgumentError` that names the field and the bound.
 import asyncio
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.errors import InvalidArgumentError
 from baton.params_wire import from_proto
-from baton.sampling import SamplingParams, check_length, check_token_ids
+from baton.sampling import (
+    MAX_BAD_TOKEN_SEQUENCE_LENGTH,
+    SamplingParams,
+    check_length,
+    check_token_ids,
+    check_vocabulary,
+)
 from baton.v1 import inference_pb2 as pb
 from router.model_card import ModelCard
 
@@ -23,11 +29,12 @@ _Encode = Callable[[str], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request that is known to be good."""
+    """A request that is known to be good. Of its grammar, if any, only workers can tell."""
 
     request_id: str
     token_ids: tuple[int, ...]
     params: SamplingParams
+    priority: int = 0
 
 
 class Intake:
@@ -48,7 +55,11 @@ class Intake:
         check_length(len(token_ids), params.max_tokens, limit)
         if params.stop_token_ids:
             check_token_ids(params.stop_token_ids, self._card.vocab_size, "sampling.stop_token_ids")
-        return Request(_request_id(message.request_id), tuple(token_ids), params)
+        if params.bad_words:
+            params = self._without_words(params)
+        check_vocabulary(params, self._card.vocab_size)
+        request_id = _request_id(message.request_id)
+        return Request(request_id, tuple(token_ids), params, message.priority)
 
     async def tokenize(self, message: pb.TokenizeRequest) -> tuple[list[int], str]:
         """The tokens of an input, and the text that was tokenized."""
@@ -76,6 +87,26 @@ class Intake:
             text = self._render(message.chat)
             return await _off_loop(self._card.encode_rendered, text), text
         raise InvalidArgumentError("input", "is missing; set text, token_ids or chat")
+
+    def _without_words(self, params: SamplingParams) -> SamplingParams:
+        """The same with the tokens of the bad words in their place."""
+        banned = dict.fromkeys(params.bad_token_ids)
+        for i, word in enumerate(params.bad_words):
+            banned |= dict.fromkeys(self._tokens_of_word(f"sampling.bad_words[{i}]", word))
+        return replace(params, bad_words=(), bad_token_ids=tuple(banned))
+
+    def _tokens_of_word(self, field: str, word: str) -> list[tuple[int, ...]]:
+        """The tokens of a word behind a space, and of one within or at the start of a text."""
+        bare = word.lstrip(" ")
+        forms = dict.fromkeys((word, bare, f" {bare}") if bare else (word,))
+        found = [tuple(self._card.encode_rendered(form)) for form in forms]
+        most = MAX_BAD_TOKEN_SEQUENCE_LENGTH
+        for token_ids in found:
+            if not 1 <= len(token_ids) <= most:
+                raise InvalidArgumentError(
+                    field, f"is {len(token_ids)} tokens of this model; must be 1 to {most}"
+                )
+        return found
 
     def _render(self, chat: pb.Chat) -> str:
         if not chat.messages:

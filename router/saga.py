@@ -6,7 +6,6 @@ give back all they hold; so there is no moment in which nobody owns the blocks.
 """
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
@@ -27,8 +26,7 @@ from baton.serving.deadline import Deadline
 from baton.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from baton.v1 import inference_pb2 as pb
 from router import wire
-from router.assembly import Assembly, Token
-from router.detokenizer import Detokenizer, StopStrings
+from router.answer import Answer
 from router.fleet import Fleet
 from router.intake import Request
 from router.model_card import ModelCard
@@ -80,13 +78,8 @@ class Saga:
         self.request = request
         self._fleet = fleet
         self._deadline = deadline
-        self._account = wire.Account(wire.Timings(arrived), len(request.token_ids))
+        self._answer = Answer(request, card, arrived)
         self._events: asyncio.Queue[_Event] = asyncio.Queue(_MAX_UNREAD)
-        self._assembly = Assembly()
-        self._detokenizer = Detokenizer(card.tokenizer)
-        self._stop = StopStrings(request.params.stop)
-        self._reason = pb.FINISH_REASON_UNSPECIFIED
-        self._is_handed_over = False
         self._aborted = asyncio.Event()
 
     def abort(self) -> None:
@@ -94,25 +87,17 @@ class Saga:
         self._aborted.set()
 
     async def run(self) -> AsyncGenerator[pb.GenerateResponse, None]:
-        """The events of the request, `accepted` to `finished`. Raises what ended it otherwise."""
+        """The events of the request, `accepted` to the last `finished`. Raises what ended it
+        otherwise."""
         async with AsyncExitStack() as stack:
             opened = await self._open(stack)
-            self._account.timings.admitted = time.monotonic()
+            self._answer.admitted()
             self._prefill_load = opened.prefill_load
             self._start_readers(stack, opened)
             yield wire.accepted(self.request, opened.placement)
-            while not self._is_complete:
-                response = self._handle(await self._events.get())
-                if response is not None:
+            while not self._answer.is_complete:
+                for response in self._handle(await self._events.get()):
                     yield response
-            self._account.timings.finished = time.monotonic()
-            rest = self._detokenizer.finish() if self._stop.matched is None else ""
-            rest = self._stop.push(rest) + self._stop.finish()
-            if self._stop.matched is not None:
-                self._reason = pb.FINISH_REASON_STOP_STRING
-            if rest:
-                yield wire.chunk([], rest)
-            yield wire.finished(self._account, self._reason, self._stop.matched)
 
     # Opening.
 
@@ -153,14 +138,14 @@ class Saga:
         lease_id = wire.new_lease_id()
         hashes = self._fleet.block_hashes(prefill, self.request.token_ids)
         handle = wire.handle(prefill, lease_id, self.request, hashes)
-        stack.enter_context(decode.loaded())
+        stack.enter_context(decode.loaded(num_sequences=self.request.params.num_sequences))
         decode_call = decode_pb2_grpc.DecodeStub(self._fleet.channel(decode)).Generate(
             wire.decode_request(self.request, handle), timeout=self._deadline.forward()
         )
         stack.callback(decode_call.cancel)
         await _admission(decode_call, placement.decode)
         prefill_load = stack.enter_context(ExitStack())
-        prefill_load.enter_context(prefill.loaded(len(self.request.token_ids)))
+        prefill_load.enter_context(prefill.loaded(num_tokens=len(self.request.token_ids)))
         prefill_call = prefill_pb2_grpc.PrefillStub(self._fleet.channel(prefill)).Prefill(
             wire.prefill_request(self.request, lease_id, placement.decode),
             timeout=self._deadline.forward(),
@@ -206,63 +191,19 @@ class Saga:
 
     # Watching.
 
-    @property
-    def _is_complete(self) -> bool:
-        return self._reason != pb.FINISH_REASON_UNSPECIFIED and not self._assembly.has_gap
-
-    def _handle(self, event: _Event) -> pb.GenerateResponse | None:
+    def _handle(self, event: _Event) -> list[pb.GenerateResponse]:
         """Books one event; returns what the client is to see of it."""
         if isinstance(event, _Failure):
             if self._aborted.is_set():
                 raise self._abort_error()
-            # A prefill worker whose blocks were taken over is not needed any more.
-            if event.of_prefill and self._is_handed_over:
-                return None
+            if event.of_prefill and not self._answer.needs_prefill:
+                return []
             raise _as_seen_by_client(event.error)
-        kind = event.WhichOneof("event")
-        if isinstance(event, prefill_pb2.PrefillResponse):
-            if kind == "started":
-                self._on_prefill_started(event.started)
-            elif kind == "result":
-                return self._on_prefill_result(event.result)
-        elif kind == "kv_ready":
-            self._is_handed_over = True
-            self._account.kv_ready = event.kv_ready
-            self._account.timings.exposed_transfer_s = wire.seconds(event.kv_ready.exposed)
-        elif kind == "tokens":
-            return self._emit(wire.decoded_tokens(event.tokens))
-        elif kind == "finished" and self._reason == pb.FINISH_REASON_UNSPECIFIED:
-            self._reason = event.finished.reason
-        return None
-
-    def _on_prefill_started(self, started: prefill_pb2.PrefillStarted) -> None:
-        self._account.timings.prefill_queue_s = wire.seconds(started.queue_time)
-        self._account.num_cached_prompt_tokens = started.num_cached_tokens
-
-    def _on_prefill_result(self, result: prefill_pb2.PrefillResult) -> pb.GenerateResponse | None:
-        self._prefill_load.close()
-        response = self._emit(wire.first_tokens(result))
-        if self._reason == pb.FINISH_REASON_UNSPECIFIED:
-            self._reason = result.first_tokens[0].finish_reason
-        return response
-
-    def _emit(self, tokens: list[Token]) -> pb.GenerateResponse | None:
-        """What can be shown now. A stop string ends the request with the token completing it."""
-        shown: list[Token] = []
-        text = ""
-        for token in self._assembly.accept(tokens):
-            if self._stop.matched is not None:
-                break
-            shown.append(token)
-            text += self._stop.push(self._detokenizer.push(token.token_id))
-        if not shown:
-            return None
-        if self._stop.matched is not None:
-            self._reason = pb.FINISH_REASON_STOP_STRING
-        if self._account.timings.first_token is None:
-            self._account.timings.first_token = time.monotonic()
-        self._account.num_output_tokens += len(shown)
-        return wire.chunk(shown, text)
+        if isinstance(event, decode_pb2.DecodeGenerateResponse):
+            return self._answer.on_decode(event)
+        if event.HasField("result"):
+            self._prefill_load.close()
+        return self._answer.on_prefill(event)
 
 
 async def _admission(call: Any, worker: str) -> None:

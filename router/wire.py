@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from google.protobuf.duration_pb2 import Duration
 
 from baton.params_wire import to_proto
+from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
-from router.assembly import Token
+from router.assembly import Token, TopLogprobs
 from router.fleet import Member
 from router.intake import Request
 from router.placement import Placement
@@ -39,6 +40,15 @@ class Account:
     kv_ready: decode_pb2.KvReady = field(default_factory=decode_pb2.KvReady)
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How one sequence ended. `score` is of beams."""
+
+    reason: pb.FinishReason.ValueType
+    stop_string: str | None = None
+    score: float | None = None
+
+
 def new_lease_id() -> bytes:
     return secrets.token_bytes(16)
 
@@ -58,7 +68,7 @@ def handle(
         source_epoch=prefill.record.epoch,
         lease_id=lease_id,
         fingerprint=prefill.record.fingerprint,
-        layout=prefill.layout,
+        layouts=prefill.layouts,
         num_tokens=len(request.token_ids),
         block_hashes=b"".join(block_hashes),
         integrity=kv_transfer_pb2.INTEGRITY_XXH3_64,
@@ -68,25 +78,36 @@ def handle(
 def decode_request(
     request: Request, kv_handle: kv_transfer_pb2.KvHandle
 ) -> decode_pb2.DecodeGenerateRequest:
-    return decode_pb2.DecodeGenerateRequest(
+    message = decode_pb2.DecodeGenerateRequest(
         request_id=_attempt_id(request, kv_handle.lease_id),
         token_ids=request.token_ids,
         num_prompt_tokens=len(request.token_ids),
         sampling=to_proto(request.params),
         handle=kv_handle,
+        priority=request.priority,
     )
+    message.sampling.ClearField("prompt_logprobs")
+    return message
 
 
 def prefill_request(
     request: Request, lease_id: bytes, decode_worker: str
 ) -> prefill_pb2.PrefillRequest:
+    params, has_several = request.params, request.params.num_sequences > 1
+    if has_several:
+        # Its token is not used. A grammar would be compiled for nothing, and beams make no sense.
+        params = SamplingParams(
+            max_tokens=params.max_tokens, prompt_logprobs=params.prompt_logprobs
+        )
     return prefill_pb2.PrefillRequest(
         request_id=_attempt_id(request, lease_id),
         lease_id=lease_id,
         token_ids=request.token_ids,
         num_prompt_tokens=len(request.token_ids),
-        sampling=to_proto(request.params),
+        sampling=to_proto(params),
         decode_worker=decode_worker,
+        has_several_sequences=has_several,
+        priority=request.priority,
     )
 
 
@@ -98,17 +119,35 @@ def _attempt_id(request: Request, lease_id: bytes) -> str:
 
 def first_tokens(result: prefill_pb2.PrefillResult) -> list[Token]:
     return [
-        Token(t.position, t.token_id, t.logprob if t.HasField("logprob") else None)
+        Token(
+            t.position,
+            t.token_id,
+            t.logprob if t.HasField("logprob") else None,
+            _top(t.top_logprobs) if t.HasField("top_logprobs") else None,
+        )
         for t in result.first_tokens
     ]
 
 
 def decoded_tokens(message: decode_pb2.DecodeTokens) -> list[Token]:
-    logprobs: list[float | None] = list(message.logprobs) or [None] * len(message.token_ids)
+    count = len(message.token_ids)
+    logprobs: list[float | None] = list(message.logprobs) or [None] * count
+    tops: list[TopLogprobs | None] = [_top(m) for m in message.top_logprobs] or [None] * count
     return [
-        Token(message.position + i, token_id, logprob)
-        for i, (token_id, logprob) in enumerate(zip(message.token_ids, logprobs, strict=True))
+        Token(message.position + i, token_id, logprob, top)
+        for i, (token_id, logprob, top) in enumerate(
+            zip(message.token_ids, logprobs, tops, strict=True)
+        )
     ]
+
+
+def _top(message: pb.TopLogprobs) -> TopLogprobs:
+    return TopLogprobs(tuple(message.token_ids), tuple(message.logprobs))
+
+
+def ending(message: decode_pb2.DecodeFinished) -> Ending:
+    score = message.score if message.HasField("score") else None
+    return Ending(message.reason, score=score)
 
 
 def accepted(request: Request, placement: Placement) -> pb.GenerateResponse:
@@ -134,28 +173,33 @@ def accepted(request: Request, placement: Placement) -> pb.GenerateResponse:
     )
 
 
-def chunk(tokens: list[Token], text: str) -> pb.GenerateResponse:
+def prompt_logprobs(message: pb.PromptLogprobs) -> pb.GenerateResponse:
+    return pb.GenerateResponse(prompt_logprobs=message)
+
+
+def chunk(index: int, tokens: list[Token], text: str) -> pb.GenerateResponse:
     """Some tokens with the text that is ready; the text alone when there are none."""
-    return pb.GenerateResponse(
-        tokens=pb.TokenChunk(
-            sequence_index=0,
-            position=tokens[0].position if tokens else 0,
-            token_ids=[t.token_id for t in tokens],
-            text=text,
-            logprobs=[t.logprob for t in tokens if t.logprob is not None],
-        )
+    message = pb.TokenChunk(
+        sequence_index=index,
+        position=tokens[0].position if tokens else 0,
+        token_ids=[t.token_id for t in tokens],
+        text=text,
+        logprobs=[t.logprob for t in tokens if t.logprob is not None],
     )
+    for token in tokens:
+        if token.top is not None:
+            message.top_logprobs.add(token_ids=token.top.token_ids, logprobs=token.top.logprobs)
+    return pb.GenerateResponse(tokens=message)
 
 
-def finished(
-    account: Account, reason: pb.FinishReason.ValueType, stop: str | None
-) -> pb.GenerateResponse:
+def finished(index: int, ending: Ending, account: Account) -> pb.GenerateResponse:
     ready = account.kv_ready
     return pb.GenerateResponse(
         finished=pb.Finished(
-            sequence_index=0,
-            reason=reason,
-            stop_string=stop or "",
+            sequence_index=index,
+            reason=ending.reason,
+            stop_string=ending.stop_string or "",
+            score=ending.score,
             usage=pb.Usage(
                 num_prompt_tokens=account.num_prompt_tokens,
                 num_output_tokens=account.num_output_tokens,

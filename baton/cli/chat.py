@@ -11,9 +11,12 @@ from baton.sampling import SamplingParams
 class Conversation:
     """The turns so far. A turn that failed leaves no trace in it."""
 
-    def __init__(self, client: Client, params: SamplingParams, system: str) -> None:
+    def __init__(
+        self, client: Client, params: SamplingParams, system: str, priority: int = 0
+    ) -> None:
         self._client = client
         self._params = params
+        self._priority = priority
         self.messages = [Message("system", system)] if system else []
 
     def say(self, content: str) -> None:
@@ -25,7 +28,7 @@ class Conversation:
         texts: list[str] = []
         with (
             contextlib.suppress(KeyboardInterrupt),
-            self._client.generate(asked, self._params) as generation,
+            self._client.generate(asked, self._params, priority=self._priority) as generation,
         ):
             for chunk in generation:
                 texts.append(chunk.text)
@@ -34,7 +37,7 @@ class Conversation:
         self.messages = [*asked, Message("assistant", "".join(texts))]
 
 
-def run(client: Client, params: SamplingParams, system: str) -> None:
+def run(client: Client, params: SamplingParams, system: str, priority: int) -> None:
     """Reads turns from stdin until it ends.
 
     At a terminal a failed turn is told and the conversation goes on; otherwise it raises.
@@ -42,7 +45,7 @@ def run(client: Client, params: SamplingParams, system: str) -> None:
     model = client.get_model()
     if not model.has_chat_template:
         raise FailedPreconditionError(f"{model.name} has no chat template; use `baton generate`")
-    conversation = Conversation(client, params, system)
+    conversation = Conversation(client, params, system, priority)
     if sys.stdin.isatty():
         _talk(conversation, model.name)
     else:

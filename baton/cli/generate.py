@@ -1,45 +1,99 @@
-"""`baton generate`: one prompt, streamed to stdout."""
+"""`baton generate`: one prompt, its answer on stdout."""
 
 import dataclasses
 import json
 import sys
+from typing import Any
 
-from baton.client import Client, Finished, Generation
+from baton.client import Completion, Finished, Generation, TokenLogprobs
+from baton.errors import InvalidArgumentError
 from baton.sampling import SamplingParams
 
 
-def stream(client: Client, prompt: str, params: SamplingParams) -> Generation:
-    """Writes the answer to stdout as it comes. Interrupted, it cancels the generation."""
+def check_printable(params: SamplingParams) -> None:
+    """Raises `InvalidArgumentError` for what only `as_json` shows."""
+    for option, is_wanted in (
+        ("--logprobs", params.logprobs),
+        ("--prompt-logprobs", params.prompt_logprobs is not None),
+    ):
+        if is_wanted:
+            raise InvalidArgumentError(option, "is printed with --json only; add it")
+
+
+def show(generation: Generation, params: SamplingParams) -> Finished:
+    """Writes the answer to stdout as it comes, several one after the other. Interrupted, it cancels
+    the generation. Returns how it ended."""
+    with generation:
+        if params.n == 1:
+            _stream(generation)
+        else:
+            _print_all(generation)
+    assert generation.finished is not None, "it was read to its end"
+    return generation.finished
+
+
+def _stream(generation: Generation) -> None:
     last = ""
-    with client.generate(prompt, params) as generation:
-        try:
-            for chunk in generation:
-                last = chunk.text or last
-                sys.stdout.write(chunk.text)
-                sys.stdout.flush()
-        finally:
-            if last and not last.endswith("\n"):
-                print(flush=True)
-    return generation
+    try:
+        for chunk in generation:
+            last = chunk.text or last
+            sys.stdout.write(chunk.text)
+            sys.stdout.flush()
+    finally:
+        if last and not last.endswith("\n"):
+            print(flush=True)
 
 
-def as_json(client: Client, prompt: str, params: SamplingParams) -> str:
-    """The whole answer as one object."""
-    with client.generate(prompt, params) as generation:
-        text = generation.text()
+def _print_all(generation: Generation) -> None:
+    for number, completion in enumerate(generation.completions(), 1):
+        score = completion.finished.score
+        print(f"[{number}]" if score is None else f"[{number}, score {score:.4f}]")
+        print(completion.text.removesuffix("\n"))
+
+
+def as_json(generation: Generation, params: SamplingParams) -> str:
+    """The whole answer as one object. Several are its `completions`; one is the object itself."""
+    with generation:
+        completions = generation.completions()
     accepted, finished = generation.accepted, generation.finished
-    assert finished is not None, "the text was complete"
-    answer = {
+    assert finished is not None, "it was read to its end"
+    answer: dict[str, Any] = {
         "request_id": accepted.request_id,
-        "text": text,
-        "token_ids": generation.token_ids(),
-        "finish_reason": finished.reason,
         "prefill_worker": accepted.placement.prefill_worker,
         "decode_worker": accepted.placement.decode_worker,
         "usage": dataclasses.asdict(finished.usage),
         "seconds": dataclasses.asdict(finished.timings),
     }
+    if params.prompt_logprobs is not None:
+        answer["prompt_logprobs"] = [_token_logprobs(t) for t in generation.prompt_logprobs]
+    every = [_completion(completion, params) for completion in completions]
+    answer |= every[0] if params.n == 1 else {"completions": every}
     return json.dumps(answer, ensure_ascii=False)
+
+
+def _completion(completion: Completion, params: SamplingParams) -> dict[str, Any]:
+    finished = completion.finished
+    answer: dict[str, Any] = {
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": finished.reason,
+    }
+    if finished.stop_string:
+        answer["stop_string"] = finished.stop_string
+    if finished.score is not None:
+        answer["score"] = finished.score
+    if params.logprobs:
+        tops = completion.top_logprobs or ({},) * len(completion.logprobs)
+        answer["logprobs"] = [
+            _token_logprobs(TokenLogprobs(logprob, top))
+            for logprob, top in zip(completion.logprobs, tops, strict=True)
+        ]
+    return answer
+
+
+def _token_logprobs(logprobs: TokenLogprobs) -> dict[str, Any]:
+    top = [{"token_id": t, "logprob": value} for t, value in logprobs.top.items()]
+    return {"logprob": logprobs.logprob, "top": top}
 
 
 def stats_line(finished: Finished) -> str:

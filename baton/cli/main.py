@@ -7,16 +7,12 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from baton.cli.options import (
-    DEFAULT_ADDRESS,
-    Address,
-    Json,
-    MaxTokens,
-    Seed,
-    Temperature,
-    Timeout,
-    TopK,
-    TopP,
+from baton.cli.options import DEFAULT_ADDRESS, Address, Json, Timeout
+from baton.cli.sampling_options import (
+    GroupedCommand,
+    SamplingOptions,
+    takes_sampling,
+    with_options_named,
 )
 from baton.errors import BatonError
 
@@ -172,18 +168,13 @@ def demo() -> None:
     _finish(command)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
+@takes_sampling()
 def generate(
+    *,
     prompt: Annotated[str, typer.Argument(help="The text to continue; -: read it from stdin.")],
+    sampling: SamplingOptions,
     address: Address = DEFAULT_ADDRESS,
-    max_tokens: MaxTokens = 128,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    seed: Seed = 0,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="Text at which to stop; may be repeated.")
-    ] = None,
     stats: Annotated[
         bool, typer.Option("--stats", help="Say on stderr what it used and took.")
     ] = False,
@@ -196,42 +187,42 @@ def generate(
     Examples:
       baton generate "def fibonacci(n):" --max-tokens 64
       cat story.txt | baton generate - --temperature 0.8 --seed 1 --stop "The end"
+      baton generate "The date: " --regex "[0-9]{4}-[0-9]{2}-[0-9]{2}"
+      baton generate "A name: " --beam-width 4 --n 2 --json
     """
 
     def command() -> None:
         from baton.cli import generate as room
         from baton.cli.session import session
-        from baton.sampling import SamplingParams
 
-        params = SamplingParams(
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-            stop=tuple(stop or ()),
-        )
+        params = sampling.params()
+        if not json:
+            room.check_printable(params)
         text = sys.stdin.read() if prompt == "-" else prompt
         with session(address, timeout) as client:
+            generation = client.generate(text, params, priority=sampling.priority)
             if json:
-                print(room.as_json(client, text, params))
+                print(room.as_json(generation, params))
                 return
-            generation = room.stream(client, text, params)
-            if stats and generation.finished is not None:
-                print(room.stats_line(generation.finished), file=sys.stderr)
+            finished = room.show(generation, params)
+            if stats:
+                print(room.stats_line(finished), file=sys.stderr)
 
     _finish(command)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
+@takes_sampling(
+    without=frozenset({"n", "logprobs", "prompt_logprobs"}),
+    max_tokens=256,
+    temperature=0.7,
+    top_p=0.95,
+)
 def chat(
+    *,
+    sampling: SamplingOptions,
     address: Address = DEFAULT_ADDRESS,
     system: Annotated[str, typer.Option(help="What the model is told before all else.")] = "",
-    max_tokens: MaxTokens = 256,
-    temperature: Temperature = 0.7,
-    top_k: TopK = 0,
-    top_p: TopP = 0.95,
-    seed: Seed = 0,
     timeout: Timeout = 120.0,
 ) -> None:
     """Talk with the model; each line is a turn. Ctrl-C stops an answer, Ctrl-D ends.
@@ -245,13 +236,10 @@ def chat(
     def command() -> None:
         from baton.cli import chat as room
         from baton.cli.session import session
-        from baton.sampling import SamplingParams
 
-        params = SamplingParams(
-            max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
-        )
+        params = sampling.params()
         with session(address, timeout) as client:
-            room.run(client, params, system)
+            room.run(client, params, system, sampling.priority)
 
     _finish(command)
 
@@ -285,7 +273,7 @@ def _finish(command: Callable[[], None]) -> NoReturn:
     try:
         command()
     except BatonError as error:
-        print(f"baton: {error}", file=sys.stderr)
+        print(f"baton: {with_options_named(str(error))}", file=sys.stderr)
         code = 1
     except KeyboardInterrupt:
         code = _INTERRUPTED

@@ -61,12 +61,12 @@ class WorkerRecord:
         epoch: grows each time it starts (`new_epoch`).
         model: the name under which the model is asked for.
         fingerprint: identifies weights and configuration; the model of the prefix namespace.
-        layout: the serialized KV layout, opaque here.
+        layout: the serialized layouts of all cache groups (`baton.v1.KvLayouts`), opaque here.
         tokenizer_hash: identifies the tokenizer.
         kv_dtype: the element type of the cache, such as "float32".
         block_size: tokens in a block.
         max_model_len: the most tokens a sequence may have, prompt and answer together.
-        num_blocks: the blocks of its pool.
+        num_blocks: blocks of the cache group that sees furthest back.
         draining: it finishes what it has and takes nothing new.
     """
 

@@ -185,7 +185,7 @@ class GetLoadResponse(_message.Message):
     num_running: _builtins.int
     """Requests that run."""
     num_blocks: _builtins.int
-    """KV blocks in the pool."""
+    """KV blocks in the pools of all cache groups; so are the blocks counted below."""
     num_held_blocks: _builtins.int
     """KV blocks in use by requests or leases."""
     num_cached_blocks: _builtins.int

@@ -24,7 +24,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class DecodeGenerateRequest(_message.Message):
-    """One sequence to continue."""
+    """One prompt to continue."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -33,17 +33,22 @@ class DecodeGenerateRequest(_message.Message):
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     HANDLE_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request, for logs and traces."""
     num_prompt_tokens: _builtins.int
     """How many of `token_ids` are the prompt, 1 to their number."""
+    priority: _builtins.int
+    """As `GenerateRequest.priority`."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt and any output generated so far: at least 1 id, each in [0, vocab_size)."""
 
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams:
-        """How to choose tokens. `max_tokens` counts from the end of the prompt."""
+        """How to choose tokens. `max_tokens` counts from the end of the prompt. `prompt_logprobs` is unset:
+        they are the prefill worker's.
+        """
 
     @_builtins.property
     def handle(self) -> _kv_transfer_pb2.KvHandle:
@@ -59,10 +64,11 @@ class DecodeGenerateRequest(_message.Message):
         num_prompt_tokens: _builtins.int = ...,
         sampling: _sampling_pb2.SamplingParams | None = ...,
         handle: _kv_transfer_pb2.KvHandle | None = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -80,7 +86,7 @@ class DecodeGenerateResponse(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def admitted(self) -> Global___DecodeAdmitted:
-        """The worker has room for the sequence. Always first."""
+        """The worker has room for the request. Always first."""
 
     @_builtins.property
     def kv_ready(self) -> Global___KvReady:
@@ -92,7 +98,7 @@ class DecodeGenerateResponse(_message.Message):
 
     @_builtins.property
     def finished(self) -> Global___DecodeFinished:
-        """The sequence is complete. Always last."""
+        """A sequence is complete. That of the last one ends the stream."""
 
     def __init__(
         self,
@@ -114,7 +120,7 @@ Global___DecodeGenerateResponse: _TypeAlias = DecodeGenerateResponse  # noqa: Y0
 
 @_typing.final
 class DecodeAdmitted(_message.Message):
-    """The worker has room for the sequence."""
+    """The worker has room for the request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -140,11 +146,11 @@ class KvReady(_message.Message):
     NUM_REUSED_BLOCKS_FIELD_NUMBER: _builtins.int
     EXPOSED_FIELD_NUMBER: _builtins.int
     num_transferred_blocks: _builtins.int
-    """Blocks that were moved."""
+    """Blocks that were moved, of all cache groups."""
     num_transferred_bytes: _builtins.int
     """Their bytes."""
     num_reused_blocks: _builtins.int
-    """Leading blocks that this worker already held."""
+    """Leading blocks of the sequence that this worker already held."""
     @_builtins.property
     def exposed(self) -> _duration_pb2.Duration:
         """From the prefill result, as this worker received it, until the transfer was confirmed."""
@@ -175,6 +181,7 @@ class DecodeTokens(_message.Message):
     POSITION_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     sequence_index: _builtins.int
     """Which sequence of the request, from 0."""
     position: _builtins.int
@@ -187,6 +194,10 @@ class DecodeTokens(_message.Message):
     def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Their log-probabilities in nats. Empty unless asked for."""
 
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.TopLogprobs]:
+        """The most likely tokens in the place of each. Empty unless asked for."""
+
     def __init__(
         self,
         *,
@@ -194,10 +205,11 @@ class DecodeTokens(_message.Message):
         position: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        top_logprobs: _abc.Iterable[_inference_pb2.TopLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "position", b"position", "sequence_index", b"sequence_index", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "position", b"position", "sequence_index", b"sequence_index", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -211,20 +223,26 @@ class DecodeFinished(_message.Message):
 
     SEQUENCE_INDEX_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
     sequence_index: _builtins.int
     """Which sequence of the request, from 0."""
     reason: _inference_pb2.FinishReason.ValueType
     """Why it ended."""
+    score: _builtins.float
+    """The score by which beams are ranked. Unset without beams."""
     def __init__(
         self,
         *,
         sequence_index: _builtins.int = ...,
         reason: _inference_pb2.FinishReason.ValueType = ...,
+        score: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "score", b"score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "sequence_index", b"sequence_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "reason", b"reason", "score", b"score", "sequence_index", b"sequence_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
+    _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__score) -> _WhichOneofReturnType__score | None: ...
 
 Global___DecodeFinished: _TypeAlias = DecodeFinished  # noqa: Y015

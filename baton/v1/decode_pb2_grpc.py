@@ -47,12 +47,19 @@ class DecodeServicer:
     """
 
     def Generate(self, request, context):
-        """Continues one sequence until it ends.
+        """Continues a prompt until all its sequences have ended.
 
         The stream is: one `admitted`, one `kv_ready` when a handle was given, any number of `tokens`,
-        one `finished`; then status OK. With a handle, `tokens` begin with the prefill's own first token,
-        which the router may have had from there already: positions tell. A worker without room refuses with RESOURCE_EXHAUSTED instead of
-        `admitted`, before anything is computed. Cancelling frees everything at any moment.
+        one `finished` for each of the `sampling.n` sequences, behind the last of its tokens; then status
+        OK. A worker without room refuses with RESOURCE_EXHAUSTED instead of `admitted`, before anything
+        is computed; one that cannot compile the request's grammar, with INVALID_ARGUMENT. Cancelling
+        frees everything at any moment.
+
+        One sequence with a handle: `tokens` begin with the prefill's own first token, which the router
+        may have had from there already: positions tell. Several (`n`, `best_of`, beams): this worker
+        chooses all their first tokens, for which it computes the last prompt token once more. Those that
+        are ranked (`best_of`, beams) come once all have ended, the `n` best with their place as their
+        index, the best first; the others are not sent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,12 +34,19 @@ class DecodeStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DecodeAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_decode_pb2.DecodeGenerateRequest, _decode_pb2.DecodeGenerateResponse]
-    """Continues one sequence until it ends.
+    """Continues a prompt until all its sequences have ended.
 
     The stream is: one `admitted`, one `kv_ready` when a handle was given, any number of `tokens`,
-    one `finished`; then status OK. With a handle, `tokens` begin with the prefill's own first token,
-    which the router may have had from there already: positions tell. A worker without room refuses with RESOURCE_EXHAUSTED instead of
-    `admitted`, before anything is computed. Cancelling frees everything at any moment.
+    one `finished` for each of the `sampling.n` sequences, behind the last of its tokens; then status
+    OK. A worker without room refuses with RESOURCE_EXHAUSTED instead of `admitted`, before anything
+    is computed; one that cannot compile the request's grammar, with INVALID_ARGUMENT. Cancelling
+    frees everything at any moment.
+
+    One sequence with a handle: `tokens` begin with the prefill's own first token, which the router
+    may have had from there already: positions tell. Several (`n`, `best_of`, beams): this worker
+    chooses all their first tokens, for which it computes the last prompt token once more. Those that
+    are ranked (`best_of`, beams) come once all have ended, the `n` best with their place as their
+    index, the best first; the others are not sent.
     """
 
 @_typing.type_check_only
@@ -48,12 +55,19 @@ class DecodeAsyncStub(DecodeStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_decode_pb2.DecodeGenerateRequest, _decode_pb2.DecodeGenerateResponse]  # type: ignore[assignment]
-    """Continues one sequence until it ends.
+    """Continues a prompt until all its sequences have ended.
 
     The stream is: one `admitted`, one `kv_ready` when a handle was given, any number of `tokens`,
-    one `finished`; then status OK. With a handle, `tokens` begin with the prefill's own first token,
-    which the router may have had from there already: positions tell. A worker without room refuses with RESOURCE_EXHAUSTED instead of
-    `admitted`, before anything is computed. Cancelling frees everything at any moment.
+    one `finished` for each of the `sampling.n` sequences, behind the last of its tokens; then status
+    OK. A worker without room refuses with RESOURCE_EXHAUSTED instead of `admitted`, before anything
+    is computed; one that cannot compile the request's grammar, with INVALID_ARGUMENT. Cancelling
+    frees everything at any moment.
+
+    One sequence with a handle: `tokens` begin with the prefill's own first token, which the router
+    may have had from there already: positions tell. Several (`n`, `best_of`, beams): this worker
+    chooses all their first tokens, for which it computes the last prompt token once more. Those that
+    are ranked (`best_of`, beams) come once all have ended, the `n` best with their place as their
+    index, the best first; the others are not sent.
     """
 
 class DecodeServicer(metaclass=_abc_1.ABCMeta):
@@ -65,12 +79,19 @@ class DecodeServicer(metaclass=_abc_1.ABCMeta):
         request: _decode_pb2.DecodeGenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_decode_pb2.DecodeGenerateResponse], _abc.AsyncIterator[_decode_pb2.DecodeGenerateResponse]]:
-        """Continues one sequence until it ends.
+        """Continues a prompt until all its sequences have ended.
 
         The stream is: one `admitted`, one `kv_ready` when a handle was given, any number of `tokens`,
-        one `finished`; then status OK. With a handle, `tokens` begin with the prefill's own first token,
-        which the router may have had from there already: positions tell. A worker without room refuses with RESOURCE_EXHAUSTED instead of
-        `admitted`, before anything is computed. Cancelling frees everything at any moment.
+        one `finished` for each of the `sampling.n` sequences, behind the last of its tokens; then status
+        OK. A worker without room refuses with RESOURCE_EXHAUSTED instead of `admitted`, before anything
+        is computed; one that cannot compile the request's grammar, with INVALID_ARGUMENT. Cancelling
+        frees everything at any moment.
+
+        One sequence with a handle: `tokens` begin with the prefill's own first token, which the router
+        may have had from there already: positions tell. Several (`n`, `best_of`, beams): this worker
+        chooses all their first tokens, for which it computes the last prompt token once more. Those that
+        are ranked (`best_of`, beams) come once all have ended, the `n` best with their place as their
+        index, the best first; the others are not sent.
         """
 
 def add_DecodeServicer_to_server(servicer: DecodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -54,7 +54,9 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
     """Not said."""
     FINISH_REASON_END_OF_SEQUENCE: _FinishReason.ValueType  # 1
-    """The model wrote its end-of-sequence token."""
+    """The model wrote its end-of-sequence token, or its `grammar` is matched and goes on no further, in
+    which case there may be no such token.
+    """
     FINISH_REASON_STOP_TOKEN: _FinishReason.ValueType  # 2
     """A token of `stop_token_ids` was generated."""
     FINISH_REASON_STOP_STRING: _FinishReason.ValueType  # 3
@@ -68,7 +70,9 @@ class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 """Not said."""
 FINISH_REASON_END_OF_SEQUENCE: FinishReason.ValueType  # 1
-"""The model wrote its end-of-sequence token."""
+"""The model wrote its end-of-sequence token, or its `grammar` is matched and goes on no further, in
+which case there may be no such token.
+"""
 FINISH_REASON_STOP_TOKEN: FinishReason.ValueType  # 2
 """A token of `stop_token_ids` was generated."""
 FINISH_REASON_STOP_STRING: FinishReason.ValueType  # 3
@@ -89,6 +93,7 @@ class GenerateRequest(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The name `GetModel` reports, or empty for the served model. Any other name is INVALID_ARGUMENT."""
     request_id: _builtins.str
@@ -97,6 +102,8 @@ class GenerateRequest(_message.Message):
     """
     text: _builtins.str
     """Text, tokenized as it is, with the special tokens the tokenizer adds by default."""
+    priority: _builtins.int
+    """Workers that schedule by priority serve smaller ones first; others ignore it."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Token ids, each in [0, vocab_size). Used as they are."""
@@ -118,10 +125,11 @@ class GenerateRequest(_message.Message):
         token_ids: Global___TokenIds | None = ...,
         chat: Global___Chat | None = ...,
         sampling: _sampling_pb2.SamplingParams | None = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "model", b"model", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "model", b"model", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["text", "token_ids", "chat"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
@@ -210,6 +218,7 @@ class GenerateResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ACCEPTED_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     @_builtins.property
@@ -217,25 +226,30 @@ class GenerateResponse(_message.Message):
         """Always first: the request was admitted and placed."""
 
     @_builtins.property
+    def prompt_logprobs(self) -> Global___PromptLogprobs:
+        """Some of the prompt's log-probabilities, before the first tokens."""
+
+    @_builtins.property
     def tokens(self) -> Global___TokenChunk:
         """Some tokens and the text they complete."""
 
     @_builtins.property
     def finished(self) -> Global___Finished:
-        """Always last."""
+        """A sequence is complete. That of the last one ends the stream."""
 
     def __init__(
         self,
         *,
         accepted: Global___Accepted | None = ...,
+        prompt_logprobs: Global___PromptLogprobs | None = ...,
         tokens: Global___TokenChunk | None = ...,
         finished: Global___Finished | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "event", b"event", "finished", b"finished", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "event", b"event", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "event", b"event", "finished", b"finished", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "event", b"event", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "tokens", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "prompt_logprobs", "tokens", "finished"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -362,6 +376,73 @@ class PlacementCandidate(_message.Message):
 Global___PlacementCandidate: _TypeAlias = PlacementCandidate  # noqa: Y015
 
 @_typing.final
+class PromptLogprobs(_message.Message):
+    """The log-probabilities of adjacent tokens of the prompt, each given those before it. Together these
+    messages cover the prompt from its second token on, in order and without gaps: nothing comes
+    before the first token that it could be likely after.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    position: _builtins.int
+    """The index in the prompt of the first token here: at least 1."""
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """log P of each token under the model's own distribution, in nats."""
+
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopLogprobs]:
+        """The most likely tokens in the place of each. Empty if `sampling.prompt_logprobs` is 0."""
+
+    def __init__(
+        self,
+        *,
+        position: _builtins.int = ...,
+        logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        top_logprobs: _abc.Iterable[Global___TopLogprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "position", b"position", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLogprobs: _TypeAlias = PromptLogprobs  # noqa: Y015
+
+@_typing.final
+class TopLogprobs(_message.Message):
+    """The most likely tokens at one position, the most likely first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """log P of each, in nats."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopLogprobs: _TypeAlias = TopLogprobs  # noqa: Y015
+
+@_typing.final
 class TokenChunk(_message.Message):
     """Some newly generated tokens of one sequence."""
 
@@ -372,6 +453,7 @@ class TokenChunk(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     sequence_index: _builtins.int
     """Which sequence of the request, from 0."""
     position: _builtins.int
@@ -386,8 +468,14 @@ class TokenChunk(_message.Message):
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """log P of each token in `token_ids` under the distribution before temperature and truncation, in
-        nats. Empty unless asked for by `sampling.logprobs`.
+        """log P of each token in `token_ids` under the model's own distribution, in nats. Empty unless
+        asked for by `sampling.logprobs`.
+        """
+
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopLogprobs]:
+        """The most likely tokens in the place of each token in `token_ids`. Empty unless asked for by
+        `sampling.top_logprobs`.
         """
 
     def __init__(
@@ -398,10 +486,11 @@ class TokenChunk(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         text: _builtins.str = ...,
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        top_logprobs: _abc.Iterable[Global___TopLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "position", b"position", "sequence_index", b"sequence_index", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "position", b"position", "sequence_index", b"sequence_index", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -409,7 +498,7 @@ Global___TokenChunk: _TypeAlias = TokenChunk  # noqa: Y015
 
 @_typing.final
 class Finished(_message.Message):
-    """The sequence is complete."""
+    """One sequence is complete."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -418,19 +507,22 @@ class Finished(_message.Message):
     STOP_STRING_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
     sequence_index: _builtins.int
     """Which sequence of the request, from 0."""
     reason: Global___FinishReason.ValueType
     """Why it ended."""
     stop_string: _builtins.str
     """The stop string that ended it, when `reason` is FINISH_REASON_STOP_STRING."""
+    score: _builtins.float
+    """The score by which beams are ranked: see `sampling.length_penalty`. Unset without beams."""
     @_builtins.property
     def usage(self) -> Global___Usage:
-        """What it used."""
+        """What the whole request has used so far; in the last `finished`, what it used."""
 
     @_builtins.property
     def timings(self) -> Global___Timings:
-        """What it took."""
+        """What the whole request has taken so far; in the last `finished`, what it took."""
 
     def __init__(
         self,
@@ -440,12 +532,15 @@ class Finished(_message.Message):
         stop_string: _builtins.str = ...,
         usage: Global___Usage | None = ...,
         timings: Global___Timings | None = ...,
+        score: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "score", b"score", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "sequence_index", b"sequence_index", "stop_string", b"stop_string", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "reason", b"reason", "score", b"score", "sequence_index", b"sequence_index", "stop_string", b"stop_string", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
+    _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__score) -> _WhichOneofReturnType__score | None: ...
 
 Global___Finished: _TypeAlias = Finished  # noqa: Y015
 
@@ -464,11 +559,11 @@ class Usage(_message.Message):
     num_prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     num_output_tokens: _builtins.int
-    """Tokens generated, a final end-of-sequence or stop token among them."""
+    """Tokens of all sequences that are returned, their final end-of-sequence or stop tokens among them."""
     num_cached_prompt_tokens: _builtins.int
     """Prompt tokens whose KV the prefill worker found in its prefix cache."""
     num_transferred_blocks: _builtins.int
-    """KV blocks moved from the prefill worker to the decode worker."""
+    """KV blocks moved from the prefill worker to the decode worker, of all cache groups."""
     num_transferred_bytes: _builtins.int
     """Bytes of those blocks."""
     num_reused_decode_blocks: _builtins.int

@@ -67,10 +67,13 @@ class InferenceServicer:
     def Generate(self, request, context):
         """Generates a continuation of one prompt and streams it.
 
-        The stream is: one `accepted`, any number of `tokens`, one `finished`; then status OK. Cancelling
-        the call frees everything it holds. The call's gRPC deadline bounds the whole request on every
-        hop; without one the router's default deadline applies. Not idempotent unless `sampling.seed` is
-        set or `sampling.temperature` is 0, in which case a repetition gives the same tokens.
+        The stream is: one `accepted`, the `prompt_logprobs` if asked for, any number of `tokens`, one
+        `finished` for each of the `sampling.n` sequences, behind the last of its tokens; then status OK.
+        The sequences come as they are made, in any mixture; those that are ranked (`best_of`, beams)
+        come once all have ended, sequence 0 being the best. Cancelling the call frees everything it
+        holds. The call's gRPC deadline bounds the whole request on every hop; without one the router's
+        default deadline applies. Not idempotent unless `sampling.seed` is set or
+        `sampling.temperature` is 0, in which case a repetition gives the same tokens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

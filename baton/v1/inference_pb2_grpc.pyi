@@ -41,10 +41,13 @@ class InferenceStub:
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
     """Generates a continuation of one prompt and streams it.
 
-    The stream is: one `accepted`, any number of `tokens`, one `finished`; then status OK. Cancelling
-    the call frees everything it holds. The call's gRPC deadline bounds the whole request on every
-    hop; without one the router's default deadline applies. Not idempotent unless `sampling.seed` is
-    set or `sampling.temperature` is 0, in which case a repetition gives the same tokens.
+    The stream is: one `accepted`, the `prompt_logprobs` if asked for, any number of `tokens`, one
+    `finished` for each of the `sampling.n` sequences, behind the last of its tokens; then status OK.
+    The sequences come as they are made, in any mixture; those that are ranked (`best_of`, beams)
+    come once all have ended, sequence 0 being the best. Cancelling the call frees everything it
+    holds. The call's gRPC deadline bounds the whole request on every hop; without one the router's
+    default deadline applies. Not idempotent unless `sampling.seed` is set or
+    `sampling.temperature` is 0, in which case a repetition gives the same tokens.
     """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
     """Tokenizes an input exactly as `Generate` would, without running the model."""
@@ -64,10 +67,13 @@ class InferenceAsyncStub(InferenceStub):
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
     """Generates a continuation of one prompt and streams it.
 
-    The stream is: one `accepted`, any number of `tokens`, one `finished`; then status OK. Cancelling
-    the call frees everything it holds. The call's gRPC deadline bounds the whole request on every
-    hop; without one the router's default deadline applies. Not idempotent unless `sampling.seed` is
-    set or `sampling.temperature` is 0, in which case a repetition gives the same tokens.
+    The stream is: one `accepted`, the `prompt_logprobs` if asked for, any number of `tokens`, one
+    `finished` for each of the `sampling.n` sequences, behind the last of its tokens; then status OK.
+    The sequences come as they are made, in any mixture; those that are ranked (`best_of`, beams)
+    come once all have ended, sequence 0 being the best. Cancelling the call frees everything it
+    holds. The call's gRPC deadline bounds the whole request on every hop; without one the router's
+    default deadline applies. Not idempotent unless `sampling.seed` is set or
+    `sampling.temperature` is 0, in which case a repetition gives the same tokens.
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Tokenizes an input exactly as `Generate` would, without running the model."""
@@ -90,10 +96,13 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
         """Generates a continuation of one prompt and streams it.
 
-        The stream is: one `accepted`, any number of `tokens`, one `finished`; then status OK. Cancelling
-        the call frees everything it holds. The call's gRPC deadline bounds the whole request on every
-        hop; without one the router's default deadline applies. Not idempotent unless `sampling.seed` is
-        set or `sampling.temperature` is 0, in which case a repetition gives the same tokens.
+        The stream is: one `accepted`, the `prompt_logprobs` if asked for, any number of `tokens`, one
+        `finished` for each of the `sampling.n` sequences, behind the last of its tokens; then status OK.
+        The sequences come as they are made, in any mixture; those that are ranked (`best_of`, beams)
+        come once all have ended, sequence 0 being the best. Cancelling the call frees everything it
+        holds. The call's gRPC deadline bounds the whole request on every hop; without one the router's
+        default deadline applies. Not idempotent unless `sampling.seed` is set or
+        `sampling.temperature` is 0, in which case a repetition gives the same tokens.
         """
 
     @_abc_1.abstractmethod

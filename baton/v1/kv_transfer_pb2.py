@@ -25,33 +25,35 @@ _sym_db = _symbol_database.Default()
 from baton.v1 import prefill_pb2 as baton_dot_v1_dot_prefill__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x62\x61ton/v1/kv_transfer.proto\x12\x08\x62\x61ton.v1\x1a\x16\x62\x61ton/v1/prefill.proto\"\x84\x02\n\x08KvHandle\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x15\n\rsource_worker\x18\x02 \x01(\t\x12\x17\n\x0fsource_endpoint\x18\x03 \x01(\t\x12\x14\n\x0csource_epoch\x18\x04 \x01(\x04\x12\x10\n\x08lease_id\x18\x05 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\x0c\x12\"\n\x06layout\x18\x07 \x01(\x0b\x32\x12.baton.v1.KvLayout\x12\x12\n\nnum_tokens\x18\x08 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\t \x01(\x0c\x12&\n\tintegrity\x18\n \x01(\x0e\x32\x13.baton.v1.IntegrityJ\x04\x08\x10\x10\x18\"\xa7\x01\n\x08KvLayout\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x03 \x01(\x04\x12\'\n\x06layers\x18\x04 \x03(\x0b\x32\x17.baton.v1.KvLayerLayout\x12\x1c\n\x14tensor_parallel_rank\x18\x05 \x01(\r\x12\x1c\n\x14tensor_parallel_size\x18\x06 \x01(\r\"c\n\rKvLayerLayout\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x14\n\x0cnum_kv_heads\x18\x02 \x01(\r\x12\x14\n\x0ckey_head_dim\x18\x03 \x01(\r\x12\x16\n\x0evalue_head_dim\x18\x04 \x01(\r\"\x9a\x01\n\x0c\x46\x65tchRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\x0c\x12\x14\n\x0csource_epoch\x18\x02 \x01(\x04\x12\x10\n\x08\x63laimant\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\x0c\x12\"\n\x06layout\x18\x05 \x01(\x0b\x32\x12.baton.v1.KvLayout\x12\x17\n\x0fnum_held_blocks\x18\x06 \x01(\r\"\x91\x01\n\rFetchResponse\x12&\n\x08manifest\x18\x01 \x01(\x0b\x32\x12.baton.v1.ManifestH\x00\x12$\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x12.baton.v1.BlockRunH\x00\x12)\n\x06result\x18\x03 \x01(\x0b\x32\x17.baton.v1.PrefillResultH\x00\x42\x07\n\x05\x65vent\"2\n\x08Manifest\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\"B\n\x08\x42lockRun\x12\x13\n\x0b\x66irst_block\x18\x01 \x01(\r\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x03 \x01(\x06\"6\n\x0e\x43onfirmRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\x0c\x12\x12\n\ngeneration\x18\x02 \x01(\x04\"\x11\n\x0f\x43onfirmResponse*R\n\tIntegrity\x12\x19\n\x15INTEGRITY_UNSPECIFIED\x10\x00\x12\x15\n\x11INTEGRITY_XXH3_64\x10\x01\x12\x13\n\x0fINTEGRITY_FENCE\x10\x02\x32\x88\x01\n\nKvTransfer\x12:\n\x05\x46\x65tch\x12\x16.baton.v1.FetchRequest\x1a\x17.baton.v1.FetchResponse0\x01\x12>\n\x07\x43onfirm\x12\x18.baton.v1.ConfirmRequest\x1a\x19.baton.v1.ConfirmResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x62\x61ton/v1/kv_transfer.proto\x12\x08\x62\x61ton.v1\x1a\x16\x62\x61ton/v1/prefill.proto\"\x85\x02\n\x08KvHandle\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x15\n\rsource_worker\x18\x02 \x01(\t\x12\x17\n\x0fsource_endpoint\x18\x03 \x01(\t\x12\x14\n\x0csource_epoch\x18\x04 \x01(\x04\x12\x10\n\x08lease_id\x18\x05 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\x0c\x12#\n\x07layouts\x18\x07 \x03(\x0b\x32\x12.baton.v1.KvLayout\x12\x12\n\nnum_tokens\x18\x08 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\t \x01(\x0c\x12&\n\tintegrity\x18\n \x01(\x0e\x32\x13.baton.v1.IntegrityJ\x04\x08\x10\x10\x18\"0\n\tKvLayouts\x12#\n\x07layouts\x18\x01 \x03(\x0b\x32\x12.baton.v1.KvLayout\"\xc7\x01\n\x08KvLayout\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x03 \x01(\x04\x12\'\n\x06layers\x18\x04 \x03(\x0b\x32\x17.baton.v1.KvLayerLayout\x12\x1c\n\x14tensor_parallel_rank\x18\x05 \x01(\r\x12\x1c\n\x14tensor_parallel_size\x18\x06 \x01(\r\x12\x13\n\x06window\x18\x07 \x01(\rH\x00\x88\x01\x01\x42\t\n\x07_window\"c\n\rKvLayerLayout\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x14\n\x0cnum_kv_heads\x18\x02 \x01(\r\x12\x14\n\x0ckey_head_dim\x18\x03 \x01(\r\x12\x16\n\x0evalue_head_dim\x18\x04 \x01(\r\"\x9b\x01\n\x0c\x46\x65tchRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\x0c\x12\x14\n\x0csource_epoch\x18\x02 \x01(\x04\x12\x10\n\x08\x63laimant\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\x0c\x12#\n\x07layouts\x18\x05 \x03(\x0b\x32\x12.baton.v1.KvLayout\x12\x17\n\x0fnum_held_blocks\x18\x06 \x01(\r\"\x91\x01\n\rFetchResponse\x12&\n\x08manifest\x18\x01 \x01(\x0b\x32\x12.baton.v1.ManifestH\x00\x12$\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x12.baton.v1.BlockRunH\x00\x12)\n\x06result\x18\x03 \x01(\x0b\x32\x17.baton.v1.PrefillResultH\x00\x42\x07\n\x05\x65vent\"2\n\x08Manifest\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\"Q\n\x08\x42lockRun\x12\r\n\x05group\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\x06\"6\n\x0e\x43onfirmRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\x0c\x12\x12\n\ngeneration\x18\x02 \x01(\x04\"\x11\n\x0f\x43onfirmResponse*R\n\tIntegrity\x12\x19\n\x15INTEGRITY_UNSPECIFIED\x10\x00\x12\x15\n\x11INTEGRITY_XXH3_64\x10\x01\x12\x13\n\x0fINTEGRITY_FENCE\x10\x02\x32\x88\x01\n\nKvTransfer\x12:\n\x05\x46\x65tch\x12\x16.baton.v1.FetchRequest\x1a\x17.baton.v1.FetchResponse0\x01\x12>\n\x07\x43onfirm\x12\x18.baton.v1.ConfirmRequest\x1a\x19.baton.v1.ConfirmResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.kv_transfer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_INTEGRITY']._serialized_start=1098
-  _globals['_INTEGRITY']._serialized_end=1180
+  _globals['_INTEGRITY']._serialized_start=1197
+  _globals['_INTEGRITY']._serialized_end=1279
   _globals['_KVHANDLE']._serialized_start=65
-  _globals['_KVHANDLE']._serialized_end=325
-  _globals['_KVLAYOUT']._serialized_start=328
-  _globals['_KVLAYOUT']._serialized_end=495
-  _globals['_KVLAYERLAYOUT']._serialized_start=497
-  _globals['_KVLAYERLAYOUT']._serialized_end=596
-  _globals['_FETCHREQUEST']._serialized_start=599
-  _globals['_FETCHREQUEST']._serialized_end=753
-  _globals['_FETCHRESPONSE']._serialized_start=756
-  _globals['_FETCHRESPONSE']._serialized_end=901
-  _globals['_MANIFEST']._serialized_start=903
-  _globals['_MANIFEST']._serialized_end=953
-  _globals['_BLOCKRUN']._serialized_start=955
-  _globals['_BLOCKRUN']._serialized_end=1021
-  _globals['_CONFIRMREQUEST']._serialized_start=1023
-  _globals['_CONFIRMREQUEST']._serialized_end=1077
-  _globals['_CONFIRMRESPONSE']._serialized_start=1079
-  _globals['_CONFIRMRESPONSE']._serialized_end=1096
-  _globals['_KVTRANSFER']._serialized_start=1183
-  _globals['_KVTRANSFER']._serialized_end=1319
+  _globals['_KVHANDLE']._serialized_end=326
+  _globals['_KVLAYOUTS']._serialized_start=328
+  _globals['_KVLAYOUTS']._serialized_end=376
+  _globals['_KVLAYOUT']._serialized_start=379
+  _globals['_KVLAYOUT']._serialized_end=578
+  _globals['_KVLAYERLAYOUT']._serialized_start=580
+  _globals['_KVLAYERLAYOUT']._serialized_end=679
+  _globals['_FETCHREQUEST']._serialized_start=682
+  _globals['_FETCHREQUEST']._serialized_end=837
+  _globals['_FETCHRESPONSE']._serialized_start=840
+  _globals['_FETCHRESPONSE']._serialized_end=985
+  _globals['_MANIFEST']._serialized_start=987
+  _globals['_MANIFEST']._serialized_end=1037
+  _globals['_BLOCKRUN']._serialized_start=1039
+  _globals['_BLOCKRUN']._serialized_end=1120
+  _globals['_CONFIRMREQUEST']._serialized_start=1122
+  _globals['_CONFIRMREQUEST']._serialized_end=1176
+  _globals['_CONFIRMRESPONSE']._serialized_start=1178
+  _globals['_CONFIRMRESPONSE']._serialized_end=1195
+  _globals['_KVTRANSFER']._serialized_start=1282
+  _globals['_KVTRANSFER']._serialized_end=1418
 # @@protoc_insertion_point(module_scope)

@@ -56,7 +56,7 @@ class KvHandle(_message.Message):
     SOURCE_EPOCH_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
-    LAYOUT_FIELD_NUMBER: _builtins.int
+    LAYOUTS_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     BLOCK_HASHES_FIELD_NUMBER: _builtins.int
     INTEGRITY_FIELD_NUMBER: _builtins.int
@@ -79,8 +79,8 @@ class KvHandle(_message.Message):
     integrity: Global___Integrity.ValueType
     """How the payload is proved unharmed."""
     @_builtins.property
-    def layout(self) -> Global___KvLayout:
-        """The layout of the source's blocks."""
+    def layouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvLayout]:
+        """The layouts of the source's blocks, one per cache group."""
 
     def __init__(
         self,
@@ -91,22 +91,49 @@ class KvHandle(_message.Message):
         source_epoch: _builtins.int = ...,
         lease_id: _builtins.bytes = ...,
         fingerprint: _builtins.bytes = ...,
-        layout: Global___KvLayout | None = ...,
+        layouts: _abc.Iterable[Global___KvLayout] | None = ...,
         num_tokens: _builtins.int = ...,
         block_hashes: _builtins.bytes = ...,
         integrity: Global___Integrity.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "fingerprint", b"fingerprint", "integrity", b"integrity", "layout", b"layout", "lease_id", b"lease_id", "num_tokens", b"num_tokens", "source_endpoint", b"source_endpoint", "source_epoch", b"source_epoch", "source_worker", b"source_worker", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "fingerprint", b"fingerprint", "integrity", b"integrity", "layouts", b"layouts", "lease_id", b"lease_id", "num_tokens", b"num_tokens", "source_endpoint", b"source_endpoint", "source_epoch", b"source_epoch", "source_worker", b"source_worker", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___KvHandle: _TypeAlias = KvHandle  # noqa: Y015
 
 @_typing.final
+class KvLayouts(_message.Message):
+    """The layouts of all cache groups of a worker, as its record in Redis has them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYOUTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def layouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvLayout]:
+        """One per group, in their order. At least one."""
+
+    def __init__(
+        self,
+        *,
+        layouts: _abc.Iterable[Global___KvLayout] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layouts", b"layouts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvLayouts: _TypeAlias = KvLayouts  # noqa: Y015
+
+@_typing.final
 class KvLayout(_message.Message):
-    """The bytes of one block. Two workers pair only if all of it is equal."""
+    """The bytes of one block of a cache group: of the layers that see the same tokens. All groups have
+    the same block size, so that a sequence has as many blocks in each. Two workers pair only if the
+    layouts of all their groups are equal.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -116,16 +143,19 @@ class KvLayout(_message.Message):
     LAYERS_FIELD_NUMBER: _builtins.int
     TENSOR_PARALLEL_RANK_FIELD_NUMBER: _builtins.int
     TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
     dtype: _builtins.str
     """The element type: "float32", "bfloat16", "float16"."""
     block_size: _builtins.int
     """Tokens in a block."""
     block_bytes: _builtins.int
-    """Bytes of a block over all layers."""
+    """Bytes of a block over all layers of the group."""
     tensor_parallel_rank: _builtins.int
     """This worker's rank and the number of ranks the heads are divided over: 0 of 1 when undivided."""
     tensor_parallel_size: _builtins.int
     """The number of tensor-parallel ranks: at least 1."""
+    window: _builtins.int
+    """How many tokens a query of these layers sees, its own among them: at least 1. Unset: all."""
     @_builtins.property
     def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvLayerLayout]:
         """The layers in the order of their place in the block."""
@@ -139,12 +169,15 @@ class KvLayout(_message.Message):
         layers: _abc.Iterable[Global___KvLayerLayout] | None = ...,
         tensor_parallel_rank: _builtins.int = ...,
         tensor_parallel_size: _builtins.int = ...,
+        window: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_window", b"_window", "window", b"window"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_size", b"block_size", "dtype", b"dtype", "layers", b"layers", "tensor_parallel_rank", b"tensor_parallel_rank", "tensor_parallel_size", b"tensor_parallel_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_window", b"_window", "block_bytes", b"block_bytes", "block_size", b"block_size", "dtype", b"dtype", "layers", b"layers", "tensor_parallel_rank", b"tensor_parallel_rank", "tensor_parallel_size", b"tensor_parallel_size", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__window: _TypeAlias = _typing.Literal["window"]  # noqa: Y015
+    _WhichOneofArgType__window: _TypeAlias = _typing.Literal["_window", b"_window"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__window) -> _WhichOneofReturnType__window | None: ...
 
 Global___KvLayout: _TypeAlias = KvLayout  # noqa: Y015
 
@@ -192,7 +225,7 @@ class FetchRequest(_message.Message):
     SOURCE_EPOCH_FIELD_NUMBER: _builtins.int
     CLAIMANT_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
-    LAYOUT_FIELD_NUMBER: _builtins.int
+    LAYOUTS_FIELD_NUMBER: _builtins.int
     NUM_HELD_BLOCKS_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.bytes
     """The claimed lease: 16 bytes."""
@@ -203,10 +236,12 @@ class FetchRequest(_message.Message):
     fingerprint: _builtins.bytes
     """The claimant's model fingerprint."""
     num_held_blocks: _builtins.int
-    """How many leading blocks the claimant already holds; they are not sent."""
+    """How many leading blocks of the sequence the claimant already holds, in every group as far back
+    as its window needs; they are not sent.
+    """
     @_builtins.property
-    def layout(self) -> Global___KvLayout:
-        """The claimant's block layout."""
+    def layouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvLayout]:
+        """The claimant's block layouts, one per cache group."""
 
     def __init__(
         self,
@@ -215,12 +250,12 @@ class FetchRequest(_message.Message):
         source_epoch: _builtins.int = ...,
         claimant: _builtins.str = ...,
         fingerprint: _builtins.bytes = ...,
-        layout: Global___KvLayout | None = ...,
+        layouts: _abc.Iterable[Global___KvLayout] | None = ...,
         num_held_blocks: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claimant", b"claimant", "fingerprint", b"fingerprint", "layout", b"layout", "lease_id", b"lease_id", "num_held_blocks", b"num_held_blocks", "source_epoch", b"source_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claimant", b"claimant", "fingerprint", b"fingerprint", "layouts", b"layouts", "lease_id", b"lease_id", "num_held_blocks", b"num_held_blocks", "source_epoch", b"source_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -241,7 +276,7 @@ class FetchResponse(_message.Message):
 
     @_builtins.property
     def blocks(self) -> Global___BlockRun:
-        """Some blocks, following the ones before without a gap."""
+        """Some blocks of one cache group, following those of the group before without a gap."""
 
     @_builtins.property
     def result(self) -> _prefill_pb2.PrefillResult:
@@ -275,7 +310,9 @@ class Manifest(_message.Message):
     generation: _builtins.int
     """The lease's generation, to be shown at confirmation."""
     num_blocks: _builtins.int
-    """The blocks of the whole prompt, those the claimant holds among them."""
+    """The blocks of the whole prompt in one cache group (as many in each), those that the claimant
+    holds or that a window has passed among them.
+    """
     def __init__(
         self,
         *,
@@ -292,29 +329,38 @@ Global___Manifest: _TypeAlias = Manifest  # noqa: Y015
 
 @_typing.final
 class BlockRun(_message.Message):
-    """Adjacent blocks of the sequence."""
+    """Adjacent blocks of the sequence in one cache group.
+
+    A group sends the blocks from the greater of `num_held_blocks` and, where it has a window,
+    max(0, num_tokens - window) / block_size (rounded down) on: what the last prompt token sees, which
+    the claimant may compute once more.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    GROUP_FIELD_NUMBER: _builtins.int
     FIRST_BLOCK_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
+    group: _builtins.int
+    """The cache group: the index of its layout."""
     first_block: _builtins.int
     """The index, within the sequence, of the first block."""
     payload: _builtins.bytes
-    """The blocks, each `block_bytes` long, concatenated. At most 4 MiB."""
+    """The blocks, each `block_bytes` of the group long, concatenated. At most 4 MiB, or one block."""
     checksum: _builtins.int
     """xxh3-64 of `payload`."""
     def __init__(
         self,
         *,
+        group: _builtins.int = ...,
         first_block: _builtins.int = ...,
         payload: _builtins.bytes = ...,
         checksum: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "first_block", b"first_block", "payload", b"payload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "first_block", b"first_block", "group", b"group", "payload", b"payload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -54,11 +54,11 @@ class KvTransferServicer:
     def Fetch(self, request, context):
         """Streams the blocks of one lease as they are computed.
 
-        The stream is: one `manifest`, any number of `blocks` in order, one `result`; it then stays open
-        until the lease is confirmed, because it is the lease's heartbeat: when it breaks, the lease is
-        over. A Fetch may come before its Prefill and then waits for it, bounded by the lease's time
-        limit. NOT_FOUND: the lease is over or never came. FAILED_PRECONDITION: fingerprint or layout
-        differ, or the epoch is another's; nothing has moved.
+        The stream is: one `manifest`, any number of `blocks`, in order within each cache group, one
+        `result`; it then stays open until the lease is confirmed, because it is the lease's heartbeat:
+        when it breaks, the lease is over. A Fetch may come before its Prefill and then waits for it,
+        bounded by the lease's time limit. NOT_FOUND: the lease is over or never came.
+        FAILED_PRECONDITION: fingerprint or layouts differ, or the epoch is another's; nothing has moved.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,11 +36,11 @@ class KvTransferStub:
     Fetch: _grpc.UnaryStreamMultiCallable[_kv_transfer_pb2.FetchRequest, _kv_transfer_pb2.FetchResponse]
     """Streams the blocks of one lease as they are computed.
 
-    The stream is: one `manifest`, any number of `blocks` in order, one `result`; it then stays open
-    until the lease is confirmed, because it is the lease's heartbeat: when it breaks, the lease is
-    over. A Fetch may come before its Prefill and then waits for it, bounded by the lease's time
-    limit. NOT_FOUND: the lease is over or never came. FAILED_PRECONDITION: fingerprint or layout
-    differ, or the epoch is another's; nothing has moved.
+    The stream is: one `manifest`, any number of `blocks`, in order within each cache group, one
+    `result`; it then stays open until the lease is confirmed, because it is the lease's heartbeat:
+    when it breaks, the lease is over. A Fetch may come before its Prefill and then waits for it,
+    bounded by the lease's time limit. NOT_FOUND: the lease is over or never came.
+    FAILED_PRECONDITION: fingerprint or layouts differ, or the epoch is another's; nothing has moved.
     """
     Confirm: _grpc.UnaryUnaryMultiCallable[_kv_transfer_pb2.ConfirmRequest, _kv_transfer_pb2.ConfirmResponse]
     """Confirms that all blocks of a lease arrived unharmed, and releases it. Only after OK may the
@@ -56,11 +56,11 @@ class KvTransferAsyncStub(KvTransferStub):
     Fetch: _aio.UnaryStreamMultiCallable[_kv_transfer_pb2.FetchRequest, _kv_transfer_pb2.FetchResponse]  # type: ignore[assignment]
     """Streams the blocks of one lease as they are computed.
 
-    The stream is: one `manifest`, any number of `blocks` in order, one `result`; it then stays open
-    until the lease is confirmed, because it is the lease's heartbeat: when it breaks, the lease is
-    over. A Fetch may come before its Prefill and then waits for it, bounded by the lease's time
-    limit. NOT_FOUND: the lease is over or never came. FAILED_PRECONDITION: fingerprint or layout
-    differ, or the epoch is another's; nothing has moved.
+    The stream is: one `manifest`, any number of `blocks`, in order within each cache group, one
+    `result`; it then stays open until the lease is confirmed, because it is the lease's heartbeat:
+    when it breaks, the lease is over. A Fetch may come before its Prefill and then waits for it,
+    bounded by the lease's time limit. NOT_FOUND: the lease is over or never came.
+    FAILED_PRECONDITION: fingerprint or layouts differ, or the epoch is another's; nothing has moved.
     """
     Confirm: _aio.UnaryUnaryMultiCallable[_kv_transfer_pb2.ConfirmRequest, _kv_transfer_pb2.ConfirmResponse]  # type: ignore[assignment]
     """Confirms that all blocks of a lease arrived unharmed, and releases it. Only after OK may the
@@ -79,11 +79,11 @@ class KvTransferServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_kv_transfer_pb2.FetchResponse], _abc.AsyncIterator[_kv_transfer_pb2.FetchResponse]]:
         """Streams the blocks of one lease as they are computed.
 
-        The stream is: one `manifest`, any number of `blocks` in order, one `result`; it then stays open
-        until the lease is confirmed, because it is the lease's heartbeat: when it breaks, the lease is
-        over. A Fetch may come before its Prefill and then waits for it, bounded by the lease's time
-        limit. NOT_FOUND: the lease is over or never came. FAILED_PRECONDITION: fingerprint or layout
-        differ, or the epoch is another's; nothing has moved.
+        The stream is: one `manifest`, any number of `blocks`, in order within each cache group, one
+        `result`; it then stays open until the lease is confirmed, because it is the lease's heartbeat:
+        when it breaks, the lease is over. A Fetch may come before its Prefill and then waits for it,
+        bounded by the lease's time limit. NOT_FOUND: the lease is over or never came.
+        FAILED_PRECONDITION: fingerprint or layouts differ, or the epoch is another's; nothing has moved.
         """
 
     @_abc_1.abstractmethod

@@ -33,6 +33,8 @@ class PrefillRequest(_message.Message):
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     DECODE_WORKER_FIELD_NUMBER: _builtins.int
+    HAS_SEVERAL_SEQUENCES_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request, for logs and traces."""
     lease_id: _builtins.bytes
@@ -45,13 +47,22 @@ class PrefillRequest(_message.Message):
     """The decode worker that may fetch the blocks: its id. Empty: no worker, nothing is kept and the
     call ends with the first token.
     """
+    has_several_sequences: _builtins.bool
+    """The request has several sequences, whose first tokens the decode worker chooses: the blocks are
+    handed over whatever the first token is here, and nobody uses that token. False: a sequence that
+    is complete with its first token is not handed over, and its lease ends with this call.
+    """
+    priority: _builtins.int
+    """As `GenerateRequest.priority`."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt and any output generated so far: at least 1 id, each in [0, vocab_size)."""
 
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams:
-        """How to choose the first token. `max_tokens` counts from the end of the prompt."""
+        """How to choose the first token. `max_tokens` counts from the end of the prompt. Always of one
+        sequence; the router makes it so where a request has several.
+        """
 
     def __init__(
         self,
@@ -62,10 +73,12 @@ class PrefillRequest(_message.Message):
         num_prompt_tokens: _builtins.int = ...,
         sampling: _sampling_pb2.SamplingParams | None = ...,
         decode_worker: _builtins.str = ...,
+        has_several_sequences: _builtins.bool = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_worker", b"decode_worker", "lease_id", b"lease_id", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_worker", b"decode_worker", "has_several_sequences", b"has_several_sequences", "lease_id", b"lease_id", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -77,13 +90,24 @@ class PrefillResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    ADMITTED_FIELD_NUMBER: _builtins.int
     STARTED_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     RELEASED_FIELD_NUMBER: _builtins.int
-    ADMITTED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def admitted(self) -> Global___PrefillAdmitted:
+        """The worker takes the prompt. Always first."""
+
     @_builtins.property
     def started(self) -> Global___PrefillStarted:
         """The first step began."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _inference_pb2.PromptLogprobs:
+        """Some of the prompt's log-probabilities, as soon as they are computed: in order, without gaps,
+        all of them before `result`.
+        """
 
     @_builtins.property
     def result(self) -> Global___PrefillResult:
@@ -93,23 +117,20 @@ class PrefillResponse(_message.Message):
     def released(self) -> Global___LeaseReleased:
         """The decode worker holds the blocks; the lease is released. Always last."""
 
-    @_builtins.property
-    def admitted(self) -> Global___PrefillAdmitted:
-        """The worker takes the prompt. Always first."""
-
     def __init__(
         self,
         *,
+        admitted: Global___PrefillAdmitted | None = ...,
         started: Global___PrefillStarted | None = ...,
+        prompt_logprobs: _inference_pb2.PromptLogprobs | None = ...,
         result: Global___PrefillResult | None = ...,
         released: Global___LeaseReleased | None = ...,
-        admitted: Global___PrefillAdmitted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "event", b"event", "released", b"released", "result", b"result", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "event", b"event", "prompt_logprobs", b"prompt_logprobs", "released", b"released", "result", b"result", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "event", b"event", "released", b"released", "result", b"result", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "event", b"event", "prompt_logprobs", b"prompt_logprobs", "released", b"released", "result", b"result", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "result", "released", "admitted"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["admitted", "started", "prompt_logprobs", "result", "released"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -172,7 +193,9 @@ class PrefillResult(_message.Message):
     """Tokens whose KV was found in the prefix cache."""
     @_builtins.property
     def first_tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___FirstToken]:
-        """The first token of each sequence, in order of the sequence index."""
+        """The first token of each sequence, in order of the sequence index. One, since where a request has
+        several sequences the decode worker chooses their first tokens, and ignores this one.
+        """
 
     def __init__(
         self,
@@ -199,6 +222,7 @@ class FirstToken(_message.Message):
     TOKEN_ID_FIELD_NUMBER: _builtins.int
     LOGPROB_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     sequence_index: _builtins.int
     """Which sequence of the request, from 0."""
     position: _builtins.int
@@ -209,6 +233,10 @@ class FirstToken(_message.Message):
     """Its log-probability in nats. Unset unless asked for."""
     finish_reason: _inference_pb2.FinishReason.ValueType
     """Why the sequence is complete with this token. Unspecified: it goes on."""
+    @_builtins.property
+    def top_logprobs(self) -> _inference_pb2.TopLogprobs:
+        """The most likely tokens in its place. Unset unless asked for."""
+
     def __init__(
         self,
         *,
@@ -217,10 +245,11 @@ class FirstToken(_message.Message):
         token_id: _builtins.int = ...,
         logprob: _builtins.float | None = ...,
         finish_reason: _inference_pb2.FinishReason.ValueType = ...,
+        top_logprobs: _inference_pb2.TopLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "logprob", b"logprob"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "logprob", b"logprob", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "finish_reason", b"finish_reason", "logprob", b"logprob", "position", b"position", "sequence_index", b"sequence_index", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "finish_reason", b"finish_reason", "logprob", b"logprob", "position", b"position", "sequence_index", b"sequence_index", "token_id", b"token_id", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprob: _TypeAlias = _typing.Literal["logprob"]  # noqa: Y015
     _WhichOneofArgType__logprob: _TypeAlias = _typing.Literal["_logprob", b"_logprob"]  # noqa: Y015

@@ -50,9 +50,10 @@ class PrefillServicer:
         """Computes the KV cache of one prompt, samples the first token, and keeps the blocks under a lease
         until the decode worker has confirmed that it holds them.
 
-        The stream is: one `admitted`, one `started`, one `result`, and one `released` if the blocks were
-        handed over. A worker that takes no new work or has no room for the prompt refuses instead of
-        `admitted`, before anything is computed.
+        The stream is: one `admitted`, one `started`, the `prompt_logprobs` if asked for, one `result`,
+        and one `released` if the blocks were handed over. A worker that takes no new work or has no room
+        for the prompt refuses instead of `admitted`, before anything is computed; so does one that
+        cannot compile the request's grammar, with INVALID_ARGUMENT.
 
         The call lives as long as the lease: it ends OK after the lease was confirmed, and cancelling it
         at any moment gives the blocks back. The lease id must be new (ALREADY_EXISTS otherwise).

@@ -7,37 +7,90 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
 
-if sys.version_info >= (3, 10):
-    from typing import TypeAlias as _TypeAlias
+if sys.version_info >= (3, 11):
+    from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
-    from typing_extensions import TypeAlias as _TypeAlias
+    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _EarlyStopping:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EarlyStoppingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EarlyStopping.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EARLY_STOPPING_UNSPECIFIED: _EarlyStopping.ValueType  # 0
+    """Not said: as EARLY_STOPPING_HEURISTIC."""
+    EARLY_STOPPING_HEURISTIC: _EarlyStopping.ValueType  # 1
+    """When no running beam would beat the worst finished one if it ended now."""
+    EARLY_STOPPING_FIRST: _EarlyStopping.ValueType  # 2
+    """At once."""
+    EARLY_STOPPING_NEVER: _EarlyStopping.ValueType  # 3
+    """When no running beam can ever beat the worst finished one."""
+
+class EarlyStopping(_EarlyStopping, metaclass=_EarlyStoppingEnumTypeWrapper):
+    """When a beam search that has `beam_width` finished sequences ends."""
+
+EARLY_STOPPING_UNSPECIFIED: EarlyStopping.ValueType  # 0
+"""Not said: as EARLY_STOPPING_HEURISTIC."""
+EARLY_STOPPING_HEURISTIC: EarlyStopping.ValueType  # 1
+"""When no running beam would beat the worst finished one if it ended now."""
+EARLY_STOPPING_FIRST: EarlyStopping.ValueType  # 2
+"""At once."""
+EARLY_STOPPING_NEVER: EarlyStopping.ValueType  # 3
+"""When no running beam can ever beat the worst finished one."""
+Global___EarlyStopping: _TypeAlias = EarlyStopping  # noqa: Y015
 
 @_typing.final
 class SamplingParams(_message.Message):
     """How tokens are chosen and when to stop. Every bound is checked by the router before any compute;
     a value out of bounds is INVALID_ARGUMENT and names the field.
+
+    The logits of a token are changed in this order: `logit_bias`, `repetition_penalty`, presence and
+    frequency penalties, bad words, `min_tokens`, `grammar`, `temperature`, `top_k`, `top_p`, `min_p`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    MIN_TOKENS_FIELD_NUMBER: _builtins.int
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
     TOP_P_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
+    BEST_OF_FIELD_NUMBER: _builtins.int
+    BEAM_WIDTH_FIELD_NUMBER: _builtins.int
+    LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
+    EARLY_STOPPING_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
+    BAD_WORDS_FIELD_NUMBER: _builtins.int
+    BAD_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
+    SPECULATE_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
-    """Tokens to generate at most: at least 1, and prompt and output together within the model's
-    length. Unset: 16.
+    """Tokens to generate at most in each sequence: at least 1, and prompt and output together within
+    the model's length. Unset: 16.
+    """
+    min_tokens: _builtins.int
+    """Until so many tokens are generated, neither the end-of-sequence tokens nor those of
+    `stop_token_ids` are chosen. At most `max_tokens`.
     """
     temperature: _builtins.float
     """0 chooses the most likely token (greedy); larger is more random. In [0, 100]. Unset: 0."""
@@ -45,14 +98,68 @@ class SamplingParams(_message.Message):
     """Only the k most likely tokens are considered. 0 or unset: all."""
     top_p: _builtins.float
     """Only the most likely tokens whose probabilities sum to this are considered. In (0, 1]. Unset: 1."""
+    min_p: _builtins.float
+    """Only tokens at least this times as likely as the most likely one are considered. In [0, 1]."""
     seed: _builtins.int
     """The random numbers of token i of sequence s are a function of (seed, s, i) alone, so the same
     seed gives the same tokens in any batch, on any worker. Unset: drawn by the router.
     """
+    n: _builtins.int
+    """Sequences to return: 1 to 16. Several need `temperature` or `beam_width`, else they would all be
+    the same. Unset: 1.
+    """
+    best_of: _builtins.int
+    """Sequences to generate, of which the `n` with the highest mean log-probability are returned, the
+    best first, once all have ended; a text of `stop` cuts them after that. In [n, 16]. Unset: `n`.
+    """
+    beam_width: _builtins.int
+    """Beams of a beam search: at least `n`, 2 to 16. The `n` best are returned, the best first, once
+    the search has ended. A search chooses by score alone: not together with `temperature`, `top_k`,
+    `top_p`, `min_p`, `best_of`, `stop`, `top_logprobs`, `grammar` or `speculate`. 0: no search.
+    """
+    length_penalty: _builtins.float
+    """A beam's score is its log-probability over its length to this power. In [-10, 10]. Read only
+    where there are beams. Unset: 1.
+    """
+    early_stopping: Global___EarlyStopping.ValueType
+    """When a beam search ends. Read only where there are beams."""
+    repetition_penalty: _builtins.float
+    """Divides the positive and multiplies the negative logits of tokens that prompt or output contain.
+    In (0, 10]. Unset: 1, which changes nothing.
+    """
+    presence_penalty: _builtins.float
+    """Subtracted once from the logits of tokens that the output contains. In [-2, 2]."""
+    frequency_penalty: _builtins.float
+    """Subtracted from a token's logit as often as the output contains the token. In [-2, 2]."""
     ignore_eos: _builtins.bool
     """Do not end at the model's end-of-sequence token."""
     logprobs: _builtins.bool
-    """Report the log-probability of each generated token."""
+    """Report the log-probability of each generated token, under the model's own distribution: before
+    all the changes above.
+    """
+    top_logprobs: _builtins.int
+    """Report those of so many most likely tokens in its place too. At most 20; needs `logprobs`."""
+    prompt_logprobs: _builtins.int
+    """Report the log-probabilities of the prompt's tokens, and of so many most likely ones in the
+    place of each. At most 20. Unset: report none.
+    """
+    speculate: _builtins.bool
+    """Let a draft propose tokens, which changes no result. Unset: as the workers are set."""
+    @_builtins.property
+    def logit_bias(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogitBias]:
+        """What is added to the logits of some tokens. At most 300, each token once."""
+
+    @_builtins.property
+    def bad_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Texts not to be generated. At most 64, each 1 to 256 bytes of UTF-8. The router bans the tokens
+        that the tokenizer makes of each, with a space before it and without; spelt in other tokens it
+        may still come.
+        """
+
+    @_builtins.property
+    def bad_token_ids(self) -> _containers.RepeatedCompositeFieldContainer[Global___BadTokens]:
+        """Sequences of token ids not to be generated. At most 256, those made of `bad_words` among them."""
+
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Generation ends when one of these ids is generated; the id is part of the output. At most 64."""
@@ -63,27 +170,63 @@ class SamplingParams(_message.Message):
         to 256 bytes of UTF-8.
         """
 
+    @_builtins.property
+    def grammar(self) -> Global___Grammar:
+        """What the whole output has to match. Unset: anything. A grammar that does not compile is
+        INVALID_ARGUMENT. Where `max_tokens` are generated before the grammar is complete, the output is
+        only the beginning of a match.
+        """
+
     def __init__(
         self,
         *,
         max_tokens: _builtins.int | None = ...,
+        min_tokens: _builtins.int = ...,
         temperature: _builtins.float | None = ...,
         top_k: _builtins.int | None = ...,
         top_p: _builtins.float | None = ...,
+        min_p: _builtins.float = ...,
         seed: _builtins.int | None = ...,
+        n: _builtins.int | None = ...,
+        best_of: _builtins.int | None = ...,
+        beam_width: _builtins.int = ...,
+        length_penalty: _builtins.float | None = ...,
+        early_stopping: Global___EarlyStopping.ValueType = ...,
+        repetition_penalty: _builtins.float | None = ...,
+        presence_penalty: _builtins.float = ...,
+        frequency_penalty: _builtins.float = ...,
+        logit_bias: _abc.Iterable[Global___LogitBias] | None = ...,
+        bad_words: _abc.Iterable[_builtins.str] | None = ...,
+        bad_token_ids: _abc.Iterable[Global___BadTokens] | None = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         stop: _abc.Iterable[_builtins.str] | None = ...,
         ignore_eos: _builtins.bool = ...,
         logprobs: _builtins.bool = ...,
+        top_logprobs: _builtins.int = ...,
+        prompt_logprobs: _builtins.int | None = ...,
+        grammar: Global___Grammar | None = ...,
+        speculate: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "max_tokens", b"max_tokens", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_length_penalty", b"_length_penalty", "_max_tokens", b"_max_tokens", "_n", b"_n", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_speculate", b"_speculate", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "best_of", b"best_of", "grammar", b"grammar", "length_penalty", b"length_penalty", "max_tokens", b"max_tokens", "n", b"n", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "speculate", b"speculate", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "seed", b"seed", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_length_penalty", b"_length_penalty", "_max_tokens", b"_max_tokens", "_n", b"_n", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_speculate", b"_speculate", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "bad_token_ids", b"bad_token_ids", "bad_words", b"bad_words", "beam_width", b"beam_width", "best_of", b"best_of", "early_stopping", b"early_stopping", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "length_penalty", b"length_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "speculate", b"speculate", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__best_of: _TypeAlias = _typing.Literal["best_of"]  # noqa: Y015
+    _WhichOneofArgType__best_of: _TypeAlias = _typing.Literal["_best_of", b"_best_of"]  # noqa: Y015
+    _WhichOneofReturnType__length_penalty: _TypeAlias = _typing.Literal["length_penalty"]  # noqa: Y015
+    _WhichOneofArgType__length_penalty: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
+    _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    _WhichOneofReturnType__speculate: _TypeAlias = _typing.Literal["speculate"]  # noqa: Y015
+    _WhichOneofArgType__speculate: _TypeAlias = _typing.Literal["_speculate", b"_speculate"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
     _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
     _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
@@ -91,9 +234,21 @@ class SamplingParams(_message.Message):
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__best_of) -> _WhichOneofReturnType__best_of | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__length_penalty) -> _WhichOneofReturnType__length_penalty | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__speculate) -> _WhichOneofReturnType__speculate | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
     @_typing.overload
@@ -102,3 +257,90 @@ class SamplingParams(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
 
 Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
+
+@_typing.final
+class LogitBias(_message.Message):
+    """What is added to one token's logit."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    BIAS_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    """The token, in [0, vocab_size)."""
+    bias: _builtins.float
+    """What is added. In [-100, 100]."""
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        bias: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bias", b"bias", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogitBias: _TypeAlias = LogitBias  # noqa: Y015
+
+@_typing.final
+class BadTokens(_message.Message):
+    """Tokens that must not follow each other in this order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The ids, 1 to 32, each in [0, vocab_size)."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BadTokens: _TypeAlias = BadTokens  # noqa: Y015
+
+@_typing.final
+class Grammar(_message.Message):
+    """What the whole output has to match, in one of several languages."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    EBNF_FIELD_NUMBER: _builtins.int
+    json_schema: _builtins.str
+    """A JSON schema; the output is a JSON document that fits it, with its properties in the order of
+    the schema and any whitespace, or none where the schema says
+    `"x-guidance": {"whitespace_flexible": false}`.
+    """
+    regex: _builtins.str
+    """A regular expression; anchors may be left out."""
+    ebnf: _builtins.str
+    """A grammar in extended Backus-Naur form: that of llama.cpp (`root ::= ...`), or that of Lark
+    (`start: ...`) as llguidance has it.
+    """
+    def __init__(
+        self,
+        *,
+        json_schema: _builtins.str = ...,
+        regex: _builtins.str = ...,
+        ebnf: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ebnf", b"ebnf", "json_schema", b"json_schema", "regex", b"regex", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ebnf", b"ebnf", "json_schema", b"json_schema", "regex", b"regex", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_text: _TypeAlias = _typing.Literal["json_schema", "regex", "ebnf"]  # noqa: Y015
+    _WhichOneofArgType_text: _TypeAlias = _typing.Literal["text", b"text"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_text) -> _WhichOneofReturnType_text | None: ...
+
+Global___Grammar: _TypeAlias = Grammar  # noqa: Y015

@@ -24,7 +24,7 @@ class WorkerAdmin(pb_grpc.AdminServicer):
         return pb.GetLoadResponse(
             state=pb.WORKER_STATE_DRAINING if draining else pb.WORKER_STATE_READY,
             progress=1.0,
-            num_waiting=stats.num_waiting + stats.num_awaiting_kv,
+            num_waiting=stats.num_waiting + stats.num_awaiting_kv + stats.num_swapped,
             num_running=stats.num_running,
             num_blocks=stats.num_blocks,
             num_held_blocks=stats.num_held_blocks,

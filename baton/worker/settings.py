@@ -27,9 +27,14 @@ class WorkerSettings(ServingSettings):
     )
     block_size: int = Field(16, ge=1, description="Tokens in a KV block; equal on all workers.")
     num_blocks: int | None = Field(
-        None, ge=1, description="KV blocks in the pool. Unset: as many as --kv-cache-bytes hold."
+        None,
+        ge=1,
+        description="KV blocks in the pool of each cache group. Unset: as many as "
+        "--kv-cache-bytes hold.",
     )
-    kv_cache_bytes: int = Field(512 * 2**20, ge=1, description="Size of the KV pool in bytes.")
+    kv_cache_bytes: int = Field(
+        512 * 2**20, ge=1, description="Size of the KV pools together, in bytes."
+    )
     max_model_len: int | None = Field(
         None, ge=1, description="Tokens of one sequence at most. Unset: the model's own length."
     )
@@ -41,6 +46,57 @@ class WorkerSettings(ServingSettings):
         "CPU, 2048 on a GPU.",
     )
     prefix_caching: bool = Field(True, description="Reuse the KV of equal prompt beginnings.")
+    policy: Literal[
+        "fcfs", "priority", "prefill-first", "decode-first", "deadline", "shortest-prefill"
+    ] = Field(
+        "decode-first",
+        description="Who is served first. fcfs: strictly in order of arrival. priority: the "
+        "smallest priority of a request, ageing. prefill-first: new prompts; first tokens come "
+        "soonest, later ones wait. decode-first: what already generates, so that no prompt holds "
+        "it up. deadline: whose first token is due first. shortest-prefill: as decode-first, then "
+        "short prompts before long ones, ageing.",
+    )
+    max_cache_reads: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens attended to in one step, summed over its sequences: keeps steps short "
+        "when many long sequences run. Unset: no limit.",
+    )
+    long_prefill_threshold: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens of one prompt in one step, so that a long prompt leaves room for "
+        "others in each step. Unset: as many as the step takes.",
+    )
+    free_block_margin: int = Field(
+        0,
+        ge=0,
+        description="KV blocks that stay free, for what runs to grow into, when a new request is "
+        "let in. Larger: fewer preemptions, fewer requests at once.",
+    )
+    full_sequence_must_fit: bool = Field(
+        False,
+        description="Start a prompt only if all of it fits into the KV blocks that are free now. "
+        "A prefill for another worker always waits for that.",
+    )
+    preemption: Literal["auto", "recompute", "swap"] = Field(
+        "auto",
+        description="What becomes of the KV of a sequence that must make room. recompute: it is "
+        "computed again. swap: it waits in host memory, as far as --swap-bytes reach. auto: what "
+        "is expected to take less time.",
+    )
+    swap_bytes: int = Field(
+        0, ge=0, description="Host memory for the KV of preempted sequences, in bytes; 0 is none."
+    )
+    max_drafts: int = Field(
+        0,
+        ge=0,
+        description="Tokens guessed from the text so far, and verified, in one step of a "
+        "sequence. Changes no result; faster where outputs repeat their prompt. 0: no guessing.",
+    )
+    speculate: bool = Field(
+        True, description="Guess, under --max-drafts, for requests that do not say whether to."
+    )
     num_threads: int | None = Field(
         None, ge=1, description="CPU threads of one forward. Unset: as torch decides."
     )
@@ -56,6 +112,15 @@ class WorkerSettings(ServingSettings):
             max_num_seqs=min(self.max_num_seqs, self.max_num_batched_tokens or self.max_num_seqs),
             max_num_batched_tokens=self.max_num_batched_tokens,
             prefix_caching=self.prefix_caching,
+            policy=self.policy,
+            max_cache_reads=self.max_cache_reads,
+            long_prefill_threshold=self.long_prefill_threshold,
+            free_block_margin=self.free_block_margin,
+            full_sequence_must_fit=self.full_sequence_must_fit,
+            preemption=self.preemption,
+            swap_bytes=self.swap_bytes,
+            max_drafts=self.max_drafts,
+            speculate=self.speculate,
             num_threads=self.num_threads,
         )
 

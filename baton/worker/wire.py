@@ -1,10 +1,15 @@
 """Messages of `baton.v1` to engine data and back, for both roles."""
 
+import time
+from collections.abc import Sequence
+
+from baton.engine.core.plan import TokenLogprobs
 from baton.engine.core.sequence import FinishReason, KvSource, Purpose
-from baton.engine.engine import EngineRequest
+from baton.engine.messages import EngineRequest
 from baton.params_wire import from_proto
 from baton.v1 import decode_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
+from kvtransfer.wire import top_logprobs_to_message
 
 _FINISH_REASONS = {
     FinishReason.END_OF_SEQUENCE: pb.FINISH_REASON_END_OF_SEQUENCE,
@@ -22,12 +27,17 @@ def finish_reason_to_message(reason: FinishReason | None) -> pb.FinishReason.Val
 
 def engine_request(
     message: "prefill_pb2.PrefillRequest | decode_pb2.DecodeGenerateRequest",
+    time_remaining: float | None,
     *,
     purpose: Purpose = Purpose.GENERATE,
     kv_source: KvSource = KvSource.LOCAL,
 ) -> EngineRequest:
-    """The sequence a message asks for. Raises `InvalidArgumentError` for parameters out of bounds;
-    the engine checks the rest."""
+    """The request a message asks for, arriving now.
+
+    `time_remaining` is that of the call, in seconds; None: it has no deadline. Raises
+    `InvalidArgumentError` for parameters out of bounds; the engine checks the rest.
+    """
+    arrival = time.monotonic()
     return EngineRequest(
         request_id=message.request_id,
         token_ids=tuple(message.token_ids),
@@ -35,4 +45,16 @@ def engine_request(
         num_prompt_tokens=message.num_prompt_tokens,
         purpose=purpose,
         kv_source=kv_source,
+        priority=message.priority,
+        arrival_time=arrival,
+        first_token_deadline=None if time_remaining is None else arrival + time_remaining,
     )
+
+
+def top_logprobs_to_messages(
+    logprobs: Sequence[TokenLogprobs | None], num_top: int
+) -> list[pb.TopLogprobs]:
+    """One per token; none where none were asked for."""
+    if not num_top:
+        return []
+    return [pb.TopLogprobs() if p is None else top_logprobs_to_message(p) for p in logprobs]

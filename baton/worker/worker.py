@@ -25,7 +25,7 @@ from baton.serving.channels import Channels
 from baton.serving.server import Server
 from baton.worker.settings import WorkerSettings
 from kvtransfer.handle import Pairing
-from kvtransfer.wire import layout_to_message
+from kvtransfer.wire import serialize_layouts
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Worker:
     def pairing(self) -> Pairing:
         """What another worker must share to exchange blocks with this one."""
         engine = self.engine.engine
-        return Pairing(engine.info.fingerprint, engine.pool.layout)
+        return Pairing(engine.info.fingerprint, engine.cache.layouts)
 
     async def drain(self) -> None:
         """Takes no new work from now on."""
@@ -108,7 +108,7 @@ class Worker:
             stack.push_async_callback(self.server.stop)
             self.server.on_drain(self.drain)
             serving = asyncio.create_task(self.server.run_until_signal())
-            starting = asyncio.create_task(self._start(stack))
+            starting = asyncio.create_task(self.load(stack))
             failing = asyncio.create_task(self._failed.wait())
             await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
@@ -120,8 +120,11 @@ class Worker:
                 raise UnavailableError("the engine failed; see the log above")
             await serving
 
-    async def _start(self, stack: AsyncExitStack) -> None:
-        """Loads the model, starts the engine, and makes the worker known."""
+    async def load(self, stack: AsyncExitStack) -> None:
+        """Loads the model, starts the engine, and makes the worker known. The server has started.
+
+        Closing `stack` undoes it.
+        """
         loaded = await asyncio.to_thread(
             Engine.from_pretrained,
             self.settings.model_path,
@@ -150,6 +153,7 @@ class Worker:
 
     def _record(self) -> WorkerRecord:
         engine = self.engine.engine
+        pool = engine.cache.pools[0]  # the one that sees furthest back: it bounds a sequence
         return WorkerRecord(
             id=self.id,
             role=self.role,
@@ -158,12 +162,12 @@ class Worker:
             epoch=self.epoch,
             model=engine.info.name,
             fingerprint=engine.info.fingerprint,
-            layout=layout_to_message(engine.pool.layout).SerializeToString(deterministic=True),
+            layout=serialize_layouts(engine.cache.layouts),
             tokenizer_hash=engine.info.namespace.tokenizer,
-            kv_dtype=engine.pool.layout.dtype,
-            block_size=engine.pool.layout.block_size,
+            kv_dtype=pool.layout.dtype,
+            block_size=pool.layout.block_size,
             max_model_len=engine.info.max_model_len,
-            num_blocks=engine.pool.num_blocks,
+            num_blocks=pool.num_blocks,
         )
 
     def _on_progress(self, phase: str, fraction: float) -> None:

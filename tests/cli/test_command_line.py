@@ -60,7 +60,7 @@ def test_an_address_where_nothing_answers_is_told_with_what_to_do(arguments: lis
 def test_a_bad_parameter_is_one_sentence() -> None:
     result = CliRunner().invoke(app, ["generate", "x", "--top-p", "2"])
     assert result.exit_code == 1
-    assert "top_p: is 2.0; must be in (0, 1]" in result.stderr
+    assert "--top-p: is 2.0; must be in (0, 1]" in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 

@@ -47,6 +47,32 @@ def test_generate_as_json_has_everything(cluster: LocalCluster) -> None:
     assert answer["seconds"]["total"] > 0
 
 
+def test_generate_gives_several_answers(cluster: LocalCluster) -> None:
+    arguments = ["generate", PROMPT, "--max-tokens", "6", "--beam-width", "3", "--n", "2"]
+    answer = json.loads(invoke(cluster, *arguments, "--json").stdout)
+    scores = [completion["score"] for completion in answer["completions"]]
+    assert scores == sorted(scores, reverse=True)
+    assert len(scores) == 2
+    assert invoke(cluster, *arguments).stdout.startswith(f"[1, score {scores[0]:.4f}]\n")
+
+
+def test_generate_answers_in_the_form_that_is_asked_for(cluster: LocalCluster) -> None:
+    result = invoke(cluster, "generate", PROMPT, "--regex", "(yes|no), [0-9]+!", "--seed", "3")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.split(",")[0] in ("yes", "no")
+    refused = invoke(cluster, "generate", PROMPT, "--regex", "([")
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith("baton: grammar: ")
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_generate_tells_logprobs_as_json(cluster: LocalCluster) -> None:
+    arguments = ["--max-tokens", "3", "--logprobs", "2", "--prompt-logprobs", "0", "--json"]
+    answer = json.loads(invoke(cluster, "generate", PROMPT, *arguments).stdout)
+    assert [len(token["top"]) for token in answer["logprobs"]] == [2, 2, 2]
+    assert len(answer["prompt_logprobs"]) == answer["usage"]["num_prompt_tokens"] - 1
+
+
 def test_generate_stops_at_a_text(cluster: LocalCluster) -> None:
     stop = expected(cluster, 24).split()[1]
     result = invoke(cluster, "generate", PROMPT, "--max-tokens", "24", "--stop", stop, "--json")

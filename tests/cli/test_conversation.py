@@ -17,7 +17,9 @@ class FakeClient:
         self.asked: list[list[Message]] = []
 
     @contextmanager
-    def generate(self, prompt: list[Message], params: SamplingParams) -> Iterator[Iterator[Chunk]]:
+    def generate(
+        self, prompt: list[Message], params: SamplingParams, *, priority: int
+    ) -> Iterator[Iterator[Chunk]]:
         self.asked.append(prompt)
         yield self._chunks()
 

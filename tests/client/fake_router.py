@@ -46,6 +46,24 @@ def finished() -> pb.GenerateResponse:
 ANSWER = [accepted(), tokens(0, [5, 6], "Hel"), tokens(2, [7], "lo"), finished()]
 
 
+def of(index: int, event: pb.GenerateResponse, **fields: object) -> pb.GenerateResponse:
+    """The same event of another sequence, with these fields too."""
+    part = getattr(event, event.WhichOneof("event"))
+    part.MergeFrom(type(part)(sequence_index=index, **fields))
+    return event
+
+
+TWO = [
+    accepted(),
+    of(1, tokens(0, [5], "He")),
+    of(0, tokens(0, [8], "Y")),
+    of(1, tokens(1, [6], "y")),
+    of(1, finished(), score=-0.5),
+    of(0, tokens(1, [9], "o")),
+    of(0, finished(), score=-0.25),
+]
+
+
 class FakeRouter(InferenceServicer, AdminServicer):
     """Answers `script`, whose exceptions it raises and whose None makes it wait for the end.
 

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from baton import AsyncClient, errors
+from baton import AsyncClient, SamplingParams, errors
 
-from .fake_router import ANSWER, accepted
+from .fake_router import ANSWER, TWO, accepted
 
 
 @pytest_asyncio.fixture
@@ -32,6 +32,18 @@ async def test_text_and_tokens_are_the_whole_answer_even_after_some_was_read(cli
     await anext(generation)
     assert await generation.text() == "Hello"
     assert await generation.token_ids() == [5, 6, 7]
+
+
+async def test_several_sequences_are_put_together(client, router):
+    router.script = TWO
+    generation = client.generate("Hi", SamplingParams(n=2, temperature=1.0), priority=3)
+    assert await generation.texts() == ["Yo", "Hey"]
+    assert await generation.token_ids() == [8, 9]
+    completions = await generation.completions()
+    assert [completion.finished.sequence_index for completion in completions] == [0, 1]
+    assert generation.finished is completions[0].finished
+    assert generation.prompt_logprobs == []
+    assert router.requests[0].priority == 3
 
 
 async def test_the_placement_can_be_waited_for(client, router):

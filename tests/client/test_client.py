@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import pytest
 
 from baton import Client, SamplingParams, errors
-from baton.client import FinishReason, Message
+from baton.client import FinishReason, Message, TokenLogprobs
+from baton.v1 import inference_pb2 as pb
 
-from .fake_router import ANSWER, FakeRouter, accepted, finished, running, tokens
+from .fake_router import ANSWER, TWO, FakeRouter, accepted, finished, running, tokens
 
 
 @pytest.fixture
@@ -57,6 +58,87 @@ def test_the_end_says_why_and_what_it_took(client):
     assert generation.finished.timings.admission == 0.0025
     assert generation.finished.timings.total == 1.0
     assert generation.finished.timings.exposed_transfer is None
+
+
+TWO_ASKED = SamplingParams(n=2, temperature=1.0)
+
+
+def test_several_sequences_come_mixed_and_are_put_together(client, router):
+    router.script = TWO
+    generation = client.generate("Hi", TWO_ASKED)
+    assert [chunk.sequence_index for chunk in generation] == [1, 0, 1, 0]
+    assert generation.texts() == ["Yo", "Hey"]
+    assert generation.text() == "Yo"
+    assert generation.token_ids() == [8, 9]
+    first, second = generation.completions()
+    assert (second.text, second.token_ids, second.logprobs) == ("Hey", (5, 6), (-0.5, -0.5))
+    assert (first.finished.score, second.finished.score) == (-0.25, -0.5)
+    assert generation.finished is first.finished
+
+
+def test_a_generation_is_over_with_its_last_sequence(client, router):
+    router.script = [*TWO[:-1], None]
+    with client.generate("Hi", TWO_ASKED) as generation:
+        for _ in range(4):
+            next(generation)
+        assert generation.finished is None
+
+
+def test_a_stream_without_the_end_of_every_sequence_is_an_error(client, router):
+    router.script = TWO[:-1]
+    with pytest.raises(errors.InternalError):
+        client.generate("Hi", TWO_ASKED).texts()
+
+
+def test_one_completion_is_all_there_is_of_one_sequence(client):
+    generation = client.generate("Hi")
+    assert generation.texts() == ["Hello"]
+    (completion,) = generation.completions()
+    assert completion.finished is generation.finished
+    assert completion.finished.score is None
+    assert completion.top_logprobs == ()
+
+
+def test_the_most_likely_tokens_are_told_with_the_chosen_ones(client, router):
+    top = pb.TopLogprobs(token_ids=[9, 5], logprobs=[-0.25, -0.5])
+    chunk = pb.TokenChunk(token_ids=[5], text="a", logprobs=[-0.5], top_logprobs=[top])
+    router.script = [accepted(), pb.GenerateResponse(tokens=chunk), finished()]
+    generation = client.generate("Hi", SamplingParams(logprobs=True, top_logprobs=2))
+    assert next(generation).top_logprobs == ({9: -0.25, 5: -0.5},)
+    assert list(generation.completions()[0].top_logprobs[0]) == [9, 5]
+
+
+@pytest.mark.parametrize("with_top", [True, False])
+def test_the_prompt_s_logprobs_are_there_with_the_first_chunk(client, router, with_top):
+    tops = [pb.TopLogprobs(token_ids=[i], logprobs=[-0.125]) for i in range(3)]
+    scored = [
+        pb.PromptLogprobs(
+            position=1 + start,
+            logprobs=[-float(i) for i in range(start, stop)],
+            top_logprobs=tops[start:stop] if with_top else [],
+        )
+        for start, stop in ((0, 2), (2, 3))
+    ]
+    events = [pb.GenerateResponse(prompt_logprobs=message) for message in scored]
+    router.script = [accepted(), *events, *ANSWER[1:]]
+    generation = client.generate("Hi", SamplingParams(prompt_logprobs=1))
+    next(generation)
+    assert generation.prompt_logprobs == [
+        TokenLogprobs(-float(i), {i: -0.125} if with_top else {}) for i in range(3)
+    ]
+    assert generation.text() == "Hello"
+
+
+def test_the_priority_is_sent(client, router):
+    client.generate("Hi", priority=-7).text()
+    client.generate("Hi").text()
+    assert [request.priority for request in router.requests] == [-7, 0]
+
+
+@pytest.mark.parametrize("priority", [2**31, -(2**31) - 1, 0.5])
+def test_a_priority_that_cannot_be_sent_is_refused(client, priority):
+    with pytest.raises(errors.InvalidArgumentError, match="priority"):
+        client.generate("Hi", priority=priority)
 
 
 @pytest.mark.parametrize(

@@ -2,32 +2,79 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baton.errors import InvalidArgumentError
 from baton.params_wire import from_proto, to_proto
-from baton.sampling import SamplingParams
+from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
 from baton.v1 import sampling_pb2 as pb
 
+ids = st.integers(0, 2**32 - 1)
+texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
+grammars = st.builds(Grammar, st.sampled_from(GrammarKind), texts)
 
-def test_parameters_come_back_as_they_left():
-    params = SamplingParams(
-        max_tokens=7,
-        temperature=0.5,
-        top_k=3,
-        top_p=0.25,
-        seed=2**64 - 1,
-        stop_token_ids=(1, 2),
-        stop=("a", "ö"),
-        ignore_eos=True,
-        logprobs=True,
-    )
-    assert from_proto(to_proto(params), default_seed=9) == params
+anyone = {
+    "max_tokens": st.integers(8, 2**32 - 1),
+    "min_tokens": st.integers(0, 8),
+    "seed": st.integers(0, 2**64 - 1),
+    "length_penalty": st.floats(-10, 10),
+    "early_stopping": st.sampled_from(EarlyStopping),
+    "repetition_penalty": st.floats(0, 10, exclude_min=True),
+    "presence_penalty": st.floats(-2, 2),
+    "frequency_penalty": st.floats(-2, 2),
+    "logit_bias": st.dictionaries(ids, st.floats(-100, 100), max_size=4).map(
+        lambda biases: tuple(biases.items())
+    ),
+    "bad_words": st.lists(texts, max_size=3).map(tuple),
+    "bad_token_ids": st.lists(st.lists(ids, min_size=1, max_size=3).map(tuple), max_size=3).map(
+        tuple
+    ),
+    "stop_token_ids": st.lists(ids, max_size=3).map(tuple),
+    "ignore_eos": st.booleans(),
+    "prompt_logprobs": st.none() | st.integers(0, 20),
+}
+samples = st.builds(
+    SamplingParams,
+    **anyone,
+    temperature=st.floats(0, 100, exclude_min=True),
+    top_k=st.integers(0, 2**32 - 1),
+    top_p=st.floats(0, 1, exclude_min=True),
+    min_p=st.floats(0, 1),
+    n=st.integers(1, 4),
+    best_of=st.none() | st.integers(4, 16),
+    stop=st.lists(texts, max_size=4).map(tuple),
+    logprobs=st.just(True),
+    top_logprobs=st.integers(0, 20),
+    grammar=st.none() | grammars,
+    speculate=st.none() | st.booleans(),
+)
+beams = st.builds(
+    SamplingParams,
+    **anyone,
+    n=st.integers(1, 2),
+    beam_width=st.integers(2, 16),
+    logprobs=st.booleans(),
+    speculate=st.none() | st.just(False),
+)
+
+
+@given(samples | beams)
+def test_parameters_come_back_as_they_left(params):
+    over_the_wire = pb.SamplingParams.FromString(to_proto(params).SerializeToString())
+    assert from_proto(over_the_wire, default_seed=9) == params
+
+
+def test_every_field_of_the_parameters_is_a_field_of_the_message():
+    assert set(SamplingParams.__slots__) == set(pb.SamplingParams.DESCRIPTOR.fields_by_name)
 
 
 def test_every_field_is_set_even_at_its_default():
     message = to_proto(SamplingParams())
-    for name in ("max_tokens", "temperature", "top_k", "top_p", "seed"):
-        assert message.HasField(name)
+    for field in pb.SamplingParams.DESCRIPTOR.fields:
+        stays_unset = ("best_of", "prompt_logprobs", "grammar", "speculate")
+        if field.has_presence and field.name not in stays_unset:
+            assert message.HasField(field.name), field.name
     assert from_proto(message, default_seed=9) == SamplingParams()
 
 
@@ -39,12 +86,24 @@ def test_a_seed_of_zero_is_a_seed():
     assert from_proto(pb.SamplingParams(seed=0), default_seed=9).seed == 0
 
 
+def test_no_prompt_logprobs_differ_from_those_of_no_others():
+    assert from_proto(pb.SamplingParams(prompt_logprobs=0), default_seed=0).prompt_logprobs == 0
+
+
 @pytest.mark.parametrize(
     ("message", "field"),
     [
         (pb.SamplingParams(max_tokens=0), "sampling.max_tokens"),
         (pb.SamplingParams(top_p=0.0), "sampling.top_p"),
         (pb.SamplingParams(temperature=float("nan")), "sampling.temperature"),
+        (pb.SamplingParams(n=0), "sampling.n"),
+        (pb.SamplingParams(best_of=0), "sampling.best_of"),
+        (pb.SamplingParams(beam_width=1), "sampling.beam_width"),
+        (pb.SamplingParams(repetition_penalty=0), "sampling.repetition_penalty"),
+        (pb.SamplingParams(early_stopping=7), "sampling.early_stopping"),
+        (pb.SamplingParams(grammar=pb.Grammar()), "sampling.grammar"),
+        (pb.SamplingParams(grammar=pb.Grammar(regex="")), "sampling.grammar.regex"),
+        (pb.SamplingParams(bad_token_ids=[pb.BadTokens()]), "sampling.bad_token_ids[0]"),
     ],
 )
 def test_a_value_out_of_bounds_names_its_field(message, field):
@@ -58,17 +117,14 @@ def test_a_value_out_of_bounds_names_its_field(message, field):
     [
         (SamplingParams(max_tokens=2**32), "sampling.max_tokens"),
         (SamplingParams(stop_token_ids=(1, -1)), "sampling.stop_token_ids[1]"),
+        (SamplingParams(logit_bias=((2**32, 1.0),)), "sampling.logit_bias[0]"),
+        (SamplingParams(bad_token_ids=((1,), (1, 2**32))), "sampling.bad_token_ids[1][1]"),
     ],
 )
 def test_a_number_the_message_cannot_hold_names_its_field(params, field):
     with pytest.raises(InvalidArgumentError) as caught:
         to_proto(params)
     assert caught.value.field == field
-
-
-def test_a_passage_over_the_wire_twice_changes_nothing_more():
-    once = from_proto(to_proto(SamplingParams(temperature=0.7, top_p=0.9)), default_seed=0)
-    assert from_proto(to_proto(once), default_seed=0) == once
 
 
 def test_the_client_imports_nothing_heavy():

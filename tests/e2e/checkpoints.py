@@ -15,6 +15,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from baton.models import locate
+from baton.sampling import EarlyStopping, SamplingParams
+
+_EARLY_STOPPING: dict[EarlyStopping, bool | str] = {
+    EarlyStopping.HEURISTIC: False,
+    EarlyStopping.FIRST: True,
+    EarlyStopping.NEVER: "never",
+}
 
 VOCAB_SIZE = 3072
 MAX_LEN = 256
@@ -25,6 +32,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3", "head_dim": 16},
     "mistral-short-window": {"model_type": "mistral", "sliding_window": 24},
     "mistral-long-window": {"model_type": "mistral", "sliding_window": 4096},
+    # Layers that see all, and layers that see little: two cache groups.
+    "qwen2-two-groups": {
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 21,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "gemma3-two-groups": {
+        "model_type": "gemma3_text",
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
 }
 
 
@@ -108,3 +129,29 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
     generator = torch.Generator().manual_seed(1000 * seed + length)
     ids: list[int] = torch.randint(8, VOCAB_SIZE, (length,), generator=generator).tolist()
     return ids
+
+
+def beams(
+    model: str, prompt: list[int], params: SamplingParams
+) -> list[tuple[tuple[int, ...], float]]:
+    """The sequences that the beam search of transformers returns, with their scores, best first."""
+    ids = torch.tensor([prompt])
+    with torch.inference_mode(), _one_thread():
+        out = reference(model).generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=params.max_tokens,
+            num_beams=params.beam_width,
+            num_return_sequences=params.n,
+            length_penalty=params.length_penalty,
+            early_stopping=_EARLY_STOPPING[params.early_stopping],
+            pad_token_id=3,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+    sequences = out.sequences[:, len(prompt) :].tolist()
+    return [
+        (tuple(tokens), score)
+        for tokens, score in zip(sequences, out.sequences_scores.tolist(), strict=True)
+    ]

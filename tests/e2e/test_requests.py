@@ -87,6 +87,30 @@ REFUSED = {
     "no tokens": (sampled(max_tokens=0), "sampling.max_tokens", "at least 1"),
     "5 stops": (sampled(stop=list("abcde")), "sampling.stop", "at most 4"),
     "a long stop": (sampled(stop=["s" * 257]), "sampling.stop[0]", "256 bytes"),
+    "n, greedy": (sampled(n=2), "sampling.n", "must be 1 where sampling.temperature is 0"),
+    "beams, warm": (
+        sampled(beam_width=2, temperature=1),
+        "sampling.beam_width",
+        "must be 0 (off) where sampling.temperature is set",
+    ),
+    "33 beams": (sampled(beam_width=33), "sampling.beam_width", "[2, 16]"),
+    "more tokens than may be": (
+        sampled(min_tokens=20, max_tokens=10),
+        "sampling.min_tokens",
+        "max_tokens = 10",
+    ),
+    "top_logprobs alone": (sampled(top_logprobs=3), "sampling.top_logprobs", "0 where"),
+    "a bias of no token": (
+        sampled(logit_bias=[sampling_pb2.LogitBias(token_id=3072, bias=1)]),
+        "sampling.logit_bias[0]",
+        "[0, 3072)",
+    ),
+    "a grammar of nothing": (sampled(grammar=sampling_pb2.Grammar()), "sampling.grammar", "set"),
+    "a bad word not UTF-8": (
+        with_bad(sampled(bad_words=["a", "good"])),
+        "sampling.bad_words[1]",
+        "UTF-8",
+    ),
     "a long name": (request(request_id="r" * 129), "request_id", "at most 128"),
     "10 MB of text": (request(text="a" * 10 * 2**20), "input.text", "1048576"),
     "10 MB of role": (
@@ -296,7 +320,7 @@ async def test_the_locality_index_learns_what_was_computed(client, cluster):
 
 async def test_flushing_the_caches_makes_a_prompt_new_again(client):
     prompt = prompt_of(64, seed=98)
-    for expected in (0, 48):
+    for expected in (0, 63):
         generation = client.generate(prompt, SamplingParams(max_tokens=2))
         await generation.text()
         assert generation.finished.usage.num_cached_prompt_tokens == expected

@@ -13,7 +13,15 @@ from baton.client_types import FinishReason
 from baton.models import locate
 from baton.sampling import SamplingParams
 
-from .checkpoints import FAMILIES, MAX_LEN, greedy, is_greedy, prompt_of, save_checkpoint
+from .checkpoints import (
+    FAMILIES,
+    MAX_LEN,
+    beams,
+    greedy,
+    is_greedy,
+    prompt_of,
+    save_checkpoint,
+)
 from .watch import load_of, until_nothing_is_held
 
 pytestmark = pytest.mark.e2e
@@ -153,10 +161,13 @@ def family(checkpoint: str) -> Iterator[tuple[LocalCluster, str]]:
         yield running, checkpoint
 
 
+FAST_FAMILIES = ("mistral-short-window", "qwen2-two-groups")
+
+
 @pytest.mark.parametrize(
     "checkpoint",
     [
-        name if name == "mistral-short-window" else pytest.param(name, marks=pytest.mark.slow)
+        name if name in FAST_FAMILIES else pytest.param(name, marks=pytest.mark.slow)
         for name in FAMILIES
     ],
     indirect=True,
@@ -177,6 +188,17 @@ async def test_a_family_s_tokens_are_those_of_transformers(family):
             assert is_greedy(model, prompt, tokens)
         await until_nothing_is_held(cluster)
         await check_endings(client, cluster)
+        await check_beams(client, model)
+        await until_nothing_is_held(cluster)
+
+
+async def check_beams(client: AsyncClient, model: str) -> None:
+    """Sequences that share a prompt, windows or not, are those of transformers too."""
+    prompt = prompt_of(45)
+    searched = params(12, n=2, beam_width=3)
+    completions = await client.generate(prompt, searched).completions()
+    expected = beams(model, prompt, searched)
+    assert [completion.token_ids for completion in completions] == [ids for ids, _ in expected]
 
 
 async def check_endings(client: AsyncClient, cluster: LocalCluster) -> None:

@@ -186,7 +186,7 @@ def handle(**changes: Any) -> kv_transfer_pb2.KvHandle:
         "source_endpoint": "127.0.0.1:1",
         "lease_id": bytes(16),
         "fingerprint": b"another model",
-        "layout": kv_transfer_pb2.KvLayout(tensor_parallel_size=1),
+        "layouts": [kv_transfer_pb2.KvLayout(tensor_parallel_size=1)],
         "num_tokens": 20,
         "integrity": kv_transfer_pb2.INTEGRITY_XXH3_64,
     }
@@ -201,7 +201,7 @@ def handle(**changes: Any) -> kv_transfer_pb2.KvHandle:
         ({"integrity": 77}, FailedPreconditionError, "integrity 77"),
         ({"lease_id": b"short"}, InvalidArgumentError, "has 5 bytes"),
         ({"num_tokens": 21}, InvalidArgumentError, "21"),
-        ({"layout": kv_transfer_pb2.KvLayout()}, FailedPreconditionError, "ranks"),
+        ({"layouts": [kv_transfer_pb2.KvLayout()]}, FailedPreconditionError, "ranks"),
     ],
 )
 async def test_a_decode_worker_refuses_a_handle_before_anything_moves(
@@ -217,7 +217,7 @@ async def test_a_source_that_is_not_there_ends_the_decode_as_unavailable(workers
     record = await prefill_record(cluster)
     gone = handle(
         fingerprint=record.fingerprint,
-        layout=kv_transfer_pb2.KvLayout.FromString(record.layout),
+        layouts=kv_transfer_pb2.KvLayouts.FromString(record.layout).layouts,
     )
     wanted = to_decode(prompt_of(20), handle=gone)
     failure = await failure_of(workers.decode.Generate(wanted, timeout=10.0))
@@ -253,7 +253,7 @@ async def test_a_worker_ends_a_request_whose_blocks_are_on_their_way(workers, cl
         source_endpoint=record.kv_endpoint,
         source_epoch=record.epoch,
         fingerprint=record.fingerprint,
-        layout=kv_transfer_pb2.KvLayout.FromString(record.layout),
+        layouts=kv_transfer_pb2.KvLayouts.FromString(record.layout).layouts,
     )
     wanted = to_decode(prompt_of(20), handle=early)
     call = workers.decode.Generate(wanted, timeout=10.0)

@@ -4,7 +4,7 @@ The side that computes is played by the test: it opens leases and advances them.
 """
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,15 +17,30 @@ from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1.kv_transfer_pb2_grpc import add_KvTransferServicer_to_server
 from kvtransfer.client import KvFetcher
+from kvtransfer.extent import Extent
 from kvtransfer.handle import Handle, Pairing
-from kvtransfer.lease import LeaseTable
-from kvtransfer.service import KvTransferService, ServedPool
+from kvtransfer.lease import Lease, LeaseTable
+from kvtransfer.service import KvTransferService, ServedPools
 
 EPOCH = 7
 CLAIMANT = "decode-0"
 LEASE = bytes(range(16))
-LAYOUT = plan_layout([KvShape(2, 8, 8), KvShape(2, 8, 8)], torch.float32, block_size=4)
-PAIRING = Pairing(b"model-a!", LAYOUT)
+BLOCK_SIZE = 4
+WINDOW = 6
+MODEL = b"model-a!"
+
+Tables = tuple[tuple[int, ...], ...]
+
+
+def layout_of(num_layers: int, head_dim: int = 8, window: int | None = None) -> KvLayout:
+    shapes = [KvShape(2, head_dim, head_dim)] * num_layers
+    return plan_layout(shapes, torch.float32, BLOCK_SIZE, window)
+
+
+LAYOUT = layout_of(2)
+WINDOWED = layout_of(3, 4, WINDOW)
+PLAIN = (LAYOUT,)
+HYBRID = (LAYOUT, WINDOWED)
 
 
 def pool_of(num_blocks: int, layout: KvLayout = LAYOUT) -> KvPool:
@@ -33,12 +48,12 @@ def pool_of(num_blocks: int, layout: KvLayout = LAYOUT) -> KvPool:
     return KvPool(layout, num_blocks, torch.device("cpu"))
 
 
-def filled_pool(num_blocks: int) -> KvPool:
+def filled_pool(num_blocks: int, layout: KvLayout = LAYOUT) -> KvPool:
     """A pool whose every block has bytes of its own."""
-    pool = pool_of(num_blocks)
+    pool = pool_of(num_blocks, layout)
     generator = torch.Generator().manual_seed(num_blocks)
-    for block in range(num_blocks):
-        noise = torch.randint(256, (LAYOUT.block_bytes,), dtype=torch.uint8, generator=generator)
+    for block in range(1, num_blocks + 1):
+        noise = torch.randint(256, (layout.block_bytes,), dtype=torch.uint8, generator=generator)
         pool.write_block(block, noise.numpy().tobytes())
     return pool
 
@@ -47,29 +62,48 @@ def contents(pool: KvPool, block_ids: tuple[int, ...]) -> list[bytes]:
     return [bytes(pool.read_block(block)) for block in block_ids]
 
 
-def allocation(block_ids: tuple[int, ...], num_hits: int = 0) -> ExternalAllocation:
-    return ExternalAllocation("request", block_ids, num_hits)
+def untouched(pool: KvPool, block_ids: tuple[int, ...]) -> bool:
+    return not any(any(block) for block in contents(pool, block_ids))
+
+
+def allocation(*tables: tuple[int, ...], num_hits: int = 0) -> ExternalAllocation:
+    return ExternalAllocation("request", tables, num_hits)
 
 
 @dataclass
 class Transfer:
-    """Both ends: the source's leases and pool, and the fetcher over the target's pool."""
+    """Both ends: the source's leases and pools, and the fetcher over the target's pools."""
 
     endpoint: str
     leases: LeaseTable
-    source: KvPool
-    target: KvPool
+    sources: list[KvPool]
+    targets: list[KvPool]
     fetcher: KvFetcher
     channels: Channels
 
-    def handle(self, **changes: Any) -> Handle:
+    @property
+    def source(self) -> KvPool:
+        return self.sources[0]
+
+    @property
+    def target(self) -> KvPool:
+        return self.targets[0]
+
+    def lease(self, num_blocks: int) -> AbstractContextManager[Lease]:
+        """Of a prompt that fills so many blocks."""
+        return self.lease_of(num_blocks * BLOCK_SIZE)
+
+    def lease_of(self, num_tokens: int) -> AbstractContextManager[Lease]:
+        return self.leases.open(LEASE, CLAIMANT, Extent(num_tokens, BLOCK_SIZE))
+
+    def handle(self, num_blocks: int = 4, **changes: Any) -> Handle:
         fields = {
             "source_worker": "prefill-0",
             "source_endpoint": self.endpoint,
             "source_epoch": EPOCH,
             "lease_id": LEASE,
-            "pairing": PAIRING,
-            "num_tokens": 16,
+            "pairing": Pairing(MODEL, tuple(pool.layout for pool in self.sources)),
+            "num_tokens": num_blocks * BLOCK_SIZE,
             "block_hashes": (),
         }
         return Handle(**{**fields, **changes})
@@ -77,19 +111,25 @@ class Transfer:
 
 @asynccontextmanager
 async def transfer(
-    num_blocks: int = 8, *, servicer: Any = None, pairing: Pairing = PAIRING
+    num_blocks: int = 8,
+    *,
+    layouts: tuple[KvLayout, ...] = PLAIN,
+    servicer: Any = None,
+    pairing: Pairing | None = None,
 ) -> AsyncIterator[Transfer]:
     """Both ends on one event loop. `servicer` replaces ours; `pairing` is the target's."""
-    source, target = filled_pool(num_blocks), pool_of(num_blocks, pairing.layout)
+    ours, theirs = Pairing(MODEL, layouts), pairing or Pairing(MODEL, layouts)
+    sources = [filled_pool(num_blocks, layout) for layout in ours.layouts]
+    targets = [pool_of(num_blocks, layout) for layout in theirs.layouts]
     leases = LeaseTable()
-    ours = KvTransferService(leases, lambda: ServedPool(source, PAIRING, EPOCH))
+    service = KvTransferService(leases, lambda: ServedPools(sources, ours, EPOCH))
     server = Server(ServingSettings())
-    server.add(add_KvTransferServicer_to_server, servicer or ours)
+    server.add(add_KvTransferServicer_to_server, servicer or service)
     await server.start()
     channels = Channels()
-    fetcher = KvFetcher(target, pairing, CLAIMANT, channels.get)
+    fetcher = KvFetcher(targets, theirs, CLAIMANT, channels.get)
     try:
-        yield Transfer(server.endpoint, leases, source, target, fetcher, channels)
+        yield Transfer(server.endpoint, leases, sources, targets, fetcher, channels)
     finally:
         await channels.close()
         await server.stop(0.0)

@@ -11,11 +11,14 @@ from baton.errors import (
     NotFoundError,
     UnavailableError,
 )
+from kvtransfer.extent import Extent
 from kvtransfer.handle import FirstToken
 from kvtransfer.lease import Lease, LeaseState, LeaseTable
 
 ID, OTHER_ID = b"a" * 16, b"b" * 16
-TOKEN = FirstToken(0, 42, None)
+TOKEN = FirstToken(0, 42)
+EXTENT = Extent(num_tokens=11, block_size=4)
+TABLES = ((1, 2, 3),)
 
 
 async def settled() -> None:
@@ -26,8 +29,8 @@ async def settled() -> None:
 
 async def test_a_confirmed_lease_cannot_be_confirmed_again():
     table = LeaseTable()
-    with table.open(ID, "d") as lease:
-        lease.advance((1, 2), 1)
+    with table.open(ID, "d", EXTENT) as lease:
+        lease.advance(((1, 2),), 1)
         lease.complete(TOKEN)
         table.confirm(ID, lease.generation)
         with pytest.raises(NotFoundError):
@@ -38,8 +41,8 @@ async def test_a_confirmed_lease_cannot_be_confirmed_again():
 
 async def test_a_lease_that_is_still_computed_cannot_be_confirmed():
     table = LeaseTable()
-    with table.open(ID, "d") as lease:
-        lease.advance((1, 2), 1)
+    with table.open(ID, "d", EXTENT) as lease:
+        lease.advance(((1, 2),), 1)
         with pytest.raises(NotFoundError):
             table.confirm(ID, lease.generation)
         assert not lease.is_over
@@ -47,9 +50,9 @@ async def test_a_lease_that_is_still_computed_cannot_be_confirmed():
 
 async def test_a_confirmation_of_another_generation_is_refused_and_the_lease_goes_on():
     table = LeaseTable()
-    with table.open(ID, "d"):
+    with table.open(ID, "d", EXTENT):
         pass
-    with table.open(ID, "d") as lease:
+    with table.open(ID, "d", EXTENT) as lease:
         lease.complete(TOKEN)
         with pytest.raises(FailedPreconditionError, match=r"generation is 2, .* is 1"):
             table.confirm(ID, 1)
@@ -65,7 +68,7 @@ async def test_a_claim_may_come_before_its_lease():
 
     claiming = asyncio.create_task(claim())
     await settled()
-    with table.open(ID, "d") as lease:
+    with table.open(ID, "d", EXTENT) as lease:
         assert await claiming is lease
 
 
@@ -74,7 +77,7 @@ async def test_a_claim_whose_lease_never_comes_gives_up():
     with pytest.raises(NotFoundError, match=r"within 0\.01 s"):
         async with table.claim(ID, "d", timeout=0.01):
             pass
-    with table.open(ID, "d") as lease:
+    with table.open(ID, "d", EXTENT) as lease:
         assert not lease.is_claimed
 
 
@@ -89,14 +92,14 @@ async def test_a_claim_that_is_called_off_while_it_waits_leaves_the_lease_to_the
     await settled()
     claiming.cancel()
     await asyncio.gather(claiming, return_exceptions=True)
-    with table.open(ID, "d"):
+    with table.open(ID, "d", EXTENT):
         async with table.claim(ID, "d", timeout=0.01) as lease:
             assert lease.is_claimed
 
 
 async def test_another_worker_s_claim_is_refused_and_changes_nothing():
     table = LeaseTable()
-    with table.open(ID, "d") as lease:
+    with table.open(ID, "d", EXTENT) as lease:
         with pytest.raises(NotFoundError):
             async with table.claim(ID, "another", timeout=0.01):
                 pass
@@ -116,7 +119,7 @@ async def test_another_worker_s_early_claim_does_not_stand_in_the_way():
     await settled()
     owner = asyncio.create_task(claim("d"))
     await settled()
-    with table.open(ID, "d") as lease:
+    with table.open(ID, "d", EXTENT) as lease:
         assert await owner is lease
     thief.cancel()
     with pytest.raises((NotFoundError, asyncio.CancelledError)):
@@ -125,7 +128,7 @@ async def test_another_worker_s_early_claim_does_not_stand_in_the_way():
 
 async def test_a_second_claim_is_refused():
     table = LeaseTable()
-    with table.open(ID, "d") as lease:
+    with table.open(ID, "d", EXTENT) as lease:
         async with table.claim(ID, "d", timeout=0.01):
             with pytest.raises(NotFoundError):
                 async with table.claim(ID, "d", timeout=0.01):
@@ -135,7 +138,7 @@ async def test_a_second_claim_is_refused():
 
 async def test_a_claim_that_ends_early_breaks_the_lease():
     table = LeaseTable()
-    with table.open(ID, "d") as lease:
+    with table.open(ID, "d", EXTENT) as lease:
         async with table.claim(ID, "d", timeout=0.01):
             pass
         with pytest.raises(UnavailableError, match="stopped fetching"):
@@ -144,25 +147,81 @@ async def test_a_claim_that_ends_early_breaks_the_lease():
 
 async def test_an_id_can_be_open_once_and_again_afterwards():
     table = LeaseTable()
-    with table.open(ID, "d"), pytest.raises(AlreadyExistsError), table.open(ID, "d"):
+    with (
+        table.open(ID, "d", EXTENT),
+        pytest.raises(AlreadyExistsError),
+        table.open(ID, "d", EXTENT),
+    ):
         pass
-    with table.open(ID, "d"):
+    with table.open(ID, "d", EXTENT):
         assert len(table) == 1
     assert len(table) == 0
 
 
 async def test_blocks_that_were_filled_stay_filled():
     table = LeaseTable()
-    with table.open(ID, "d") as lease:
-        lease.advance((1, 2, 3), 2)
-        lease.advance((1, 2, 3), 1)
-        assert lease.num_filled == 2
+    with table.open(ID, "d", EXTENT) as lease:
+        lease.advance(TABLES, 2)
+        lease.advance(((1, 2),), 1)
+        assert (lease.num_filled, lease.block_ids) == (2, TABLES)
+
+
+async def test_tables_grow_with_what_is_computed_and_lose_what_a_window_has_passed():
+    table = LeaseTable()
+    with table.open(ID, "d", EXTENT) as lease:
+        assert lease.extent.num_blocks == 3
+        lease.advance(((1,), (4,)), 1)
+        lease.advance(((1, 2), (4, 5)), 1)
+        lease.advance(((1, 2, 3), (0, 5, 6)), 2)
+        assert (lease.num_filled, lease.block_ids) == (2, ((1, 2, 3), (0, 5, 6)))
+        lease.complete(TOKEN)
+        assert lease.num_filled == 3
 
 
 async def test_a_waiter_gets_the_reason_for_which_a_lease_broke():
     table = LeaseTable()
-    with table.open(ID, "d") as lease:
+    with table.open(ID, "d", EXTENT) as lease:
         waiting = asyncio.create_task(lease.filled_beyond(0))
+        await settled()
+        lease.end(UnavailableError("the cat"))
+    with pytest.raises(UnavailableError, match="the cat"):
+        await waiting
+
+
+async def test_a_lease_that_is_retracted_is_computed_again_for_whoever_comes():
+    table = LeaseTable()
+    with table.open(ID, "d", EXTENT) as lease:
+        lease.advance(TABLES, 2)
+        lease.complete(TOKEN)
+        lease.retract()
+        assert (lease.state, lease.num_filled) == (LeaseState.COMPUTING, 0)
+        with pytest.raises(NotFoundError):
+            table.confirm(ID, lease.generation)
+        waiting = asyncio.create_task(lease.claimed())
+        await settled()
+        assert not waiting.done()
+        async with table.claim(ID, "d", timeout=0.01):
+            await waiting
+            lease.advance(((4, 5, 6),), 3)
+            lease.complete(TOKEN)
+            assert lease.block_ids == ((4, 5, 6),)
+            table.confirm(ID, lease.generation)
+
+
+async def test_a_claimant_is_awaited_until_its_blocks_are_computed():
+    table = LeaseTable()
+    with table.open(ID, "d", EXTENT) as lease:
+        assert not table.has_awaited
+        async with table.claim(ID, "d", timeout=0.01):
+            assert table.has_awaited
+            lease.complete(TOKEN)
+            assert not table.has_awaited
+
+
+async def test_a_lease_that_breaks_is_never_claimed():
+    table = LeaseTable()
+    with table.open(ID, "d", EXTENT) as lease:
+        waiting = asyncio.create_task(lease.claimed())
         await settled()
         lease.end(UnavailableError("the cat"))
     with pytest.raises(UnavailableError, match="the cat"):
@@ -191,11 +250,11 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule(lease_id=leases)
     def open(self, lease_id: bytes) -> None:
         async def enter() -> None:
-            context = self.table.open(lease_id, "d")
+            context = self.table.open(lease_id, "d", EXTENT)
             lease = context.__enter__()
             self.open_leases[lease_id] = (context, lease)
             self.every.append(lease)
-            for waiting in (lease.over(), lease.filled_beyond(1)):
+            for waiting in (lease.over(), lease.filled_beyond(1), lease.claimed()):
                 self.waiters.append((lease, self.loop.create_task(waiting)))
 
         if lease_id in self.open_leases:
@@ -210,8 +269,17 @@ class LeaseMachine(RuleBasedStateMachine):
     def advance(self, data: st.DataObject, num_filled: int) -> None:
         _, lease = self.open_leases[data.draw(st.sampled_from(sorted(self.open_leases)))]
         before = lease.num_filled
-        lease.advance((4, 5, 6), num_filled)
+        lease.advance(((4, 5, 6),), num_filled)
         assert lease.num_filled >= before
+        self.run()
+
+    @precondition(lambda self: self.open_leases)
+    @rule(data=st.data())
+    def retract(self, data: st.DataObject) -> None:
+        _, lease = self.open_leases[data.draw(st.sampled_from(sorted(self.open_leases)))]
+        if not lease.is_claimed:
+            lease.retract()
+            assert lease.is_over or (lease.state, lease.num_filled) == (LeaseState.COMPUTING, 0)
         self.run()
 
     @precondition(lambda self: self.open_leases)

@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -8,20 +8,31 @@ import pytest
 import torch
 import xxhash
 from loopback import (
+    BLOCK_SIZE,
     CLAIMANT,
     EPOCH,
+    HYBRID,
     LAYOUT,
     LEASE,
-    PAIRING,
+    MODEL,
+    PLAIN,
+    WINDOW,
+    WINDOWED,
+    Tables,
     allocation,
     contents,
+    layout_of,
     transfer,
+    untouched,
 )
 
-from baton.engine.kv_pool import KvShape, plan_layout
+from baton.engine.core.block_pool import NULL_BLOCK
+from baton.engine.core.plan import TokenLogprobs
+from baton.engine.kv_pool import KvLayout, KvShape, plan_layout
 from baton.errors import (
     DataLossError,
     FailedPreconditionError,
+    InternalError,
     InvalidArgumentError,
     NotFoundError,
     UnavailableError,
@@ -33,7 +44,8 @@ from baton.v1 import prefill_pb2
 from kvtransfer.handle import FirstToken, Pairing
 from kvtransfer.wire import fetch_request
 
-TOKEN = FirstToken(0, 42, -1.5)
+TOKEN = FirstToken(0, 42, TokenLogprobs(-1.5, (42, 7), (-1.5, -2.0)))
+PAIRING = Pairing(MODEL, PLAIN)
 TIMEOUT = 10.0
 
 
@@ -53,15 +65,15 @@ async def failure_of(awaitable: Any) -> Exception:
 
 async def test_blocks_flow_as_they_are_filled_and_the_tokens_with_the_last():
     async with transfer() as ends:
-        with ends.leases.open(LEASE, CLAIMANT) as lease:
+        with ends.lease(3) as lease:
             into = (7, 3, 5)
             fetching = asyncio.create_task(
-                ends.fetcher.fetch(ends.handle(), allocation(into), TIMEOUT)
+                ends.fetcher.fetch(ends.handle(3), allocation(into), TIMEOUT)
             )
-            lease.advance((1, 2, 4), 1)
+            lease.advance(((1,),), 1)
             await until(lambda: contents(ends.target, (7,)) == contents(ends.source, (1,)))
-            assert contents(ends.target, (3,)) != contents(ends.source, (2,))
-            lease.advance((1, 2, 4), 2)
+            assert untouched(ends.target, (3, 5))
+            lease.advance(((1, 2, 4),), 2)
             await until(lambda: contents(ends.target, (3,)) == contents(ends.source, (2,)))
             lease.complete(TOKEN)
             token, report = await fetching
@@ -73,33 +85,35 @@ async def test_blocks_flow_as_they_are_filled_and_the_tokens_with_the_last():
 
 async def test_a_fetch_may_come_before_its_prefill():
     async with transfer() as ends:
-        fetching = asyncio.create_task(ends.fetcher.fetch(ends.handle(), allocation((0,)), TIMEOUT))
+        fetching = asyncio.create_task(
+            ends.fetcher.fetch(ends.handle(1), allocation((2,)), TIMEOUT)
+        )
         await until(lambda: bool(ends.leases._awaited))
-        with ends.leases.open(LEASE, CLAIMANT) as lease:
-            lease.advance((6,), 0)
+        with ends.lease(1) as lease:
+            lease.advance(((6,),), 0)
             lease.complete(TOKEN)
             await fetching
-        assert contents(ends.target, (0,)) == contents(ends.source, (6,))
+        assert contents(ends.target, (2,)) == contents(ends.source, (6,))
 
 
 async def test_leading_blocks_that_the_claimant_holds_are_not_sent():
     async with transfer() as ends:
-        with ends.leases.open(LEASE, CLAIMANT) as lease:
-            lease.advance((0, 1, 2), 3)
+        with ends.lease(3) as lease:
+            lease.advance(((1, 2, 3),), 3)
             lease.complete(TOKEN)
-            _, report = await ends.fetcher.fetch(ends.handle(), allocation((4, 5, 6), 2), TIMEOUT)
+            into = allocation((4, 5, 6), num_hits=2)
+            _, report = await ends.fetcher.fetch(ends.handle(3), into, TIMEOUT)
         assert report.num_blocks == 1
-        assert contents(ends.target, (6,)) == contents(ends.source, (2,))
-        assert contents(ends.target, (4, 5)) == [bytes(LAYOUT.block_bytes)] * 2
+        assert contents(ends.target, (6,)) == contents(ends.source, (3,))
+        assert untouched(ends.target, (4, 5))
 
 
 async def test_a_claimant_that_holds_every_block_gets_the_token_alone():
     async with transfer() as ends:
-        with ends.leases.open(LEASE, CLAIMANT) as lease:
-            lease.advance((0, 1), 1)
-            fetching = asyncio.create_task(
-                ends.fetcher.fetch(ends.handle(), allocation((4, 5), 2), TIMEOUT)
-            )
+        with ends.lease(2) as lease:
+            lease.advance(((1, 2),), 1)
+            into = allocation((4, 5), num_hits=2)
+            fetching = asyncio.create_task(ends.fetcher.fetch(ends.handle(2), into, TIMEOUT))
             await until(lambda: lease.is_claimed)
             lease.complete(TOKEN)
             token, report = await fetching
@@ -110,12 +124,12 @@ async def test_a_claimant_that_holds_every_block_gets_the_token_alone():
 async def test_many_blocks_come_in_messages_of_bounded_size():
     num_blocks = 5 * 2**20 // LAYOUT.block_bytes
     async with transfer(num_blocks) as ends:
-        everything = tuple(range(num_blocks))
-        with ends.leases.open(LEASE, CLAIMANT) as lease:
-            lease.advance(everything, num_blocks)
+        everything = tuple(range(1, num_blocks + 1))
+        with ends.lease(num_blocks) as lease:
+            lease.advance((everything,), num_blocks)
             lease.complete(TOKEN)
             stub = pb_grpc.KvTransferStub(ends.channels.get(ends.endpoint))
-            request = fetch_request(ends.handle(), CLAIMANT, PAIRING, 0)
+            request = fetch_request(ends.handle(num_blocks), CLAIMANT, PAIRING, 0)
             sizes = []
             async for response in stub.Fetch(request, timeout=TIMEOUT):
                 sizes.append(len(response.blocks.payload))
@@ -127,22 +141,22 @@ async def test_many_blocks_come_in_messages_of_bounded_size():
 
 async def test_the_prefill_s_end_in_the_middle_ends_the_fetch_with_not_found():
     async with transfer() as ends:
-        with ends.leases.open(LEASE, CLAIMANT) as lease:
-            lease.advance((0, 1), 1)
+        with ends.lease(2) as lease:
+            lease.advance(((1, 2),), 1)
             fetching = asyncio.create_task(
-                ends.fetcher.fetch(ends.handle(), allocation((2, 3)), TIMEOUT)
+                ends.fetcher.fetch(ends.handle(2), allocation((2, 3)), TIMEOUT)
             )
-            await until(lambda: contents(ends.target, (2,)) == contents(ends.source, (0,)))
+            await until(lambda: contents(ends.target, (2,)) == contents(ends.source, (1,)))
         assert isinstance(await failure_of(fetching), NotFoundError)
         assert len(ends.leases) == 0
 
 
 async def test_a_fetch_that_is_called_off_in_the_middle_breaks_the_lease():
     async with transfer() as ends:
-        with ends.leases.open(LEASE, CLAIMANT) as lease:
-            lease.advance((0, 1), 1)
+        with ends.lease(2) as lease:
+            lease.advance(((1, 2),), 1)
             fetching = asyncio.create_task(
-                ends.fetcher.fetch(ends.handle(), allocation((2, 3)), TIMEOUT)
+                ends.fetcher.fetch(ends.handle(2), allocation((2, 3)), TIMEOUT)
             )
             await until(lambda: lease.is_claimed)
             fetching.cancel()
@@ -153,9 +167,9 @@ async def test_a_fetch_that_is_called_off_in_the_middle_breaks_the_lease():
 
 async def test_a_fetch_whose_deadline_passes_breaks_the_lease():
     async with transfer() as ends:
-        with ends.leases.open(LEASE, CLAIMANT) as lease:
-            lease.advance((0, 1), 1)
-            fetch = ends.fetcher.fetch(ends.handle(), allocation((2, 3)), 0.1)
+        with ends.lease(2) as lease:
+            lease.advance(((1, 2),), 1)
+            fetch = ends.fetcher.fetch(ends.handle(2), allocation((2, 3)), 0.1)
             await failure_of(fetch)
             with pytest.raises(UnavailableError):
                 async with asyncio.timeout(1.0):
@@ -164,17 +178,17 @@ async def test_a_fetch_whose_deadline_passes_breaks_the_lease():
 
 async def test_a_source_that_dies_ends_the_fetch_as_unavailable():
     async with transfer() as ends:
-        handle = replace(ends.handle(), source_endpoint="127.0.0.1:1")
+        handle = replace(ends.handle(2), source_endpoint="127.0.0.1:1")
         failure = await failure_of(ends.fetcher.fetch(handle, allocation((2, 3)), TIMEOUT))
         assert isinstance(failure, UnavailableError)
 
 
 async def test_a_handle_of_an_earlier_life_is_refused_before_anything_moves():
     async with transfer() as ends:
-        with ends.leases.open(LEASE, CLAIMANT) as lease:
-            lease.advance((0,), 1)
+        with ends.lease(1) as lease:
+            lease.advance(((1,),), 1)
             lease.complete(TOKEN)
-            handle = ends.handle(source_epoch=EPOCH - 1)
+            handle = ends.handle(1, source_epoch=EPOCH - 1)
             failure = await failure_of(ends.fetcher.fetch(handle, allocation((2,)), TIMEOUT))
             assert not lease.is_claimed
         assert isinstance(failure, FailedPreconditionError)
@@ -183,38 +197,52 @@ async def test_a_handle_of_an_earlier_life_is_refused_before_anything_moves():
 
 
 async def test_a_worker_refuses_to_pair_with_another_model_and_names_both():
-    async with transfer(pairing=Pairing(b"model-b!", LAYOUT)) as ends:
+    async with transfer(pairing=Pairing(b"model-b!", PLAIN)) as ends:
         with pytest.raises(FailedPreconditionError) as caught:
-            ends.fetcher.check(ends.handle())
+            ends.fetcher.check(ends.handle(1))
         assert b"model-a!".hex() in str(caught.value)
         assert b"model-b!".hex() in str(caught.value)
-        with ends.leases.open(LEASE, CLAIMANT) as lease:
-            lease.advance((0,), 1)
-            failure = await failure_of(ends.fetcher.fetch(ends.handle(), allocation((2,)), TIMEOUT))
+        with ends.lease(1) as lease:
+            lease.advance(((1,),), 1)
+            failure = await failure_of(
+                ends.fetcher.fetch(ends.handle(1), allocation((2,)), TIMEOUT)
+            )
             assert not lease.is_claimed
         assert isinstance(failure, FailedPreconditionError)
         assert b"model-a!".hex() in str(failure)
         assert b"model-b!".hex() in str(failure)
 
 
+SHAPES = [KvShape(2, 8, 8)] * 2
+
+
 @pytest.mark.parametrize(
-    ("layout", "named"),
+    ("layouts", "named"),
     [
-        (plan_layout([KvShape(2, 8, 8)] * 2, torch.bfloat16, 4), "bfloat16"),
-        (plan_layout([KvShape(2, 8, 8)] * 2, torch.float32, 8), "block size 8"),
-        (plan_layout([KvShape(2, 8, 8)] * 3, torch.float32, 4), "3 layers"),
+        ([plan_layout(SHAPES, torch.bfloat16, 4)], "bfloat16"),
+        ([plan_layout(SHAPES, torch.float32, 8)], "block size 8"),
+        ([plan_layout([*SHAPES, SHAPES[0]], torch.float32, 4)], "3 layers"),
+        ([plan_layout(SHAPES, torch.float32, 4, window=99)], "window 99"),
+        (HYBRID, f"window {WINDOW}"),
     ],
-    ids=["dtype", "block size", "layers"],
+    ids=["dtype", "block size", "layers", "window", "groups"],
 )
-async def test_a_worker_refuses_another_layout_and_names_both(layout, named):
-    async with transfer(pairing=Pairing(PAIRING.fingerprint, layout)) as ends:
+async def test_a_worker_refuses_other_layouts_and_names_both(layouts, named):
+    async with transfer(pairing=Pairing(MODEL, tuple(layouts))) as ends:
         with pytest.raises(FailedPreconditionError) as caught:
             ends.fetcher.check(ends.handle())
         assert named in str(caught.value)
         assert "float32, block size 4" in str(caught.value)
-        failure = await failure_of(ends.fetcher.fetch(ends.handle(), allocation((2,)), TIMEOUT))
+        request = fetch_request(ends.handle(), CLAIMANT, Pairing(MODEL, tuple(layouts)), 0)
+        stub = pb_grpc.KvTransferStub(ends.channels.get(ends.endpoint))
+        failure = await failure_of(stub.Fetch(request, timeout=TIMEOUT).read())
         assert isinstance(failure, FailedPreconditionError)
         assert named in str(failure)
+
+
+def test_a_handle_without_layouts_is_refused():
+    with pytest.raises(FailedPreconditionError, match="no cache group"):
+        PAIRING.check(Pairing(MODEL, ()), "prefill-0")
 
 
 def test_layouts_of_equal_size_that_place_their_heads_otherwise_are_told_apart():
@@ -222,7 +250,7 @@ def test_layouts_of_equal_size_that_place_their_heads_otherwise_are_told_apart()
     theirs = plan_layout([KvShape(4, 4, 4)] * 2, torch.float32, 4)
     assert ours.block_bytes == theirs.block_bytes
     with pytest.raises(FailedPreconditionError) as caught:
-        Pairing(b"m", ours).check(Pairing(b"m", theirs), "prefill-0")
+        Pairing(b"m", (ours,)).check(Pairing(b"m", (theirs,)), "prefill-0")
     mine, other = str(caught.value).split(", that of prefill-0 is ")
     assert mine.removeprefix("this worker's KV layout is ") != other.split(":")[0]
 
@@ -230,10 +258,10 @@ def test_layouts_of_equal_size_that_place_their_heads_otherwise_are_told_apart()
 async def test_a_confirmation_cannot_be_replayed():
     async with transfer() as ends:
         stub = pb_grpc.KvTransferStub(ends.channels.get(ends.endpoint))
-        with ends.leases.open(LEASE, CLAIMANT) as lease:
-            lease.advance((0,), 1)
+        with ends.lease(1) as lease:
+            lease.advance(((1,),), 1)
             lease.complete(TOKEN)
-            await ends.fetcher.fetch(ends.handle(), allocation((2,)), TIMEOUT)
+            await ends.fetcher.fetch(ends.handle(1), allocation((2,)), TIMEOUT)
             again = pb.ConfirmRequest(lease_id=LEASE, generation=lease.generation)
             assert isinstance(await failure_of(stub.Confirm(again)), NotFoundError)
         assert isinstance(await failure_of(stub.Confirm(again)), NotFoundError)
@@ -258,10 +286,10 @@ async def test_a_malformed_lease_id_is_an_invalid_argument(size):
 
 async def test_more_held_blocks_than_the_lease_has_are_refused():
     async with transfer() as ends:
-        with ends.leases.open(LEASE, CLAIMANT) as lease:
-            lease.advance((0,), 1)
+        with ends.lease(1) as lease:
+            lease.advance(((1,),), 1)
             stub = pb_grpc.KvTransferStub(ends.channels.get(ends.endpoint))
-            request = fetch_request(ends.handle(), CLAIMANT, PAIRING, 2)
+            request = fetch_request(ends.handle(1), CLAIMANT, PAIRING, 2)
             failure = await failure_of(stub.Fetch(request, timeout=TIMEOUT).read())
             assert isinstance(failure, NotFoundError)
 
@@ -282,16 +310,19 @@ class ScriptedSource(pb_grpc.KvTransferServicer):
         return pb.ConfirmResponse()
 
 
-PAYLOAD = bytes(range(256)) * (2 * LAYOUT.block_bytes // 256)
+def payload_of(layout: KvLayout, num_blocks: int) -> bytes:
+    return bytes(range(1, 129)) * (num_blocks * layout.block_bytes // 128)
 
 
 def manifest(num_blocks: int = 2) -> pb.FetchResponse:
     return pb.FetchResponse(manifest=pb.Manifest(generation=1, num_blocks=num_blocks))
 
 
-def blocks(first: int, payload: bytes, checksum: int | None = None) -> pb.FetchResponse:
+def blocks(
+    first: int, payload: bytes, checksum: int | None = None, *, group: int = 0
+) -> pb.FetchResponse:
     checksum = xxhash.xxh3_64_intdigest(payload) if checksum is None else checksum
-    run = pb.BlockRun(first_block=first, payload=payload, checksum=checksum)
+    run = pb.BlockRun(group=group, first_block=first, payload=payload, checksum=checksum)
     return pb.FetchResponse(blocks=run)
 
 
@@ -300,19 +331,24 @@ def result() -> pb.FetchResponse:
     return pb.FetchResponse(result=prefill_pb2.PrefillResult(first_tokens=[token]))
 
 
-ONE = LAYOUT.block_bytes
+ONE, TWO, THREE = (payload_of(LAYOUT, n) for n in (1, 2, 3))
 DAMAGE = {
-    "a flipped bit": [manifest(), blocks(0, PAYLOAD, xxhash.xxh3_64_intdigest(PAYLOAD) ^ 1)],
-    "out of order": [manifest(), blocks(1, PAYLOAD[:ONE]), blocks(0, PAYLOAD[:ONE]), result()],
-    "a block twice": [manifest(), blocks(0, PAYLOAD[:ONE]), blocks(0, PAYLOAD[:ONE]), result()],
-    "too many blocks": [manifest(), blocks(0, PAYLOAD + PAYLOAD[:ONE]), result()],
-    "half a block": [manifest(), blocks(0, PAYLOAD[: ONE // 2]), result()],
+    "a flipped bit": [manifest(), blocks(0, TWO, xxhash.xxh3_64_intdigest(TWO) ^ 1), result()],
+    "out of order": [manifest(), blocks(1, ONE), blocks(0, ONE), result()],
+    "a block twice": [manifest(), blocks(0, ONE), blocks(0, ONE), result()],
+    "all of it twice": [manifest(), blocks(0, TWO), blocks(0, TWO), result()],
+    "too many blocks": [manifest(), blocks(0, THREE), result()],
+    "one more block": [manifest(), blocks(0, TWO), blocks(2, ONE), result()],
+    "half a block": [manifest(), blocks(0, ONE[: len(ONE) // 2]), result()],
+    "a block and a half": [manifest(), blocks(0, TWO[: len(ONE) * 3 // 2]), result()],
     "an empty run": [manifest(), blocks(0, b""), result()],
-    "a short stream": [manifest(), blocks(0, PAYLOAD[:ONE]), result()],
-    "no result": [manifest(), blocks(0, PAYLOAD)],
-    "no manifest": [blocks(0, PAYLOAD), result()],
+    "a short stream": [manifest(), blocks(0, ONE), result()],
+    "no result": [manifest(), blocks(0, TWO)],
+    "no manifest": [blocks(0, TWO), result()],
+    "two manifests": [manifest(), manifest(), blocks(0, TWO), result()],
     "a result alone": [result()],
-    "another number of blocks": [manifest(3), blocks(0, PAYLOAD), result()],
+    "another number of blocks": [manifest(3), blocks(0, TWO), result()],
+    "an unknown group": [manifest(), blocks(0, TWO), blocks(0, TWO, group=1), result()],
     "nothing": [],
 }
 
@@ -321,14 +357,210 @@ DAMAGE = {
 async def test_a_damaged_transfer_is_data_loss_and_never_confirmed(script):
     source = ScriptedSource(script)
     async with transfer(servicer=source) as ends:
-        fetch = ends.fetcher.fetch(ends.handle(), allocation((0, 1)), TIMEOUT)
+        fetch = ends.fetcher.fetch(ends.handle(2), allocation((1, 2)), TIMEOUT)
         assert isinstance(await failure_of(fetch), DataLossError)
+        assert untouched(ends.target, (NULL_BLOCK, *range(3, 9)))
     assert not source.confirmed
 
 
 async def test_a_result_without_a_manifest_is_data_loss_even_where_nothing_is_to_move():
     source = ScriptedSource([result()])
     async with transfer(servicer=source) as ends:
-        fetch = ends.fetcher.fetch(ends.handle(), allocation(()), TIMEOUT)
+        fetch = ends.fetcher.fetch(ends.handle(1), allocation((1,), num_hits=1), TIMEOUT)
         assert isinstance(await failure_of(fetch), DataLossError)
     assert not source.confirmed
+
+
+# Several cache groups. The last token of 15 sees the tokens from 9 on, so blocks 2 and 3.
+
+NUM_TOKENS = 15
+FULL, SEEN = payload_of(LAYOUT, 4), payload_of(WINDOWED, 2)
+ONE_SEEN = payload_of(WINDOWED, 1)
+FULL_RUN = blocks(0, FULL)
+HYBRID_DAMAGE = {
+    "a group is missing": [manifest(4), FULL_RUN, result()],
+    "the group without a window is missing": [manifest(4), blocks(2, SEEN, group=1), result()],
+    "a group comes to an end too soon": [
+        manifest(4), FULL_RUN, blocks(2, ONE_SEEN, group=1), result(),
+    ],
+    "a block that the window has passed": [
+        manifest(4), FULL_RUN, blocks(1, ONE_SEEN, group=1), blocks(2, SEEN, group=1), result(),
+    ],
+    "blocks of the window out of order": [
+        manifest(4), FULL_RUN, blocks(3, ONE_SEEN, group=1), blocks(2, ONE_SEEN, group=1), result(),
+    ],
+    "beyond the table": [
+        manifest(4), FULL_RUN, blocks(2, payload_of(WINDOWED, 3), group=1), result(),
+    ],
+    "a block of the other group's size": [
+        manifest(4), FULL_RUN, blocks(2, payload_of(LAYOUT, 1), group=1), result(),
+    ],
+    "groups exchanged": [
+        manifest(4), blocks(0, FULL, group=1), blocks(2, SEEN, group=0), result(),
+    ],
+    "a flipped bit": [
+        manifest(4), FULL_RUN, blocks(2, SEEN, xxhash.xxh3_64_intdigest(SEEN) ^ 1, group=1),
+        result(),
+    ],
+    "a third group": [
+        manifest(4), FULL_RUN, blocks(2, SEEN, group=1), blocks(0, ONE, group=2), result(),
+    ],
+    "an enormous group": [manifest(4), FULL_RUN, blocks(2, SEEN, group=2**32 - 1), result()],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("script", HYBRID_DAMAGE.values(), ids=HYBRID_DAMAGE)
+async def test_a_group_that_comes_damaged_is_data_loss_and_never_confirmed(script):
+    source = ScriptedSource(script)
+    async with transfer(servicer=source, layouts=HYBRID) as ends:
+        into = allocation((1, 2, 3, 4), (NULL_BLOCK, NULL_BLOCK, 1, 2))
+        handle = ends.handle(num_tokens=NUM_TOKENS)
+        assert isinstance(
+            await failure_of(ends.fetcher.fetch(handle, into, TIMEOUT)), DataLossError
+        )
+        for pool in ends.targets:
+            assert untouched(pool, (NULL_BLOCK, *range(5, 9)))
+    assert not source.confirmed
+
+
+async def test_a_block_that_has_no_place_here_is_data_loss_and_not_written():
+    source = ScriptedSource([manifest(4), FULL_RUN, blocks(2, SEEN, group=1), result()])
+    async with transfer(servicer=source, layouts=HYBRID) as ends:
+        into = allocation((1, 2, 3, 4), (NULL_BLOCK, NULL_BLOCK, NULL_BLOCK, 2))
+        handle = ends.handle(num_tokens=NUM_TOKENS)
+        assert isinstance(
+            await failure_of(ends.fetcher.fetch(handle, into, TIMEOUT)), DataLossError
+        )
+        assert untouched(ends.targets[1], tuple(range(9)))
+    assert not source.confirmed
+
+
+async def test_groups_may_come_in_any_mixture_as_long_as_each_is_in_order():
+    script = [
+        manifest(4),
+        blocks(2, ONE_SEEN, group=1),
+        blocks(0, payload_of(LAYOUT, 3)),
+        blocks(3, ONE_SEEN, group=1),
+        blocks(3, payload_of(LAYOUT, 1)),
+        result(),
+    ]
+    source = ScriptedSource(script)
+    async with transfer(servicer=source, layouts=HYBRID) as ends:
+        into = allocation((1, 2, 3, 4), (NULL_BLOCK, NULL_BLOCK, 1, 2))
+        handle = ends.handle(num_tokens=NUM_TOKENS)
+        _, report = await ends.fetcher.fetch(handle, into, TIMEOUT)
+    assert report.num_blocks == 6
+    assert source.confirmed
+
+
+def prefilling(num_tokens: int, chunk: int) -> Iterator[tuple[Tables, int]]:
+    """The tables of a hybrid sequence after each chunk, and its filled blocks: they grow, and what
+    the next chunk does not see behind the window is given back when that begins."""
+    tables: list[list[int]] = [[], []]
+    for start in range(0, num_tokens, chunk):
+        end = min(start + chunk, num_tokens)
+        passed = max(0, start - WINDOW + 1) // BLOCK_SIZE
+        tables[1][:passed] = [NULL_BLOCK] * passed
+        for block in range(len(tables[0]), -(-end // BLOCK_SIZE)):
+            tables[0].append(1 + block)
+            tables[1].append(20 - block)
+        yield tuple(map(tuple, tables)), end // BLOCK_SIZE
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 6, 7, 12, 15, 17, 20])
+@pytest.mark.parametrize("chunk", [1, 4, 7, 32])
+async def test_each_group_brings_what_the_last_token_sees(num_tokens, chunk):
+    async with transfer(20, layouts=HYBRID) as ends:
+        first = max(0, num_tokens - WINDOW) // BLOCK_SIZE
+        count = -(-num_tokens // BLOCK_SIZE)
+        full = tuple(range(20, 20 - count, -1))
+        windowed = (NULL_BLOCK,) * first + tuple(range(1, 1 + count - first))
+        handle = ends.handle(num_tokens=num_tokens)
+        with ends.lease_of(num_tokens) as lease:
+            fetching = asyncio.create_task(
+                ends.fetcher.fetch(handle, allocation(full, windowed), TIMEOUT)
+            )
+            await until(lambda: lease.is_claimed)
+            for tables, num_filled in prefilling(num_tokens, chunk):
+                lease.advance(tables, num_filled)
+                await asyncio.sleep(0.002)
+            lease.complete(TOKEN)
+            token, report = await fetching
+        assert token == TOKEN
+        assert report.num_blocks == 2 * count - first
+        assert contents(ends.targets[0], full) == contents(ends.sources[0], tables[0])
+        needed, sources = windowed[first:], tables[1][first:]
+        assert contents(ends.targets[1], needed) == contents(ends.sources[1], sources)
+        assert untouched(ends.targets[1], (NULL_BLOCK, *range(1 + count - first, 21)))
+
+
+@pytest.mark.parametrize("num_hits", [1, 2, 3, 4])
+async def test_what_the_claimant_holds_is_not_sent_in_any_group(num_hits):
+    async with transfer(layouts=HYBRID) as ends:
+        with ends.lease_of(NUM_TOKENS + 1) as lease:
+            lease.advance(((1, 2, 3, 4), (NULL_BLOCK, 6, 7, 8)), 4)
+            lease.complete(TOKEN)
+            into = allocation((5, 6, 7, 8), (NULL_BLOCK, NULL_BLOCK, 1, 2), num_hits=num_hits)
+            handle = ends.handle(num_tokens=NUM_TOKENS + 1)
+            _, report = await ends.fetcher.fetch(handle, into, TIMEOUT)
+        assert report.num_blocks == 4 - num_hits + 4 - max(2, num_hits)
+        held, sent = (5, 6, 7, 8)[:num_hits], (5, 6, 7, 8)[num_hits:]
+        assert untouched(ends.targets[0], held)
+        assert contents(ends.targets[0], sent) == contents(ends.sources[0], (1, 2, 3, 4)[num_hits:])
+        wanted = range(max(2, num_hits), 4)
+        assert untouched(ends.targets[1], tuple(b - 1 for b in range(2, 4) if b not in wanted))
+        assert contents(ends.targets[1], tuple(b - 1 for b in wanted)) == contents(
+            ends.sources[1], tuple(b + 5 for b in wanted)
+        )
+
+
+async def test_a_chunk_of_all_groups_flows_as_soon_as_it_is_filled():
+    async with transfer(layouts=HYBRID) as ends:
+        with ends.lease_of(NUM_TOKENS) as lease:
+            into = allocation((5, 6, 7, 8), (NULL_BLOCK, NULL_BLOCK, 5, 6))
+            handle = ends.handle(num_tokens=NUM_TOKENS)
+            fetching = asyncio.create_task(ends.fetcher.fetch(handle, into, TIMEOUT))
+            lease.advance(((1, 2, 3), (1, 2, 3)), 3)
+            await until(lambda: contents(ends.targets[1], (5,)) == contents(ends.sources[1], (3,)))
+            assert contents(ends.targets[0], (5, 6, 7)) == contents(ends.sources[0], (1, 2, 3))
+            assert untouched(ends.targets[0], (8,))
+            assert untouched(ends.targets[1], (6,))
+            lease.advance(((1, 2, 3, 4), (NULL_BLOCK, 2, 3, 4)), 3)
+            lease.complete(TOKEN)
+            await fetching
+        assert contents(ends.targets[1], (5, 6)) == contents(ends.sources[1], (3, 4))
+
+
+async def test_messages_are_of_bounded_size_in_every_group():
+    wide = layout_of(2, 64)
+    num_blocks = 5 * 2**20 // wide.block_bytes
+    window = layout_of(3, 64, window=10**6)
+    async with transfer(num_blocks, layouts=(wide, window)) as ends:
+        everything = tuple(range(1, num_blocks + 1))
+        with ends.lease(num_blocks) as lease:
+            lease.advance((everything, everything), num_blocks)
+            lease.complete(TOKEN)
+            stub = pb_grpc.KvTransferStub(ends.channels.get(ends.endpoint))
+            handle = ends.handle(num_blocks)
+            request = fetch_request(handle, CLAIMANT, handle.pairing, 0)
+            sizes: dict[int, list[int]] = {0: [], 1: []}
+            async for response in stub.Fetch(request, timeout=TIMEOUT):
+                if response.HasField("result"):
+                    break
+                if response.HasField("blocks"):
+                    sizes[response.blocks.group].append(len(response.blocks.payload))
+        assert max(map(max, sizes.values())) <= 4 * 2**20
+        assert sum(sizes[0]) == num_blocks * wide.block_bytes
+        assert sum(sizes[1]) == num_blocks * window.block_bytes
+
+
+async def test_a_needed_block_that_was_given_back_is_our_own_fault_and_sends_nothing():
+    async with transfer(layouts=HYBRID) as ends:
+        with ends.lease_of(NUM_TOKENS) as lease:
+            lease.advance(((1, 2, 3, 4), (NULL_BLOCK, NULL_BLOCK, NULL_BLOCK, 4)), 3)
+            lease.complete(TOKEN)
+            into = allocation((5, 6, 7, 8), (NULL_BLOCK, NULL_BLOCK, 5, 6))
+            handle = ends.handle(num_tokens=NUM_TOKENS)
+            failure = await failure_of(ends.fetcher.fetch(handle, into, TIMEOUT))
+        assert isinstance(failure, InternalError)
+        assert untouched(ends.targets[1], (5, 6))

@@ -1,9 +1,19 @@
 import pytest
-from loopback import LAYOUT, LEASE
+from loopback import HYBRID, LEASE
 
+from baton.engine.core.plan import TokenLogprobs
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.v1 import kv_transfer_pb2 as pb
-from kvtransfer.wire import handle_of, layout_of, layout_to_message
+from baton.v1 import prefill_pb2
+from kvtransfer.handle import FirstToken
+from kvtransfer.wire import (
+    first_token_of,
+    first_token_to_message,
+    handle_of,
+    layouts_of,
+    layouts_to_messages,
+    serialize_layouts,
+)
 
 
 def handle(**changes: object) -> pb.KvHandle:
@@ -11,7 +21,7 @@ def handle(**changes: object) -> pb.KvHandle:
         "version": 1,
         "lease_id": LEASE,
         "fingerprint": b"model",
-        "layout": layout_to_message(LAYOUT),
+        "layouts": layouts_to_messages(HYBRID),
         "num_tokens": 9,
         "block_hashes": bytes(32),
         "integrity": pb.INTEGRITY_XXH3_64,
@@ -19,13 +29,31 @@ def handle(**changes: object) -> pb.KvHandle:
     return pb.KvHandle(**{**fields, **changes})
 
 
-def test_a_layout_survives_its_message():
-    assert layout_of(layout_to_message(LAYOUT)) == LAYOUT
+def test_layouts_survive_their_messages_window_and_all():
+    assert layouts_of(layouts_to_messages(HYBRID)) == HYBRID
+    assert layouts_of(pb.KvLayouts.FromString(serialize_layouts(HYBRID)).layouts) == HYBRID
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [None, TokenLogprobs(-1.5), TokenLogprobs(0.0), TokenLogprobs(-1.5, (3, 7), (-0.5, -1.5))],
+)
+def test_a_first_token_survives_its_message(logprobs):
+    token = FirstToken(3, 42, logprobs)
+    result = prefill_pb2.PrefillResult(first_tokens=[first_token_to_message(token)])
+    assert first_token_of(result) == token
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_result_of_another_number_of_sequences_is_refused(count):
+    result = prefill_pb2.PrefillResult(first_tokens=[prefill_pb2.FirstToken()] * count)
+    with pytest.raises(FailedPreconditionError, match=f"brought {count} sequences"):
+        first_token_of(result)
 
 
 def test_a_handle_survives_its_message():
     read = handle_of(handle())
-    assert (read.lease_id, read.pairing.layout, read.num_tokens) == (LEASE, LAYOUT, 9)
+    assert (read.lease_id, read.pairing.layouts, read.num_tokens) == (LEASE, HYBRID, 9)
     assert read.block_hashes == (bytes(16), bytes(16))
 
 
@@ -36,7 +64,7 @@ def test_a_handle_survives_its_message():
         ({"integrity": pb.INTEGRITY_UNSPECIFIED}, "asks for integrity 0"),
         ({"integrity": pb.INTEGRITY_FENCE}, "asks for integrity 2"),
         ({"integrity": 99}, "asks for integrity 99"),
-        ({"layout": pb.KvLayout(tensor_parallel_size=4)}, "4 ranks"),
+        ({"layouts": [pb.KvLayout(tensor_parallel_size=4)]}, "4 ranks"),
     ],
     ids=["version", "no integrity", "fence", "unknown integrity", "tensor parallel"],
 )

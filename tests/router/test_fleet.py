@@ -129,7 +129,7 @@ async def test_a_worker_that_restarts_on_the_same_endpoint_is_a_new_member():
 async def test_load_is_counted_for_as_long_as_it_lasts():
     async with worker_and_fleet() as (server, fleet, redis), registered(redis, record_of(server)):
         await until(lambda: reason(fleet) is not None)
-        with fleet.members[0].loaded(7), fleet.members[0].loaded():
+        with fleet.members[0].loaded(num_tokens=7), fleet.members[0].loaded():
             candidate = fleet.candidates(())[0]
             assert (candidate.num_sequences, candidate.num_queued_tokens) == (2, 7)
         candidate = fleet.candidates(())[0]

@@ -75,6 +75,72 @@ REFUSED = {
         "[0, 3072)",
     ),
     "a long id": ({"request_id": "r" * 129}, "request_id", "at most 128"),
+    "a biased id too large": (
+        {"sampling": sampling(logit_bias=[{"token_id": 3072, "bias": 1}])},
+        "sampling.logit_bias[0]",
+        "[0, 3072)",
+    ),
+    "a bias too large": (
+        {"sampling": sampling(logit_bias=[{"token_id": 5, "bias": 101}])},
+        "sampling.logit_bias[0]",
+        "[-100, 100]",
+    ),
+    "a banned id too large": (
+        {"sampling": sampling(bad_token_ids=[{"token_ids": [5]}, {"token_ids": [6, 3072]}])},
+        "sampling.bad_token_ids[1][1]",
+        "[0, 3072)",
+    ),
+    "an empty bad word": (
+        {"sampling": sampling(bad_words=["a", ""])},
+        "sampling.bad_words[1]",
+        "1",
+    ),
+    "a bad word of many tokens": (
+        {"sampling": sampling(bad_words=["a", "x1" * 60])},
+        "sampling.bad_words[1]",
+        "must be 1 to 32",
+    ),
+    "bad words of many forms": (
+        {
+            "sampling": sampling(
+                bad_words=["one", "two"], bad_token_ids=[{"token_ids": [i]} for i in range(256)]
+            )
+        },
+        "sampling.bad_token_ids",
+        "at most 256",
+    ),
+    "n 17": ({"sampling": sampling(n=17, temperature=1)}, "sampling.n", "[1, 16]"),
+    "n 0": ({"sampling": sampling(n=0)}, "sampling.n", "[1, 16]"),
+    "1 beam": ({"sampling": sampling(beam_width=1)}, "sampling.beam_width", "[2, 16]"),
+    "min_p 2": ({"sampling": sampling(min_p=2)}, "sampling.min_p", "[0, 1]"),
+    "no repetition": (
+        {"sampling": sampling(repetition_penalty=0)},
+        "sampling.repetition_penalty",
+        "(0, 10]",
+    ),
+    "presence 3": ({"sampling": sampling(presence_penalty=3)}, "sampling.presence_penalty", "2]"),
+    "frequency": ({"sampling": sampling(frequency_penalty=-3)}, "sampling.frequency_penalty", "2"),
+    "length_penalty": ({"sampling": sampling(length_penalty=11)}, "sampling.length_penalty", "10"),
+    "21 logprobs": (
+        {"sampling": sampling(logprobs=True, top_logprobs=21)},
+        "sampling.top_logprobs",
+        "[0, 20]",
+    ),
+    "21 of the prompt": (
+        {"sampling": sampling(prompt_logprobs=21)},
+        "sampling.prompt_logprobs",
+        "[0, 20]",
+    ),
+    "an empty grammar": (
+        {"sampling": sampling(grammar=sampling_pb2.Grammar())},
+        "sampling.grammar",
+        "json_schema, regex or ebnf",
+    ),
+    "a long grammar": (
+        {"sampling": sampling(grammar=sampling_pb2.Grammar(ebnf="r" * 65537))},
+        "sampling.grammar.ebnf",
+        "65536",
+    ),
 }
 
 
@@ -84,6 +150,112 @@ async def test_a_bad_request_is_refused_with_its_field_and_bound(fields, field, 
         await read(**fields)
     assert caught.value.field == field
     assert bound in caught.value.problem
+
+
+BEAMS = {"beam_width": 4}
+CONTRADICTIONS = {
+    "min_tokens": (
+        {"min_tokens": 9, "max_tokens": 8},
+        "sampling.min_tokens: is 9; must be in [0, max_tokens = 8]",
+    ),
+    "n, greedy": (
+        {"n": 2},
+        "sampling.n: is 2; must be 1 where sampling.temperature is 0: the sequences would be the "
+        "same",
+    ),
+    "best_of, greedy": (
+        {"best_of": 3},
+        "sampling.best_of: is 3; must be 1 where sampling.temperature is 0: the sequences would be "
+        "the same",
+    ),
+    "best_of below n": (
+        {"n": 3, "best_of": 2, "temperature": 1},
+        "sampling.best_of: is 2; must be at least sampling.n = 3",
+    ),
+    "n above the beams": (
+        {"n": 5, **BEAMS},
+        "sampling.n: is 5; must be at most sampling.beam_width = 4",
+    ),
+    "top_logprobs alone": (
+        {"top_logprobs": 1},
+        "sampling.top_logprobs: is 1; must be 0 where sampling.logprobs is false",
+    ),
+    "a token biased twice": (
+        {"logit_bias": [{"token_id": 5, "bias": 1}, {"token_id": 5, "bias": 2}]},
+        "sampling.logit_bias: is given 2 times for token 5; must be given once",
+    ),
+} | {
+    f"beams, {name}": (
+        {name: value, **more, **BEAMS},
+        f"sampling.beam_width: is 4; must be 0 (off) where sampling.{name} is set",
+    )
+    for name, value, more in [
+        ("temperature", 0.5, {}),
+        ("top_k", 5, {}),
+        ("top_p", 0.5, {}),
+        ("min_p", 0.5, {}),
+        ("best_of", 4, {}),
+        ("stop", ["a"], {}),
+        ("top_logprobs", 2, {"logprobs": True}),
+        ("grammar", sampling_pb2.Grammar(regex="a+"), {}),
+        ("speculate", True, {}),
+    ]
+}
+
+
+@pytest.mark.parametrize(("fields", "refusal"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+async def test_parameters_that_contradict_each_other_are_refused(fields, refusal):
+    with pytest.raises(InvalidArgumentError) as caught:
+        await read(sampling=sampling(**fields))
+    assert str(caught.value) == refusal
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 3, "temperature": 1},
+        {"n": 2, "best_of": 4, "temperature": 1, "stop": ["a"]},
+        {"n": 4, **BEAMS, "logprobs": True, "speculate": False},
+        {"grammar": sampling_pb2.Grammar(json_schema="{}"), "min_tokens": 3},
+        {"prompt_logprobs": 0},
+    ],
+)
+async def test_parameters_that_go_together_are_taken(fields):
+    good = await read(sampling=sampling(**fields))
+    assert good.params.n == fields.get("n", 1)
+
+
+async def test_the_priority_is_taken_along():
+    assert (await read(priority=-3)).priority == -3
+    assert (await read()).priority == 0
+
+
+async def test_a_bad_word_becomes_its_tokens_with_and_without_a_space():
+    good = await read(
+        sampling=sampling(bad_words=["self", " def"], bad_token_ids=[{"token_ids": [7]}])
+    )
+
+    def tokens(text: str) -> tuple[int, ...]:
+        return tuple(card().tokenizer.encode(text, add_special_tokens=False).ids)
+
+    assert good.params.bad_words == ()
+    assert set(good.params.bad_token_ids) == {
+        (7,),
+        tokens("self"),
+        tokens(" self"),
+        tokens("def"),
+        tokens(" def"),
+    }
+
+
+async def test_a_word_given_twice_is_banned_once():
+    good = await read(sampling=sampling(bad_words=["self", " self", "self"]))
+    assert len(good.params.bad_token_ids) == 2
+
+
+async def test_a_bad_word_of_spaces_is_banned_as_it_is():
+    good = await read(sampling=sampling(bad_words=["    "]))
+    assert len(good.params.bad_token_ids) == 1
 
 
 async def test_a_request_without_any_input_is_refused():

@@ -22,7 +22,8 @@ from baton.errors import (
     UnavailableError,
 )
 from baton.models import locate
-from baton.sampling import SamplingParams
+from baton.params_wire import from_proto, to_proto
+from baton.sampling import Grammar, GrammarKind, SamplingParams
 from baton.serving.channels import Channels
 from baton.serving.deadline import Deadline
 from baton.serving.server import Server
@@ -113,15 +114,15 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
     kv_endpoint = property(lambda self: self.endpoint)
     epoch = 1
     fingerprint = b"model"
-    layout = kv_transfer_pb2.KvLayout()
+    layouts = (kv_transfer_pb2.KvLayout(block_size=16),)
 
     @contextmanager
-    def loaded(self, num_tokens: int = 0) -> Iterator[None]:
-        self.load += 1
+    def loaded(self, *, num_sequences: int = 1, num_tokens: int = 0) -> Iterator[None]:
+        self.load += num_sequences
         try:
             yield
         finally:
-            self.load -= 1
+            self.load -= num_sequences
 
 
 class FakeFleet:
@@ -168,8 +169,9 @@ async def fleet_of(*workers: Worker) -> AsyncIterator[FakeFleet]:
             await server.stop(0.0)
 
 
-def saga_of(fleet: FakeFleet, **params: Any) -> Saga:
-    request = Request("r", (5, 6, 7), SamplingParams(**{"max_tokens": 5, **params}))
+def saga_of(fleet: FakeFleet, priority: int = 0, **params: Any) -> Saga:
+    sampling = SamplingParams(**{"max_tokens": 5, **params})
+    request = Request("r", (5, 6, 7), sampling, priority)
     return Saga(request, fleet, card(), Deadline.after(10.0), time.monotonic())  # type: ignore[arg-type]
 
 
@@ -402,3 +404,96 @@ async def test_a_decode_worker_that_fails_in_the_middle_ends_the_request():
     async with fleet_of(prefill(first(), RELEASED), failing) as fleet:
         with pytest.raises(UnavailableError, match="has stopped"):
             await run(fleet)
+
+
+# Several sequences, and what is asked of each worker.
+
+
+def of(index: int, event: decode_pb2.DecodeGenerateResponse) -> decode_pb2.DecodeGenerateResponse:
+    """The same of another sequence."""
+    getattr(event, event.WhichOneof("event")).sequence_index = index
+    return event
+
+
+async def test_several_sequences_are_the_decode_worker_s_alone():
+    script = [of(0, tokens(0, 0)), of(1, tokens(0, 1)), of(1, finished()), of(0, finished())]
+    async with fleet_of(prefill(first(), RELEASED), decode(*script)) as fleet:
+        seen = await run(fleet, n=2, temperature=1.0)
+    assert seen.token_ids == letter_ids()[:2]
+    assert seen.finished.usage.num_output_tokens == 2
+
+
+async def test_both_calls_end_once_every_sequence_has_met_its_stop_string():
+    script = [of(0, tokens(0, 0, 1)), of(1, tokens(0, 2, 1)), Forever()]
+    async with fleet_of(prefill(first(), RELEASED), decode(*script)) as fleet:
+        seen = await run(fleet, n=2, temperature=1.0, stop=("b",))
+    assert seen.text == "ac"
+
+
+async def test_sequences_count_as_load_one_by_one():
+    cue = Cue()
+    slow = decode(cue, of(0, tokens(0, 0)), *(of(i, finished()) for i in range(3)))
+    async with fleet_of(prefill(first(), RELEASED), slow) as fleet:
+        running = asyncio.create_task(run(fleet, n=3, temperature=1.0))
+        async with asyncio.timeout(5.0):
+            while not slow.requests:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        assert slow.load == 3
+        cue.event.set()
+        await running
+
+
+async def test_the_prefill_worker_is_asked_for_a_plain_token_where_there_are_several_sequences():
+    grammar = Grammar(GrammarKind.REGEX, "a+")
+    asked = {"n": 2, "best_of": 3, "temperature": 0.5, "logprobs": True, "grammar": grammar}
+    script = [of(0, finished()), of(1, finished())]
+    async with fleet_of(prefill(first(), RELEASED), decode(*script)) as fleet:
+        await run(fleet, **asked, prompt_logprobs=2)
+        (at_prefill,), (at_decode,) = (fleet.member(name).requests for name in ("p0", "d0"))
+    assert at_prefill.has_several_sequences
+    assert from_proto(at_prefill.sampling, default_seed=1) == SamplingParams(
+        max_tokens=5, prompt_logprobs=2
+    )
+    assert from_proto(at_decode.sampling, default_seed=1) == SamplingParams(max_tokens=5, **asked)
+
+
+async def test_both_workers_are_asked_the_same_of_one_sequence_but_for_the_prompt_s_logprobs():
+    asked = {"temperature": 0.7, "seed": 3, "min_p": 0.1, "logprobs": True, "top_logprobs": 2}
+    async with fleet_of(prefill(first(), RELEASED), decode(finished())) as fleet:
+        await run(fleet, **asked, prompt_logprobs=2)
+        (at_prefill,), (at_decode,) = (fleet.member(name).requests for name in ("p0", "d0"))
+    assert not at_prefill.has_several_sequences
+    assert at_prefill.sampling.prompt_logprobs == 2
+    assert not at_decode.sampling.HasField("prompt_logprobs")
+    at_prefill.sampling.ClearField("prompt_logprobs")
+    assert (
+        at_prefill.sampling == at_decode.sampling == to_proto(SamplingParams(max_tokens=5, **asked))
+    )
+
+
+async def test_both_workers_are_told_the_priority_and_the_decode_worker_every_layout():
+    async with fleet_of(prefill(first(), RELEASED), decode(finished())) as fleet:
+        async for _ in saga_of(fleet, priority=-4).run():
+            pass
+        (at_prefill,), (at_decode,) = (fleet.member(name).requests for name in ("p0", "d0"))
+    assert (at_prefill.priority, at_decode.priority) == (-4, -4)
+    assert tuple(at_decode.handle.layouts) == Worker.layouts
+
+
+async def test_a_grammar_that_a_worker_cannot_compile_is_the_caller_s_mistake_and_told_once():
+    refusal = InvalidArgumentError("sampling.grammar.regex", "does not compile: (")
+    refusing = Worker("d0", "decode", [refusal])
+    async with fleet_of(prefill(), refusing, decode(name="d1")) as fleet:
+        with pytest.raises(InvalidArgumentError, match="does not compile") as caught:
+            await run(fleet, grammar=Grammar(GrammarKind.REGEX, "("))
+        assert fleet.member("d1").requests == []
+    assert caught.value.field == "sampling.grammar.regex"
+
+
+async def test_a_prefill_worker_that_dies_is_missed_until_it_has_scored_the_prompt():
+    cue = Cue()
+    dying = prefill(cue, UnavailableError("the worker has stopped"))
+    ready = decode_pb2.DecodeGenerateResponse(kv_ready=decode_pb2.KvReady())
+    async with fleet_of(dying, decode(ready, tokens(0, 0), Go(cue), Forever())) as fleet:
+        with pytest.raises(UnavailableError, match="has stopped"):
+            await run(fleet, prompt_logprobs=0)

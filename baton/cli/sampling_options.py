@@ -1,0 +1,293 @@
+"""The options on how tokens are chosen, for the commands that generate.
+
+`baton.sampling` has their bounds; errors about them name the option, not the field.
+"""
+
+import dataclasses
+import functools
+import inspect
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, get_type_hints
+
+import typer
+from typer.core import TyperCommand
+
+from baton.errors import InvalidArgumentError
+from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
+
+_LENGTH = "Length"
+_CHOICE = "Choice of tokens"
+_SEVERAL = "Several sequences"
+_BANS = "Penalties and bans"
+_FORM = "Form of the output"
+_LOGPROBS = "Log-probabilities (with --json)"
+_WORK = "How it is computed"
+
+# Fields whose option is not called as they are.
+_OPTIONS_OF_FIELDS = {
+    "bad_words": "bad_word",
+    "bad_token_ids": "bad_word",
+    "top_logprobs": "logprobs",
+    "grammar.json_schema": "json_schema",
+    "grammar.regex": "regex",
+    "grammar.ebnf": "grammar",
+}
+_FIELD = re.compile(r"\bsampling\.((?:grammar\.)?\w+)")
+
+
+def _option(panel: str, text: str, *names: str, metavar: str | None = None) -> Any:
+    return typer.Option(*names, help=text, metavar=metavar, rich_help_panel=panel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOptions:
+    """What a command line says; a field is an option of the same name."""
+
+    max_tokens: Annotated[int, _option(_LENGTH, "Tokens to generate at most.")] = 128
+    min_tokens: Annotated[int, _option(_LENGTH, "Tokens to generate before the end may come.")] = 0
+    stop: Annotated[
+        list[str] | None, _option(_LENGTH, "Text at which to stop; may be repeated.")
+    ] = None
+
+    temperature: Annotated[
+        float, _option(_CHOICE, "0 takes the likeliest token always; larger is more random.")
+    ] = 0.0
+    top_k: Annotated[int, _option(_CHOICE, "The k likeliest tokens alone; 0: all.")] = 0
+    top_p: Annotated[
+        float, _option(_CHOICE, "The likeliest tokens up to this probability, in (0, 1].")
+    ] = 1.0
+    min_p: Annotated[
+        float, _option(_CHOICE, "Tokens at least this times as likely as the likeliest, in [0, 1].")
+    ] = 0.0
+    seed: Annotated[int, _option(_CHOICE, "The same seed draws the same tokens again.")] = 0
+
+    n: Annotated[
+        int, _option(_SEVERAL, "Answers to give; they are printed one after the other.", "--n")
+    ] = 1
+    best_of: Annotated[
+        int | None, _option(_SEVERAL, "Answers to generate, of which the likeliest are given.")
+    ] = None
+    beam_width: Annotated[
+        int, _option(_SEVERAL, "Beams of a beam search for the likeliest answers; 0: none.")
+    ] = 0
+    length_penalty: Annotated[
+        float, _option(_SEVERAL, "Of beams: above 0 favours long answers, below 0 short ones.")
+    ] = 1.0
+    early_stopping: Annotated[
+        EarlyStopping,
+        _option(
+            _SEVERAL,
+            "Beams end with the first full set (first), once none looks better (heuristic), or "
+            "once none can be (never).",
+        ),
+    ] = EarlyStopping.HEURISTIC
+
+    repetition_penalty: Annotated[
+        float, _option(_BANS, "Above 1: tokens of prompt and answer become less likely; to 10.")
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, _option(_BANS, "Above 0: tokens of the answer become less likely; in [-2, 2].")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, _option(_BANS, "The same for each time that the answer has them; in [-2, 2].")
+    ] = 0.0
+    logit_bias: Annotated[
+        list[str] | None,
+        _option(
+            _BANS,
+            "Make a token likelier, or with a bias below 0 less likely; may be repeated.",
+            metavar="ID=BIAS",
+        ),
+    ] = None
+    bad_word: Annotated[
+        list[str] | None, _option(_BANS, "Text not to be generated; may be repeated.")
+    ] = None
+
+    json_schema: Annotated[
+        str | None,
+        _option(_FORM, "Answer with JSON that fits this schema.", metavar="FILE|TEXT"),
+    ] = None
+    regex: Annotated[
+        str | None, _option(_FORM, "Answer with a match of this regular expression.")
+    ] = None
+    grammar: Annotated[
+        Path | None,
+        _option(_FORM, "Answer with a match of the EBNF grammar in this file."),
+    ] = None
+
+    logprobs: Annotated[
+        int | None,
+        _option(
+            _LOGPROBS, "Those of the answer's tokens, and of so many likeliest in their place."
+        ),
+    ] = None
+    prompt_logprobs: Annotated[
+        int | None,
+        _option(
+            _LOGPROBS, "Those of the prompt's tokens, and of so many likeliest in their place."
+        ),
+    ] = None
+
+    speculate: Annotated[
+        bool | None,
+        _option(
+            _WORK,
+            "Let a draft propose tokens, which changes speed alone. Unset: as the workers do.",
+            "--speculate/--no-speculate",
+        ),
+    ] = None
+    priority: Annotated[
+        int, _option(_WORK, "Workers that go by priority serve smaller ones first.")
+    ] = 0
+
+    def params(self) -> SamplingParams:
+        """Raises `InvalidArgumentError` for a value that cannot be read or is out of bounds."""
+        return SamplingParams(
+            max_tokens=self.max_tokens,
+            min_tokens=self.min_tokens,
+            stop=tuple(self.stop or ()),
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=self.seed,
+            n=self.n,
+            best_of=self.best_of,
+            beam_width=self.beam_width,
+            length_penalty=self.length_penalty,
+            early_stopping=self.early_stopping,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=tuple(map(_bias, self.logit_bias or ())),
+            bad_words=tuple(self.bad_word or ()),
+            grammar=self._grammar(),
+            logprobs=self.logprobs is not None,
+            top_logprobs=self.logprobs or 0,
+            prompt_logprobs=self.prompt_logprobs,
+            speculate=self.speculate,
+        )
+
+    def _grammar(self) -> Grammar | None:
+        given = [
+            option
+            for option, value in (
+                ("--json-schema", self.json_schema),
+                ("--regex", self.regex),
+                ("--grammar", self.grammar),
+            )
+            if value is not None
+        ]
+        if len(given) > 1:
+            raise InvalidArgumentError(given[1], f"cannot be given together with {given[0]}")
+        if self.json_schema is not None:
+            return Grammar(GrammarKind.JSON_SCHEMA, _json_text(self.json_schema))
+        if self.regex is not None:
+            return Grammar(GrammarKind.REGEX, self.regex)
+        if self.grammar is not None:
+            return Grammar(GrammarKind.EBNF, _content("--grammar", self.grammar))
+        return None
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose help lists its options under the panels they name."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                panel = getattr(param, "rich_help_panel", None)
+                default = "Arguments" if param.param_type_name == "argument" else "Options"
+                groups.setdefault(panel or default, []).append(record)
+        for heading, records in groups.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
+
+
+def takes_sampling(
+    *, without: frozenset[str] = frozenset(), **defaults: object
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command every option of `SamplingOptions`, as its parameter `sampling`.
+
+    Args:
+        without: fields that are not offered.
+        defaults: of this command, where they differ.
+    """
+    fields = [f for f in dataclasses.fields(SamplingOptions) if f.name not in without]
+    hints = get_type_hints(SamplingOptions, include_extras=True)
+    options = [
+        inspect.Parameter(
+            f.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=defaults.get(f.name, f.default),
+            annotation=hints[f.name],
+        )
+        for f in fields
+    ]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def with_options(**values: Any) -> None:
+            said = {option.name: values.pop(option.name) for option in options}
+            command(**values, sampling=SamplingOptions(**said))
+
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        parameters = [
+            *(p.replace(kind=p.KEYWORD_ONLY) for p in own if p.name != "sampling"),
+            *options,
+        ]
+        with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        with_options.__annotations__ = {p.name: p.annotation for p in parameters}
+        return with_options
+
+    return decorate
+
+
+def with_options_named(message: str) -> str:
+    """An error's text with the options of the command line in place of fields."""
+    return _FIELD.sub(lambda match: _name_of_option(match[1]), message)
+
+
+def _name_of_option(field: str) -> str:
+    if field == "grammar":  # of whichever option it came
+        return field
+    return f"--{_OPTIONS_OF_FIELDS.get(field, field).replace('_', '-')}"
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token_id, _, bias = text.partition("=")
+    try:
+        return int(token_id), float(bias)
+    except ValueError:
+        raise InvalidArgumentError(
+            "--logit-bias", f"is {text!r}; must be ID=BIAS, such as 15=-2.5"
+        ) from None
+
+
+def _json_text(value: str) -> str:
+    """The schema itself, or what the file of this name holds."""
+    text = value if value.lstrip().startswith("{") else _content("--json-schema", Path(value))
+    try:
+        json.loads(text)
+    except ValueError as error:
+        _refuse("--json-schema", value, f"no JSON: {error}")
+    return text
+
+
+def _content(option: str, file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError as error:
+        _refuse(option, str(file), f"a file that cannot be read: {error.strerror}")
+    except UnicodeDecodeError:
+        _refuse(option, str(file), "a file that is not UTF-8")
+
+
+def _refuse(option: str, value: str, why: str) -> NoReturn:
+    raise InvalidArgumentError(option, f"{value!r} is {why}")

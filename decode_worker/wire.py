@@ -1,0 +1,98 @@
+"""What a decode worker answers, as messages of `baton.v1`."""
+
+from collections.abc import Iterator
+
+from google.protobuf.duration_pb2 import Duration
+
+from baton.engine.messages import SequenceUpdate
+from baton.engine.ranking import ranked
+from baton.sampling import SamplingParams
+from baton.v1 import decode_pb2 as pb
+from baton.worker.wire import finish_reason_to_message, top_logprobs_to_messages
+from kvtransfer.handle import FirstToken, TransferReport
+
+# A ranked sequence is sent at once; this keeps its messages far below what gRPC takes.
+_TOKENS_PER_MESSAGE = 1024
+
+
+def admitted() -> pb.DecodeGenerateResponse:
+    return pb.DecodeGenerateResponse(admitted=pb.DecodeAdmitted())
+
+
+def kv_ready(report: TransferReport, num_reused_blocks: int) -> pb.DecodeGenerateResponse:
+    exposed = Duration()
+    exposed.FromNanoseconds(int(report.exposed_s * 1e9))
+    ready = pb.KvReady(
+        num_transferred_blocks=report.num_blocks,
+        num_transferred_bytes=report.num_bytes,
+        num_reused_blocks=num_reused_blocks,
+        exposed=exposed,
+    )
+    return pb.DecodeGenerateResponse(kv_ready=ready)
+
+
+def first_token(token: FirstToken, params: SamplingParams) -> pb.DecodeGenerateResponse:
+    """The token that came with the blocks, of the only sequence."""
+    logprobs = token.logprobs
+    tokens = pb.DecodeTokens(
+        sequence_index=0,
+        position=token.position,
+        token_ids=[token.token_id],
+        logprobs=[] if logprobs is None else [logprobs.logprob],
+        top_logprobs=top_logprobs_to_messages([logprobs], params.top_logprobs),
+    )
+    return pb.DecodeGenerateResponse(tokens=tokens)
+
+
+def responses(
+    updates: list[SequenceUpdate], params: SamplingParams
+) -> Iterator[pb.DecodeGenerateResponse]:
+    """Updates of whichever sequences that gathered since the last look."""
+    if params.num_sequences == 1:
+        yield from _of_sequence(0, updates, params)
+        return
+    of_each: dict[int, list[SequenceUpdate]] = {}
+    for update in updates:
+        of_each.setdefault(update.index, []).append(update)
+    for index, of_one in of_each.items():
+        yield from _of_sequence(index, of_one, params)
+
+
+def is_ranked(params: SamplingParams) -> bool:
+    """Whether all sequences must have ended before it is known which are returned."""
+    return params.beam_width > 0 or params.num_sequences > params.n
+
+
+def ranked_responses(
+    updates: list[SequenceUpdate], params: SamplingParams
+) -> Iterator[pb.DecodeGenerateResponse]:
+    """All updates of a request whose sequences have ended: those that are returned, best first."""
+    for place, of_one in enumerate(ranked(updates, params)):
+        for start in range(0, len(of_one), _TOKENS_PER_MESSAGE):
+            yield from _of_sequence(place, of_one[start : start + _TOKENS_PER_MESSAGE], params)
+
+
+def _of_sequence(
+    index: int, updates: list[SequenceUpdate], params: SamplingParams
+) -> Iterator[pb.DecodeGenerateResponse]:
+    """Updates of one sequence, as one message of tokens; then its ending."""
+    sampled = [u for u in updates if u.token_id is not None]
+    if sampled:
+        tokens = pb.DecodeTokens(
+            sequence_index=index,
+            position=sampled[0].position,
+            token_ids=[u.token_id for u in sampled if u.token_id is not None],
+            logprobs=[u.logprob or 0.0 for u in sampled] if params.logprobs else [],
+            top_logprobs=top_logprobs_to_messages(
+                [u.logprobs for u in sampled], params.top_logprobs
+            ),
+        )
+        yield pb.DecodeGenerateResponse(tokens=tokens)
+    last = updates[-1]
+    if last.finish_reason is not None:
+        finished = pb.DecodeFinished(
+            sequence_index=index,
+            reason=finish_reason_to_message(last.finish_reason),
+            score=last.score,
+        )
+        yield pb.DecodeGenerateResponse(finished=finished)

@@ -1,0 +1,447 @@
+"""Every way of choosing tokens, through router and workers, is what one engine does alone."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import torch
+
+from baton.cli.local_cluster import LocalCluster
+from baton.client import AsyncClient, Completion
+from baton.client_types import FinishReason
+from baton.engine import Engine, EngineConfig
+from baton.errors import InvalidArgumentError
+from baton.models import locate
+from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
+
+from .checkpoints import beams, prompt_of, reference
+from .watch import load_of, num_steps, until_nothing_is_held
+
+pytestmark = pytest.mark.e2e
+
+TINY = locate("tiny")
+CODE = "def fibonacci(n):\n    "
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    num_threads = torch.get_num_threads()
+    yield Engine.from_pretrained(TINY, EngineConfig(device="cpu", max_num_seqs=16, num_threads=1))
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(autouse=True)
+async def _nothing_is_left(cluster: LocalCluster) -> AsyncIterator[None]:
+    yield
+    await until_nothing_is_held(cluster)
+
+
+def sampled(**fields: object) -> SamplingParams:
+    return SamplingParams(
+        **{"max_tokens": 16, "temperature": 0.9, "seed": 7, "ignore_eos": True, **fields}
+    )
+
+
+def token_ids(completions: list[Completion]) -> list[tuple[int, ...]]:
+    return [completion.token_ids for completion in completions]
+
+
+def alone(engine: Engine, prompt: list[int], params: SamplingParams) -> list[tuple[int, ...]]:
+    (result,) = engine.generate([prompt], params)
+    return [completion.token_ids for completion in result.completions]
+
+
+# Several sequences.
+
+
+@pytest.mark.parametrize("length", [1, 16, 90])
+async def test_several_seeded_samples_are_those_of_one_engine(client, engine, length):
+    prompt, params = prompt_of(length, seed=70), sampled(n=3)
+    completions = await client.generate(prompt, params).completions()
+    assert token_ids(completions) == alone(engine, prompt, params)
+    assert len(set(token_ids(completions))) == 3
+    assert [len(ids) for ids in token_ids(completions)] == [16] * 3
+
+
+async def test_the_first_of_several_is_the_one_that_would_come_alone(client):
+    prompt = prompt_of(40, seed=71)
+    several = await client.generate(prompt, sampled(n=2)).token_ids()
+    assert several == await client.generate(prompt, sampled()).token_ids()
+
+
+async def test_several_sequences_use_what_they_have_together(client):
+    generation = client.generate(prompt_of(40, seed=72), sampled(n=4))
+    completions = await generation.completions()
+    usage = generation.finished.usage
+    assert usage.num_output_tokens == sum(map(len, token_ids(completions))) == 64
+    assert usage.num_prompt_tokens == 40
+    assert usage.num_transferred_blocks == 3
+
+
+async def test_several_sequences_are_streamed_side_by_side(client):
+    generation = client.generate(prompt_of(20, seed=73), sampled(n=2, max_tokens=100))
+    order = [chunk.sequence_index async for chunk in generation]
+    assert order != sorted(order)
+
+
+@pytest.mark.parametrize("length", [5, 2047])
+async def test_several_sequences_may_end_with_their_first_token(client, length):
+    prompt = prompt_of(length, seed=74)
+    completions = await client.generate(prompt, sampled(n=3, max_tokens=1)).completions()
+    assert [len(ids) for ids in token_ids(completions)] == [1, 1, 1]
+    assert [c.finished.reason for c in completions] == [FinishReason.LENGTH] * 3
+
+
+async def test_a_stop_string_ends_one_sequence_and_the_others_go_on(client):
+    texts = await client.generate(CODE, sampled(n=3, max_tokens=60)).texts()
+    # What only one of them says, in its middle.
+    stop = next(
+        word
+        for word in re.findall(r"\S{3,}", texts[1])
+        if word not in texts[0] and word not in texts[2]
+    )
+    completions = await client.generate(
+        CODE, sampled(n=3, max_tokens=60, stop=(stop,))
+    ).completions()
+    assert [c.finished.reason for c in completions] == [
+        FinishReason.LENGTH,
+        FinishReason.STOP_STRING,
+        FinishReason.LENGTH,
+    ]
+    assert [completions[0].text, completions[2].text] == [texts[0], texts[2]]
+    assert completions[1].text == texts[1].split(stop)[0]
+    assert completions[1].finished.stop_string == stop
+
+
+async def test_a_request_ends_once_every_sequence_has_met_its_stop_string(client):
+    params = sampled(n=2, max_tokens=1500, stop=("\n", " ", "a", "e"))
+    completions = await client.generate(CODE, params).completions()
+    assert [c.finished.reason for c in completions] == [FinishReason.STOP_STRING] * 2
+
+
+async def test_of_several_candidates_the_likeliest_come_in_order(client, engine):
+    prompt, params = prompt_of(30, seed=75), sampled(n=2, best_of=5, logprobs=True)
+    completions = await client.generate(prompt, params).completions()
+    assert token_ids(completions) == alone(engine, prompt, params)
+    means = [sum(c.logprobs) / len(c.logprobs) for c in completions]
+    assert means == sorted(means, reverse=True)
+    every = sampled(n=5, logprobs=True)
+    candidates = await client.generate(prompt, every).completions()
+    assert means[0] == pytest.approx(max(sum(c.logprobs) / len(c.logprobs) for c in candidates))
+
+
+async def test_the_best_of_several_is_one_sequence(client):
+    params = sampled(best_of=4)
+    (completion,) = await client.generate(prompt_of(9, seed=76), params).completions()
+    assert len(completion.token_ids) == 16
+    assert completion.logprobs == ()
+
+
+async def test_cancelling_several_sequences_frees_all(client):
+    async with client.generate(prompt_of(33), sampled(n=8, max_tokens=1500)) as generation:
+        for _ in range(5):
+            await anext(generation)
+
+
+# A crowd.
+
+CROWD = (
+    sampled(n=4, max_tokens=80),
+    sampled(n=2, best_of=4, max_tokens=80),
+    SamplingParams(max_tokens=40, beam_width=4, n=3, ignore_eos=True),
+    sampled(max_tokens=120, repetition_penalty=1.2, logprobs=True, prompt_logprobs=2),
+)
+
+
+async def test_a_crowd_of_every_kind_is_what_each_is_alone(client, cluster, engine):
+    asked = [(prompt_of(5 + 7 * i, seed=i), CROWD[i % len(CROWD)]) for i in range(24)]
+    before = load_of(cluster.process("decode-0").endpoint).num_preemptions
+    every = await asyncio.gather(*(client.generate(*request).completions() for request in asked))
+    for (prompt, params), completions in zip(asked, every, strict=True):
+        assert token_ids(completions) == alone(engine, prompt, params)
+    # The decode pool is too small for all of them.
+    assert load_of(cluster.process("decode-0").endpoint).num_preemptions > before
+
+
+async def test_a_crowd_that_leaves_leaves_nothing(client):
+    asked = [(prompt_of(5 + 7 * i, seed=i), CROWD[i % len(CROWD)]) for i in range(24)]
+    reading = [asyncio.create_task(client.generate(*r).completions()) for r in asked]
+    await asyncio.sleep(0.7)
+    for task in reading:
+        task.cancel()
+    ended = await asyncio.gather(*reading, return_exceptions=True)
+    assert any(isinstance(end, asyncio.CancelledError) for end in ended)
+
+
+# Beams.
+
+
+@pytest.mark.parametrize(
+    ("length_penalty", "early_stopping"),
+    [(1.0, EarlyStopping.HEURISTIC), (0.0, EarlyStopping.FIRST), (2.0, EarlyStopping.NEVER)],
+)
+async def test_beams_are_those_of_transformers(client, length_penalty, early_stopping):
+    prompt = prompt_of(21, seed=77)
+    params = SamplingParams(
+        max_tokens=12,
+        n=3,
+        beam_width=4,
+        length_penalty=length_penalty,
+        early_stopping=early_stopping,
+        ignore_eos=True,
+    )
+    completions = await client.generate(prompt, params).completions()
+    expected = beams(TINY, prompt, params)
+    assert token_ids(completions) == [ids for ids, _ in expected]
+    scores = [completion.finished.score for completion in completions]
+    assert scores == pytest.approx([score for _, score in expected], abs=1e-4)
+
+
+async def test_beams_that_end_are_those_of_one_engine(client, engine):
+    prompt = prompt_of(30, seed=77)
+    greedy = await client.generate(prompt, sampled(temperature=0.0)).token_ids()
+    params = SamplingParams(
+        max_tokens=20,
+        n=4,
+        beam_width=4,
+        length_penalty=0.0,  # short ones win
+        stop_token_ids=tuple(greedy[2:10]),
+        ignore_eos=True,
+    )
+    completions = await client.generate(prompt, params).completions()
+    (result,) = engine.generate([prompt], params)
+    assert token_ids(completions) == [c.token_ids for c in result.completions]
+    assert [c.finished.score for c in completions] == pytest.approx(
+        [c.score for c in result.completions], abs=1e-4
+    )
+    assert FinishReason.STOP_TOKEN in {c.finished.reason for c in completions}
+
+
+# One token after the other.
+
+PROCESSORS = {
+    "min_p": {"min_p": 0.2},
+    "top-k and top-p": {"top_k": 20, "top_p": 0.8, "min_p": 0.01},
+    "repetition": {"repetition_penalty": 1.7},
+    "presence and frequency": {"presence_penalty": 1.5, "frequency_penalty": -0.5},
+    "bias": {"logit_bias": tuple((token_id, 8.0) for token_id in range(20, 60))},
+    "banned tokens": {"bad_token_ids": ((30,), (40, 50)), "logit_bias": ((30, 50.0),)},
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("fields", PROCESSORS.values(), ids=PROCESSORS)
+async def test_what_changes_logits_changes_them_as_in_one_engine(
+    client, engine, fields, temperature
+):
+    prompt, params = prompt_of(50, seed=78), sampled(temperature=temperature, **fields)
+    plain = await client.generate(prompt, sampled(temperature=temperature)).token_ids()
+    changed = await client.generate(prompt, params).token_ids()
+    assert [tuple(changed)] == alone(engine, prompt, params)
+    assert temperature == 0.0 or changed != plain
+
+
+async def test_bad_words_do_not_come(client):
+    text = await client.generate(CODE, sampled(temperature=0.0, max_tokens=60)).text()
+    words = tuple(dict.fromkeys(re.findall(r"\w{2,}", text)))[:5]
+    assert words
+    without = await client.generate(
+        CODE, sampled(temperature=0.0, max_tokens=60, bad_words=words)
+    ).completions()
+    assert without[0].text != text
+    tokens = {(await client.tokenize(form)).token_ids for w in words for form in (w, f" {w}")}
+    ids = without[0].token_ids
+    for banned in tokens:
+        assert all(ids[i : i + len(banned)] != banned for i in range(len(ids)))
+
+
+async def test_the_end_comes_no_sooner_than_it_may(client):
+    plain = await client.generate(CODE, sampled(temperature=0.0)).token_ids()
+    params = {"temperature": 0.0, "stop_token_ids": (plain[5],), "max_tokens": 40}
+    short = await client.generate(CODE, sampled(**params)).token_ids()
+    assert short == plain[: plain.index(plain[5]) + 1]
+    long = await client.generate(CODE, sampled(**params, min_tokens=30)).token_ids()
+    assert len(long) >= 30
+    assert plain[5] not in long[:29]
+
+
+@pytest.mark.parametrize("speculate", [True, False])
+async def test_speculation_may_be_asked_for_or_not(client, speculate):
+    prompt = prompt_of(30, seed=79)
+    plain = await client.generate(prompt, sampled()).token_ids()
+    assert await client.generate(prompt, sampled(speculate=speculate)).token_ids() == plain
+
+
+@pytest.mark.parametrize("priority", [-(2**31), 5])
+async def test_any_priority_is_taken(client, priority):
+    generation = client.generate(prompt_of(8), sampled(), priority=priority)
+    assert len(await generation.token_ids()) == 16
+
+
+# Log-probabilities.
+
+
+@pytest.mark.parametrize("num_top", [0, 5])
+async def test_every_token_has_its_logprobs_those_of_the_likeliest_too(client, engine, num_top):
+    prompt, params = prompt_of(33, seed=81), sampled(logprobs=True, top_logprobs=num_top)
+    (completion,) = await client.generate(prompt, params).completions()
+    (result,) = engine.generate([prompt], params)
+    expected = result.completions[0].logprobs
+    assert completion.logprobs == pytest.approx([e.logprob for e in expected], abs=1e-4)
+    assert [tuple(top) for top in completion.top_logprobs] == [
+        e.top_token_ids for e in expected if num_top
+    ]
+    for top, e in zip(completion.top_logprobs, expected, strict=False):
+        assert len(top) == num_top
+        assert list(top.values()) == pytest.approx(list(e.top_logprobs), abs=1e-4)
+        assert list(top.values()) == sorted(top.values(), reverse=True)
+
+
+async def test_several_sequences_have_their_own_logprobs(client):
+    params = sampled(n=3, logprobs=True, top_logprobs=2)
+    for completion in await client.generate(prompt_of(20, seed=82), params).completions():
+        assert len(completion.logprobs) == len(completion.top_logprobs) == 16
+        for logprob, top in zip(completion.logprobs, completion.top_logprobs, strict=True):
+            assert logprob <= max(top.values()) + 1e-6
+
+
+@pytest.mark.parametrize("fields", [{}, {"n": 2}, {"best_of": 2}, {"max_tokens": 1}])
+async def test_a_prompt_s_logprobs_are_those_of_transformers(client, fields):
+    prompt = prompt_of(100, seed=83)
+    with torch.inference_mode():
+        logits = reference(TINY)(torch.tensor([prompt])).logits[0]
+    expected = logits.log_softmax(-1)
+    for _ in range(2):  # the second time its beginning is in every cache
+        generation = client.generate(prompt, sampled(prompt_logprobs=3, **fields))
+        await anext(generation)
+        scored = generation.prompt_logprobs
+        await generation.texts()
+        assert generation.prompt_logprobs == scored
+        assert len(scored) == len(prompt) - 1
+        for i, logprobs in enumerate(scored):
+            assert logprobs.logprob == pytest.approx(expected[i, prompt[i + 1]].item(), abs=1e-3)
+            assert list(logprobs.top) == expected[i].topk(3).indices.tolist()
+
+
+async def test_a_prompt_of_one_token_has_no_logprobs(client):
+    generation = client.generate(prompt_of(1), sampled(prompt_logprobs=0))
+    await generation.text()
+    assert generation.prompt_logprobs == []
+
+
+# Grammars.
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"enum": ["add", "subtract"]},
+        "arity": {"type": "integer", "minimum": 0, "maximum": 9},
+        "pure": {"type": "boolean"},
+    },
+    "required": ["name", "arity", "pure"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},  # the model likes to indent
+}
+
+
+def grammar(kind: GrammarKind, text: str, **fields: object) -> SamplingParams:
+    return sampled(
+        **{"max_tokens": 100, "ignore_eos": False, "grammar": Grammar(kind, text), **fields}
+    )
+
+
+@pytest.mark.parametrize("fields", [{}, {"temperature": 0.0}, {"n": 3}, {"best_of": 3}])
+async def test_json_that_was_asked_for_fits_its_schema(client, fields):
+    params = grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), **fields)
+    for completion in await client.generate("Describe it: ", params).completions():
+        answer = json.loads(completion.text)
+        assert answer["name"] in ("add", "subtract")
+        assert 0 <= answer["arity"] <= 9
+        assert isinstance(answer["pure"], bool)
+        assert completion.finished.reason is FinishReason.END_OF_SEQUENCE
+
+
+async def test_an_answer_matches_its_regular_expression(client, engine):
+    pattern = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+    params = grammar(GrammarKind.REGEX, pattern)
+    generation = client.generate("The date: ", params)
+    assert re.fullmatch(pattern, await generation.text())
+    (result,) = engine.generate(["The date: "], params)
+    assert tuple(await generation.token_ids()) == result.token_ids
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_grammar_may_be_complete_with_the_first_token(client, n):
+    params = grammar(GrammarKind.REGEX, "[a-e]", n=n)
+    for completion in await client.generate("A letter: ", params).completions():
+        assert completion.text in "abcde"
+        assert completion.finished.reason is FinishReason.END_OF_SEQUENCE
+
+
+async def test_an_answer_matches_its_grammar(client):
+    params = grammar(GrammarKind.EBNF, 'root ::= item (", " item)* "."\nitem ::= "a" | "bc"')
+    text = await client.generate("A list: ", params).text()
+    assert re.fullmatch(r"(a|bc)(, (a|bc))*\.|(a|bc)(, (a|bc))*(, ?)?", text), text
+
+
+BAD_GRAMMARS = {
+    "a regex": (GrammarKind.REGEX, "(["),
+    "a schema that is no JSON": (GrammarKind.JSON_SCHEMA, "{"),
+    "a schema of an unknown type": (GrammarKind.JSON_SCHEMA, '{"type": "nothing"}'),
+    "a grammar": (GrammarKind.EBNF, "root ::= missing"),
+}
+
+
+@pytest.mark.parametrize(("kind", "text"), BAD_GRAMMARS.values(), ids=BAD_GRAMMARS)
+async def test_a_grammar_that_does_not_compile_is_refused_before_it_costs_compute(
+    cluster, client, kind, text
+):
+    before = num_steps(cluster)
+    with pytest.raises(InvalidArgumentError) as caught:
+        await client.generate("x", grammar(kind, text)).text()
+    assert caught.value.field == "sampling.grammar"
+    assert num_steps(cluster) == before
+
+
+# What needs workers of its own.
+
+
+@pytest.mark.slow
+async def test_under_that_policy_the_smaller_priority_goes_first():
+    flags = {"device": "cpu", "policy": "priority", "max_num_seqs": 1, "max_num_batched_tokens": 64}
+    ended: list[str] = []
+
+    async def run(client: AsyncClient, name: str, priority: int) -> None:
+        params = SamplingParams(max_tokens=400, ignore_eos=True)
+        await client.generate(prompt_of(20, seed=len(name)), params, priority=priority).text()
+        ended.append(name)
+
+    with LocalCluster(worker_flags=flags) as cluster:
+        async with AsyncClient(cluster.address) as client:
+            tasks = []
+            for name, priority in (("first", 0), ("unimportant", 9), ("important", -9)):
+                tasks.append(asyncio.create_task(run(client, name, priority)))
+                await asyncio.sleep(0.1)
+            await asyncio.gather(*tasks)
+        await until_nothing_is_held(cluster)
+    assert ended.index("important") < ended.index("unimportant")
+
+
+@pytest.mark.slow
+async def test_speculation_changes_no_token():
+    repeating = prompt_of(12, seed=90) * 6
+    params = [
+        SamplingParams(max_tokens=60, ignore_eos=True),
+        sampled(max_tokens=60, n=2),
+        sampled(max_tokens=60, repetition_penalty=1.3, speculate=True),
+    ]
+    said = []
+    for flags in ({"max_drafts": 0}, {"max_drafts": 4}):
+        with LocalCluster(worker_flags={"device": "cpu", **flags}) as cluster:
+            async with AsyncClient(cluster.address) as client:
+                every = [await client.generate(repeating, p).completions() for p in params]
+            await until_nothing_is_held(cluster)
+        said.append([token_ids(completions) for completions in every])
+    assert said[0] == said[1]

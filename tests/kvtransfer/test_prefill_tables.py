@@ -1,0 +1,141 @@
+"""What the scheduler says of a prefill is enough to stream its blocks from: those that a claimant
+needs hold what was computed into them, from when they are filled until the lease is over."""
+
+from collections.abc import Iterator
+from random import Random
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.engine.core.block_pool import NULL_BLOCK, BlockPool
+from baton.engine.core.kv_cache_manager import CacheGroup
+from baton.engine.core.plan import StepPlan, StepResult
+from baton.engine.core.progress import SequenceProgress
+from baton.engine.core.scheduler import Scheduler
+from baton.engine.core.sequence import Purpose, Request
+from baton.engine.core.settings import SchedulerConfig
+from baton.sampling import SamplingParams
+from kvtransfer.extent import Extent
+
+MAX_LEN = 64
+MAX_SEQS = 3
+
+Windows = list[int | None]
+
+
+class Pools:
+    """The content of every slot: the first token of the prompt it was computed for, and where."""
+
+    def __init__(self) -> None:
+        self._slots: dict[tuple[int, int, int], tuple[int, int]] = {}
+
+    def run(self, plan: StepPlan, scheduler: Scheduler) -> StepResult:
+        """Writes what the plan computes."""
+        size = scheduler.config.block_size
+        for move in plan.copies:
+            for offset in range(size):
+                source = self._slots[move.group, move.source, offset]
+                self._slots[move.group, move.target, offset] = source
+        for span in plan.spans:
+            sequence = span.sequence
+            for group, tables in enumerate(scheduler.seats.block_tables):
+                for position in range(span.start, span.end):
+                    block_id = int(tables[sequence.seat, position // size])
+                    assert block_id != NULL_BLOCK, "computed into no block"
+                    content = int(sequence.tokens[0]), position
+                    self._slots[group, block_id, position % size] = content
+        return StepResult(np.ones(len(plan.sample_rows), np.int64))
+
+    def tokens_in(self, group: int, block_id: int, count: int) -> Iterator[tuple[int, int]]:
+        """Of the first `count` slots of a block."""
+        assert block_id != NULL_BLOCK, "given back, or never there"
+        return (self._slots[group, block_id, offset] for offset in range(count))
+
+
+class Source:
+    """One prefill as its lease would see it."""
+
+    def __init__(self, request: Request, windows: Windows, block_size: int) -> None:
+        self._first_token = request.token_ids[0]
+        self._extent = Extent(len(request.token_ids), block_size)
+        self._due = [self._extent.due(window, 0) for window in windows]
+        self._tables: tuple[tuple[int, ...], ...] = ()
+        self._num_filled = 0
+        self.is_complete = False
+
+    def take(self, progress: SequenceProgress) -> None:
+        self._tables = progress.block_ids
+        self._num_filled = progress.num_computed_tokens // self._extent.block_size
+        if progress.token_ids:
+            self._num_filled, self.is_complete = self._extent.num_blocks, True
+            assert progress.num_computed_tokens == self._extent.num_tokens
+            assert {len(table) for table in self._tables} == {self._extent.num_blocks}
+
+    def check(self, pools: Pools) -> None:
+        """Everything that could be read now is what a claimant expects."""
+        size, num_tokens = self._extent.block_size, self._extent.num_tokens
+        for group, (due, table) in enumerate(zip(self._due, self._tables, strict=False)):
+            for i in range(due.start, self._num_filled):
+                positions = range(i * size, min((i + 1) * size, num_tokens))
+                found = pools.tokens_in(group, table[i], len(positions))
+                assert list(found) == [(self._first_token, p) for p in positions]
+
+
+def prefill(name: int, first_token: int, num_tokens: int) -> Request:
+    """Prompts that begin alike are alike, so that later ones find what earlier ones left."""
+    return Request(
+        request_id=str(name),
+        token_ids=[first_token] * num_tokens,
+        num_prompt_tokens=num_tokens,
+        params=SamplingParams(max_tokens=MAX_LEN),
+        root=bytes(16),
+        purpose=Purpose.PREFILL,
+    )
+
+
+@given(
+    prompts=st.lists(
+        st.tuples(st.integers(2, 3), st.integers(1, MAX_LEN - 1)), min_size=1, max_size=8
+    ),
+    windows=st.lists(st.none() | st.integers(1, 20), min_size=1, max_size=3),
+    block_size=st.integers(1, 5),
+    chunk=st.integers(MAX_SEQS, 40),
+    num_spare=st.integers(0, 30),
+    seed=st.integers(0, 99),
+)
+@settings(deadline=None)
+def test_blocks_that_a_claimant_needs_keep_their_content(
+    prompts, windows, block_size, chunk, num_spare, seed
+):
+    config = SchedulerConfig(
+        max_num_batched_tokens=chunk,
+        max_num_seqs=MAX_SEQS,
+        block_size=block_size,
+        max_model_len=MAX_LEN,
+        vocab_size=8,
+    )
+    chance = Random(seed)
+    num_blocks = -(-MAX_LEN // block_size) + num_spare
+    scheduler = Scheduler(config, [CacheGroup(BlockPool(num_blocks), w) for w in windows])
+    pools = Pools()
+    waiting = [prefill(i, *prompt) for i, prompt in enumerate(prompts)]
+    sources = {r.request_id: Source(r, windows, block_size) for r in waiting}
+    leased: dict[str, Source] = {}
+    num_released = 0
+    while num_released < len(sources):
+        if waiting and chance.random() < 0.4:
+            request = waiting.pop(0)
+            scheduler.add(request)
+            leased[request.request_id] = sources[request.request_id]
+        plan = scheduler.schedule()
+        for progress in scheduler.apply(plan, pools.run(plan, scheduler)).others:
+            leased[progress.request.request_id].take(progress)
+        for source in leased.values():
+            source.check(pools)
+        done = [name for name, source in leased.items() if source.is_complete]
+        if done and (not plan.num_tokens or chance.random() < 0.4):
+            scheduler.release(done[0])
+            del leased[done[0]]
+            num_released += 1
+    assert scheduler.stats().num_held_blocks == 0

@@ -1,0 +1,198 @@
+"""What the client sees of the workers' events, in every order in which they may come."""
+
+import random
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.models import locate
+from baton.sampling import SamplingParams
+from baton.v1 import decode_pb2, prefill_pb2
+from baton.v1 import inference_pb2 as pb
+from router.answer import Answer
+from router.intake import Request
+from router.model_card import ModelCard, read_model_card
+
+LENGTH, END = pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_END_OF_SEQUENCE
+STOP_STRING = pb.FINISH_REASON_STOP_STRING
+
+
+@cache
+def card() -> ModelCard:
+    return read_model_card(locate("tiny"))
+
+
+@cache
+def ids(letters: str) -> list[int]:
+    return [card().tokenizer.encode(c, add_special_tokens=False).ids[0] for c in letters]
+
+
+def answer(**params: object) -> Answer:
+    sampled = {"temperature": 1.0, "max_tokens": 9, **params}
+    return Answer(Request("r", (5, 6), SamplingParams(**sampled)), card(), 0.0)
+
+
+def tokens(index: int, position: int, letters: str) -> decode_pb2.DecodeGenerateResponse:
+    return decode_pb2.DecodeGenerateResponse(
+        tokens=decode_pb2.DecodeTokens(
+            sequence_index=index, position=position, token_ids=ids(letters)
+        )
+    )
+
+
+def finished(
+    index: int, reason: int = LENGTH, score: float | None = None
+) -> decode_pb2.DecodeGenerateResponse:
+    return decode_pb2.DecodeGenerateResponse(
+        finished=decode_pb2.DecodeFinished(sequence_index=index, reason=reason, score=score)
+    )
+
+
+READY = decode_pb2.DecodeGenerateResponse(kv_ready=decode_pb2.KvReady(num_transferred_blocks=2))
+
+
+def result(letter: str = "a", reason: int = 0) -> prefill_pb2.PrefillResponse:
+    token = prefill_pb2.FirstToken(token_id=ids(letter)[0], finish_reason=reason)
+    return prefill_pb2.PrefillResponse(result=prefill_pb2.PrefillResult(first_tokens=[token]))
+
+
+def scored(position: int, *logprobs: float) -> prefill_pb2.PrefillResponse:
+    return prefill_pb2.PrefillResponse(
+        prompt_logprobs=pb.PromptLogprobs(position=position, logprobs=logprobs)
+    )
+
+
+def texts(events: list[pb.GenerateResponse]) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for event in events:
+        if event.HasField("tokens"):
+            index = event.tokens.sequence_index
+            found[index] = found.get(index, "") + event.tokens.text
+    return found
+
+
+def endings(events: list[pb.GenerateResponse]) -> list[tuple[int, int]]:
+    return [
+        (e.finished.sequence_index, e.finished.reason) for e in events if e.HasField("finished")
+    ]
+
+
+def shown(an_answer: Answer, *events: decode_pb2.DecodeGenerateResponse) -> list:
+    return [response for event in events for response in an_answer.on_decode(event)]
+
+
+@given(st.lists(st.text("abcde", min_size=1, max_size=8), min_size=2, max_size=4), st.randoms())
+def test_several_sequences_come_whole_and_in_order_however_they_are_mixed(
+    letters: list[str], order: random.Random
+):
+    queues = []
+    for index, text in enumerate(letters):
+        events, at = [], 0
+        while at < len(text):
+            size = order.randint(1, len(text) - at)
+            events.append(tokens(index, at, text[at : at + size]))
+            at += size
+        queues.append([*events, finished(index)])
+    several, events = answer(n=len(letters)), []
+    while any(queues):
+        assert not several.is_complete
+        queue = order.choice([q for q in queues if q])
+        events += several.on_decode(queue.pop(0))
+    assert several.is_complete
+    assert texts(events) == dict(enumerate(letters))
+    assert sorted(endings(events)) == [(i, LENGTH) for i in range(len(letters))]
+    assert events[-1].finished.usage.num_output_tokens == sum(map(len, letters))
+
+
+def test_each_sequence_ends_for_the_client_as_soon_as_it_does():
+    several = answer(n=2)
+    events = shown(several, tokens(1, 0, "ab"), finished(1, END))
+    assert endings(events) == [(1, END)]
+    assert not several.is_complete
+    assert endings(shown(several, tokens(0, 0, "c"), finished(0))) == [(0, LENGTH)]
+    assert several.is_complete
+
+
+def test_a_stop_string_ends_its_sequence_and_no_other():
+    several = answer(n=2, stop=("bc",))
+    events = shown(several, tokens(0, 0, "abc"), tokens(1, 0, "ab"))
+    assert texts(events) == {0: "a", 1: "a"}
+    assert endings(events) == [(0, STOP_STRING)]
+    # The worker knows nothing of it and goes on.
+    assert shown(several, tokens(0, 3, "de"), finished(0)) == []
+    events = shown(several, tokens(1, 2, "de"), finished(1))
+    assert texts(events) == {1: "bde"}
+    assert endings(events) == [(1, LENGTH)]
+    assert events[-1].finished.usage.num_output_tokens == 7
+
+
+def test_text_held_back_for_a_stop_string_is_shown_when_its_sequence_ends():
+    several = answer(n=2, stop=("bc",))
+    assert texts(shown(several, tokens(0, 0, "ab"))) == {0: "a"}
+    assert texts(shown(several, finished(0))) == {0: "b"}
+
+
+def test_the_prefill_s_own_token_is_not_shown_where_there_are_several_sequences():
+    several = answer(n=2)
+    assert several.on_prefill(result("e", END)) == []
+    events = shown(several, tokens(0, 0, "a"), finished(0), tokens(1, 0, "b"), finished(1))
+    assert texts(events) == {0: "a", 1: "b"}
+
+
+def test_one_of_several_candidates_is_a_sequence_of_the_decode_worker_s():
+    best = answer(n=1, best_of=3)
+    assert best.on_prefill(result("e")) == []
+    assert texts(shown(best, tokens(0, 0, "a"), finished(0))) == {0: "a"}
+    assert best.is_complete
+
+
+def test_beams_tell_their_scores():
+    beams = answer(n=2, beam_width=3, temperature=0.0)
+    events = shown(
+        beams, tokens(0, 0, "a"), finished(0, END, -0.5), tokens(1, 0, "b"), finished(1, END, -0.75)
+    )
+    scores = [e.finished.score for e in events if e.HasField("finished")]
+    assert scores == [-0.5, -0.75]
+    plain = shown(answer(), tokens(0, 0, "a"), finished(0))
+    assert not plain[-1].finished.HasField("score")
+
+
+def test_prompt_logprobs_come_before_the_first_tokens_whoever_is_faster():
+    asked = answer(prompt_logprobs=0)
+    assert shown(asked, READY, tokens(0, 0, "ab"), finished(0)) == []
+    (first,) = asked.on_prefill(scored(1, -0.5))
+    assert (first.prompt_logprobs.position, list(first.prompt_logprobs.logprobs)) == (1, [-0.5])
+    events = asked.on_prefill(result("a"))
+    assert texts(events) == {0: "ab"}
+    assert endings(events) == [(0, LENGTH)]
+
+
+def test_the_prefill_worker_is_needed_until_it_has_told_what_it_alone_knows():
+    asked, plain = answer(prompt_logprobs=0), answer()
+    assert asked.needs_prefill
+    assert plain.needs_prefill
+    shown(asked, READY)
+    shown(plain, READY)
+    assert asked.needs_prefill
+    assert not plain.needs_prefill
+    asked.on_prefill(result())
+    assert not asked.needs_prefill
+
+
+@pytest.mark.parametrize("from_prefill", [True, False])
+def test_the_most_likely_tokens_go_along_with_their_token(from_prefill):
+    tops = [pb.TopLogprobs(token_ids=[7 + i, 8], logprobs=[-0.25, -0.5]) for i in range(2)]
+    if from_prefill:
+        token = prefill_pb2.FirstToken(token_id=7, logprob=-0.25, top_logprobs=tops[0])
+        events = answer().on_prefill(
+            prefill_pb2.PrefillResponse(result=prefill_pb2.PrefillResult(first_tokens=[token]))
+        )
+        assert list(events[0].tokens.top_logprobs) == tops[:1]
+    else:
+        decoded = decode_pb2.DecodeTokens(
+            token_ids=[7, 8], logprobs=[-0.25, -0.5], top_logprobs=tops
+        )
+        events = shown(answer(), decode_pb2.DecodeGenerateResponse(tokens=decoded))
+        assert list(events[0].tokens.top_logprobs) == tops

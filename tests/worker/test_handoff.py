@@ -1,0 +1,147 @@
+"""A prompt that one worker computes and another goes on from, against one engine alone."""
+
+import asyncio
+
+import grpc
+import pytest
+from engine.checkpoints import FAMILIES, save_random
+
+from baton.sampling import SamplingParams
+
+from .pair import TIMEOUT, Answer, Pair, pair_of
+from .reference import alone, engine_of, prompt_of
+
+GREEDY = SamplingParams(max_tokens=10, ignore_eos=True)
+LENGTHS = (1, 15, 16, 17, 32, 75, 160)
+
+
+async def through(pair: Pair, prompts: list[list[int]], params: SamplingParams) -> list[Answer]:
+    """One after the other, so that the second time everything is cached."""
+    return [await pair.hand_over(prompt, params) for prompt in prompts]
+
+
+@pytest.mark.parametrize("chunk", [8, 23, 256])
+@pytest.mark.parametrize(
+    "family", ["llama", "mistral_short", "qwen2_hybrid", "gemma3", "gpt_oss", "deepseek_v3"]
+)
+async def test_every_kind_of_cache_is_handed_over(checkpoint, family, chunk):
+    model, prompts = checkpoint(family), [prompt_of(n) for n in LENGTHS]
+    expected = alone(model, prompts, GREEDY)
+    async with pair_of(model, prefill={"max_num_batched_tokens": chunk}) as pair:
+        for is_cached in (False, True):
+            answers = await through(pair, prompts, GREEDY)
+            assert [[o.token_ids for o in a.outputs] for a in answers] == expected
+            num_reused = [a.kv_ready.num_reused_blocks for a in answers]
+            assert is_cached or not any(num_reused)
+            if is_cached and family != "mistral_short":  # which keeps nothing but its window
+                assert num_reused == [n // 16 for n in LENGTHS]
+        await pair.nothing_held()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_oss"])
+async def test_prompts_that_grow_find_what_shorter_ones_left_and_bring_the_rest(checkpoint, family):
+    model, whole = checkpoint(family), prompt_of(200)
+    prompts = [whole[:n] for n in (40, 64, 65, 96, 130, 200)]
+    expected = alone(model, prompts, GREEDY)
+    async with pair_of(model, prefill={"max_num_batched_tokens": 16}) as pair:
+        answers = await through(pair, prompts, GREEDY)
+        assert [[o.token_ids for o in a.outputs] for a in answers] == expected
+        assert any(a.prefill_result.num_cached_tokens for a in answers)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_oss"])
+async def test_a_crowd_is_handed_over_as_each_would_be_alone(checkpoint, family):
+    model, prompts = checkpoint(family), [prompt_of(11 * i + 1, seed=3) for i in range(12)]
+    expected = alone(model, prompts, GREEDY)
+    few = {"num_blocks": 24, "max_num_seqs": 4}
+    async with pair_of(model, max_num_batched_tokens=32, prefill=few, decode=few) as pair:
+        answers = await asyncio.gather(*(pair.hand_over(p, GREEDY) for p in prompts))
+        assert [[o.token_ids for o in a.outputs] for a in answers] == expected
+        await pair.nothing_held()
+
+
+async def test_a_windowed_group_moves_no_more_than_its_window(checkpoint):
+    async with pair_of(checkpoint("gemma3"), max_num_batched_tokens=16) as pair:
+        answer = await pair.hand_over(prompt_of(200), GREEDY)
+        full, windowed = pair.prefill.pairing().layouts
+    # 13 blocks; the last token sees those from position 191 on.
+    assert answer.kv_ready.num_transferred_blocks == 13 + 2
+    expected = 13 * full.block_bytes + 2 * windowed.block_bytes
+    assert answer.kv_ready.num_transferred_bytes == expected
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gpt_oss"])
+async def test_a_prompt_longer_than_the_pool_of_a_windowed_group_is_handed_over(checkpoint, family):
+    model, prompts = checkpoint(family), [prompt_of(230, seed=i) for i in range(3)]
+    expected = alone(model, prompts, GREEDY)
+    sizes = {"num_blocks": None, "kv_cache_bytes": 2**22, "block_size": 4, "max_num_seqs": 2}
+    async with pair_of(model, max_num_batched_tokens=8, **sizes) as pair:
+        for worker in (pair.prefill, pair.decode):
+            _, windowed = worker.engine.engine.cache.pools
+            assert windowed.num_blocks < 230 // 4
+        answers = await asyncio.gather(*(pair.hand_over(p, GREEDY) for p in prompts))
+        assert [[o.token_ids for o in a.outputs] for a in answers] == expected
+        await pair.nothing_held()
+
+
+async def test_workers_of_other_windows_do_not_pair(checkpoint, tmp_path):
+    config = FAMILIES["gemma3"]()
+    config.sliding_window += 1
+    save_random(config, tmp_path)
+    async with pair_of(checkpoint("gemma3"), decode={"model": str(tmp_path)}) as pair:
+        request = pair.decode_request(prompt_of(9), GREEDY, bytes(16))
+        call = pair.to_decode.Generate(request, timeout=TIMEOUT)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+async def test_the_first_token_is_told_again_with_all_that_was_asked_for(checkpoint, family):
+    params = SamplingParams(
+        max_tokens=5, ignore_eos=True, temperature=1.0, seed=7, logprobs=True, top_logprobs=3
+    )
+    prompt = prompt_of(40)
+    (result,) = engine_of(checkpoint(family)).generate([prompt], params)
+    async with pair_of(checkpoint(family)) as pair:
+        answer = await pair.hand_over(prompt, params)
+    (output,) = answer.outputs
+    (first,) = answer.prefill_result.first_tokens
+    assert output.token_ids == list(result.token_ids)
+    assert output.logprobs == pytest.approx(list(result.logprobs), abs=1e-4)
+    for (ids, logprobs), expected in zip(output.top, result.completions[0].logprobs, strict=True):
+        assert ids == expected.top_token_ids
+        assert logprobs == pytest.approx(expected.top_logprobs, abs=1e-4)
+    assert (first.token_id, first.logprob) == (output.token_ids[0], output.logprobs[0])
+    assert tuple(first.top_logprobs.token_ids) == output.top[0][0]
+
+
+@pytest.mark.parametrize("num_top", [0, 2])
+@pytest.mark.parametrize("chunk", [16, 256])
+async def test_prompt_logprobs_come_from_the_prefill_worker_in_order(checkpoint, chunk, num_top):
+    params = SamplingParams(max_tokens=3, ignore_eos=True, prompt_logprobs=num_top)
+    prompt = prompt_of(50)
+    (result,) = engine_of(checkpoint("llama")).generate([prompt], params)
+    async with pair_of(checkpoint("llama"), max_num_batched_tokens=chunk) as pair:
+        for _ in range(2):  # the second time the prompt is cached, and scored all the same
+            answer = await pair.hand_over(prompt, params)
+            kinds = [r.WhichOneof("event") for r in answer.prefill]
+            assert kinds.index("result") > len(kinds) - 3
+            logprobs: list[float] = []
+            tops: list[tuple[int, ...]] = []
+            for message in answer.prompt_logprobs:
+                assert message.position == 1 + len(logprobs)
+                logprobs += message.logprobs
+                tops += [tuple(m.token_ids) for m in message.top_logprobs]
+            expected = [p.logprob for p in result.prompt_logprobs]
+            assert len(expected) == len(prompt) - 1
+            assert logprobs == pytest.approx(expected, abs=1e-4)
+            assert tops == [p.top_token_ids for p in result.prompt_logprobs if num_top]
+
+
+async def test_a_prompt_of_one_token_has_no_logprobs_of_its_own(checkpoint):
+    params = SamplingParams(max_tokens=3, ignore_eos=True, prompt_logprobs=2)
+    async with pair_of(checkpoint("llama")) as pair:
+        answer = await pair.hand_over(prompt_of(1), params)
+    assert answer.prompt_logprobs == []
+    assert len(answer.outputs[0].token_ids) == 3

@@ -1,0 +1,104 @@
+"""Leases that are not claimed at once."""
+
+import asyncio
+
+import pytest
+
+from baton.errors import UnavailableError
+from baton.rpc_errors import error_of
+from baton.sampling import SamplingParams
+from baton.v1 import admin_pb2
+
+from .pair import TIMEOUT, Answer, Pair, pair_of, rest_of
+from .reference import alone, prompt_of
+
+GREEDY = SamplingParams(max_tokens=6, ignore_eos=True, logprobs=True, prompt_logprobs=1)
+
+
+async def until_idle(pair: Pair, num_waiting: int) -> None:
+    """Waits until a prefill is computed and so many more wait for blocks."""
+    while True:
+        load = await pair.prefill_admin.GetLoad(admin_pb2.GetLoadRequest())
+        if load.num_waiting == num_waiting and load.num_leases == num_waiting + 1:
+            return
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+async def test_two_workers_that_wait_for_each_other_come_free(checkpoint, family):
+    model = checkpoint(family)
+    prompts = [prompt_of(100, seed=1), prompt_of(100, seed=2)]
+    expected = alone(model, prompts, GREEDY)
+    # Each pool has room for one of the two, and each begins with another.
+    async with pair_of(model, num_blocks=10) as pair:
+        prefills = [pair.prefill_request(p, GREEDY) for p in prompts]
+        decodes = [
+            pair.decode_request(prompt, GREEDY, r.lease_id)
+            for prompt, r in zip(prompts, prefills, strict=True)
+        ]
+        decoding = []
+        for request in decodes:
+            call = pair.to_decode.Generate(request, timeout=TIMEOUT)
+            assert (await call.read()).HasField("admitted")
+            decoding.append(call)
+        async with asyncio.timeout(5.0):
+            second = pair.to_prefill.Prefill(prefills[1], timeout=TIMEOUT)
+            while (await second.read()).WhichOneof("event") != "result":
+                pass
+            first = pair.to_prefill.Prefill(prefills[0], timeout=TIMEOUT)
+            answers = [
+                Answer(await rest_of(prefill), await rest_of(decode))
+                for prefill, decode in zip((first, second), decoding, strict=True)
+            ]
+        assert [[o.token_ids for o in a.outputs] for a in answers] == expected
+        assert [r.WhichOneof("event") for r in answers[1].prefill] == ["released"]
+        await pair.nothing_held()
+
+
+async def test_a_lease_that_nobody_waits_behind_keeps_its_blocks(checkpoint):
+    async with pair_of(checkpoint("llama"), num_blocks=10) as pair:
+        call = pair.to_prefill.Prefill(
+            pair.prefill_request(prompt_of(100), GREEDY), timeout=TIMEOUT
+        )
+        while (await call.read()).WhichOneof("event") != "result":
+            pass
+        waiting = pair.to_prefill.Prefill(
+            pair.prefill_request(prompt_of(90), GREEDY), timeout=TIMEOUT
+        )
+        await waiting.read()
+        await until_idle(pair, num_waiting=1)
+        await asyncio.sleep(0.5)  # nobody has claimed either, so neither is worth more
+        load = await pair.prefill_admin.GetLoad(admin_pb2.GetLoadRequest())
+        assert (load.num_held_blocks, load.num_waiting) == (7, 1)
+        call.cancel()
+        waiting.cancel()
+        await pair.nothing_held()
+
+
+async def test_a_lease_that_nobody_claims_ends_at_its_time_limit(checkpoint):
+    async with pair_of(checkpoint("llama"), prefill={"lease_timeout_s": 0.3}) as pair:
+        call = pair.to_prefill.Prefill(pair.prefill_request(prompt_of(20), GREEDY), timeout=TIMEOUT)
+        with pytest.raises(Exception) as caught:
+            await rest_of(call)
+        failure = error_of(caught.value)
+        assert isinstance(failure, UnavailableError)
+        assert "within 0.3 s" in str(failure)
+        await pair.nothing_held()
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_call_that_is_cancelled_frees_both_sides(checkpoint, role):
+    long = SamplingParams(max_tokens=200, ignore_eos=True)
+    async with pair_of(checkpoint("gemma3")) as pair:
+        request = pair.prefill_request(prompt_of(30), long)
+        decoding = pair.to_decode.Generate(
+            pair.decode_request(prompt_of(30), long, request.lease_id), timeout=TIMEOUT
+        )
+        prefilling = pair.to_prefill.Prefill(request, timeout=TIMEOUT)
+        await prefilling.read()
+        await decoding.read()
+        (prefilling if role == "prefill" else decoding).cancel()
+        await asyncio.sleep(0.05)
+        prefilling.cancel()
+        decoding.cancel()
+        await pair.nothing_held()

@@ -1,0 +1,108 @@
+"""What both workers refuse before anything is computed, and what they say of themselves."""
+
+from typing import Any
+
+import grpc
+import pytest
+
+from baton.engine.core.policy import POLICIES
+from baton.engine.core.settings import Preemption
+from baton.errors import BatonError, InvalidArgumentError, OverloadedError
+from baton.rpc_errors import error_of
+from baton.sampling import Grammar, GrammarKind, SamplingParams
+from baton.v1 import admin_pb2
+from baton.worker.settings import WorkerSettings
+
+from .pair import TIMEOUT, pair_of
+from .reference import prompt_of
+
+GREEDY = SamplingParams(max_tokens=6, ignore_eos=True)
+BROKEN = SamplingParams(max_tokens=6, grammar=Grammar(GrammarKind.REGEX, "(["))
+
+
+async def failure_of(call: Any) -> BatonError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    return error_of(caught.value)
+
+
+async def test_a_grammar_that_does_not_compile_is_refused_by_either_worker(checkpoint):
+    async with pair_of(checkpoint("tiny")) as pair:
+        for call in (
+            pair.to_prefill.Prefill(pair.prefill_request(prompt_of(9), BROKEN), timeout=TIMEOUT),
+            pair.to_decode.Generate(pair.decode_request(prompt_of(9), BROKEN), timeout=TIMEOUT),
+        ):
+            failure = await failure_of(call)
+            assert isinstance(failure, InvalidArgumentError)
+            assert failure.field.startswith("sampling.grammar")
+        await pair.nothing_held()
+
+
+async def test_a_prefill_is_of_one_sequence(checkpoint):
+    several = SamplingParams(max_tokens=6, temperature=1.0, n=2)
+    async with pair_of(checkpoint("llama")) as pair:
+        request = pair.prefill_request(prompt_of(9), GREEDY)
+        request.sampling.n = 2
+        request.sampling.temperature = several.temperature
+        failure = await failure_of(pair.to_prefill.Prefill(request, timeout=TIMEOUT))
+    assert isinstance(failure, InvalidArgumentError)
+    assert failure.field == "sampling.n"
+
+
+async def test_more_sequences_than_a_worker_runs_at_once_are_refused(checkpoint):
+    many = SamplingParams(max_tokens=6, temperature=1.0, n=9)
+    async with pair_of(checkpoint("llama")) as pair:
+        call = pair.to_decode.Generate(pair.decode_request(prompt_of(9), many), timeout=TIMEOUT)
+        failure = await failure_of(call)
+    assert isinstance(failure, InvalidArgumentError)
+    assert failure.field == "sampling.n"
+
+
+async def test_a_promise_counts_the_prompt_once_and_a_last_block_of_each_sequence(checkpoint):
+    several = SamplingParams(max_tokens=60, ignore_eos=True, temperature=1.0, n=4)
+    async with pair_of(checkpoint("llama"), decode={"admit_factor": 0.15}) as pair:
+        holding = pair.to_decode.Generate(
+            pair.decode_request(prompt_of(100), several), timeout=TIMEOUT
+        )
+        assert (await holding.read()).HasField("admitted")
+        load = await pair.decode_admin.GetLoad(admin_pb2.GetLoadRequest())
+        assert load.num_promised_blocks == 7 + 3
+        request = pair.decode_request(prompt_of(80), GREEDY)
+        failure = await failure_of(pair.to_decode.Generate(request, timeout=TIMEOUT))
+        assert isinstance(failure, OverloadedError)
+        assert "5 more KV blocks were asked for and 10 of 14 are promised" in str(failure)
+        holding.cancel()
+
+
+async def test_load_counts_the_blocks_of_all_cache_groups(checkpoint):
+    async with pair_of(checkpoint("gemma3"), num_blocks=40) as pair:
+        for admin in (pair.prefill_admin, pair.decode_admin):
+            load = await admin.GetLoad(admin_pb2.GetLoadRequest())
+            assert (load.state, load.num_blocks) == (admin_pb2.WORKER_STATE_READY, 80)
+            assert load.num_held_blocks == load.num_leases == load.num_promised_blocks == 0
+
+
+def test_the_settings_offer_what_the_engine_has_and_say_so_by_default():
+    fields = WorkerSettings.model_fields
+    assert set(fields["policy"].annotation.__args__) == set(POLICIES)
+    assert set(fields["preemption"].annotation.__args__) == {mode.value for mode in Preemption}
+    config = WorkerSettings().engine_config()
+    for name in config.__slots__:
+        assert name in fields, "an option of the engine that no flag sets"
+        assert fields[name].default == getattr(config, name)
+
+
+def test_every_engine_setting_reaches_the_engine():
+    given = {
+        "policy": "deadline",
+        "max_cache_reads": 1000,
+        "long_prefill_threshold": 64,
+        "free_block_margin": 3,
+        "full_sequence_must_fit": True,
+        "preemption": "swap",
+        "swap_bytes": 1 << 20,
+        "max_drafts": 4,
+        "speculate": False,
+    }
+    config = WorkerSettings(**given).engine_config()
+    assert {name: getattr(config, name) for name in given} == given

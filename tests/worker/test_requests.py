@@ -1,0 +1,115 @@
+"""What a request carries to the engine, and what either worker makes of a grammar."""
+
+import asyncio
+import json
+import re
+import time
+from functools import cache
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from baton.engine.core.sequence import KvSource, Purpose
+from baton.models import locate
+from baton.sampling import Grammar, GrammarKind, SamplingParams
+from baton.v1 import decode_pb2, prefill_pb2
+from baton.worker.wire import engine_request
+
+from .pair import pair_of
+from .reference import alone
+
+PHONE = Grammar(GrammarKind.REGEX, r"[0-9]{3}-[0-9]{3}")
+PERSON = Grammar(
+    GrammarKind.JSON_SCHEMA,
+    json.dumps(
+        {
+            "type": "object",
+            "properties": {"age": {"type": "integer", "minimum": 1, "maximum": 99}},
+            "required": ["age"],
+            "additionalProperties": False,
+            "x-guidance": {"whitespace_flexible": False},
+        }
+    ),
+)
+
+
+@cache
+def tokenizer() -> Any:
+    return Tokenizer.from_file(f"{locate('tiny')}/tokenizer.json")
+
+
+def text_of(token_ids: list[int]) -> str:
+    return tokenizer().decode(token_ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "pattern"),
+    [(PHONE, r"\d{3}-\d{3}"), (PERSON, r'\{"age": ?[1-9]\d?\}')],
+    ids=["regex", "schema"],
+)
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_grammar_holds_from_the_first_token_on_wherever_it_is_chosen(grammar, pattern, n):
+    params = SamplingParams(max_tokens=60, temperature=1.0, seed=4, n=n, grammar=grammar)
+    prompt = tokenizer().encode("Tom is a boy. His number is").ids
+    (expected,) = alone(locate("tiny"), [prompt], params)
+    async with pair_of("tiny", max_num_batched_tokens=32) as pair:
+        answer = await pair.hand_over(prompt, params)
+        local = await pair.decode_alone(prompt, params)
+    assert [o.token_ids for o in answer.outputs] == expected
+    assert [o.token_ids for o in local.outputs] == expected
+    assert len(expected) == n
+    for token_ids in expected:
+        assert re.fullmatch(pattern, text_of(token_ids))
+    if n == 1:
+        assert answer.prefill_result.first_tokens[0].token_id == expected[0][0]
+
+
+async def test_a_grammar_goes_on_where_an_earlier_attempt_has_ended():
+    params = SamplingParams(max_tokens=60, temperature=1.0, seed=4, grammar=PHONE)
+    prompt = tokenizer().encode("Call me at").ids
+    ((whole,),) = alone(locate("tiny"), [prompt], params)
+    async with pair_of("tiny") as pair:
+        for known in range(1, len(whole) - 1):
+            request = pair.prefill_request(prompt, params, decode_worker="")
+            request.token_ids.extend(whole[:known])
+            events = [r async for r in pair.to_prefill.Prefill(request, timeout=10.0)]
+            (first,) = events[-1].result.first_tokens
+            assert (first.position, first.token_id) == (known, whole[known])
+
+
+@pytest.mark.parametrize(
+    "message_class", [prefill_pb2.PrefillRequest, decode_pb2.DecodeGenerateRequest]
+)
+def test_priority_and_deadline_reach_the_engine_on_its_own_clock(message_class):
+    message = message_class(request_id="a", token_ids=[1, 2], num_prompt_tokens=2, priority=-3)
+    before = time.monotonic()
+    request = engine_request(message, 7.5, purpose=Purpose.PREFILL, kv_source=KvSource.EXTERNAL)
+    assert before <= request.arrival_time <= time.monotonic()
+    assert request.first_token_deadline == request.arrival_time + 7.5
+    assert (request.priority, request.token_ids, request.num_prompt_tokens) == (-3, (1, 2), 2)
+    assert (request.purpose, request.kv_source) == (Purpose.PREFILL, KvSource.EXTERNAL)
+    assert engine_request(message, None).first_token_deadline is None
+
+
+async def test_the_smaller_priority_is_served_first_where_the_policy_says_so():
+    params = SamplingParams(max_tokens=2, ignore_eos=True)
+    done: list[int] = []
+
+    async def result_of(call: Any, priority: int) -> None:
+        while (await call.read()).WhichOneof("event") != "result":
+            pass
+        done.append(priority)
+
+    # A long prompt holds the worker up while the others arrive.
+    few = {"max_num_seqs": 1, "max_num_batched_tokens": 16, "num_blocks": 200}
+    async with pair_of("tiny", policy="priority", **few) as pair:
+        reading = []
+        for priority, length in ((0, 1800), (5, 40), (1, 40), (3, 40)):
+            prompt = [7 + priority] * length
+            request = pair.prefill_request(prompt, params, decode_worker="", priority=priority)
+            call = pair.to_prefill.Prefill(request, timeout=20.0)
+            assert (await call.read()).HasField("admitted")
+            reading.append(asyncio.create_task(result_of(call, priority)))
+        await asyncio.gather(*reading)
+    assert done == [0, 1, 3, 5]
