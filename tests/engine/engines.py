@@ -1,6 +1,9 @@
 """Engines of small checkpoints, and what every test asks of their results."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
 
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
@@ -14,6 +17,11 @@ def load(path: str, **changes: object) -> Engine:
     """An engine on the CPU in float32, with 96 blocks in each pool."""
     settings: dict[str, object] = {"device": "cpu", "dtype": "float32", "num_blocks": 96}
     return Engine.from_pretrained(path, EngineConfig(**{**settings, **changes}))  # type: ignore[arg-type]
+
+
+def mostly_slow(values: Iterable[object], *quick: object) -> list[Any]:
+    """Parameters of which only the quick ones are in the short run of the tests."""
+    return [v if v in quick else pytest.param(v, marks=pytest.mark.slow) for v in values]
 
 
 def tokens(results: Sequence[GenerationResult]) -> list[tuple[int, ...]]:

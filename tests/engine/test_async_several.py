@@ -50,6 +50,12 @@ async def read(stream: SequenceStream) -> list[SequenceUpdate]:
     return await asyncio.wait_for(all_of_it(), 60)
 
 
+async def exhaust(stream: SequenceStream) -> None:
+    """Reads what was told before the end, up to the error that ends it."""
+    while True:
+        await asyncio.wait_for(stream._next(), 30)
+
+
 def make(checkpoints: Checkpoints, **changes: object) -> Engine:
     settings = {"device": "cpu", "dtype": "float32", "block_size": 8, "num_blocks": 60}
     settings |= {"max_num_seqs": 8, "max_num_batched_tokens": 16}
@@ -94,9 +100,7 @@ async def let(gate: Gated, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-async def test_a_stream_tells_all_that_the_batch_would(
-    checkpoints: Checkpoints, name: str
-) -> None:
+async def test_a_stream_tells_all_that_the_batch_would(checkpoints: Checkpoints, name: str) -> None:
     (expected,) = load(checkpoints["llama"]).generate([PROMPT], SHAPES[name])
     async with running(make(checkpoints)) as serving:
         with serving.open(request("a", SHAPES[name])) as stream:
@@ -184,9 +188,7 @@ async def test_requests_that_end_in_any_state_leave_the_others_alone(
                     continue
                 serving.cancel(name)
                 with streams[name] as stream, pytest.raises(CancelledError):
-                    # What was told before the end is read before it.
-                    while True:
-                        await asyncio.wait_for(stream._next(), 30)
+                    await exhaust(stream)
             gate.gate.release(100_000)
             for name in shapes.keys() - victims:
                 with streams[name] as stream:

@@ -83,7 +83,8 @@ class Tables:
         self._size = pool.layout.block_size
         shuffled = random.Random(seed)
         order = shuffled.sample(range(1, pool.num_blocks + 1), pool.num_blocks)
-        self.seat_of = dict(zip(lengths, shuffled.sample(range(len(lengths) + 2), len(lengths))))
+        seats = shuffled.sample(range(len(lengths) + 2), len(lengths))
+        self.seat_of = dict(zip(lengths, seats, strict=True))
         self._blocks = {
             s: [order.pop() for _ in range(-(-n // self._size) + 1)] for s, n in lengths.items()
         }

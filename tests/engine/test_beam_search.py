@@ -364,13 +364,20 @@ def test_a_search_of_one_token_is_the_best_tokens(
 
 
 def test_where_too_little_is_allowed_there_are_fewer_beams(checkpoints: Checkpoints) -> None:
-    """All but two tokens are forbidden as a first token, and the search goes on with two."""
-    path = checkpoints["llama"]
-    kept = (50, 60)
-    bias = tuple((t, -100.0) for t in range(0, 300) if t not in kept)
-    params = replace(BEAMS, max_tokens=1, beam_width=4, n=4, logit_bias=bias[:298])
-    (result,) = load(path).generate([random_prompt(9)], params)
-    assert len(result.completions) == 4
+    """All but three of twelve tokens are banned: three beams go on, and nine continuations."""
+    path, prompt = checkpoints["llama_few_words"], (1, 2, 3, 4, 5)
+    banned = tuple((t,) for t in range(12) if t not in (3, 5, 8))
+    params = replace(BEAMS, beam_width=4, n=4, bad_token_ids=banned)
+    engine = load(path)
+    (one,) = engine.generate([prompt], replace(params, max_tokens=1))
+    assert {c.token_ids for c in one.completions} == {(3,), (5,), (8,), ()}
+    assert one.completions[-1].token_ids == ()
+    assert one.completions[-1].finish_reason is FinishReason.LENGTH
+    (four,) = engine.generate([prompt], replace(params, max_tokens=4))
+    assert [len(c.token_ids) for c in four.completions] == [4] * 4
+    assert {t for c in four.completions for t in c.token_ids} <= {3, 5, 8}
+    assert len({c.token_ids for c in four.completions}) == 4
+    assert_idle(engine)
 
 
 def test_a_whole_prompt_that_is_cached_is_searched_from_its_last_token(
@@ -393,16 +400,15 @@ def test_beams_over_kv_from_elsewhere(
     path, prompt = checkpoints["llama"], random_prompt(length, seed=5)
     source, engine = load(path), load(path)
     source.add_request(request("x", prompt, SamplingParams(max_tokens=2, ignore_eos=True)))
-    while source.stats().num_held_blocks == 0 or source.stats().num_step_tokens == 0:
-        source.step()
-    for given in (None, None):
+    source.step()
+    for _ in range(2):
         engine.add_request(EngineRequest("x", prompt, BEAMS, length, kv_source=KvSource.EXTERNAL))
         (allocation,) = engine.step().external
         table = source._scheduler.requests["x"].sequences[0].block_ids[0]
         pairs = list(zip(table, allocation.block_ids[0], strict=False))
         for origin, target in pairs[allocation.num_hit_blocks :]:
             engine.cache.pools[0].write_block(target, source.cache.pools[0].read_block(origin))
-        engine.commit_external("x", given)
+        engine.commit_external("x", None)
         assert_same([found(drain(engine)["x"])], [beam_oracle(path, prompt, BEAMS)])
         assert_idle(engine)
 

@@ -1,4 +1,4 @@
-"""Grammars through the engine: the most likely text that they allow, in whatever steps it is made."""
+"""Grammars through the engine: the most likely text that they allow, however steps are cut."""
 
 import itertools
 import json
@@ -28,7 +28,10 @@ from .test_speculation import Oracular
 PEOPLE = ("Tom", "Lily", "Timmy", "a little dog")
 SCHEMA = {
     "type": "object",
-    "properties": {"who": {"enum": list(PEOPLE)}, "age": {"type": "integer", "minimum": 0, "maximum": 120}},
+    "properties": {
+        "who": {"enum": list(PEOPLE)},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+    },
     "required": ["who", "age"],
     "additionalProperties": False,
     "x-guidance": {"whitespace_flexible": False},
@@ -49,7 +52,8 @@ GRAMMARS = {
         max_tokens=60, grammar=Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
     ),
     "ebnf": SamplingParams(
-        max_tokens=24, grammar=Grammar(GrammarKind.EBNF, 'root ::= "a" ("b" | "cd") ("b" | "cd")? "e"')
+        max_tokens=24,
+        grammar=Grammar(GrammarKind.EBNF, 'root ::= "a" ("b" | "cd") ("b" | "cd")? "e"'),
     ),
     "free": SamplingParams(max_tokens=24),
 }
@@ -210,7 +214,7 @@ def test_sequences_that_fork_follow_the_grammar_each_by_itself(
                 )
                 plain.add_request(one)
                 assert said[index] == output_of(drain(plain)["x"])[index]
-            assert name == "free" or i or len(set(said.values())) > 1, "all say the same"
+            assert name != "sentence" or len(set(said.values())) > 1, "all say the same"
     assert_idle(engine)
 
 
@@ -240,9 +244,7 @@ def test_what_has_begun_elsewhere_goes_on_from_any_of_its_tokens(
         whole = expected[key]
         for given in range(1, len(whole)):
             engine.add_request(
-                EngineRequest(
-                    f"{given}", prompt + whole[:given], params_of(key), len(prompt)
-                )  # fmt: skip
+                EngineRequest(f"{given}", prompt + whole[:given], params_of(key), len(prompt))
             )
         for given, updates in drain(engine).items():
             said = tuple(u.token_id for u in updates if u.token_id is not None)
@@ -327,9 +329,7 @@ def test_scores_are_those_of_the_model_without_the_grammar(
 
 
 def test_the_best_of_several_is_chosen_among_texts_of_the_language(plain: Engine) -> None:
-    params = replace(
-        GRAMMARS["sentence"], temperature=1.5, seed=5, n=2, best_of=5, max_tokens=48
-    )
+    params = replace(GRAMMARS["sentence"], temperature=1.5, seed=5, n=2, best_of=5, max_tokens=48)
     (result,) = plain.generate([TEXTS[0]], params)
     assert len(result.completions) == 2
     for completion in result.completions:

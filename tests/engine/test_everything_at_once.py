@@ -38,7 +38,7 @@ KINDS: dict[str, SamplingParams] = {
     "stopping": replace(GREEDY, stop_token_ids=tuple(range(100, 160))),
     "not stopping yet": replace(GREEDY, stop_token_ids=tuple(range(100, 160)), min_tokens=9),
     "biased": replace(GREEDY, logit_bias=((40, 5.0), (41, 5.5))),
-    "banned": replace(RANDOM, bad_token_ids=tuple((t,) for t in range(0, 200)) + ((300, 301),)),
+    "banned": replace(RANDOM, bad_token_ids=(*((t,) for t in range(200)), (300, 301))),
     "penalised": replace(GREEDY, presence_penalty=1.0, repetition_penalty=0.8),
     "never guessing": replace(GREEDY, speculate=False),
 }  # fmt: skip
@@ -129,9 +129,14 @@ def assert_each_as_alone(
     for i, (kind, prompt) in enumerate(prompts().items()):
         engine.add_request(
             EngineRequest(
-                kind, prompt, KINDS[kind], len(prompt), priority=i % 3, arrival_time=float(i),
+                kind,
+                prompt,
+                KINDS[kind],
+                len(prompt),
+                priority=i % 3,
+                arrival_time=float(i),
                 first_token_deadline=20.0 - i if i % 2 else None,
-            )  # fmt: skip
+            )
         )
     updates = drain(engine)
     for kind in KINDS:

@@ -122,7 +122,9 @@ def test_each_row_gets_as_many_of_the_most_likely_as_it_asked_for(
 ) -> None:
     path = checkpoints["llama"]
     counts = (0, 20, 3, 0, 1, 7, 2)
-    params = [replace(GREEDY, top_logprobs=k, logprobs=k > 0 or i == 0) for i, k in enumerate(counts)]
+    params = [
+        replace(GREEDY, top_logprobs=k, logprobs=k > 0 or i == 0) for i, k in enumerate(counts)
+    ]
     engine = load(path)
     for i, prompt in enumerate(PROMPTS):
         engine.add_request(request(str(i), prompt, params[i]))

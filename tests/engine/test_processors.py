@@ -121,8 +121,9 @@ def processed_oracle(oracle: Oracle) -> ProcessedOracle:
 def banned_pairs(oracle: Oracle, path: str) -> tuple[tuple[int, ...], ...]:
     """Pairs and triples that the model would say, so that banning them is felt."""
     said = [oracle(path, p, NUM_TOKENS) for p in PROMPTS]
+    across = [p[-1:] + s[:1] for p, s in zip(PROMPTS, said, strict=True)]
     pairs = [ids[i : i + 2] for ids in said for i in (0, 3)]
-    return (*pairs, *[ids[5:8] for ids in said], *[p[-1:] + s[:1] for p, s in zip(PROMPTS, said)])
+    return (*pairs, *(ids[5:8] for ids in said), *across)
 
 
 @pytest.mark.parametrize("how", SETTINGS)

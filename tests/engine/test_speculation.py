@@ -149,7 +149,7 @@ def test_processors_see_the_drafts_before_a_token_as_its_history(
     params = [
         replace(RANDOM, repetition_penalty=1.3),
         replace(GREEDY, presence_penalty=0.5, frequency_penalty=0.7),
-        replace(GREEDY, bad_token_ids=tuple((t, t) for t in common) + ((5, 6),)),
+        replace(GREEDY, bad_token_ids=(*((t, t) for t in common), (5, 6))),
         replace(GREEDY, min_tokens=20, stop_token_ids=common),
         replace(GREEDY, logit_bias=((7, 3.0), (9, -50.0)), frequency_penalty=0.1),
     ]

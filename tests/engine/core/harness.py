@@ -13,6 +13,7 @@ from zlib import crc32
 
 import numpy as np
 
+from baton.cluster.prefix import hash_chain
 from baton.engine.core.block_pool import NULL_BLOCK, BlockPool
 from baton.engine.core.kv_cache_manager import CacheGroup
 from baton.engine.core.plan import ExternalAllocation, StepPlan, StepResult
@@ -204,6 +205,17 @@ class Harness:
         count = self.scheduler.evict(block_ids, group)
         assert count == num_cached - pool.num_cached_blocks
 
+    def find(self, prompt: SequenceOf[int], index: int, group: int = 0) -> int | None:
+        """Where a block of a prompt can be found in a group."""
+        hashes = hash_chain(ROOTS[0], prompt, self.config.block_size)
+        return self.groups[group].pool.lookup(hashes[index])
+
+    def forget(self, prompt: SequenceOf[int], index: int, group: int = 0) -> None:
+        """Makes it unfindable."""
+        block_id = self.find(prompt, index, group)
+        assert block_id is not None
+        self.evict([block_id], group)
+
     def _drop(self, *request_ids: str) -> None:
         for request_id in request_ids:
             self.live.pop(request_id, None)
@@ -278,10 +290,12 @@ class Harness:
         return plan
 
     def run(self, max_steps: int = 1000) -> list[StepPlan]:
-        """Steps until there is nothing to do."""
+        """Steps until there is nothing to do, or nothing can be done."""
         plans = []
         while self.scheduler.has_work:
             plans.append(self.step())
+            if not plans[-1].made_progress:
+                break
             assert len(plans) <= max_steps, "it goes on and on"
         return plans
 
