@@ -14,7 +14,7 @@ from baton.sampling import EarlyStopping, SamplingParams
 
 from .checkpoints import BLOCK_SIZE
 from .conftest import Checkpoints
-from .engines import assert_idle, drain, load, output_of, request
+from .engines import assert_idle, drain, load, mostly_slow, output_of, request
 from .oracle import Oracle
 from .prompts import random_prompt
 
@@ -126,7 +126,7 @@ def assert_same(got: list[list[Beam]], expected: list[list[Beam]]) -> None:
         assert [b.score for b in mine] == pytest.approx([b.score for b in theirs], abs=1e-4)
 
 
-@pytest.mark.parametrize("width", [2, 3, 4])
+@pytest.mark.parametrize("width", mostly_slow([2, 3, 4], 3))
 @pytest.mark.parametrize(
     "family",
     ["llama", "qwen2_hybrid", "mistral_short", "gpt2", "gemma3", "gpt_oss", "qwen3", "deepseek_v3"],
@@ -144,7 +144,7 @@ def test_beams_are_those_of_transformers(
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("n", mostly_slow([1, 2, 4], 4))
 @pytest.mark.parametrize("penalty", [-1.0, 0.0, 0.6, 1.0, 2.0])
 @pytest.mark.parametrize("stopping", list(EarlyStopping))
 def test_penalties_and_endings_are_those_of_transformers(
@@ -188,7 +188,7 @@ def test_the_models_own_end_tokens_end_a_beam(
 
 
 @pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("budget", [4, 5, 7, 16, 17, 64])
+@pytest.mark.parametrize("budget", mostly_slow([4, 5, 7, 16, 17, 64], 7))
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_a_crowd_of_searches_cut_into_chunks_finds_what_each_finds_alone(
     checkpoints: Checkpoints, beam_oracle: BeamOracle, family: str, budget: int, caching: bool
@@ -239,8 +239,8 @@ def run_crowd(engine: Engine, oracle: Oracle, path: str, crowd: str) -> list[lis
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("crowd", CROWDS)
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("budget", [9, 24, 64])
+@pytest.mark.parametrize("policy", mostly_slow(POLICIES, "decode-first", "prefill-first"))
+@pytest.mark.parametrize("budget", mostly_slow([9, 24, 64], 24))
 def test_beams_that_are_preempted_find_the_same(
     checkpoints: Checkpoints,
     beam_oracle: BeamOracle,
@@ -266,7 +266,7 @@ def test_beams_that_are_preempted_find_the_same(
 
 
 @pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("num_blocks", [33, 36, 40, 44])
+@pytest.mark.parametrize("num_blocks", mostly_slow([33, 36, 40, 44], 33))
 @pytest.mark.parametrize("crowd", CROWDS)
 def test_searches_that_only_have_each_other_to_make_room_finish(
     checkpoints: Checkpoints, beam_oracle: BeamOracle, crowd: str, num_blocks: int, caching: bool

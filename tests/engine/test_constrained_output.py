@@ -19,10 +19,11 @@ from baton.errors import InvalidArgumentError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 
 from .conftest import Checkpoints
-from .engines import assert_idle, drain, load, output_of, request
+from .engines import assert_idle, drain, load, mostly_slow, output_of, request
 from .oracle import Oracle
 from .test_async_engine import assert_empty, running
 from .test_async_several import read
+from .test_several_sequences import alone
 from .test_speculation import Oracular
 
 PEOPLE = ("Tom", "Lily", "Timmy", "a little dog")
@@ -172,7 +173,7 @@ def test_what_is_said_is_in_the_language(
     assert len(set(expected.values())) > len(GRAMMARS), "all prompts say the same"
 
 
-@pytest.mark.parametrize("policy", ["decode-first", "prefill-first", "deadline"])
+@pytest.mark.parametrize("policy", mostly_slow(POLICIES, "decode-first"))
 @pytest.mark.parametrize("way", WAYS)
 def test_each_says_in_a_crowd_what_it_says_alone(
     checkpoints: Checkpoints, expected: dict[str, tuple[int, ...]], way: str, policy: str
@@ -194,7 +195,7 @@ def test_each_says_in_a_crowd_what_it_says_alone(
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", mostly_slow(WAYS, "in chunks", "guessing amid preemption"))
 def test_sequences_that_fork_follow_the_grammar_each_by_itself(
     checkpoints: Checkpoints, plain: Engine, way: str
 ) -> None:
@@ -202,23 +203,18 @@ def test_sequences_that_fork_follow_the_grammar_each_by_itself(
     n = min(4, engine.config.max_num_seqs)
     for name in GRAMMARS:
         params = replace(GRAMMARS[name], temperature=1.5, seed=5, n=n)
-        prompts = [tuple(engine.tokenizer.encode(text)) for text in TEXTS]
+        prompts = [tuple(engine.tokenizer.encode(text)) for text in TEXTS[1:]]
         for i, prompt in enumerate(prompts):
             engine.add_request(request(str(i), prompt, params))
         updates = drain(engine)
         for i, prompt in enumerate(prompts):
             said = output_of(updates[str(i)])
-            for index in range(n):
-                one = EngineRequest(
-                    "x", prompt, replace(params, n=1), len(prompt), sequence_index=index
-                )
-                plain.add_request(one)
-                assert said[index] == output_of(drain(plain)["x"])[index]
+            assert said == alone(plain, prompt, replace(params, n=1), n)
             assert name != "sentence" or len(set(said.values())) > 1, "all say the same"
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", mostly_slow(POLICIES, "decode-first"))
 def test_a_draft_that_the_grammar_forbids_is_never_accepted(
     checkpoints: Checkpoints, plain: Engine, expected: dict[str, tuple[int, ...]], policy: str
 ) -> None:

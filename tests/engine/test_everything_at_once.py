@@ -14,7 +14,7 @@ from baton.sampling import EarlyStopping, SamplingParams
 
 from .checkpoints import BLOCK_SIZE
 from .conftest import Checkpoints
-from .engines import assert_idle, drain, load, request
+from .engines import assert_idle, drain, load, mostly_slow, request
 from .prompts import random_prompt, sharing_prompts
 
 GREEDY = SamplingParams(max_tokens=14, ignore_eos=True)
@@ -146,7 +146,7 @@ def assert_each_as_alone(
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral_short"])
+@pytest.mark.parametrize("family", mostly_slow(["llama", "gemma3", "mistral_short"], "llama"))
 def test_each_gets_what_it_gets_alone(
     checkpoints: Checkpoints,
     alone: dict[str, dict[str, list[SequenceUpdate]]],
@@ -166,7 +166,7 @@ def test_each_gets_what_it_gets_alone(
         assert stats.num_swaps > 0
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", mostly_slow(POLICIES, "prefill-first", "priority"))
 @pytest.mark.parametrize("way", ["guessing", "swapping and guessing", "recomputing", "few reads"])
 def test_any_policy_gives_the_same(
     checkpoints: Checkpoints,

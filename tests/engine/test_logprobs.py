@@ -12,7 +12,7 @@ from baton.sampling import SamplingParams
 
 from .checkpoints import BLOCK_SIZE, VOCAB_SIZE
 from .conftest import Checkpoints
-from .engines import assert_idle, drain, load, output_of, request
+from .engines import assert_idle, drain, load, mostly_slow, output_of, request
 from .oracle import Oracle
 from .prompts import NUM_TOKENS, random_prompt
 
@@ -84,7 +84,7 @@ def test_output_is_scored_by_the_models_own_distribution(
 
 
 @pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("budget", [1, 2, 3, 5, 16, 17, 64])
+@pytest.mark.parametrize("budget", mostly_slow([1, 2, 3, 5, 16, 17, 64], 3, 16))
 @pytest.mark.parametrize("family", ["llama", "gemma3", "mistral_short", "gpt2"])
 def test_a_prompt_is_scored_once_however_it_is_cut(
     checkpoints: Checkpoints, oracle: Oracle, family: str, budget: int, caching: bool

@@ -6,7 +6,7 @@ from baton.engine.core.policy import POLICIES
 from baton.sampling import SamplingParams
 
 from .conftest import Checkpoints
-from .engines import assert_idle, drain, load, output_of, request, tokens
+from .engines import assert_idle, drain, load, mostly_slow, output_of, request, tokens
 from .oracle import Oracle
 from .prompts import NUM_TOKENS, random_prompt
 
@@ -21,7 +21,13 @@ MODES = {"recompute": {"preemption": "recompute"}, "swap": SWAP}
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    "family", ["llama", "qwen3", "gemma3", "gpt_oss", "qwen2_hybrid", "mistral_short", "gemma3n"]
+    "family",
+    mostly_slow(
+        ["llama", "qwen3", "gemma3", "gpt_oss", "qwen2_hybrid", "mistral_short", "gemma3n"],
+        "llama",
+        "gemma3",
+        "mistral_short",
+    ),
 )
 def test_preemption_changes_nothing_but_time(
     checkpoints: Checkpoints, oracle: Oracle, family: str, mode: str, caching: bool

@@ -11,7 +11,7 @@ from baton.engine.core.sequence import FinishReason
 from baton.sampling import SamplingParams
 
 from .conftest import Checkpoints
-from .engines import assert_idle, drain, load, output_of, request
+from .engines import assert_idle, drain, load, mostly_slow, output_of, request
 from .oracle import Oracle
 from .prompts import random_prompt
 
@@ -127,7 +127,7 @@ def banned_pairs(oracle: Oracle, path: str) -> tuple[tuple[int, ...], ...]:
 
 
 @pytest.mark.parametrize("how", SETTINGS)
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", mostly_slow(["llama", "gpt2"], "llama"))
 def test_a_crowd_of_all_processors_says_what_transformers_says_of_each(
     checkpoints: Checkpoints,
     oracle: Oracle,

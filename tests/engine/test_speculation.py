@@ -14,7 +14,7 @@ from baton.sampling import SamplingParams
 
 from .checkpoints import VOCAB_SIZE
 from .conftest import Checkpoints
-from .engines import assert_idle, drain, load, output_of, request, tokens
+from .engines import assert_idle, drain, load, mostly_slow, output_of, request, tokens
 from .oracle import Oracle
 from .prompts import random_prompt
 
@@ -57,7 +57,7 @@ def guess(engine: Engine, expected: dict[str, tuple[int, ...]], prompts: Prompts
     engine._drafter = Oracular(expected, {i: len(p) for i, p in prompts.items()})
 
 
-@pytest.mark.parametrize("max_drafts", DRAFTS)
+@pytest.mark.parametrize("max_drafts", mostly_slow(DRAFTS, 4))
 @pytest.mark.parametrize(
     "family", ["llama", "mistral_short", "gemma3", "gpt_oss", "gpt2", "qwen2_hybrid"]
 )
@@ -95,7 +95,7 @@ def test_a_repetitive_text_takes_fewer_steps(checkpoints: Checkpoints, max_draft
     assert steps[1][0] <= steps[0][0] - stats.num_accepted_tokens + 1
 
 
-@pytest.mark.parametrize("budget", [5, 9, 33])
+@pytest.mark.parametrize("budget", mostly_slow([5, 9, 33], 9))
 @pytest.mark.parametrize("block_size", [1, 4])
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 @pytest.mark.parametrize("family", ["llama", "gemma3", "mistral_short"])
@@ -123,7 +123,7 @@ def test_drafts_that_come_true_or_not_amid_preemption(
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", mostly_slow(POLICIES, "decode-first", "prefill-first"))
 @pytest.mark.parametrize("max_drafts", DRAFTS)
 def test_a_seeded_sample_is_the_same_with_and_without_drafts(
     checkpoints: Checkpoints, max_drafts: int, policy: str
@@ -171,7 +171,7 @@ def test_processors_see_the_drafts_before_a_token_as_its_history(
     assert engine.stats().num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize("budget", [4, 8, 9, 16, 64])
+@pytest.mark.parametrize("budget", mostly_slow([4, 8, 9, 16, 64], 4, 8))
 @pytest.mark.parametrize("length", [9, 17, 33, 36])
 def test_sequences_fork_from_a_prompt_whose_end_could_be_drafted(
     checkpoints: Checkpoints, length: int, budget: int

@@ -12,7 +12,7 @@ from baton.sampling import SamplingParams
 
 from .checkpoints import BLOCK_SIZE, VOCAB_SIZE
 from .conftest import Checkpoints
-from .engines import assert_idle, drain, load, output_of, request, tokens
+from .engines import assert_idle, drain, load, mostly_slow, output_of, request, tokens
 from .oracle import Oracle
 from .prompts import NUM_TOKENS, awkward_prompts, random_prompt, sharing_prompts
 
@@ -30,7 +30,7 @@ RANDOM = SamplingParams(
 )
 
 
-@pytest.mark.parametrize("budget", [1, 3, 16, 17, 512])
+@pytest.mark.parametrize("budget", mostly_slow([1, 3, 16, 17, 512], 3, 17))
 @pytest.mark.parametrize("family", FUSED)
 def test_a_crowd_cut_into_chunks_says_what_each_says_alone(
     checkpoints: Checkpoints, oracle: Oracle, family: str, budget: int

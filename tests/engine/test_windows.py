@@ -9,7 +9,7 @@ from baton.sampling import SamplingParams
 
 from .checkpoints import MAX_LEN
 from .conftest import Checkpoints
-from .engines import assert_idle, load, output_of, request, tokens
+from .engines import assert_idle, load, mostly_slow, output_of, request, tokens
 from .oracle import Oracle
 from .prompts import NUM_TOKENS, awkward_prompts, random_prompt, sharing_prompts
 
@@ -73,7 +73,7 @@ def test_a_long_prompt_holds_a_windows_blocks_and_no_more(
 
 
 @pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("family", HYBRID)
+@pytest.mark.parametrize("family", mostly_slow(HYBRID, "gemma3", "gpt_oss", "gemma3n"))
 def test_a_crowd_in_a_pool_that_holds_windows_only(
     checkpoints: Checkpoints, oracle: Oracle, family: str, caching: bool
 ) -> None:
@@ -87,8 +87,8 @@ def test_a_crowd_in_a_pool_that_holds_windows_only(
 
 
 @pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("budget", [1, 3, 8, 32])
-@pytest.mark.parametrize("block_size", [1, 3, 4, 16])
+@pytest.mark.parametrize("budget", mostly_slow([1, 3, 8, 32], 3, 8))
+@pytest.mark.parametrize("block_size", mostly_slow([1, 3, 4, 16], 1, 4))
 def test_where_every_layer_has_a_window_the_pool_may_be_smaller_than_the_prompt(
     checkpoints: Checkpoints, oracle: Oracle, block_size: int, budget: int, caching: bool
 ) -> None:
@@ -129,7 +129,7 @@ def test_where_a_windows_blocks_are_evicted_a_shorter_prefix_or_none_is_found(
 ) -> None:
     """What is found is never more than every group can go on from."""
     path, prompt = checkpoints[family], random_prompt(75)
-    for victim in range(1, 30):
+    for victim in range(1, 30, 3):
         engine = load(
             path, block_size=BLOCK, num_blocks=60, max_num_batched_tokens=8, max_num_seqs=4
         )

@@ -4,7 +4,7 @@ Whatever a test does to the scheduler it does through here, so that every step o
 checked for all that must always hold.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from threading import Thread
@@ -54,7 +54,7 @@ def request(
     Fields of `SamplingParams` go to these, all others are the request's own.
     """
     prompt = list(prompt)
-    fields = SamplingParams.__dataclass_fields__.keys() - {"grammar"}
+    fields = SamplingParams.__dataclass_fields__.keys() - {"grammar", "stop_token_ids"}
     ours = {name: kind.pop(name) for name in list(kind) if name in fields}
     return Request(
         request_id=request_id,
@@ -288,6 +288,14 @@ class Harness:
         plan = self.schedule()
         self.apply(plan, self.runner.run(plan))
         return plan
+
+    def step_until(self, is_so: Callable[[], object]) -> StepPlan:
+        """Steps until something is so, at least once. Returns the last plan."""
+        for _ in range(200):
+            plan = self.step()
+            if is_so():
+                return plan
+        raise AssertionError("it never is so")
 
     def run(self, max_steps: int = 1000) -> list[StepPlan]:
         """Steps until there is nothing to do, or nothing can be done."""

@@ -185,6 +185,18 @@ def test_by_rank_a_long_prompt_goes_before_the_decodes_behind_it() -> None:
     harness.run()
 
 
+def test_by_rank_a_prompt_takes_the_blocks_of_a_decode_behind_it() -> None:
+    harness = Harness(7, max_num_batched_tokens=6, policy="priority", prefix_caching=False)
+    harness.add(request("good", [1] * 3, max_tokens=9, priority=1))
+    harness.add(request("bad", [2] * 7, max_tokens=9, priority=5))
+    harness.step_until(lambda: harness.scheduler.stats().num_waiting == 0)
+    harness.add(request("long", [3] * 20, max_tokens=2, priority=3))
+    harness.step_until(lambda: harness.scheduler.stats().num_preemptions)
+    assert list(harness.computed) == ["good", "long"]
+    harness.run()
+    assert not harness.live
+
+
 def test_with_too_few_tokens_the_best_decodes_advance() -> None:
     harness = Harness(40, max_num_batched_tokens=2, max_num_seqs=3, policy="priority")
     for i, priority in enumerate([2, 0, 1]):

@@ -75,21 +75,24 @@ def test_beams_come_to_what_they_come_to_alone(
     assert (harness.scheduler.stats().num_preemptions > 0) == (num_blocks == 12)
 
 
+def num_waiting(harness: Harness) -> int:
+    return harness.scheduler.stats().num_waiting
+
+
 def test_beams_that_made_room_start_again_when_all_of_them_can() -> None:
-    harness = Harness(10, policy="priority", prefix_caching=False)
-    harness.add(request("beams", [1] * 9, beam_width=3, max_tokens=8, priority=1))
-    for _ in range(3):
-        harness.step()
-    harness.add(request("best", [2] * 8, max_tokens=20, priority=0))
-    while harness.scheduler.stats().num_preemptions == 0:
-        harness.step()
-    waiting = harness.scheduler.stats().num_waiting
-    assert waiting == len(harness.live["beams"].request.sequences)
-    while harness.scheduler.stats().num_waiting == waiting:
-        harness.step()
+    harness = Harness(15, policy="priority", prefix_caching=False)
+    harness.add(request("beams", [1] * 9, beam_width=3, max_tokens=12, priority=1))
+    harness.step()
+    harness.step()
+    harness.add(request("best", [2] * 24, max_tokens=36, priority=0))
+    harness.step_until(lambda: num_waiting(harness))
+    beams = list(harness.live["beams"].request.sequences)
+    assert num_waiting(harness) == len(beams) > 1
+    harness.step_until(lambda: num_waiting(harness) < len(beams))
+    assert num_waiting(harness) == 0
     assert "best" not in harness.live
-    assert harness.scheduler.stats().num_waiting == 0
     harness.run()
+    assert not harness.live
 
 
 def test_beams_leave_their_last_token_to_a_step_of_all_of_them() -> None:
@@ -101,27 +104,37 @@ def test_beams_leave_their_last_token_to_a_step_of_all_of_them() -> None:
         long_prefill_threshold=3,
         prefix_caching=False,
     )
-    harness.add(request("beams", [1] * 9, beam_width=2, max_tokens=6, priority=1))
+    harness.add(request("beams", [1] * 9, beam_width=2, max_tokens=12, priority=1))
     for _ in range(5):
         harness.step()
+    beams = list(harness.live["beams"].request.sequences)
     harness.add(request("best", [2] * 16, max_tokens=20, priority=0))
+    harness.step_until(lambda: num_waiting(harness) == len(beams))
+    caught_up = []
+    plan = harness.step()
+    while not len(plan.beam_seats):
+        caught_up += [name for name in harness.computed if name.startswith("beams")]
+        plan = harness.step()
+    assert len(plan.beam_seats) == len(beams)
+    assert len(caught_up) > 2 * len(beams)
     harness.run()
-    assert harness.scheduler.stats().num_preemptions > 0
     assert not harness.live
 
 
-def test_beams_find_what_is_cached_of_them() -> None:
-    harness = Harness(10, policy="priority")
+@pytest.mark.parametrize("num_steps", [4, 5, 6, 7])
+def test_beams_find_what_is_cached_of_them(num_steps: int) -> None:
+    """Even all but the last token, so that nothing is left to compute before they step."""
+    harness = Harness([cache_group(30, num_host_blocks=0)], policy="priority")
     harness.add(request("beams", [1] * 9, beam_width=2, max_tokens=8, priority=1))
-    for _ in range(4):
+    for _ in range(num_steps):
         harness.step()
-    members = list(harness.live["beams"].request.sequences)
-    num_tokens = members[0].num_tokens
-    harness.scheduler._planner._preempt  # noqa: B018
-    harness.add(request("best", [2] * 16, max_tokens=20, priority=0))
+    beams = list(harness.live["beams"].request.sequences)
+    harness.add(request("best", [2] * 20, max_tokens=60 - 20, priority=0))
+    harness.step_until(lambda: harness.scheduler.stats().num_preemptions or not harness.live)
+    for sequence in beams:
+        assert sequence.num_tokens == 9 + num_steps or sequence.finish_reason
     harness.run()
-    assert harness.scheduler.stats().num_preemptions > 0
-    assert num_tokens > 9
+    assert not harness.live
 
 
 def test_a_fork_takes_the_seat_of_beams_that_ended_meanwhile() -> None:
@@ -140,8 +153,8 @@ def test_a_fork_takes_the_seat_of_beams_that_ended_meanwhile() -> None:
 
 
 def test_a_stall_is_broken_at_the_cost_of_the_last() -> None:
-    """Some of the beams have begun again, the others wait behind who ranks before them and waits
-    for the blocks that those hold."""
+    """One of the beams has begun again; the other waits behind who ranks before it, and who waits
+    for the blocks that the first holds."""
     harness = Harness(
         8,
         policy="priority",
@@ -149,22 +162,16 @@ def test_a_stall_is_broken_at_the_cost_of_the_last() -> None:
         full_sequence_must_fit=True,
         prefix_caching=False,
     )
-    harness.add(request("beams", [1] * 7, beam_width=2, max_tokens=6, priority=1))
-    for _ in range(4):
-        harness.step()
-    beams = list(harness.live["beams"].request.sequences)
-    harness.add(request("first", [2] * 9, max_tokens=12, priority=0))
-    while harness.scheduler.stats().num_waiting != len(beams):
-        harness.step()
-    while "first" in harness.live:
-        harness.step()
-    while not harness.scheduler.stats().num_running:
-        harness.step()
-    assert harness.scheduler.stats().num_waiting == 1  # a step's tokens were not enough for two
+    harness.add(request("beams", [1] * 7, beam_width=2, max_tokens=10, priority=1))
+    harness.step_until(lambda: len(harness.live["beams"].request.sequences) == 2)
+    harness.step()
+    harness.add(request("first", [2] * 15, max_tokens=5, priority=0))
+    harness.step_until(lambda: num_waiting(harness) == 2)
+    harness.step_until(lambda: num_waiting(harness) == 1)  # a step's tokens are not enough for two
+    assert "first" not in harness.live
     harness.add(request("second", [3] * 25, max_tokens=2, priority=0))
     plans = harness.run()
-    stalled = [plan for plan in plans if plan.made_progress and not plan.num_tokens]
-    assert len(stalled) == 1
+    assert [plan.num_tokens for plan in plans if plan.made_progress].count(0) == 1
     assert not harness.live
 
 

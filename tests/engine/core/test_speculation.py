@@ -42,9 +42,9 @@ def right_at_first(rest: list[int]) -> list[int]:
 @pytest.mark.parametrize(
     ("guess", "num_steps", "num_drafted", "num_accepted"),
     [
-        (right, 4, 9, 9),  # 1 token, then 5, 5 and the rest; the last is never a draft
-        (wrong, 12, 40, 0),
-        (right_at_first, 5, 14, 8),
+        (right, 4, 8, 8),  # 1 token, 5, 5 and 1: the last is never a draft
+        (wrong, 12, 34, 0),
+        (right_at_first, 5, 13, 7),
     ],
 )
 def test_whatever_is_guessed_the_output_is_the_same(

@@ -114,8 +114,9 @@ def test_it_comes_back_when_it_can_also_go_on() -> None:
     while "c" in harness.live:
         harness.step()
     assert harness.scheduler._kv.num_free_blocks(0) == 3
-    harness.step()
+    plan = harness.step()
     assert list(harness.computed) == ["a"]
+    assert not plan.swap_in
     harness.run()
     assert harness.scheduler.stats().num_swaps == 1
 
@@ -175,13 +176,20 @@ def test_beams_go_and_come_together() -> None:
 
 
 def test_what_comes_back_in_a_step_does_not_go_again_in_it() -> None:
-    """Its blocks are not there yet. Decodes that have their turn last may want them."""
-    harness = swapping(6, policy="prefill-first", prefix_caching=False)
-    names = ("a", "b", "c")
-    harness.add(*(request(n, [i] * (7 - i), max_tokens=16) for i, n in enumerate(names)))
+    """Its blocks are not there yet, when decodes that have their turn last want them."""
+    harness = swapping(7, policy="prefill-first", prefix_caching=False)
+    harness.add(request("a", [1] * 4), request("b", [2] * 4), request("c", [3] * 4, max_tokens=5))
+    harness.add(request("x", [4] * 5))
+    step_until_swapped(harness)
+    plan = harness.step_until(lambda: "c" not in harness.live)
+    assert not plan.swap_in
+    plan = harness.step()
+    assert len(plan.swap_in) == 2
+    assert not plan.swap_out
+    assert list(harness.computed) == ["a", "b"]
+    assert harness.scheduler.stats().num_waiting == 1
     harness.run()
     assert not harness.live
-    assert harness.scheduler.stats().num_swaps > 0
 
 
 def test_a_step_that_only_brings_back_has_made_progress() -> None:
