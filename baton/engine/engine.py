@@ -106,23 +106,31 @@ class Engine:
             for i, (ids, p) in enumerate(zip(token_ids, every, strict=True))
         ]
         collected: dict[str, list[SequenceUpdate]] = {r.request_id: [] for r in requests}
-        for i, request in enumerate(requests):
-            try:
+        added: list[str] = []
+        try:
+            for request in requests:
                 self.add_request(request)
-            except Exception:
-                for earlier in requests[:i]:
-                    self.abort(earlier.request_id)
-                raise
+                added.append(request.request_id)
+            self._run_to_end(collected)
+        except BaseException:
+            self.abort(*added)
+            raise
+        return [self._result(r, collected[r.request_id], prompts) for r in requests]
+
+    def _run_to_end(self, collected: dict[str, list[SequenceUpdate]]) -> None:
+        """Steps until nothing is left to do, or can be, and collects these requests' updates."""
         while self.has_work:
             output = self.step()
-            if not output.made_progress and any(i in self._scheduler for i in collected):
-                raise OverloadedError(
-                    "the blocks that these prompts need are kept by earlier requests; release them"
-                )
             for update in output.updates:
                 if update.request_id in collected:
                     collected[update.request_id].append(update)
-        return [self._result(r, collected[r.request_id], prompts) for r in requests]
+            if output.made_progress:
+                continue
+            if any(i in self._scheduler for i in collected):
+                raise OverloadedError(
+                    "the blocks that these prompts need are kept by earlier requests; release them"
+                )
+            return
 
     def _params_for(
         self,

@@ -59,7 +59,7 @@ class SequenceUpdate:
     """What one step did for one sequence: one token at most; several updates if it made several.
 
     Attributes:
-        index: which sequence of the request; of beams and of `best_of`, its place, best first.
+        index: which sequence of the request; of finished beams, its place, best first.
         position: of `token_id` in the output, from 0.
         logprobs: of `token_id`, if asked for.
         num_computed_tokens: KV of [0, this) is in the blocks.

@@ -161,7 +161,7 @@ async def test_requests_that_end_in_any_state_leave_the_others_alone(
         for name, p in shapes.items()
     }
     states: set[str] = set()
-    for num_steps in (0, 1, 4, 8, 12, 13, 18, 21, 25):
+    for num_steps in (0, 1, 4, 8, 12, 13, 18, 22, 25):
         chosen = random.Random(num_steps)
         engine = make(checkpoints, **{**TIGHT, **MODES[mode]}, prefix_caching=num_steps % 2 == 0)
         async with gated(engine) as (serving, gate):

@@ -23,6 +23,7 @@ from .engines import assert_idle, drain, load, mostly_slow, output_of, request
 from .oracle import Oracle
 from .test_async_engine import assert_empty, running
 from .test_async_several import read
+from .test_everything_at_once import KINDS, told
 from .test_several_sequences import alone
 from .test_speculation import Oracular
 
@@ -380,3 +381,29 @@ async def test_a_bad_grammar_never_reaches_the_engines_thread(checkpoints: Check
         with serving.open(request("y", (5, 6, 7), SamplingParams(max_tokens=3))) as stream:
             assert len(output_of(await read(stream))[0]) <= 3
         await assert_empty(serving)
+
+
+@pytest.mark.parametrize("way", ["recomputed", "guessing amid preemption"])
+def test_grammars_among_requests_of_every_kind(
+    checkpoints: Checkpoints, plain: Engine, expected: dict[str, tuple[int, ...]], way: str
+) -> None:
+    others = {kind: KINDS[kind] for kind in ("sampled", "several", "beams", "scored", "penalised")}
+    prompts = prompts_of(plain)
+    alone_of = {}
+    for kind, params in others.items():
+        plain.add_request(request(kind, prompts["free 0"], params))
+        alone_of[kind] = told(drain(plain)[kind])
+    engine = load(checkpoints["tiny"], **{**WAYS[way], "num_blocks": 27})
+    keys = ["words 0", *others, "json 1", "sentence 2", "free 1", "digits 0", "ebnf 1"]
+    for key in keys:
+        prompt = prompts["free 0"] if key in others else prompts[key]
+        params = others[key] if key in others else params_of(key)
+        engine.add_request(request(key, prompt, params))
+    updates = drain(engine)
+    for key in keys:
+        if key in others:
+            assert told(updates[key]) == alone_of[key]
+        else:
+            assert output_of(updates[key])[0] == expected[key]
+    assert engine.stats().num_preemptions > 0
+    assert_idle(engine)
