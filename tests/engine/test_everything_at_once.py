@@ -1,6 +1,8 @@
 """Requests of every kind in one batch, each of which gets what it gets alone; and what the engine
 says of itself meanwhile."""
 
+import itertools
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -286,4 +288,86 @@ def test_swapped_sequences_are_counted_while_they_are_away(checkpoints: Checkpoi
         assert stats.num_running + stats.num_swapped + stats.num_waiting <= 3
     assert most_swapped > 0
     assert engine.stats().num_swapped == 0
+    assert_idle(engine)
+
+
+# Any configuration, any order of arrival, any ending.
+
+
+def some_settings(chosen: random.Random, family: str) -> dict[str, Any]:
+    """An engine that can serve each of the kinds by itself, and little more."""
+    block_size = chosen.choice([1, 2, 3, 4, 5, 8, 16])
+    budget = chosen.choice([8, 9, 11, 16, 20, 33, 64])
+    window = {"mistral_short": 11}.get(family)
+    most = 0
+    for kind, prompt in prompts().items():
+        num_tokens = len(prompt) + KINDS[kind].max_tokens - 1
+        if window is not None:
+            num_tokens = min(num_tokens, window - 1 + budget + block_size)
+        most = max(most, -(-num_tokens // block_size) * max(1, KINDS[kind].beam_width))
+    return {
+        "block_size": block_size,
+        "num_blocks": most + chosen.choice([0, 1, 2, 5, 10, 40]),
+        "max_num_batched_tokens": budget,
+        "max_num_seqs": chosen.choice([4, 5, 6, 8]),
+        "prefix_caching": chosen.random() < 0.7,
+        "policy": chosen.choice(list(POLICIES)),
+        "preemption": chosen.choice(["recompute", "swap", "auto"]),
+        "swap_bytes": chosen.choice([0, 2**15, 2**17, 2**21]),
+        "max_drafts": chosen.choice([0, 0, 1, 3, 6]),
+        "max_cache_reads": chosen.choice([None, None, 40, 150]),
+        "long_prefill_threshold": chosen.choice([None, None, 3, 10]),
+        "free_block_margin": chosen.choice([0, 0, 2, 7]),
+        "full_sequence_must_fit": chosen.random() < 0.3,
+    }
+
+
+@pytest.mark.parametrize("seed", mostly_slow(range(300), *range(6)))
+def test_in_any_configuration_and_order_of_arrival_each_gets_what_it_gets_alone(
+    checkpoints: Checkpoints, alone: dict[str, dict[str, list[SequenceUpdate]]], seed: int
+) -> None:
+    """Requests come while others run, some end early by themselves, some are aborted and come
+    again, and the cache is flushed now and then."""
+    chosen = random.Random(seed)
+    family = chosen.choice(["llama", "gemma3", "mistral_short", "gpt_oss", "gpt2"])
+    path = checkpoints[family]
+    expected = expected_of(alone, path)
+    settings = some_settings(chosen, family)
+    engine = load(path, **settings)
+    texts = prompts()
+    to_come = [kind for kind in KINDS for _ in range(2)]
+    chosen.shuffle(to_come)
+    updates: dict[str, list[SequenceUpdate]] = {}
+    here: dict[str, str] = {}
+    for number in itertools.count():
+        assert number < 4000, f"still not done: {engine.stats()} {settings}"
+        while to_come and (not engine.has_work or chosen.random() < 0.3):
+            kind, name = to_come.pop(), f"request {number} {len(to_come)}"
+            here[name] = kind
+            engine.add_request(
+                EngineRequest(
+                    name,
+                    texts[kind],
+                    KINDS[kind],
+                    len(texts[kind]),
+                    priority=chosen.randrange(3),
+                    arrival_time=float(number),
+                    first_token_deadline=chosen.choice([None, number + 5.0]),
+                )
+            )
+        for update in engine.step().updates:
+            updates.setdefault(update.request_id, []).append(update)
+        engine.check_integrity()
+        if here and chosen.random() < 0.02:
+            name = chosen.choice(list(here))
+            engine.abort(name)
+            to_come.append(here.pop(name))
+            engine.check_integrity()
+        if chosen.random() < 0.01:
+            engine.flush_cache()
+        if not to_come and not engine.has_work:
+            break
+    for name, kind in here.items():
+        assert told(updates[name]) == told(expected[kind]), (kind, settings)
+        assert numbers(updates[name]) == pytest.approx(numbers(expected[kind]), abs=3e-4), kind
     assert_idle(engine)

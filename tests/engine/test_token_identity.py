@@ -6,8 +6,9 @@ import torch
 
 from baton.engine.core.block_pool import NULL_BLOCK
 from baton.engine.core.sequence import FinishReason, KvSource, Purpose
-from baton.engine.messages import EngineRequest
+from baton.engine.messages import EngineRequest, SequenceUpdate
 from baton.engine.sampler import Sampler
+from baton.errors import OverloadedError
 from baton.sampling import SamplingParams
 
 from .checkpoints import BLOCK_SIZE, VOCAB_SIZE
@@ -263,6 +264,40 @@ def test_decodes_of_very_unequal_lengths_say_what_each_says_alone(
     )
 
 
+def test_a_batch_that_finds_no_room_leaves_nothing_behind(
+    checkpoints: Checkpoints, oracle: Oracle
+) -> None:
+    """Blocks that are kept for somebody are in its way, until they are released."""
+    path, prompt = checkpoints["llama"], random_prompt(40)
+    engine = load(path, num_blocks=4)
+    engine.add_request(EngineRequest("kept", prompt, GREEDY, len(prompt), Purpose.PREFILL))
+    drain(engine)
+    others = [random_prompt(20, seed=i) for i in range(3)]
+    for _ in range(2):
+        with pytest.raises(OverloadedError, match="are kept by earlier requests"):
+            engine.generate(others, GREEDY)
+        assert engine.stats().num_waiting == engine.stats().num_running == 0
+    engine.release("kept")
+    assert tokens(engine.generate(others, GREEDY)) == [oracle(path, p, NUM_TOKENS) for p in others]
+    assert_idle(engine)
+
+
+@pytest.mark.timeout(30)
+def test_a_batch_does_not_wait_for_others_that_find_no_room(
+    checkpoints: Checkpoints, oracle: Oracle
+) -> None:
+    path, prompt = checkpoints["llama"], random_prompt(40)
+    engine = load(path, num_blocks=6, policy="shortest-prefill")
+    engine.add_request(EngineRequest("kept", prompt, GREEDY, len(prompt), Purpose.PREFILL))
+    drain(engine)
+    engine.add_request(request("long", random_prompt(75), GREEDY))
+    short = random_prompt(20)
+    assert tokens(engine.generate([short], GREEDY)) == [oracle(path, short, NUM_TOKENS)]
+    engine.release("kept")
+    assert output_of(drain(engine)["long"])[0] == oracle(path, random_prompt(75), NUM_TOKENS)
+    assert_idle(engine)
+
+
 def test_generation_ends_at_the_models_own_end_token(
     checkpoints: Checkpoints, oracle: Oracle
 ) -> None:
@@ -419,6 +454,31 @@ class Handoff:
         assert_idle(self.decode)
         return [tuple(out[str(i)]) for i in range(len(prompts))]
 
+    def fork(
+        self, prompts: list[tuple[int, ...]], params: SamplingParams
+    ) -> list[list[tuple[int, ...]]]:
+        """The tokens of each sequence of each prompt; all are chosen by the decode engine."""
+        _, blocks = self._prefill(prompts, params)
+        for i, prompt in enumerate(prompts):
+            self.decode.add_request(
+                EngineRequest(str(i), prompt, params, len(prompt), kv_source=KvSource.EXTERNAL)
+            )
+        told: dict[str, list[SequenceUpdate]] = {}
+        while self.decode.has_work:
+            output = self.decode.step()
+            for update in output.updates:
+                told.setdefault(update.request_id, []).append(update)
+            for allocation in output.external:
+                source = blocks[int(allocation.request_id)]
+                self._move(source, allocation.block_ids, allocation.num_hit_blocks)
+                self.decode.commit_external(allocation.request_id, None)
+            self.decode.check_integrity()
+        for i in range(len(prompts)):
+            self.prefill.release(f"prefill {i}")
+        assert_idle(self.prefill)
+        assert_idle(self.decode)
+        return [list(output_of(told[str(i)]).values()) for i in range(len(prompts))]
+
     def _move(self, sources: Tables, targets: Tables, num_hits: int) -> None:
         pools = zip(self.prefill.cache.pools, self.decode.cache.pools, strict=True)
         for (origin, pool), *tables in zip(pools, sources, targets, strict=True):
@@ -468,6 +528,28 @@ def test_a_sampled_sequence_goes_on_after_a_handoff_as_if_it_had_stayed(
     prompts = awkward_prompts()[:-1]
     alone = tokens(load(checkpoints["llama"]).generate(prompts, RANDOM))
     assert Handoff(checkpoints["llama"], 32).run(prompts, RANDOM) == alone
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True),
+        SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, temperature=1.5, seed=3, n=3),
+        SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, beam_width=3, n=2),
+    ],
+)
+@pytest.mark.parametrize("budget", [16, 512])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_oss", "mistral_short"])
+def test_sequences_fork_from_kv_that_was_computed_elsewhere(
+    checkpoints: Checkpoints, family: str, budget: int, params: SamplingParams
+) -> None:
+    path = checkpoints[family]
+    prompts = awkward_prompts()[:-1]
+    here = load(path).generate(prompts, params)
+    expected = [[c.token_ids for c in result.completions] for result in here]
+    handoff = Handoff(path, budget)
+    for _ in range(2):
+        assert handoff.fork(prompts, params) == expected
 
 
 def test_a_handoff_whose_first_token_is_its_last_is_reported_once(

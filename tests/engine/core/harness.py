@@ -177,6 +177,14 @@ class Harness:
         thread.start()
         thread.join()
 
+    def preempt(self, request_id: str) -> None:
+        """As if somebody had needed the blocks of all its sequences in a step of its own."""
+        self._note_command()
+        roster = self.scheduler._roster
+        for sequence in self.live[request_id].request.sequences:
+            roster.requeue(sequence)
+        roster.seated = [sequence for sequence in roster.seated if sequence.seats is not None]
+
     def release(self, request_id: str) -> None:
         self._note_command()
         del self.kept[request_id]
@@ -466,6 +474,7 @@ class Harness:
         assert all(group.host is None or not group.host.num_held_blocks for group in self.groups)
         assert not self.scheduler.requests
         assert not self.scheduler.has_work
+        assert self.scheduler._roster.encoder.num_held_tokens == 0
         assert self.scheduler.seats.num_free == self.config.max_num_seqs
 
     def _check_findable(self) -> None:

@@ -1,6 +1,8 @@
 """Whose blocks they are: sharing, copying on write, windows, reservations, and the accounts."""
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
 from baton.engine.core.block_pool import NULL_BLOCK
 from baton.engine.core.plan import StepPlan
@@ -53,6 +55,19 @@ def test_a_fork_between_two_blocks_copies_nothing() -> None:
     assert not any(plan.copies for plan in plans)
 
 
+def test_a_block_cleared_for_who_lost_it_since_is_not_cleared_behind_a_copy() -> None:
+    harness = Harness(4)
+    harness.add(request("fork", [1] * 6, n=2, temperature=1.0, max_tokens=3))
+    harness.add(request("decode", [2] * 4))
+    harness.step()
+    plan = harness.step()  # the decode grows, and then makes room for the copy
+    assert list(harness.computed) == ["fork", "fork1"]
+    (move,) = plan.copies
+    assert (0, move.target) not in plan.cleared
+    harness.run()
+    assert not harness.live
+
+
 def test_without_a_block_to_copy_to_a_sibling_makes_room() -> None:
     harness = Harness(4)
     harness.add(request("a", range(10), n=3, temperature=1.0, max_tokens=4))
@@ -99,6 +114,19 @@ def test_a_windowed_pool_serves_prompts_much_longer_than_itself() -> None:
     harness.add(request("a", [1, 2] * 20, max_tokens=20))
     harness.run()
     assert harness.scheduler.stats().num_preemptions == 0
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 8))
+def test_the_peak_of_a_window_is_reached_and_never_passed(
+    window: int, chunk: int, block_size: int
+) -> None:
+    harness = Harness([cache_group(9, window)], max_num_batched_tokens=chunk, block_size=block_size)
+    group = harness.groups[0]
+    at_once = [
+        -(-(query + chunk) // block_size) - group.first_block(query, block_size)
+        for query in range(window, window + 2 * block_size)
+    ]
+    assert max(at_once) <= harness.scheduler._kv.peak_blocks(group, 10**6) <= max(at_once) + 1
 
 
 # Reservations and margins.

@@ -186,13 +186,15 @@ def test_by_rank_a_long_prompt_goes_before_the_decodes_behind_it() -> None:
 
 
 def test_by_rank_a_prompt_takes_the_blocks_of_a_decode_behind_it() -> None:
-    harness = Harness(7, max_num_batched_tokens=6, policy="priority", prefix_caching=False)
+    """Which has left the step, then, with blocks to spare."""
+    harness = Harness(8, max_num_batched_tokens=6, policy="priority", prefix_caching=False)
     harness.add(request("good", [1] * 3, max_tokens=9, priority=1))
-    harness.add(request("bad", [2] * 7, max_tokens=9, priority=5))
-    harness.step_until(lambda: harness.scheduler.stats().num_waiting == 0)
+    harness.add(request("bad", [2] * 14, max_tokens=9, priority=5))
+    harness.step_until(lambda: len(harness.live["bad"].produced) == 1)
     harness.add(request("long", [3] * 20, max_tokens=2, priority=3))
     harness.step_until(lambda: harness.scheduler.stats().num_preemptions)
     assert list(harness.computed) == ["good", "long"]
+    assert harness.scheduler._kv.num_free_blocks(0) > 0
     harness.run()
     assert not harness.live
 
@@ -234,6 +236,7 @@ def test_cache_reads_are_bounded_but_for_one_sequence() -> None:
     harness.step()
     assert harness.computed == {"huge": (0, 30)}
     harness.run()
+    assert harness.scheduler.stats().num_preemptions == 0
 
 
 def test_beams_are_one_where_cache_reads_are_bounded() -> None:

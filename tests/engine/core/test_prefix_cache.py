@@ -62,6 +62,17 @@ def test_of_a_whole_prompt_one_token_is_computed_and_one_block_copied_per_group(
     assert not plan.cleared
 
 
+def test_the_copy_is_found_when_its_source_is_gone() -> None:
+    harness = Harness(12)
+    finish(harness, PROMPT[:8])
+    harness.add(request("again", PROMPT[:8], max_tokens=4))
+    plan = harness.schedule()
+    harness.forget(PROMPT[:8], 1)
+    harness.apply(plan, harness.runner.run(plan))
+    assert harness.find(PROMPT[:8], 1) == plan.copies[0].target
+    harness.run()
+
+
 def test_a_prompt_that_ends_in_a_block_copies_nothing() -> None:
     harness = Harness(12)
     finish(harness, PROMPT[:11])
@@ -213,6 +224,16 @@ def test_equal_tokens_with_other_encoder_inputs_are_another_prefix() -> None:
     assert harness.computed == {"again": (11, 12)}
     again(harness, [0] * 12, encoder_inputs=(EncoderInput(b"cat", 6, 2),))
     assert harness.computed == {"again": (4, 12)}
+
+
+def test_a_block_that_output_fills_behind_an_encoder_input_is_found_with_it() -> None:
+    harness = Harness(20, encoder_budget=8, encoder_cache_tokens=8)
+    kind = {"encoder_inputs": (EncoderInput(b"cat", 4, 2),)}
+    harness.add(request("first", [0] * 6, max_tokens=4, **kind))
+    outcome, _ = harness.live["first"].outcomes[0]
+    harness.run()
+    again(harness, [*[0] * 6, *outcome], **kind)
+    assert harness.computed == {"again": (8, 10)}
 
 
 def test_without_prefix_caching_nothing_is_found() -> None:

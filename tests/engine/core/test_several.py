@@ -121,18 +121,35 @@ def test_beams_leave_their_last_token_to_a_step_of_all_of_them() -> None:
     assert not harness.live
 
 
-@pytest.mark.parametrize("num_steps", [4, 5, 6, 7])
-def test_beams_find_what_is_cached_of_them(num_steps: int) -> None:
-    """Even all but the last token, so that nothing is left to compute before they step."""
-    harness = Harness([cache_group(30, num_host_blocks=0)], policy="priority")
-    harness.add(request("beams", [1] * 9, beam_width=2, max_tokens=8, priority=1))
+@pytest.mark.parametrize("num_steps", [2, 3, 4, 5, 6])
+def test_beams_find_again_what_was_cached_of_them(num_steps: int) -> None:
+    harness = Harness([cache_group(60), cache_group(60, 5)])
+    harness.add(request("beams", [1] * 9, beam_width=2, max_tokens=8))
     for _ in range(num_steps):
         harness.step()
-    beams = list(harness.live["beams"].request.sequences)
-    harness.add(request("best", [2] * 20, max_tokens=60 - 20, priority=0))
-    harness.step_until(lambda: harness.scheduler.stats().num_preemptions or not harness.live)
-    for sequence in beams:
-        assert sequence.num_tokens == 9 + num_steps or sequence.finish_reason
+    computed = [s.num_computed_tokens for s in harness.live["beams"].request.sequences]
+    harness.preempt("beams")
+    harness.step()
+    found = {(n // 4 * 4, n) for n in computed if n % 4}
+    assert set(harness.computed.values()) == found
+    harness.run()
+    assert not harness.live
+
+
+def test_beams_of_which_all_is_cached_start_again_with_nothing_to_compute() -> None:
+    """But for the last token, which they compute together."""
+    harness = Harness(60, block_size=1)
+    harness.add(request("twin", [1] * 5, beam_width=2, max_tokens=9))
+    harness.run()
+    harness.add(request("beams", [1] * 5, beam_width=2, max_tokens=9))
+    for _ in range(3):
+        harness.step()
+    harness.preempt("beams")
+    plan = harness.step()
+    assert harness.computed == {}
+    assert plan.made_progress
+    harness.step()
+    assert len(harness.computed) == 2
     harness.run()
     assert not harness.live
 

@@ -3,6 +3,7 @@
 import pytest
 
 from baton.engine.core.plan import StepPlan
+from baton.engine.core.sequence import KvSource
 from baton.engine.core.settings import Preemption
 
 from .fakes import cache_group
@@ -204,6 +205,41 @@ def test_a_step_that_only_brings_back_has_made_progress() -> None:
     harness.step()
     assert list(harness.computed) == ["b"]
     harness.run()
+
+
+def test_the_places_of_what_comes_back_are_free_with_the_next_step() -> None:
+    """What goes in the same step must not be written over them before they are read."""
+    harness = swapping(4, prefix_caching=False)
+    two(harness)
+    step_until_swapped(harness)
+    host = harness.groups[0].host
+    assert host is not None
+    harness.abort("a")
+    assert harness.step().swap_in
+    assert host.num_held_blocks == 2
+    harness.step()
+    assert host.num_held_blocks == 0
+    harness.run()
+
+
+def test_a_tail_that_is_found_again_is_not_written() -> None:
+    """All of its prompt was cached; its last token is yet to be computed once more."""
+    groups = [cache_group(5, num_host_blocks=9), cache_group(20, 30, num_host_blocks=9)]
+    harness = Harness(groups, preemption=Preemption.SWAP)
+    prompt = [1] * 4 + [2] * 4
+    harness.add(request("first", prompt, max_tokens=1))
+    harness.run()
+    harness.add(request("best", [3] * 11, max_tokens=4))
+    harness.add(request("d", prompt, kv_source=KvSource.EXTERNAL))
+    harness.step()
+    harness.step()
+    harness.deliver("d", with_token=False)
+    plan = harness.step()
+    assert len(plan.swap_out) == 4
+    plan = harness.step_until(lambda: not harness.scheduler.stats().num_swapped)
+    assert [move.group for move in plan.swap_in] == [0]  # the others were found
+    harness.run()
+    assert not harness.live
 
 
 def test_what_ends_while_it_is_swapped_frees_its_place_with_the_next_step() -> None:
