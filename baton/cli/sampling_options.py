@@ -30,7 +30,7 @@ _WORK = "How it is computed"
 # Fields whose option is not called as they are.
 _OPTIONS_OF_FIELDS = {
     "bad_words": "bad_word",
-    "bad_token_ids": "bad_word",
+    "stop_token_ids": "stop_token_id",
     "top_logprobs": "logprobs",
     "grammar.json_schema": "json_schema",
     "grammar.regex": "regex",
@@ -52,6 +52,12 @@ class SamplingOptions:
     stop: Annotated[
         list[str] | None, _option(_LENGTH, "Text at which to stop; may be repeated.")
     ] = None
+    stop_token_id: Annotated[
+        list[int] | None, _option(_LENGTH, "Token at which to stop; may be repeated.", metavar="ID")
+    ] = None
+    ignore_eos: Annotated[
+        bool, _option(_LENGTH, "Go on past the model's own end.", "--ignore-eos")
+    ] = False
 
     temperature: Annotated[
         float, _option(_CHOICE, "0 takes the likeliest token always; larger is more random.")
@@ -106,6 +112,14 @@ class SamplingOptions:
     bad_word: Annotated[
         list[str] | None, _option(_BANS, "Text not to be generated; may be repeated.")
     ] = None
+    bad_token_ids: Annotated[
+        list[str] | None,
+        _option(
+            _BANS,
+            "Tokens not to be generated one after the other; may be repeated.",
+            metavar="ID[,ID...]",
+        ),
+    ] = None
 
     json_schema: Annotated[
         str | None,
@@ -150,6 +164,8 @@ class SamplingOptions:
             max_tokens=self.max_tokens,
             min_tokens=self.min_tokens,
             stop=tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_id or ()),
+            ignore_eos=self.ignore_eos,
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
@@ -165,6 +181,7 @@ class SamplingOptions:
             frequency_penalty=self.frequency_penalty,
             logit_bias=tuple(map(_bias, self.logit_bias or ())),
             bad_words=tuple(self.bad_word or ()),
+            bad_token_ids=tuple(map(_token_ids, self.bad_token_ids or ())),
             grammar=self._grammar(),
             logprobs=self.logprobs is not None,
             top_logprobs=self.logprobs or 0,
@@ -267,6 +284,15 @@ def _bias(text: str) -> tuple[int, float]:
     except ValueError:
         raise InvalidArgumentError(
             "--logit-bias", f"is {text!r}; must be ID=BIAS, such as 15=-2.5"
+        ) from None
+
+
+def _token_ids(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, text.split(",")))
+    except ValueError:
+        raise InvalidArgumentError(
+            "--bad-token-ids", f"is {text!r}; must be ID or ID,ID,..., such as 15,3"
         ) from None
 
 

@@ -190,6 +190,14 @@ class AsyncEngine:
         """Runs a command between two steps, on the engine's thread."""
         self._commands.put(command)
 
+    def pause(self) -> None:
+        """Starts nothing new from a next step on; what has begun goes on."""
+        self.submit(self.engine.pause)
+
+    def resume(self) -> None:
+        """Starts what waits again."""
+        self.submit(self.engine.resume)
+
     async def flush_cache(self) -> int:
         """Forgets every cached prefix. Returns how many blocks were findable."""
         self._check_running()

@@ -317,6 +317,15 @@ class Engine:
         """Frees the blocks of a finished `PREFILL` sequence. Idempotent."""
         self._scheduler.release(request_id)
 
+    def pause(self) -> None:
+        """Starts nothing new from the next step on; what has begun goes on. Requests are still
+        taken and wait. Idempotent."""
+        self._scheduler.pause()
+
+    def resume(self) -> None:
+        """Starts what waits again. Idempotent."""
+        self._scheduler.resume()
+
     @property
     def has_work(self) -> bool:
         return self._scheduler.has_work or bool(self._committed) or self._flushed

@@ -285,6 +285,22 @@ async def test_a_cancelled_request_tells_its_reader(engine: AsyncEngine) -> None
         engine.cancel("a")
 
 
+async def test_a_paused_engine_ends_what_has_begun_and_starts_the_rest_when_resumed(
+    engine: AsyncEngine, checkpoints: Checkpoints, oracle: Oracle
+) -> None:
+    expected = oracle(checkpoints["llama"], PROMPT, NUM_TOKENS)
+    with engine.open(request("begun")) as begun:
+        async for batch in begun.updates():
+            assert batch
+            engine.pause()
+    with engine.open(request("new")) as new:
+        await settled(engine)
+        assert engine.stats().num_waiting == 1
+        engine.resume()
+        assert tokens(await read(new)) == expected
+    await assert_empty(engine)
+
+
 async def test_two_streams_with_one_id_are_refused_and_the_first_goes_on(
     engine: AsyncEngine,
 ) -> None:
