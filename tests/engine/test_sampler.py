@@ -8,7 +8,9 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
+from packaging.version import Version
 from transformers import GenerationConfig, GenerationMixin
 
 from baton.engine.draw import draw, largest
@@ -175,7 +177,7 @@ def expected_of_transformers(
 
 VARIETY = {
     "plain": {},
-    "bias": {"logit_bias": ((3, 9.5), (7, -100.0), (0, 0.1))},
+    "bias": {"logit_bias": ((3, 9.5), (7, -100.0), (1, 0.1))},
     "repetition": {"repetition_penalty": 1.7},
     "encouragement": {"repetition_penalty": 0.6},
     "bad words": {"bad_token_ids": ((4,), (EOS,), (1, 5), (3, 2, 9), tuple(range(32)))},
@@ -461,7 +463,8 @@ def test_a_row_that_may_choose_nothing_still_gets_a_token(params: dict) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_where_a_grammar_leaves_only_banned_tokens_it_wins(temperature: float) -> None:
-    """A token that breaks the grammar could not be taken back."""
+    """A token that breaks the grammar could not be taken back. Older transformers end with nothing
+    to choose from there."""
     params = SamplingParams(
         temperature=temperature, min_tokens=9, bad_token_ids=((5,), (6,)), stop_token_ids=(9,)
     )
@@ -470,10 +473,11 @@ def test_where_a_grammar_leaves_only_banned_tokens_it_wins(temperature: float) -
     logits, rows, histories = logits_of(4, 40), [(params, 1)] * 4, histories_of(4, 40)
     got = sample(logits, rows, histories, is_allowed=is_allowed).token_ids.tolist()
     assert got[:3] == [EOS, 9, 8]
-    assert got == [
-        expected_of_transformers(logits[i : i + 1], rows[i], histories[i], is_allowed[i])
-        for i in range(4)
-    ]
+    comparable = range(4) if Version(transformers.__version__) >= Version("5.23") else [2]
+    for i in comparable:
+        assert got[i] == expected_of_transformers(
+            logits[i : i + 1], rows[i], histories[i], is_allowed[i]
+        )
 
 
 @pytest.mark.parametrize("vocab_size", [31, 32, 33, 64, 100])
