@@ -14,12 +14,13 @@ from baton.engine.core.kv_cache_manager import CacheGroup
 from baton.engine.core.scheduler import Scheduler
 from baton.engine.core.settings import Preemption, SchedulerConfig
 from baton.engine.fused_model import FusedModel, can_fuse
+from baton.engine.gpu_memory import measure
 from baton.engine.hf import PreTrainedModel, without_progress_bars
-from baton.engine.kv_pool import KvCache, KvLayout, KvPool, plan_groups, share_memory
+from baton.engine.kv_pool import KvCache, KvPool, plan_groups, share_memory
 from baton.engine.messages import ModelInfo
+from baton.engine.pool_size import GpuMemory, check_holds_longest, num_blocks, pool_bytes
 from baton.engine.runner import DecoderModel
 from baton.engine.transformers_model import AttentionHook, ProbedLayer, TransformersModel, probe
-from baton.errors import InvalidArgumentError
 from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder
 
 LoadProgress = Callable[[str, float], None]
@@ -61,7 +62,8 @@ def load(path: str, config: EngineConfig, on_progress: LoadProgress) -> LoadedMo
         model, execution = TransformersModel(hf_model, hook), TransformersModel.execution
     fingerprint = loader.fingerprint(hf_config, hf_model, execution)
     on_progress("allocating the KV cache", 0.9)
-    cache = _allocate(config, hf_model, layers, max_len)
+    gpu = _measured(config, model, hf_model.device, max_len)
+    cache = _allocate(config, hf_model, layers, max_len, gpu)
     info = ModelInfo(
         name=Path(path).name,
         architecture=type(hf_model).__name__,
@@ -111,8 +113,22 @@ def _cache_group(pool: KvPool, host: KvPool | None) -> CacheGroup:
     )
 
 
+def _measured(
+    config: EngineConfig, model: DecoderModel, device: torch.device, max_len: int
+) -> GpuMemory | None:
+    """What the model takes of its GPU; None on a CPU, and where it does not matter."""
+    if device.type != "cuda" or config.num_blocks or config.kv_cache_bytes:
+        return None
+    chunk = config.tokens_per_step(device.type)
+    return measure(model, device, chunk, min(chunk, config.max_num_seqs), max_len)
+
+
 def _allocate(
-    config: EngineConfig, model: PreTrainedModel, layers: list[ProbedLayer], max_len: int
+    config: EngineConfig,
+    model: PreTrainedModel,
+    layers: list[ProbedLayer],
+    max_len: int,
+    gpu: GpuMemory | None,
 ) -> KvCache:
     """A pool for each set of layers that see the same tokens, and as many on the host."""
     layouts, places = plan_groups(
@@ -121,7 +137,10 @@ def _allocate(
         model.dtype,
         config.block_size,
     )
-    counts = _num_blocks(config, layouts, max_len, model.device)
+    chunk = config.tokens_per_step(model.device.type)
+    counts = num_blocks(config, layouts, max_len, chunk, pool_bytes(config, gpu))
+    if model.device.type == "cuda":
+        check_holds_longest(counts, layouts, max_len, chunk)
     pools = [KvPool(*sizes, model.device) for sizes in zip(layouts, counts, strict=True)]
     hosts = []
     if config.swap_bytes:
@@ -129,34 +148,3 @@ def _allocate(
         cpu = torch.device("cpu")
         hosts = [KvPool(*sizes, cpu) for sizes in zip(layouts, counts, strict=True)]
     return KvCache(pools, hosts, places)
-
-
-def peak_blocks(layout: KvLayout, num_tokens: int, max_chunk: int) -> int:
-    """The most blocks of one sequence: of a window no more than the window before a step's tokens,
-    those, and what lies across the ends."""
-    total = -(-num_tokens // layout.block_size)
-    if layout.window is None:
-        return total
-    return min(total, -(-(layout.window - 1 + max_chunk) // layout.block_size) + 1)
-
-
-def _num_blocks(
-    config: EngineConfig, layouts: list[KvLayout], max_len: int, device: torch.device
-) -> list[int]:
-    """Blocks of each group; of those with a window none that could never be used."""
-    if config.num_blocks is not None:
-        return [config.num_blocks] * len(layouts)
-    chunk = config.tokens_per_step(device.type)
-    # Twice what runs, so that prefixes stay findable when their sequences have gone on.
-    most = [
-        2 * config.max_num_seqs * peak_blocks(layout, max_len, chunk) if layout.window else 2**62
-        for layout in layouts
-    ]
-    counts = share_memory(layouts, config.kv_cache_bytes, most)
-    if min(counts) == 0:
-        raise InvalidArgumentError(
-            "kv_cache_bytes",
-            f"is {config.kv_cache_bytes}; one block of each cache group takes "
-            f"{sum(layout.block_bytes for layout in layouts)}",
-        )
-    return counts

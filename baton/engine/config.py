@@ -9,6 +9,7 @@ from baton.errors import InvalidArgumentError
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _OPTIONAL_COUNTS = (
     "num_blocks",
+    "kv_cache_bytes",
     "max_model_len",
     "num_threads",
     "max_num_batched_tokens",
@@ -26,7 +27,10 @@ class EngineConfig:
         dtype: of weights and cache; "auto" is float32 on a CPU and the checkpoint's own on a GPU.
         block_size: tokens in a KV block.
         num_blocks: blocks in the pool of each cache group. None: as many as fit `kv_cache_bytes`.
-        kv_cache_bytes: size of the pools together when `num_blocks` is None.
+        kv_cache_bytes: size of the pools together when `num_blocks` is None. None: 512 MiB on a
+            CPU, on a GPU what `gpu_memory_utilization` leaves.
+        gpu_memory_utilization: how much of the GPU's memory weights, the largest step and the pools
+            may take together, in (0, 1].
         max_model_len: tokens of one sequence at most. None: what the model was made for.
         max_num_seqs: sequences that run at once.
         max_num_batched_tokens: tokens computed in one step; longer prompts are cut into chunks.
@@ -49,7 +53,8 @@ class EngineConfig:
     dtype: str = "auto"
     block_size: int = 16
     num_blocks: int | None = None
-    kv_cache_bytes: int = 512 * 2**20
+    kv_cache_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
@@ -66,7 +71,7 @@ class EngineConfig:
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_num_seqs", "kv_cache_bytes"):
+        for name in ("block_size", "max_num_seqs"):
             _at_least_one(name, getattr(self, name))
         for name in _OPTIONAL_COUNTS:
             if getattr(self, name) is not None:
@@ -74,6 +79,11 @@ class EngineConfig:
         for name in ("free_block_margin", "swap_bytes", "max_drafts"):
             if getattr(self, name) < 0:
                 raise InvalidArgumentError(name, f"is {getattr(self, name)}; must be at least 0")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise InvalidArgumentError(
+                "gpu_memory_utilization",
+                f"is {self.gpu_memory_utilization:g}; must be in (0, 1]",
+            )
         _one_of("policy", self.policy, tuple(POLICIES))
         _one_of("preemption", self.preemption, tuple(mode.value for mode in Preemption))
         _one_of("dtype", self.dtype, DTYPES)

@@ -17,7 +17,6 @@ from baton.engine.assembly import (
     LoadProgress,
     load,
     make_scheduler,
-    peak_blocks,
 )
 from baton.engine.config import EngineConfig
 from baton.engine.core.kv_cache_manager import MemoryReport
@@ -36,6 +35,7 @@ from baton.engine.messages import (
     SequenceUpdate,
     StepOutput,
 )
+from baton.engine.pool_size import peak_blocks
 from baton.engine.ranking import ranked
 from baton.engine.runner import ModelRunner
 from baton.engine.sampler import Sampler

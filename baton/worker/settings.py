@@ -32,8 +32,18 @@ class WorkerSettings(ServingSettings):
         description="KV blocks in the pool of each cache group. Unset: as many as "
         "--kv-cache-bytes hold.",
     )
-    kv_cache_bytes: int = Field(
-        512 * 2**20, ge=1, description="Size of the KV pools together, in bytes."
+    kv_cache_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="Size of the KV pools together, in bytes. Unset: 512 MiB on a CPU; on a GPU "
+        "what --gpu-memory-utilization leaves.",
+    )
+    gpu_memory_utilization: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="Share of the GPU's memory that weights, the largest step and the KV pools "
+        "may take together.",
     )
     max_model_len: int | None = Field(
         None, ge=1, description="Tokens of one sequence at most. Unset: the model's own length."
@@ -108,6 +118,7 @@ class WorkerSettings(ServingSettings):
             block_size=self.block_size,
             num_blocks=self.num_blocks,
             kv_cache_bytes=self.kv_cache_bytes,
+            gpu_memory_utilization=self.gpu_memory_utilization,
             max_model_len=self.max_model_len,
             max_num_seqs=min(self.max_num_seqs, self.max_num_batched_tokens or self.max_num_seqs),
             max_num_batched_tokens=self.max_num_batched_tokens,
