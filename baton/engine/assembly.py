@@ -47,11 +47,24 @@ def load(path: str, config: EngineConfig, on_progress: LoadProgress) -> LoadedMo
     on_progress("reading configuration", 0.0)
     folder = str(checkpoint_folder(path, (*DESCRIPTION, *WEIGHTS)))
     hf_config = loader.load_config(folder)
-    max_len = loader.max_model_len(hf_config, config)
-    hook = AttentionHook(max_len)
+    hook = AttentionHook(loader.max_model_len(hf_config, config))
     on_progress("loading weights", 0.1)
     with without_progress_bars():
         hf_model = loader.load_model(folder, hf_config, config, hook.name)
+    return assemble(hf_model, hook, config, folder, Path(path).name, on_progress)
+
+
+def assemble(
+    hf_model: PreTrainedModel,
+    hook: AttentionHook,
+    config: EngineConfig,
+    folder: str,
+    name: str,
+    on_progress: LoadProgress = lambda _phase, _fraction: None,
+) -> LoadedModel:
+    """Makes a model of transformers that is on its device, with `hook` as its attention, ready to
+    run. `folder` is where its tokenizer is."""
+    max_len = hook.max_len
     on_progress("probing layers", 0.7)
     layers = probe(hf_model, hook)
     model: DecoderModel
@@ -60,16 +73,16 @@ def load(path: str, config: EngineConfig, on_progress: LoadProgress) -> LoadedMo
         model, execution = fused, fused.execution
     else:
         model, execution = TransformersModel(hf_model, hook), TransformersModel.execution
-    fingerprint = loader.fingerprint(hf_config, hf_model, execution)
+    fingerprint = loader.fingerprint(hf_model.config, hf_model, execution)
     on_progress("allocating the KV cache", 0.9)
     gpu = _measured(config, model, hf_model.device, max_len)
     cache = _allocate(config, hf_model, layers, max_len, gpu)
     info = ModelInfo(
-        name=Path(path).name,
+        name=name,
         architecture=type(hf_model).__name__,
-        vocab_size=hf_config.get_text_config().vocab_size,
+        vocab_size=hf_model.config.get_text_config().vocab_size,
         max_model_len=max_len,
-        eos_token_ids=loader.eos_token_ids(hf_config, hf_model),
+        eos_token_ids=loader.eos_token_ids(hf_model.config, hf_model),
         fingerprint=fingerprint,
         namespace=PrefixNamespace(
             fingerprint,

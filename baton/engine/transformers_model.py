@@ -53,12 +53,12 @@ class AttentionHook:
         self.probed: dict[int, ProbedLayer] = {}
         self.paged: PagedAttention | None = None
         self.batch: AttentionBatch | None = None
-        self._max_len = max_len
+        self.max_len = max_len
         AttentionInterface.register(self.name, self._attend)
         AttentionMaskInterface.register(self.name, self._describe_mask)
 
     def _describe_mask(self, **kwargs: Any) -> "_OpaqueMask":
-        return _OpaqueMask(recognise(kwargs["mask_function"], self._max_len))
+        return _OpaqueMask(recognise(kwargs["mask_function"], self.max_len))
 
     def _attend(
         self,
