@@ -1,0 +1,86 @@
+"""Recorded decode steps: which graph a batch takes, and that only its own rows matter."""
+
+from itertools import pairwise
+
+import hypothesis.strategies as st
+import numpy as np
+import torch
+from hypothesis import given
+
+from baton.engine.attention import RaggedBatch
+from baton.engine.graphs import DecodeGraphs, Step, ladder
+
+CPU = torch.device("cpu")
+
+
+class FakeBatch:
+    """Notes what it is filled with; its rows are the seats of a step, -1 where there is padding."""
+
+    def __init__(self, max_rows: int) -> None:
+        self.seats = torch.full((max_rows,), -1)
+
+    def fill(self, ragged: RaggedBatch, num_rows: int) -> None:
+        self.seats[: len(ragged.seats)] = torch.from_numpy(ragged.seats)
+        self.seats[len(ragged.seats) : num_rows] = -1
+
+    def rows(self, num_rows: int) -> torch.Tensor:
+        return self.seats[:num_rows]
+
+
+class FakeRecorder:
+    """Counts what is recorded, and repeats it by doing it again into the same memory."""
+
+    def __init__(self) -> None:
+        self.num_recorded = 0
+        self.num_repeated = 0
+
+    def record(self, step: Step) -> Step:
+        self.num_recorded += 1
+        out = step()
+
+        def repeat() -> torch.Tensor:
+            self.num_repeated += 1
+            return out.copy_(step())
+
+        return repeat
+
+
+def forward(
+    token_ids: torch.Tensor, positions: torch.Tensor, seats: torch.Tensor, rows: torch.Tensor
+) -> torch.Tensor:
+    assert len(token_ids) == len(positions) == len(seats) == len(rows)
+    return torch.stack([token_ids, positions, seats, rows], dim=1)
+
+
+@given(st.integers(1, 40), st.lists(st.integers(1, 40), max_size=8))
+def test_each_batch_is_computed_by_one_graph_that_holds_it(max_rows: int, sizes: list[int]) -> None:
+    recorder = FakeRecorder()
+    graphs = DecodeGraphs(forward, FakeBatch(max_rows), max_rows, CPU, recorder)
+    assert recorder.num_recorded == len(graphs.sizes)
+    for number, size in enumerate((min(size, max_rows) for size in sizes), 1):
+        seats = np.random.default_rng(number).permutation(max_rows)[:size]
+        ragged = RaggedBatch.of_decodes(seats, seats + 7, [])
+        token_ids, positions = torch.from_numpy(seats + 100), torch.from_numpy(seats + 7)
+        got = graphs.run(token_ids, positions, ragged)
+        expected = torch.from_numpy(seats)[:, None] + torch.tensor([100, 7, 0, 0])
+        expected[:, 3] = torch.arange(size)
+        assert torch.equal(got, expected)
+        assert recorder.num_repeated == number
+
+
+def test_what_a_larger_batch_left_is_padding_for_a_smaller_one() -> None:
+    batch = FakeBatch(8)
+    graphs = DecodeGraphs(forward, batch, 8, CPU, FakeRecorder())
+    for size in (8, 3):
+        seats = np.arange(size)
+        graphs.run(torch.zeros(size), torch.zeros(size), RaggedBatch.of_decodes(seats, seats, []))
+    assert batch.rows(4).tolist() == [0, 1, 2, -1]
+
+
+@given(st.integers(1, 2000))
+def test_the_ladder_reaches_the_largest_batch_in_small_steps(max_rows: int) -> None:
+    sizes = ladder(max_rows)
+    assert sizes[0] == 1
+    assert sizes[-1] == max_rows
+    assert all(small < large <= max(2 * small, small + 8) for small, large in pairwise(sizes))
+    assert len(sizes) < 70
