@@ -46,6 +46,8 @@ class EngineConfig:
         swap_bytes: host memory for the KV of preempted sequences; 0 is none, so no swap.
         max_drafts: tokens guessed ahead and verified per sequence and step; 0 is none.
         speculate: whether requests that do not say speculate.
+        async_scheduling: launch a step of plain decodes before the tokens of the one before it have
+            come back. None: on a GPU, which would wait meanwhile.
         num_threads: CPU threads of one forward. None: as torch decides.
     """
 
@@ -68,6 +70,7 @@ class EngineConfig:
     swap_bytes: int = 0
     max_drafts: int = 0
     speculate: bool = True
+    async_scheduling: bool | None = None
     num_threads: int | None = None
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ from baton.engine.assembly import (
 from baton.engine.config import EngineConfig
 from baton.engine.core.kv_cache_manager import MemoryReport
 from baton.engine.core.ngram import Drafter, DraftRequest, NgramDrafter
+from baton.engine.core.plan import StepPlan
 from baton.engine.core.progress import SequenceProgress, StepProgress
 from baton.engine.core.scheduler import SchedulerStats
 from baton.engine.core.sequence import Purpose, Request
@@ -37,7 +38,7 @@ from baton.engine.messages import (
 )
 from baton.engine.pool_size import peak_blocks
 from baton.engine.ranking import ranked
-from baton.engine.runner import ModelRunner
+from baton.engine.runner import Launched, ModelRunner
 from baton.engine.sampler import Sampler
 from baton.engine.updates import updates_of
 from baton.errors import AlreadyExistsError, InvalidArgumentError, OverloadedError
@@ -67,6 +68,9 @@ class Engine:
         self._meter = CostMeter(self._scheduler.costs, loaded.cache)
         self._committed: list[SequenceProgress] = []
         self._flushed = False
+        asked = config.async_scheduling
+        self._is_async = device.type == "cuda" if asked is None else asked
+        self._ahead: tuple[StepPlan, Launched] | None = None
 
     @classmethod
     def from_pretrained(
@@ -328,14 +332,16 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._committed) or self._flushed
+        waits = bool(self._committed) or self._flushed or self._ahead is not None
+        return waits or self._scheduler.has_work
 
     def step(self) -> StepOutput:
-        """Schedules, computes and books one step."""
-        self._draft()
-        plan = self._scheduler.schedule()
+        """Schedules, computes and books one step. Where it can be, the step behind is on the device
+        before this one's tokens are waited for, so that the device does not wait for us."""
         start = time.perf_counter()
-        result = self._runner.run(plan)
+        plan, launched = self._ahead or self._launch()
+        self._ahead = self._launch_behind(plan, launched)
+        result = launched.fetch()
         self._meter.note_step(plan.num_tokens, time.perf_counter() - start)
         progress = self._scheduler.apply(plan, result)
         progress, self._committed = self._with_committed(progress), []
@@ -346,6 +352,19 @@ class Engine:
             cache_events=self._scheduler.drain_events(),
             made_progress=plan.made_progress,
         )
+
+    def _launch(self) -> tuple[StepPlan, Launched]:
+        self._draft()
+        plan = self._scheduler.schedule()
+        return plan, self._runner.launch(plan)
+
+    def _launch_behind(
+        self, plan: StepPlan, launched: Launched
+    ) -> tuple[StepPlan, Launched] | None:
+        if not self._is_async or not self._runner.may_run_behind(plan):
+            return None
+        behind = self._scheduler.schedule_ahead(plan)
+        return None if behind is None else (behind, self._runner.launch(behind, launched))
 
     def _draft(self) -> None:
         """Guesses how the sequences that speculate go on."""

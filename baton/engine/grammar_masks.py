@@ -51,6 +51,10 @@ class GrammarMasks:
         self._num_prompt_tokens[seat] = request.num_prompt_tokens
         self._has_grammar[seat] = request.grammar is not None
 
+    def applies(self, seats: Int64Array) -> bool:
+        """Whether any of these seats is under a grammar."""
+        return bool(self._has_grammar[seats].any())
+
     def fill(
         self, seats: Int64Array, lengths: Int64Array, token_ids: TokenArray
     ) -> tuple[Int64Array, Mask] | None:

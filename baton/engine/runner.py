@@ -1,6 +1,7 @@
 """Computes a step plan: moves blocks, builds the flat batch, runs the model, samples. Decides
 nothing."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -56,6 +57,29 @@ class Encoder(Protocol):
     def forget(self, content_hash: bytes) -> None: ...
 
 
+class Launched:
+    """A step that has been given to the device. Its tokens are there; nothing has waited for them.
+
+    Attributes:
+        seats: whose row each token is, `[num_rows]`.
+        token_ids: `[num_rows]` on the device; None where it chooses none.
+    """
+
+    def __init__(
+        self,
+        seats: Int64Array,
+        token_ids: torch.Tensor | None,
+        fetch: Callable[[], StepResult],
+    ) -> None:
+        self.seats = seats
+        self.token_ids = token_ids
+        self._fetch = fetch
+
+    def fetch(self) -> StepResult:
+        """Waits for the result. Once."""
+        return self._fetch()
+
+
 class ModelRunner:
     """One model on one device. Reads the columns that the scheduler writes."""
 
@@ -78,9 +102,22 @@ class ModelRunner:
         self._grammars = GrammarMasks(len(seats.owners), vocab_size)
         model.use(PagedAttention(cache))
 
-    @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Computes the plan's tokens and samples where it says so."""
+        return self.launch(plan).fetch()
+
+    def may_run_behind(self, plan: StepPlan) -> bool:
+        """Whether the step behind this one could be launched before its tokens are known."""
+        seats = plan.sample_seats
+        return not (self._sampler.reads_history(seats) or self._grammars.applies(seats))
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan, behind: Launched | None = None) -> Launched:
+        """Has the device compute a plan. Waits for nothing where the plan is all plain decodes.
+
+        Args:
+            behind: the step before, if its tokens are not in the columns yet.
+        """
         if plan.has_memory_operations:
             self._move_blocks(plan)
         for sequence in plan.seated:
@@ -89,12 +126,17 @@ class ModelRunner:
             self._grammars.assign(sequence.seat, request)
         self._encode(plan)
         if not plan.num_tokens:
-            return _NOTHING
+            return Launched(plan.sample_seats, None, lambda: _NOTHING)
         inputs = self.inputs(plan)
+        if behind is not None:
+            inputs = replace(inputs, token_ids=_tokens_of(behind, plan.decode_seats))
         logits = self._model.forward(
             inputs.token_ids, inputs.positions, inputs.batch, inputs.logit_rows
         )
-        return self._choose(plan, logits)
+        if plan.is_pure_decode:
+            return self._sample(plan, logits)
+        result = self._choose(plan, logits)
+        return Launched(plan.sample_seats, None, lambda: result)
 
     def inputs(self, plan: StepPlan) -> ModelInputs:
         """What the model is given: the tokens of the step, who attends to what, and where new K and
@@ -147,11 +189,11 @@ class ModelRunner:
             self._encoder.encode(request_id, encoder_input)
 
     def _choose(self, plan: StepPlan, logits: torch.Tensor) -> StepResult:
+        """What a plan with spans asks for, of which sampling is a part."""
         num_sampled, num_beams = len(plan.sample_rows), len(plan.beam_rows)
-        sampled = logits[:num_sampled]
         result = _NOTHING
         if num_sampled:
-            result = self._sample(plan, sampled)
+            result = self._sample(plan, logits[:num_sampled]).fetch()
         if num_beams:
             result = self._beam_candidates(
                 plan, logits[num_sampled : num_sampled + num_beams], result
@@ -161,20 +203,25 @@ class ModelRunner:
             result = replace(result, prompt_logprobs=scores)
         return result
 
-    def _sample(self, plan: StepPlan, logits: torch.Tensor) -> StepResult:
+    def _sample(self, plan: StepPlan, logits: torch.Tensor) -> Launched:
         columns, seats, lengths = self._seats.token_ids, plan.sample_seats, plan.sample_lengths
         allowed = self._grammars.fill(seats, lengths, columns)
-        chosen = self._sampler.sample(logits, seats, plan.sample_indices, lengths, columns, allowed)
-        endings: dict[int, str | None] = {}
-        if allowed is not None:
-            endings = self._grammars.accept(seats, lengths, columns, chosen.token_ids)
-        return StepResult(
-            chosen.token_ids,
-            chosen.logprobs,
-            chosen.top_ids,
-            chosen.top_logprobs,
-            endings=endings,
-        )
+        choice = self._sampler.choose(logits, seats, plan.sample_indices, lengths, columns, allowed)
+
+        def fetch() -> StepResult:
+            chosen = choice.fetch()
+            endings: dict[int, str | None] = {}
+            if allowed is not None:
+                endings = self._grammars.accept(seats, lengths, columns, chosen.token_ids)
+            return StepResult(
+                chosen.token_ids,
+                chosen.logprobs,
+                chosen.top_ids,
+                chosen.top_logprobs,
+                endings=endings,
+            )
+
+        return Launched(seats, choice.token_ids, fetch)
 
     def _beam_candidates(
         self, plan: StepPlan, logits: torch.Tensor, result: StepResult
@@ -212,6 +259,15 @@ class ModelRunner:
                 )
                 row += len(targets)
         return scores
+
+
+def _tokens_of(step: Launched, seats: Int64Array) -> torch.Tensor:
+    """The tokens that a step has chosen for these seats, which are some of its own in its order."""
+    assert step.token_ids is not None, "a step behind one without tokens"
+    if len(seats) == len(step.seats):
+        return step.token_ids
+    rows = np.flatnonzero(np.isin(step.seats, seats))
+    return step.token_ids[torch.from_numpy(rows).to(step.token_ids.device)]
 
 
 def _scored_rows(plan: StepPlan) -> Int64Array:

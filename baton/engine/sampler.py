@@ -19,6 +19,7 @@ from baton.engine.logits_processors import Bitmask, Int32Array, process, restric
 from baton.engine.random import uniform
 from baton.engine.sampling_columns import (
     GRAMMAR,
+    HISTORY,
     LOGPROBS,
     PROCESSING,
     RANDOM,
@@ -51,12 +52,46 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """What was chosen, on the device, where nothing has waited for it yet.
+
+    Attributes:
+        token_ids: `[num_rows]`.
+    """
+
+    token_ids: torch.Tensor
+    _scored_rows: Int64Array | None = None
+    _scores: "DeviceScores | None" = None
+
+    def fetch(self) -> Sampled:
+        """Waits for the device."""
+        token_ids = self.token_ids.cpu().numpy()
+        if self._scored_rows is None or self._scores is None:
+            return Sampled(token_ids)
+        return _spread(token_ids, self._scored_rows, self._scores.fetch())
+
+
+@dataclass(frozen=True, slots=True)
 class Scores:
     """Log-probabilities of given tokens `[num_rows]`, and `[num_rows, k]` of the most likely."""
 
     logprobs: Float32Array
     top_ids: Int64Array
     top_logprobs: Float32Array
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceScores:
+    """`Scores` on the device."""
+
+    logprobs: torch.Tensor
+    top_ids: torch.Tensor
+    top_logprobs: torch.Tensor
+
+    def fetch(self) -> Scores:
+        """Waits for the device."""
+        columns = (self.logprobs, self.top_ids, self.top_logprobs)
+        return Scores(*(column.cpu().numpy() for column in columns))
 
 
 class Sampler:
@@ -79,6 +114,10 @@ class Sampler:
         """A sequence takes the seat; what was there before is forgotten."""
         self._columns.assign(seat, params, num_prompt_tokens)
 
+    def reads_history(self, seats: Int64Array) -> bool:
+        """Whether the choice for any of these seats depends on the tokens before it."""
+        return bool(np.any(self._columns.uses[seats] & HISTORY))
+
     def sample(
         self,
         logits: torch.Tensor,
@@ -88,6 +127,18 @@ class Sampler:
         token_ids: Int32Array,
         allowed: tuple[Int64Array, Bitmask] | None = None,
     ) -> Sampled:
+        """`choose`, waited for."""
+        return self.choose(logits, seats, sequence_indices, lengths, token_ids, allowed).fetch()
+
+    def choose(
+        self,
+        logits: torch.Tensor,
+        seats: Int64Array,
+        sequence_indices: Int64Array,
+        lengths: Int64Array,
+        token_ids: Int32Array,
+        allowed: tuple[Int64Array, Bitmask] | None = None,
+    ) -> Choice:
         """One token per row. A row with nothing left to choose from still gets some token.
 
         Args:
@@ -102,10 +153,10 @@ class Sampler:
         if allowed is not None:
             uses[allowed[0]] |= GRAMMAR
         if not np.count_nonzero(uses):
-            return Sampled(logits.argmax(-1).cpu().numpy())
+            return Choice(logits.argmax(-1))
         rows = self._columns.rows(seats, lengths, uses)
         chosen = self._choose(logits, rows, sequence_indices, token_ids, allowed)
-        return _with_logprobs(logits, rows, chosen.cpu().numpy())
+        return _with_logprobs(logits, rows, chosen)
 
     def beam_candidates(
         self,
@@ -176,26 +227,36 @@ def score(logits: torch.Tensor, targets: Int64Array, k: int) -> Scores:
         targets: `[num_rows]` token ids.
         k: 0 or more; more than the vocabulary is the vocabulary.
     """
+    return _score(logits, to_tensor(targets, logits.device), k).fetch()
+
+
+def _score(logits: torch.Tensor, targets: torch.Tensor, k: int) -> DeviceScores:
     logprobs = logits.log_softmax(-1, dtype=torch.float32)
-    of_targets = logprobs.gather(-1, to_tensor(targets, logits.device)[:, None])[:, 0]
+    of_targets = logprobs.gather(-1, targets[:, None])[:, 0]
     top_ids = largest(logprobs, min(k, logprobs.shape[-1]))
-    top_logprobs = logprobs.gather(-1, top_ids)
-    return Scores(of_targets.cpu().numpy(), top_ids.cpu().numpy(), top_logprobs.cpu().numpy())
+    return DeviceScores(of_targets, top_ids, logprobs.gather(-1, top_ids))
 
 
-def _with_logprobs(logits: torch.Tensor, rows: Rows, chosen: Int64Array) -> Sampled:
+def _with_logprobs(logits: torch.Tensor, rows: Rows, chosen: torch.Tensor) -> Choice:
     at = rows.that_use(LOGPROBS)
     if not at.size:
-        return Sampled(chosen)
-    k = min(int(rows.numbers["num_top_logprobs"][at].max()), logits.shape[-1])
+        return Choice(chosen)
+    k = int(rows.numbers["num_top_logprobs"][at].max())
+    targets = chosen
     if at.size < len(rows.seats):
-        logits = logits[to_tensor(at, logits.device)]
-    scores = score(logits, chosen[at], k)
-    logprobs = np.zeros(len(rows.seats), np.float32)
+        index = to_tensor(at, logits.device)
+        logits, targets = logits[index], chosen[index]
+    return Choice(chosen, at, _score(logits, targets, k))
+
+
+def _spread(chosen: Int64Array, at: Int64Array, scores: Scores) -> Sampled:
+    """The scores of the rows `at` among those of all rows."""
+    num_rows, k = len(chosen), scores.top_ids.shape[1]
+    logprobs = np.zeros(num_rows, np.float32)
     logprobs[at] = scores.logprobs
     if k == 0:
         return Sampled(chosen, logprobs)
-    top_ids = np.zeros((len(rows.seats), k), np.int64)
-    top_logprobs = np.full((len(rows.seats), k), -np.inf, np.float32)
+    top_ids = np.zeros((num_rows, k), np.int64)
+    top_logprobs = np.full((num_rows, k), -np.inf, np.float32)
     top_ids[at], top_logprobs[at] = scores.top_ids, scores.top_logprobs
     return Sampled(chosen, logprobs, top_ids, top_logprobs)

@@ -25,6 +25,7 @@ COUNTS: Final = 64  # presence or frequency penalty
 BAD_TOKENS: Final = 128
 MIN_TOKENS: Final = 256
 GRAMMAR: Final = 512  # set by the step that brings a mask
+HISTORY: Final = REPETITION | COUNTS | BAD_TOKENS  # what looks at the tokens before
 PROCESSING: Final = BIAS | REPETITION | COUNTS | BAD_TOKENS | MIN_TOKENS | GRAMMAR
 
 _MAX_PREFIX: Final = MAX_BAD_TOKEN_SEQUENCE_LENGTH - 1

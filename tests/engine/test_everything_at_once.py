@@ -319,6 +319,7 @@ def some_settings(chosen: random.Random, family: str) -> dict[str, Any]:
         "long_prefill_threshold": chosen.choice([None, None, 3, 10]),
         "free_block_margin": chosen.choice([0, 0, 2, 7]),
         "full_sequence_must_fit": chosen.random() < 0.3,
+        "async_scheduling": chosen.random() < 0.5,
     }
 
 

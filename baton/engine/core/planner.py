@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from baton.engine.core.encoder_cache import limit_chunk
 from baton.engine.core.kv_cache_manager import PrefixHit
-from baton.engine.core.plan import ExternalAllocation
+from baton.engine.core.plan import ExternalAllocation, StepPlan
 from baton.engine.core.policy import DecodeTurn, Policy
 from baton.engine.core.roster import Queue, Roster, order_of
 from baton.engine.core.sequence import KvSource, Purpose, Request, Sequence, SequenceStatus
@@ -65,6 +65,26 @@ class Planner:
             step.keep_decodes(self._seats.is_decoding[step.decode_seats])
         if step.is_empty and not step.resumed:
             self._break_stall(step)
+        return step
+
+    def follow(self, plan: StepPlan) -> Step | None:
+        """The step behind one that is not booked yet, if it can only be one more token for each of
+        its decodes; those that `plan` certainly ends are left out. None: it must be waited for.
+        """
+        roster, columns = self._roster, self._seats
+        seats, starts = plan.decode_seats, plan.decode_starts + 1
+        if plan.spans or len(seats) != len(roster.decoding) or not roster.only_decodes:
+            return None
+        goes_on = starts + 1 < columns.length_limit[seats]
+        seats, starts = seats[goes_on], starts[goes_on]
+        reads = self._config.max_cache_reads
+        if not len(seats) or (reads is not None and int((starts + 1).sum()) > reads):
+            return None
+        due = seats[starts >= columns.num_covered[seats]]
+        if len(due) and not self._kv.grow_decodes(due):
+            return None
+        step = Step(self._config.max_num_batched_tokens, np.inf)
+        step.add_decodes(seats, starts, columns.sequence_index[seats])
         return step
 
     # Decodes, by columns.

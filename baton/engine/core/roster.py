@@ -251,6 +251,12 @@ class Roster:
         return self.seats.num_free - self.num_promised_seats
 
     @property
+    def only_decodes(self) -> bool:
+        """Whether plain decodes are all there is to do, and none of them joins or has left."""
+        others = self._joining or self.special or self.preempted or self.swapped or self.waiting
+        return not (self._has_left or others)
+
+    @property
     def num_running(self) -> int:
         return len(self.decoding) + len(self._joining) + len(self.special)
 

@@ -34,6 +34,7 @@ from baton.engine.core.sequence import (
     SequenceStatus,
 )
 from baton.engine.core.settings import PreemptionCosts, SchedulerConfig
+from baton.engine.core.step import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +180,27 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """Plans the next step. The plan holds until `apply`; nothing else may be called between,
-        except what ends requests."""
+        except what ends requests, and `schedule_ahead`."""
         self._end_cancelled()
         self._roster.refresh()
         self._kv.begin_step()
+        return self._finished(self._planner.fill())
+
+    def schedule_ahead(self, plan: StepPlan) -> StepPlan | None:
+        """Plans the step behind `plan`, which is computed but whose tokens nobody knows yet: one
+        more token for each of its decodes, where there is nothing else to do. None otherwise.
+
+        The two are applied in their order, with no `schedule` between. Decodes that end with the
+        first are computed in vain in the second, and passed over.
+        """
+        if self._cancelled:
+            return None
+        self._kv.begin_step()
+        step = self._planner.follow(plan)
+        return None if step is None else self._finished(step)
+
+    def _finished(self, step: Step) -> StepPlan:
         self._num_steps += 1
-        step = self._planner.fill()
         plan = step.plan(
             self._kv.operations,
             self._roster.take_seated(),

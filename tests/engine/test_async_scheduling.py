@@ -1,0 +1,131 @@
+"""Steps that are launched before the tokens of the step before them are known change nothing."""
+
+from typing import Any
+
+import pytest
+
+from baton.engine.core.sequence import KvSource, Purpose
+from baton.engine.engine import Engine
+from baton.engine.messages import EngineRequest, StepOutput
+from baton.sampling import SamplingParams
+
+from .conftest import Checkpoints
+from .engines import assert_idle, drain, load, mostly_slow, output_of, request, tokens
+from .prompts import random_prompt
+
+KINDS = {
+    "greedy": SamplingParams(max_tokens=20, ignore_eos=True),
+    "sampled": SamplingParams(max_tokens=17, ignore_eos=True, temperature=1.2, top_p=0.9, seed=5),
+    "logprobs": SamplingParams(max_tokens=9, ignore_eos=True, logprobs=True, top_logprobs=2),
+    "ends early": SamplingParams(
+        max_tokens=40, temperature=1.5, seed=1, stop_token_ids=(*range(40),)
+    ),
+    "short": SamplingParams(max_tokens=2, ignore_eos=True),
+}
+
+
+class Counting:
+    """Counts the steps after which another is under way already."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.num_behind = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def step(self) -> StepOutput:
+        output = self.engine.step()
+        self.num_behind += self.engine._ahead is not None
+        return output
+
+
+def counting(path: str, **settings: object) -> Any:
+    return Counting(load(path, **settings))
+
+
+def crowd(engine: Any) -> dict[str, dict[int, tuple[int, ...]]]:
+    """Requests of all kinds, three of each."""
+    for name, params in KINDS.items():
+        for i in range(3):
+            prompt = random_prompt(5 + 9 * i, seed=i)
+            engine.add_request(request(f"{name} {i}", prompt, params))
+    return {name: output_of(updates) for name, updates in drain(engine).items()}
+
+
+@pytest.mark.parametrize("family", mostly_slow(["llama", "gemma3", "mistral_short"], "llama"))
+@pytest.mark.parametrize("changes", [{}, {"num_blocks": 14}, {"max_cache_reads": 90}])
+def test_the_tokens_are_those_of_steps_that_wait(
+    checkpoints: Checkpoints,
+    family: str,
+    changes: dict[str, int],
+) -> None:
+    path, settings = checkpoints[family], {"max_num_seqs": 6, "block_size": 4, **changes}
+    if "num_blocks" in settings:
+        settings["num_blocks"] *= 2
+    waiting, engine = (counting(path, async_scheduling=way, **settings) for way in (False, True))
+    assert crowd(engine) == crowd(waiting)
+    assert waiting.num_behind == 0
+    assert engine.num_behind > 5
+    assert_idle(engine.engine)
+
+
+@pytest.mark.parametrize("num_steps", range(1, 7))
+def test_a_request_that_is_aborted_under_way_leaves_nothing(
+    checkpoints: Checkpoints, num_steps: int
+) -> None:
+    """Its place may be taken before the step that still computes it is booked."""
+    path, params = checkpoints["llama"], KINDS["greedy"]
+    prompts = [random_prompt(20, seed=i) for i in range(3)]
+    expected = tokens(load(path).generate(prompts, params))
+    engine = counting(path, async_scheduling=True, max_num_seqs=2)
+    for i in range(2):
+        engine.add_request(request(str(i), prompts[i], params))
+    for _ in range(num_steps):
+        engine.step()
+    engine.abort("0")
+    engine.check_integrity()
+    engine.add_request(request("2", prompts[2], params))
+    updates = drain(engine)
+    assert output_of(updates["2"])[0] == expected[2]
+    assert [u.token_id for u in updates["1"]] == list(expected[1][num_steps:])
+    assert engine.num_behind > 0
+    assert_idle(engine.engine)
+
+
+def test_what_reads_the_tokens_before_it_waits_for_them(checkpoints: Checkpoints) -> None:
+    engine = counting(checkpoints["llama"], async_scheduling=True)
+    for params in (
+        SamplingParams(max_tokens=9, repetition_penalty=1.3),
+        SamplingParams(max_tokens=9, frequency_penalty=0.5),
+        SamplingParams(max_tokens=9, bad_token_ids=((3, 4),)),
+        SamplingParams(max_tokens=9, beam_width=2),
+    ):
+        engine.add_request(request("a", random_prompt(9), params))
+        drain(engine)
+    assert engine.num_behind == 0
+
+
+def test_kv_that_arrives_while_a_step_is_under_way_is_decoded_from(
+    checkpoints: Checkpoints,
+) -> None:
+    path, params, prompt = checkpoints["llama"], KINDS["greedy"], random_prompt(30)
+    alone = tokens(load(path).generate([prompt], params))[0]
+    source = load(path)
+    engine = counting(path, async_scheduling=True, prefix_caching=False)
+    source.add_request(EngineRequest("p", prompt, params, len(prompt), Purpose.PREFILL))
+    (sources,) = next(u.block_ids for u in reversed(drain(source)["p"]) if u.block_ids)
+    engine.add_request(request("other", prompt[::-1], params))
+    engine.step()
+    engine.add_request(EngineRequest("d", prompt, params, len(prompt), kv_source=KvSource.EXTERNAL))
+    external = [a for _ in range(3) for a in engine.step().external]
+    assert engine.num_behind > 0
+    (targets,) = external[0].block_ids
+    for origin, target in zip(sources, targets, strict=False):
+        content = source.cache.pools[0].read_block(origin)
+        engine.cache.pools[0].write_block(target, content)
+    engine.commit_external("d", alone[0])
+    out = drain(engine)
+    assert [u.token_id for u in out["d"]] == list(alone[1:])
+    source.release("p")
+    assert_idle(engine.engine)
