@@ -38,7 +38,7 @@ AIM_MICROSECONDS = 2.0
 
 def run(repeats: int) -> list[Row]:
     """Microseconds per running sequence and step, at each number of sequences."""
-    loads = {size: _Load(size) for size in SIZES}
+    loads = {size: Load(size) for size in SIZES}
     contenders: dict[str, Callable[[], float]] = {str(n): load.measure for n, load in loads.items()}
     figures = interleaved(contenders, repeats)
     return [
@@ -75,7 +75,7 @@ class _NoModel:
         raise AssertionError("the benchmark computes nothing")
 
 
-class _Load:
+class Load:
     """A scheduler at a steady number of sequences."""
 
     def __init__(self, num_sequences: int) -> None:
@@ -94,10 +94,10 @@ class _Load:
             vocab_size=VOCAB_SIZE,
         )
         groups = [CacheGroup(BlockPool(num_blocks), layout.window) for layout in layouts]
-        self._scheduler = Scheduler(config, groups)
+        self.scheduler = Scheduler(config, groups)
         sampler = Sampler(num_sequences, VOCAB_SIZE, device, frozenset())
         self._runner = ModelRunner(
-            _NoModel(), cache, self._scheduler.seats, sampler, VOCAB_SIZE, device
+            _NoModel(), cache, self.scheduler.seats, sampler, VOCAB_SIZE, device
         )
         self._random = np.random.default_rng(num_sequences)
         self._params = SamplingParams(max_tokens=2048)
@@ -105,34 +105,39 @@ class _Load:
         self._owed = 0.0
         self._add([self._request() for _ in range(num_sequences)])
         for _ in range(4 * BLOCK_SIZE):  # until starts and ends are spread over the steps
-            self._step()
+            self.step()
 
     def measure(self) -> float:
         """The mean of some steps."""
-        total = num_rows = 0.0
+        total, num_rows = 0.0, 0
         for _ in range(NUM_STEPS):
-            seconds, rows = self._step()
-            total, num_rows = total + seconds, num_rows + rows
+            seconds, plan = self.step()
+            total, num_rows = total + seconds, num_rows + len(plan.decode_seats)
         return total / num_rows * 1e6
 
-    def _step(self) -> tuple[float, int]:
-        """Seconds of one step, and its sequences."""
+    def step(self) -> tuple[float, StepPlan]:
+        """What one step took, in seconds, and what it was.
+
+        As in the engine, no tensors are made where there is nothing to compute: while all that
+        runs has just come from elsewhere.
+        """
         self._owed += self._num_sequences / 32
         num_ending = int(self._owed)
         self._owed -= num_ending
         requests = [self._request() for _ in range(num_ending)]
         start = time.perf_counter()
-        plan = self._scheduler.schedule()
-        self._runner.inputs(plan)
+        plan = self.scheduler.schedule()
+        if plan.num_tokens:
+            self._runner.inputs(plan)
         planned = time.perf_counter() - start
         assert plan.is_pure_decode, "something else than decodes was planned"
         result = StepResult(self._tokens(plan, num_ending))
         start = time.perf_counter()
-        self._scheduler.apply(plan, result)
+        self.scheduler.apply(plan, result)
         for allocation in plan.external:
-            self._scheduler.commit_external(allocation.request_id, 1)
+            self.scheduler.commit_external(allocation.request_id, 1)
         self._add(requests)
-        return planned + time.perf_counter() - start, len(plan.decode_seats)
+        return planned + time.perf_counter() - start, plan
 
     def _tokens(
         self, plan: StepPlan, num_ending: int
@@ -143,7 +148,7 @@ class _Load:
         return tokens
 
     def _add(self, requests: list[Request]) -> None:
-        self._scheduler.add(*requests)
+        self.scheduler.add(*requests)
 
     def _request(self) -> Request:
         """A prompt of 64 to 79 tokens, whose KV another worker has."""

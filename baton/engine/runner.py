@@ -140,7 +140,7 @@ class ModelRunner:
 
     def inputs(self, plan: StepPlan) -> ModelInputs:
         """What the model is given: the tokens of the step, who attends to what, and where new K and
-        V go."""
+        V go. The plan computes at least one token."""
         seats, starts = plan.decode_seats, plan.decode_starts
         tables = self._seats.block_tables
         if not plan.spans:

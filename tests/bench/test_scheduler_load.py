@@ -1,0 +1,34 @@
+"""The load that `python -m bench scheduler` measures is the one it says."""
+
+import pytest
+
+from bench.scheduler import BLOCK_SIZE, Load
+
+NUM_STEPS = 400
+
+
+@pytest.mark.parametrize("num_sequences", [1, 5, 32])
+def test_the_load_goes_on_for_many_steps_and_nothing_of_it_is_lost(num_sequences: int) -> None:
+    load = Load(num_sequences)
+    for _ in range(NUM_STEPS):
+        seconds, plan = load.step()
+        assert seconds > 0
+        assert plan.is_pure_decode
+        assert len(plan.decode_seats) <= num_sequences
+    load.scheduler.check_integrity()
+    assert load.scheduler.stats().num_preemptions == 0
+    assert load.measure() > 0
+
+
+def test_one_sequence_in_eight_changes_in_each_step() -> None:
+    """One in thirty-two ends, one starts, and one in sixteen takes a block in each group."""
+    load = Load(32)
+    plans = [load.step()[1] for _ in range(NUM_STEPS)]
+    num_rows = sum(len(plan.decode_seats) for plan in plans)
+    num_started = sum(len(plan.external) for plan in plans)
+    num_ended = sum(len(plan.forgotten) for plan in plans)
+    num_grown = sum(len({b for g, b in plan.cleared if g == 0}) for plan in plans)
+    assert num_rows / NUM_STEPS == pytest.approx(32, rel=0.05)
+    assert num_started / num_rows == pytest.approx(1 / 32, rel=0.1)
+    assert num_ended / num_rows == pytest.approx(1 / 32, rel=0.1)
+    assert num_grown / num_rows == pytest.approx(1 / BLOCK_SIZE, rel=0.2)
