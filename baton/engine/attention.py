@@ -7,7 +7,7 @@ of models beyond a layer's number, scale and mask rule.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,8 @@ class RaggedBatch:
         starts: `[num_spans]`, the position of its first token in this step.
         num_queries: `[num_spans]`, how many follow, that one included.
         num_decodes: the leading sequences that have one token each.
-        block_tables: per cache group, `[num_seats, blocks]`; they cover all tokens of the step.
+        block_tables: per cache group, `[num_seats, blocks]`, all of one shape; they cover all tokens
+            of the step.
     """
 
     seats: Int64Array
@@ -47,7 +48,7 @@ class RaggedBatch:
         cls, seats: Int64Array, starts: Int64Array, block_tables: Sequence[TokenArray]
     ) -> "RaggedBatch":
         """One token for each seat."""
-        return cls(seats, starts, np.ones_like(seats), len(seats), block_tables)
+        return cls(seats, starts, np.ones(len(seats), np.int64), len(seats), block_tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,8 @@ class LayerAttention:
     sinks: torch.Tensor | None = None
 
 
-Rows = slice | torch.Tensor
+Rows = slice | Int64Array
+Upload = Callable[["npt.NDArray[Any]"], torch.Tensor]
 
 
 class _Group:
@@ -84,16 +86,16 @@ class _Group:
         first_keys: Int64Array | None,
         table: TokenArray,
         layout: KvLayout,
-        device: torch.device,
+        upload: Upload,
     ) -> None:
-        self.rows = rows
+        self.rows = rows if isinstance(rows, slice) else upload(rows)
         self.batch, width = table.shape
         self.num_queries = num_queries
         self.num_keys = width * layout.block_size
-        self.table = _tensor(table.ravel(), device)
+        self.table = upload(table.ravel())
         # Position of the first query, and of the first key, within each sequence: [batch].
-        self._starts = _tensor(starts, device)
-        self._first_keys = None if first_keys is None else _tensor(first_keys, device)
+        self._starts = upload(starts)
+        self._first_keys = None if first_keys is None else upload(first_keys)
         self._window = layout.window
         self._biases: dict[tuple[torch.dtype, int], torch.Tensor] = {}
 
@@ -130,15 +132,15 @@ class _CacheGroupBatch:
         self,
         ragged: RaggedBatch,
         table: TokenArray,
-        token_seats: Int64Array,
+        cells: Int64Array,
         indices: Int64Array,
         offsets: torch.Tensor,
         layout: KvLayout,
-        device: torch.device,
+        upload: Upload,
     ) -> None:
-        self.blocks = _tensor(table[token_seats, indices].astype(np.int64), device)
+        self.blocks = upload(table.take(cells).astype(np.int64))
         self.offsets = offsets
-        self.groups = list(_groups(ragged, table, indices, layout, device))
+        self.groups = list(_groups(ragged, table, indices, layout, upload))
         self._slots: dict[int, torch.Tensor] = {}
 
     def slots(self, rows_per_block: int, first_row: int) -> torch.Tensor:
@@ -166,11 +168,15 @@ class AttentionBatch:
             begins = np.cumsum(counts) - counts
             shifts = np.repeat(ragged.starts - begins, counts)
             self.positions = np.arange(len(shifts)) + shifts
+        tables = ragged.block_tables
+        # Which block of its sequence each token is in, where in it, and where the table says so.
         indices, offsets = np.divmod(self.positions, layouts[0].block_size)
-        on_device = _tensor(offsets, device)
+        cells = self.token_seats * tables[0].shape[1] + indices
+        upload = uploader(device)
+        on_device = upload(offsets)
         self.cache_groups = [
-            _CacheGroupBatch(ragged, table, self.token_seats, indices, on_device, layout, device)
-            for table, layout in zip(ragged.block_tables, layouts, strict=True)
+            _CacheGroupBatch(ragged, table, cells, indices, on_device, layout, upload)
+            for table, layout in zip(tables, layouts, strict=True)
         ]
 
 
@@ -278,79 +284,77 @@ def _groups(
     table: TokenArray,
     indices: Int64Array,
     layout: KvLayout,
-    device: torch.device,
+    upload: Upload,
 ) -> Iterator[_Group]:
     """Splits a batch: equally many queries, and similar numbers of visible blocks.
 
     Args:
         indices: `[num_tokens]`, which block of its sequence each token is in.
     """
-    size = layout.block_size
+    size, num_blocks = layout.block_size, table.shape[1]
     begins: Int64Array | None = None  # the first block that each span sees
     if layout.window is not None:
         begins = np.maximum(ragged.starts - (layout.window - 1), 0) // size
 
-    def group(rows: Rows, at: Int64Array | slice, num_queries: int, width: int) -> _Group:
-        seats, first_keys = ragged.seats[at], None
+    def group(rows: Rows, at: Rows, num_queries: int, width: int) -> _Group:
+        seats, starts = ragged.seats[at], ragged.starts[at]
         if begins is None:
-            blocks = table[seats, :width]
-        else:
-            first_keys = begins[at] * size
-            # Behind the context stand blocks that are masked out, or none.
-            columns = np.minimum(begins[at][:, None] + np.arange(width), table.shape[1] - 1)
-            blocks = table[seats[:, None], columns]
-        return _Group(rows, ragged.starts[at], num_queries, first_keys, blocks, layout, device)
+            return _Group(rows, starts, num_queries, None, table[seats, :width], layout, upload)
+        # What is read beside the window is masked out, but must not be another's.
+        firsts = np.minimum(begins[at], num_blocks - width)
+        cells = (seats * num_blocks + firsts)[:, None] + np.arange(width)
+        return _Group(rows, starts, num_queries, firsts * size, table.take(cells), layout, upload)
 
     if ragged.num_decodes == len(ragged.seats):
-        widths = indices + 1 if begins is None else indices + 1 - begins
-        for members, width in _split(widths, size):
-            yield group(_rows(members, device), members, 1, width)
+        for members, width in _split(indices if begins is None else indices - begins, size):
+            yield group(members, members, 1, width)
         return
     last_rows = np.cumsum(ragged.num_queries) - 1
-    widths = indices[last_rows] + 1
+    lasts = indices[last_rows]
     if begins is not None:
-        widths -= begins
+        lasts -= begins
     for count in np.unique(ragged.num_queries).tolist():
         spans = np.flatnonzero(ragged.num_queries == count)
-        for members, width in _split(widths[spans], size * count):
+        for members, width in _split(lasts[spans], size * count):
             at = spans[members]
             numbers = (last_rows[at][:, None] + np.arange(1 - count, 1)).ravel()
-            yield group(_rows(_neighbours(numbers), device), at, count, width)
+            yield group(_neighbours(numbers), at, count, width)
 
 
-def _split(widths: Int64Array, cost: int) -> Iterator[tuple[Int64Array | slice, int]]:
-    """Sequences of similar width, in blocks: the numbers of each group's members, and its width.
+def _split(lasts: Int64Array, cost: int) -> Iterator[tuple[Rows, int]]:
+    """Sequences that read similarly many blocks: the numbers of each group's members, and how many
+    blocks it reads of each.
 
-    Walked from the narrowest to the widest, a group is closed when padding it to the next width
-    would cost more than `MERGE_WASTE` for nothing. `cost` is that of one block of one sequence: its
-    tokens, once per query.
+    Walked from the fewest to the most, a group is closed when padding it to the next number would
+    cost more than `MERGE_WASTE` for nothing.
+
+    Args:
+        lasts: the number of the last block that each sequence reads, where the first is 0.
+        cost: of one block of one sequence: its tokens, once per query.
     """
-    least, most = int(np.minimum.reduce(widths)), int(np.maximum.reduce(widths))
-    if (most - least) * cost * len(widths) <= MERGE_WASTE:
-        yield slice(0, len(widths)), most
-        return
-    steps, counts = np.unique(widths, return_counts=True)
-    opened, size = least, int(counts[0])
-    for width, before, count in zip(
-        steps[1:].tolist(), steps[:-1].tolist(), counts[1:].tolist(), strict=True
-    ):
-        if (width - before) * cost * size > MERGE_WASTE:
-            yield _neighbours(np.flatnonzero((widths >= opened) & (widths <= before))), before
-            opened, size = width, 0
-        size += count
-    yield _neighbours(np.flatnonzero(widths >= opened)), most
+    counts = np.bincount(lasts)
+    steps = counts.nonzero()[0].tolist()
+    opened, before, size = steps[0], steps[0], 0
+    for last in steps:
+        if (last - before) * cost * size > MERGE_WASTE:
+            yield _neighbours(((lasts >= opened) & (lasts <= before)).nonzero()[0]), before + 1
+            opened, size = last, 0
+        size += int(counts[last])
+        before = last
+    if opened == steps[0]:
+        yield slice(0, len(lasts)), before + 1
+    else:
+        yield _neighbours((lasts >= opened).nonzero()[0]), before + 1
 
 
-def _rows(numbers: Int64Array | slice, device: torch.device) -> Rows:
-    return numbers if isinstance(numbers, slice) else _tensor(numbers, device)
-
-
-def _neighbours(members: Int64Array) -> Int64Array | slice:
+def _neighbours(members: Int64Array) -> Rows:
     """A slice where the members follow each other, since a slice need not be gathered."""
     first, last = int(members[0]), int(members[-1])
     return slice(first, last + 1) if last - first == len(members) - 1 else members
 
 
-def _tensor(array: "npt.NDArray[Any]", device: torch.device) -> torch.Tensor:
-    tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.to(device)
+def uploader(device: torch.device) -> Upload:
+    """Makes tensors on the device of arrays; on a CPU the two share their memory."""
+    if device.type == "cpu":
+        return torch.from_numpy
+    return lambda array: torch.from_numpy(array).to(device)

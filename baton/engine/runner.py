@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from baton.engine.attention import AttentionBatch, PagedAttention, RaggedBatch
+from baton.engine.attention import AttentionBatch, PagedAttention, RaggedBatch, uploader
 from baton.engine.core.encoder_cache import EncoderInput
 from baton.engine.core.plan import BlockMove, StepPlan, StepResult, TokenLogprobs
 from baton.engine.core.seats import Int64Array, Seats
@@ -98,6 +98,7 @@ class ModelRunner:
         self._seats = seats
         self._sampler = sampler
         self._device = device
+        self._upload = uploader(device)
         self._encoder = encoder
         self._grammars = GrammarMasks(len(seats.owners), vocab_size)
         model.use(PagedAttention(cache))
@@ -162,10 +163,10 @@ class ModelRunner:
         if plan.spans:
             rows = np.concatenate([rows, plan.beam_rows, _scored_rows(plan)])
         return ModelInputs(
-            torch.from_numpy(token_ids).to(self._device, torch.int64),
-            torch.from_numpy(batch.positions).to(self._device),
+            self._upload(token_ids.astype(np.int64)),
+            self._upload(batch.positions),
             batch,
-            torch.from_numpy(rows).to(self._device),
+            self._upload(rows),
         )
 
     def _move_blocks(self, plan: StepPlan) -> None:
