@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from baton.engine.attention import PagedAttention
+from baton.engine.attention import Attention
 from baton.engine.core.block_pool import BlockPool
 from baton.engine.core.kv_cache_manager import CacheGroup
 from baton.engine.core.plan import StepPlan, StepResult
@@ -24,6 +24,7 @@ from baton.engine.core.settings import SchedulerConfig
 from baton.engine.kv_pool import KvCache, KvPool, KvShape, plan_groups
 from baton.engine.runner import ModelRunner
 from baton.engine.sampler import Sampler
+from baton.engine.torch_attention import TorchAttention
 from baton.sampling import SamplingParams
 from bench.report import Row, interleaved
 
@@ -68,7 +69,7 @@ def run(repeats: int) -> list[Row]:
 class _NoModel:
     """Stands where the model would; it is not called."""
 
-    def use(self, paged: PagedAttention) -> None:
+    def use(self, paged: Attention) -> None:
         pass
 
     def forward(self, *_: object) -> torch.Tensor:
@@ -97,7 +98,13 @@ class Load:
         self.scheduler = Scheduler(config, groups)
         sampler = Sampler(num_sequences, VOCAB_SIZE, device, frozenset())
         self._runner = ModelRunner(
-            _NoModel(), cache, self.scheduler.seats, sampler, VOCAB_SIZE, device
+            _NoModel(),
+            TorchAttention(cache),
+            cache,
+            self.scheduler.seats,
+            sampler,
+            VOCAB_SIZE,
+            device,
         )
         self._random = np.random.default_rng(num_sequences)
         self._params = SamplingParams(max_tokens=2048)

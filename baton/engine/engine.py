@@ -40,6 +40,7 @@ from baton.engine.pool_size import peak_blocks
 from baton.engine.ranking import ranked
 from baton.engine.runner import Launched, ModelRunner
 from baton.engine.sampler import Sampler
+from baton.engine.torch_attention import TorchAttention
 from baton.engine.updates import updates_of
 from baton.errors import AlreadyExistsError, InvalidArgumentError, OverloadedError
 from baton.sampling import SamplingParams, check_length, check_token_ids, check_vocabulary
@@ -62,7 +63,13 @@ class Engine:
         self._scheduler = make_scheduler(config, loaded)
         sampler = Sampler(config.max_num_seqs, info.vocab_size, device, info.eos_token_ids)
         self._runner = ModelRunner(
-            loaded.model, loaded.cache, self._scheduler.seats, sampler, info.vocab_size, device
+            loaded.model,
+            TorchAttention(loaded.cache),
+            loaded.cache,
+            self._scheduler.seats,
+            sampler,
+            info.vocab_size,
+            device,
         )
         self._drafter: Drafter = NgramDrafter()
         self._meter = CostMeter(self._scheduler.costs, loaded.cache)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from baton.engine.attention import AttentionBatch, LayerAttention, PagedAttention
+from baton.engine.attention import Attention, LayerAttention, StepBatch
 from baton.engine.hf import PreTrainedModel
 from baton.engine.linear import Linear
 
@@ -43,9 +43,9 @@ class FusedModel:
             for i, (layer, attention) in enumerate(zip(decoder.layers, layers, strict=True))
         ]
         self._eps = decoder.norm.variance_epsilon
-        self._paged: PagedAttention | None = None
+        self._paged: Attention | None = None
 
-    def use(self, paged: PagedAttention) -> None:
+    def use(self, paged: Attention) -> None:
         """Gives the model its cache."""
         self._paged = paged
 
@@ -53,7 +53,7 @@ class FusedModel:
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor,
-        batch: AttentionBatch,
+        batch: StepBatch,
         logit_rows: torch.Tensor,
     ) -> torch.Tensor:
         """As `TransformersModel.forward`."""
@@ -124,8 +124,8 @@ class _FusedLayer:
         self,
         hidden: torch.Tensor,
         rotation: torch.Tensor,
-        paged: PagedAttention,
-        batch: AttentionBatch,
+        paged: Attention,
+        batch: StepBatch,
     ) -> torch.Tensor:
         """`hidden`: `[num_tokens, hidden_size]`. Writes K and V; returns what the heads saw,
         `[num_tokens, num_heads * head_dim]`."""

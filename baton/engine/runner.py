@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from baton.engine.attention import AttentionBatch, PagedAttention, RaggedBatch, uploader
+from baton.engine.attention import Attention, RaggedBatch, StepBatch, uploader
 from baton.engine.core.encoder_cache import EncoderInput
 from baton.engine.core.plan import BlockMove, StepPlan, StepResult, TokenLogprobs
 from baton.engine.core.seats import Int64Array, Seats
@@ -23,13 +23,13 @@ _NOTHING = StepResult(np.zeros(0, np.int64))
 class DecoderModel(Protocol):
     """A model over a flat batch whose K and V go to the cache."""
 
-    def use(self, paged: PagedAttention) -> None: ...
+    def use(self, paged: Attention) -> None: ...
 
     def forward(
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor,
-        batch: AttentionBatch,
+        batch: StepBatch,
         logit_rows: torch.Tensor,
     ) -> torch.Tensor: ...
 
@@ -45,7 +45,7 @@ class ModelInputs:
 
     token_ids: torch.Tensor
     positions: torch.Tensor
-    batch: AttentionBatch
+    batch: StepBatch
     logit_rows: torch.Tensor
 
 
@@ -86,6 +86,7 @@ class ModelRunner:
     def __init__(
         self,
         model: DecoderModel,
+        attention: Attention,
         cache: KvCache,
         seats: Seats,
         sampler: Sampler,
@@ -94,6 +95,7 @@ class ModelRunner:
         encoder: Encoder | None = None,
     ) -> None:
         self._model = model
+        self._attention = attention
         self._cache = cache
         self._seats = seats
         self._sampler = sampler
@@ -101,7 +103,7 @@ class ModelRunner:
         self._upload = uploader(device)
         self._encoder = encoder
         self._grammars = GrammarMasks(len(seats.owners), vocab_size)
-        model.use(PagedAttention(cache))
+        model.use(attention)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Computes the plan's tokens and samples where it says so."""
@@ -157,7 +159,7 @@ class ModelRunner:
                 len(seats),
                 tables,
             )
-        batch = AttentionBatch(ragged, self._cache.layouts, self._device)
+        batch = self._attention.prepare(ragged)
         token_ids = self._seats.token_ids[batch.token_seats, batch.positions]
         rows = plan.sample_rows
         if plan.spans:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from baton.engine.attention import AttentionBatch, LayerAttention, PagedAttention
+from baton.engine.attention import Attention, LayerAttention, StepBatch
 from baton.engine.hf import (
     AttentionInterface,
     AttentionMaskInterface,
@@ -51,8 +51,8 @@ class AttentionHook:
     def __init__(self, max_len: int) -> None:
         self.name = f"baton_{next(_names)}"
         self.probed: dict[int, ProbedLayer] = {}
-        self.paged: PagedAttention | None = None
-        self.batch: AttentionBatch | None = None
+        self.paged: Attention | None = None
+        self.batch: StepBatch | None = None
         self.max_len = max_len
         AttentionInterface.register(self.name, self._attend)
         AttentionMaskInterface.register(self.name, self._describe_mask)
@@ -124,7 +124,7 @@ class TransformersModel:
         # A mask that is already 4-dimensional is passed on as it is.
         self._ready_mask = torch.empty(1, 1, 1, 1, device=model.device)
 
-    def use(self, paged: PagedAttention) -> None:
+    def use(self, paged: Attention) -> None:
         """Gives the model its cache."""
         self._hook.paged = paged
 
@@ -132,7 +132,7 @@ class TransformersModel:
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor,
-        batch: AttentionBatch,
+        batch: StepBatch,
         logit_rows: torch.Tensor,
     ) -> torch.Tensor:
         """Logits `[len(logit_rows), vocab_size]` of the chosen rows of a flat batch.

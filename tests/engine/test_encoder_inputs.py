@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from baton.engine.attention import AttentionBatch, PagedAttention
+from baton.engine.attention import Attention, StepBatch
 from baton.engine.core.block_pool import BlockPool
 from baton.engine.core.encoder_cache import EncoderInput
 from baton.engine.core.kv_cache_manager import CacheGroup
@@ -17,6 +17,7 @@ from baton.engine.core.settings import SchedulerConfig
 from baton.engine.kv_pool import KvCache, KvPool, KvShape, plan_groups
 from baton.engine.runner import ModelRunner
 from baton.engine.sampler import Sampler
+from baton.engine.torch_attention import TorchAttention
 from baton.errors import InvalidArgumentError
 from baton.sampling import SamplingParams
 
@@ -55,14 +56,14 @@ class FakeModel:
         self.seats: Seats | None = None
         self.num_filled = 0
 
-    def use(self, paged: PagedAttention) -> None:
+    def use(self, paged: Attention) -> None:
         pass
 
     def forward(
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor,
-        batch: AttentionBatch,
+        batch: StepBatch,
         logit_rows: torch.Tensor,
     ) -> torch.Tensor:
         assert self.seats is not None
@@ -102,7 +103,9 @@ class Machine:
         self.scheduler = Scheduler(settings, [CacheGroup(BlockPool(num_blocks))])
         sampler = Sampler(4, VOCAB_SIZE, CPU, frozenset())
         seats = self.model.seats = self.scheduler.seats
-        self.runner = ModelRunner(self.model, cache, seats, sampler, VOCAB_SIZE, CPU, self.encoder)
+        self.runner = ModelRunner(
+            self.model, TorchAttention(cache), cache, seats, sampler, VOCAB_SIZE, CPU, self.encoder
+        )
         self.finished: list[str] = []
 
     def run(self) -> None:

@@ -10,10 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from baton.engine.attention import AttentionBatch, LayerAttention, PagedAttention, RaggedBatch
+from baton.engine.attention import LayerAttention, RaggedBatch
 from baton.engine.core.block_pool import NULL_BLOCK
 from baton.engine.kv_pool import KvCache, KvPool, KvShape, LayerPlace, plan_layout
 from baton.engine.mask_rule import MaskRule
+from baton.engine.torch_attention import TorchAttention, TorchBatch
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
@@ -149,7 +150,7 @@ def check(
         for blocks in (cache.key_blocks[1:], cache.value_blocks[1:]):
             blocks.copy_(old_content * torch.randn(blocks.shape, generator=generator))
     tables = Tables(totals, pool, has_lookahead=math.isfinite(old_content), seed=seed)
-    paged = PagedAttention(KvCache([pool], [], [LayerPlace(0, len(layers_before))]))
+    paged = TorchAttention(KvCache([pool], [], [LayerPlace(0, len(layers_before))]))
     done = dict.fromkeys(totals, 0)
     for step in steps:
         spans, parts, ranges = [], [], []
@@ -160,7 +161,7 @@ def check(
             parts.append([t[start:end] for t in tensors[sequence]])
             ranges.append((sequence, start, end))
             done[sequence] = end
-        batch = AttentionBatch(ragged_batch(spans, tables.table), [layout], CPU)
+        batch = TorchBatch(ragged_batch(spans, tables.table), [layout], CPU)
         query, key, value = (torch.cat(column) for column in zip(*parts, strict=True))
         out = paged.forward(0, layer, query, key, value, batch)
         assert out.shape == (len(query), heads.num_heads, heads.value_dim)
@@ -239,7 +240,7 @@ def test_decodes_of_very_unequal_lengths_fall_into_several_groups() -> None:
     lengths = [1200, 3, 40, 5, 1100, 1]
     layout = plan_layout([KvShape(1, 4, 4)], torch.float32, 4)
     table = np.tile(np.arange(1, 301, dtype=np.int32), (len(lengths), 1))
-    batch = AttentionBatch(
+    batch = TorchBatch(
         ragged_batch([(i, n - 1, 1) for i, n in enumerate(lengths)], table), [layout], CPU
     )
     assert len(batch.cache_groups[0].groups) > 1
