@@ -29,13 +29,14 @@ test: $(VENV)/.dev  ## the tests, under 10 minutes on 2 cores
 test-full: $(VENV)/.dev  ## the slower tests, under 40 minutes
 	$(BIN)/pytest -m 'slow and not gpu'
 
-check: $(VENV)/.dev  ## lint, types, imports, protos
+check: $(VENV)/.dev  ## lint, types, imports, protos, kernels for every GPU
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	cd protos && ../$(BIN)/buf lint
 	$(BIN)/python protos/generate.py --check
+	$(BIN)/python -m kernels.compile
 
 protos: $(VENV)/.dev  ## regenerate the stubs in baton/v1
 	$(BIN)/python protos/generate.py

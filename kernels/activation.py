@@ -1,0 +1,86 @@
+"""SiLU-and-multiply, the middle of a gated MLP whose two projections are one matrix product."""
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.launch import FLOATS, TRITON_TYPES, check_dtype, check_packed, check_shape
+from kernels.variant import Variant
+
+FP_FUSION: Final = True
+_BLOCK: Final = 1024
+_NUM_WARPS: Final = 4
+
+
+@triton.jit
+def _silu_and_multiply_kernel(gate_up, out, gate_up_stride, out_stride, width, BLOCK: tl.constexpr):
+    """A piece of one row: reads `BLOCK` of the gate and of the other half, writes `BLOCK`."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    start = gate_up + row * gate_up_stride
+    gate = tl.load(start + columns, inside, 0.0).to(tl.float32)
+    up = tl.load(start + width + columns, inside, 0.0).to(tl.float32)
+    result = gate * tl.sigmoid(gate) * up
+    tl.store(out + row * out_stride + columns, result.to(out.dtype.element_ty), inside)
+
+
+def silu_and_multiply(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """silu(gate) * up, computed in float32: `[num_rows, width]`.
+
+    Args:
+        gate_up: `[num_rows, 2 * width]`, the gate first; rows may lie apart.
+        out: `[num_rows, width]` to write to; allocated if None.
+    """
+    num_rows, twice = gate_up.shape
+    if twice % 2:
+        raise ValueError(f"gate_up has {twice} columns; must have gate and up, equally many each")
+    width = twice // 2
+    if out is None:
+        out = torch.empty(num_rows, width, dtype=gate_up.dtype, device=gate_up.device)
+    check_dtype("gate_up", gate_up, *FLOATS)
+    check_packed("gate_up", gate_up)
+    check_shape("out", out, (num_rows, width))
+    check_packed("out", out)
+    if num_rows:
+        _silu_and_multiply_kernel[(num_rows, triton.cdiv(width, _BLOCK))](
+            gate_up,
+            out,
+            gate_up.stride(0),
+            out.stride(0),
+            width,
+            BLOCK=_BLOCK,
+            num_warps=_NUM_WARPS,
+            enable_fp_fusion=FP_FUSION,
+        )
+    return out
+
+
+def reference_silu_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
+    """`silu_and_multiply` in torch, in the type of `gate_up`."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return gate * torch.sigmoid(gate) * up
+
+
+def _variant(dtype: torch.dtype) -> Variant:
+    pointer = f"*{TRITON_TYPES[dtype]}"
+    return Variant(
+        name=f"silu_and_multiply {TRITON_TYPES[dtype]}",
+        kernel=_silu_and_multiply_kernel,
+        signature={
+            "gate_up": pointer,
+            "out": pointer,
+            "gate_up_stride": "i32",
+            "out_stride": "i32",
+            "width": "i32",
+            "BLOCK": "constexpr",
+        },
+        constants={"BLOCK": _BLOCK},
+        num_warps=_NUM_WARPS,
+        num_stages=1,
+    )
+
+
+VARIANTS: Final = tuple(map(_variant, FLOATS))

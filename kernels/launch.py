@@ -1,0 +1,61 @@
+"""What every launcher here needs: checks of its arguments, and what the interpreter does otherwise.
+
+Knows nothing of any one kernel. Launchers run on the current device and stream, allocate only what
+they return, and raise `ValueError` with a sentence that names the value and says what to do.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+# Whether kernels run in Triton's interpreter (TRITON_INTERPRET=1), which multiplies the bit
+# patterns of bf16 in `tl.dot` and so has to be given float32. In compiled kernels a constant.
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+TRITON_TYPES = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.float8_e4m3fn: "fp8e4nv",
+}
+_FP8_CAPABILITY = (9, 0)
+
+
+def check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+    """`shape`: what it has to be."""
+    if tuple(tensor.shape) != shape:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; must have {shape}")
+
+
+def check_dtype(name: str, tensor: torch.Tensor, *allowed: torch.dtype) -> None:
+    if tensor.dtype not in allowed:
+        names = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
+        raise ValueError(f"{name} is {str(tensor.dtype).removeprefix('torch.')}; must be {names}")
+
+
+def check_packed(name: str, tensor: torch.Tensor, num_dims: int = 1) -> None:
+    """The last `num_dims` dimensions have to lie one behind the other in memory."""
+    expected = 1
+    for size, stride in zip(tensor.shape[::-1], tensor.stride()[::-1], strict=True):
+        if not num_dims:
+            return
+        if size > 1 and stride != expected:
+            raise ValueError(
+                f"{name} of shape {tuple(tensor.shape)} has strides {tensor.stride()}; its last "
+                "dimensions must be contiguous: call .contiguous() on it"
+            )
+        expected *= size
+        num_dims -= 1
+
+
+def check_fp8(tensor: torch.Tensor) -> None:
+    """An fp8 (e4m3) tensor needs compute capability 9.0."""
+    if tensor.dtype != torch.float8_e4m3fn or not tensor.is_cuda:
+        return
+    capability = torch.cuda.get_device_capability(tensor.device)
+    if capability < _FP8_CAPABILITY:
+        raise ValueError(
+            f"an fp8 (e4m3) KV cache needs compute capability 9.0 (Hopper) or newer; this GPU has "
+            f"{capability[0]}.{capability[1]}: choose bfloat16 or float16 for the cache"
+        )

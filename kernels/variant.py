@@ -1,0 +1,18 @@
+"""What one compiled kernel is made of. Knows nothing of targets, tools or launches."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One kernel with its types and constants, as it is compiled for a target."""
+
+    name: str
+    kernel: Any  # the triton.jit function
+    signature: dict[str, str]  # argument name -> Triton type ("*bf16", "i32", "constexpr")
+    constants: dict[str, object]  # constexpr arguments
+    num_warps: int
+    num_stages: int
+    least_capability: int = 80  # fp8 e4m3 needs 90
+    needs_mma: str | None = None  # "bf16": the PTX must contain bf16 MMA

@@ -1,0 +1,65 @@
+"""RMSNorm, alone and with the residual, against float64."""
+
+import pytest
+import torch
+from kernel_checks import FLOATS, apart, assert_close, pairwise, poisoned, random
+
+from kernels.norm import MAX_WIDTH, add_rms_norm, reference_rms_norm, rms_norm
+
+CPU = torch.device("cpu")
+CASES = pairwise(
+    num_rows=(1, 2, 7), width=(1, 80, 128, 1000), dtype=FLOATS, eps=(1e-6, 1e-5), is_apart=(0, 1)
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_row_is_normalised(case: dict) -> None:
+    x = random(case["num_rows"], case["width"], dtype=case["dtype"], device=CPU)
+    weight = random(case["width"], dtype=case["dtype"], device=CPU)
+    out = poisoned(*x.shape, dtype=case["dtype"], device=CPU)
+    given = apart(x) if case["is_apart"] else x
+    assert rms_norm(given, weight, case["eps"], out) is out
+    assert_close(out, reference_rms_norm(x.double(), weight.double(), case["eps"]))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_residual_becomes_the_sum_and_the_sum_is_normalised(case: dict) -> None:
+    x, stream = (
+        random(case["num_rows"], case["width"], dtype=case["dtype"], device=CPU) for _ in range(2)
+    )
+    weight = random(case["width"], dtype=case["dtype"], device=CPU)
+    total = x.double() + stream.double()
+    given = apart(stream) if case["is_apart"] else stream
+    out = add_rms_norm(x, given, weight, case["eps"])
+    assert_close(given, total)
+    assert_close(out, reference_rms_norm(given.double(), weight.double(), case["eps"]))
+
+
+def test_a_norm_may_replace_its_input() -> None:
+    x = random(3, 80, dtype=torch.float32, device=CPU)
+    weight = torch.ones(80)
+    expected = rms_norm(x, weight, 1e-6)
+    assert torch.equal(rms_norm(x, weight, 1e-6, out=x), expected)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_a_row_is_the_same_alone_and_in_any_batch(dtype: torch.dtype) -> None:
+    x, weight = random(7, 200, dtype=dtype, device=CPU), torch.randn(200).to(dtype)
+    together = rms_norm(x, weight, 1e-6)
+    assert all(torch.equal(rms_norm(x[i : i + 1], weight, 1e-6)[0], together[i]) for i in range(7))
+
+
+def test_no_rows_are_no_launch() -> None:
+    assert rms_norm(torch.empty(0, 8), torch.ones(8), 1e-6).shape == (0, 8)
+
+
+def test_what_does_not_fit_is_named() -> None:
+    x, weight = torch.randn(2, 8), torch.ones(8)
+    with pytest.raises(ValueError, match=r"weight has shape \(7,\); must have \(8,\)"):
+        rms_norm(x, weight[:7], 1e-6)
+    with pytest.raises(ValueError, match="residual is float16; must be float32"):
+        add_rms_norm(x, x.half(), weight, 1e-6)
+    with pytest.raises(ValueError, match=r"x of shape \(8, 2\) .* call .contiguous\(\)"):
+        rms_norm(x.T, weight[:2], 1e-6)
+    with pytest.raises(ValueError, match=f"at most {MAX_WIDTH}"):
+        rms_norm(torch.empty(1, MAX_WIDTH + 1), torch.empty(MAX_WIDTH + 1), 1e-6)

@@ -1,0 +1,73 @@
+"""What tests of kernels share: tolerances, poisoned outputs, combinations. Runs on any device."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+
+# Of a result whose sums are in float32: the rounding of the type, one unit in its last place, and
+# beside it what cancels, relative to the largest of the tensor.
+RELATIVE = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 4e-6}
+ABSOLUTE = {torch.bfloat16: 2**-9, torch.float16: 2**-12, torch.float32: 2e-6}
+
+
+def poisoned(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """All NaN, so that what a kernel does not write is seen."""
+    return torch.full(shape, torch.nan, dtype=torch.float32, device=device).to(dtype)
+
+
+def random(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.randn(shape, device=device).to(dtype)
+
+
+def apart(tensor: torch.Tensor, gap: int = 5) -> torch.Tensor:
+    """The same values with `gap` NaNs between the rows of the first dimension."""
+    width = tensor[0].numel()
+    wide = poisoned(len(tensor), width + gap, dtype=tensor.dtype, device=tensor.device)
+    view = wide[:, :width].unflatten(1, tensor.shape[1:])
+    view.copy_(tensor)
+    return view
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor, slack: float = 1.0) -> None:
+    """`expected` is in float64; the tolerances are those of the type of `actual`, times `slack`."""
+    assert expected.dtype == torch.float64
+    scale = expected.abs().max().item() if expected.numel() else 0.0
+    torch.testing.assert_close(
+        actual.double(),
+        expected,
+        rtol=slack * RELATIVE[actual.dtype],
+        atol=slack * ABSOLUTE[actual.dtype] * scale,
+    )
+
+
+def pairwise(**factors: Sequence[Any]) -> list[dict[str, Any]]:
+    """Few cases in which any two values of any two factors meet."""
+    names = list(factors)
+    missing = set(_pairs(factors))
+    cases = []
+    while missing:
+        case = dict([*next(iter(sorted(missing, key=repr)))])
+        for name in names:
+            if name not in case:
+                case[name] = max(factors[name], key=lambda v: _gain(case, name, v, missing))
+        missing -= set(_pairs({name: [value] for name, value in case.items()}, names))
+        cases.append({name: case[name] for name in names})
+    return cases
+
+
+def _pairs(
+    factors: dict[str, Sequence[Any]], order: Sequence[str] | None = None
+) -> Iterator[tuple[tuple[str, Any], tuple[str, Any]]]:
+    for first, second in itertools.combinations(order or list(factors), 2):
+        for values in itertools.product(factors[first], factors[second]):
+            yield (first, values[0]), (second, values[1])
+
+
+def _gain(case: dict[str, Any], name: str, value: Any, missing: set[Any]) -> int:
+    """How many missing pairs the value would add to the case."""
+    pairs = [((name, value), other) for other in case.items()]
+    return sum(pair in missing or pair[::-1] in missing for pair in pairs)
