@@ -30,7 +30,9 @@ from kernels.variant import Variant
 # is what its launches ask for too.
 MODULES: Final = (
     "kernels.activation",
+    "kernels.cache_write",
     "kernels.norm",
+    "kernels.rotary",
 )
 CAPABILITIES: Final = (80, 90, 100)
 _SHARED_LIMITS: Final = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}

@@ -1,17 +1,19 @@
 """What tests of kernels share: tolerances, poisoned outputs, combinations. Runs on any device."""
 
 import itertools
+import random as random_module
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+FP8 = torch.float8_e4m3fn
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 # Of a result whose sums are in float32: the rounding of the type, one unit in its last place, and
 # beside it what cancels, relative to the largest of the tensor.
-RELATIVE = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 4e-6}
-ABSOLUTE = {torch.bfloat16: 2**-9, torch.float16: 2**-12, torch.float32: 2e-6}
+RELATIVE = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 4e-6, FP8: 2**-3}
+ABSOLUTE = {torch.bfloat16: 2**-9, torch.float16: 2**-12, torch.float32: 2e-6, FP8: 2**-9}
 
 
 def poisoned(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -46,14 +48,15 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, slack: float = 1.
 
 def pairwise(**factors: Sequence[Any]) -> list[dict[str, Any]]:
     """Few cases in which any two values of any two factors meet."""
-    names = list(factors)
+    names, dice = list(factors), random_module.Random(0)
     missing = set(_pairs(factors))
     cases = []
     while missing:
         case = dict([*next(iter(sorted(missing, key=repr)))])
         for name in names:
             if name not in case:
-                case[name] = max(factors[name], key=lambda v: _gain(case, name, v, missing))
+                gains = [(_gain(case, name, v, missing), dice.random()) for v in factors[name]]
+                case[name] = factors[name][gains.index(max(gains))]
         missing -= set(_pairs({name: [value] for name, value in case.items()}, names))
         cases.append({name: case[name] for name in names})
     return cases
