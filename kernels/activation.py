@@ -74,7 +74,7 @@ def _variant(dtype: torch.dtype) -> Variant:
             "out": pointer,
             "gate_up_stride": "i32",
             "out_stride": "i32",
-            "width": "i32",
+            "width": "i32:16",
             "BLOCK": "constexpr",
         },
         constants={"BLOCK": _BLOCK},

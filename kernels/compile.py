@@ -30,6 +30,7 @@ from kernels.variant import Variant
 # is what its launches ask for too.
 MODULES: Final = (
     "kernels.activation",
+    "kernels.block_copy",
     "kernels.cache_write",
     "kernels.norm",
     "kernels.rotary",
@@ -77,15 +78,18 @@ def variants(module: str) -> tuple[Variant, ...]:
 
 
 def compile_variant(variant: Variant, capability: int, fp_fusion: bool) -> Any:
-    """Triton's compiled kernel. Arguments are as launches have them: pointers and strides are
-    multiples of 16."""
+    """Triton's compiled kernel. As in launches, pointers and strides are multiples of 16, and so is
+    what a signature marks in Triton's own way, as in `i32:16`."""
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, name in enumerate(variant.kernel.arg_names)
-        if variant.signature[name].startswith("*") or "stride" in name
+        if variant.signature[name].startswith("*")
+        or variant.signature[name].endswith(":16")
+        or "stride" in name
     }
+    signature = {name: kind.removesuffix(":16") for name, kind in variant.signature.items()}
     return triton.compile(
-        ASTSource(variant.kernel, variant.signature, variant.constants, aligned),
+        ASTSource(variant.kernel, signature, variant.constants, aligned),
         target=GPUTarget("cuda", capability, 32),
         options={
             "num_warps": variant.num_warps,

@@ -137,8 +137,8 @@ def _variant(dtype: torch.dtype, width: int, has_residual: bool) -> Variant:
         name=f"{'add_' * has_residual}rms_norm {TRITON_TYPES[dtype]} {width}",
         kernel=_rms_norm_kernel,
         signature=dict.fromkeys(("x", "residual", "weight", "out"), pointer)
-        | dict.fromkeys(("x_stride", "residual_stride", "out_stride", "width"), "i32")
-        | {"eps": "fp32", "HAS_RESIDUAL": "constexpr", "BLOCK": "constexpr"},
+        | dict.fromkeys(("x_stride", "residual_stride", "out_stride"), "i32")
+        | {"width": "i32:16", "eps": "fp32", "HAS_RESIDUAL": "constexpr", "BLOCK": "constexpr"},
         constants={"HAS_RESIDUAL": has_residual, "BLOCK": shape["BLOCK"]},
         num_warps=shape["num_warps"],
         num_stages=shape["num_stages"],

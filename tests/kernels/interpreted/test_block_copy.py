@@ -1,0 +1,51 @@
+"""Whole blocks from anywhere to anywhere, bit by bit."""
+
+import pytest
+import torch
+from kernel_checks import pairwise
+
+from kernels.block_copy import copy_blocks, reference_copy_blocks
+
+
+def pool_of(num_blocks: int, block_bytes: int, gap: int = 0) -> torch.Tensor:
+    wide = torch.randint(256, (num_blocks, block_bytes + gap), dtype=torch.uint8)
+    return wide[:, :block_bytes]
+
+
+@pytest.mark.parametrize(
+    "case",
+    pairwise(
+        block_bytes=(16, 48, 4096, 16384, 16400, 40000),
+        num_pairs=(1, 2, 7),
+        is_same_pool=(False, True),
+        gap=(0, 16),
+    ),
+    ids=str,
+)
+def test_blocks_arrive_whole_and_no_other_changes(case: dict) -> None:
+    source = pool_of(20, case["block_bytes"], case["gap"])
+    target = source if case["is_same_pool"] else pool_of(15, case["block_bytes"])
+    ids = torch.randperm(15)[: 2 * case["num_pairs"]]
+    pairs = torch.stack([ids[: len(ids) // 2], ids[len(ids) // 2 :]], dim=1)
+    expected, untouched = target.clone(), source.clone()
+    reference_copy_blocks(source.clone(), expected, pairs)
+    copy_blocks(source, target, pairs)
+    assert torch.equal(target, expected)
+    assert case["is_same_pool"] or torch.equal(source, untouched)
+
+
+def test_no_pairs_are_no_launch() -> None:
+    pool = pool_of(2, 16)
+    copy_blocks(pool, pool, torch.empty(0, 2, dtype=torch.int64))
+
+
+def test_what_does_not_fit_is_named() -> None:
+    pool, pairs = pool_of(4, 32), torch.tensor([[1, 2]])
+    with pytest.raises(ValueError, match=r"target has shape \(4, 16\); must have \(4, 32\)"):
+        copy_blocks(pool, pool_of(4, 16), pairs)
+    with pytest.raises(
+        ValueError, match="source has a block_bytes of 24; must be a multiple of 16"
+    ):
+        copy_blocks(pool_of(4, 24), pool_of(4, 24), pairs)
+    with pytest.raises(ValueError, match="pairs is int32; must be int64"):
+        copy_blocks(pool, pool, pairs.int())
