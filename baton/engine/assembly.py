@@ -8,18 +8,27 @@ import torch
 
 from baton.cluster.prefix import PrefixNamespace
 from baton.engine import loader
+from baton.engine.attention import Attention
 from baton.engine.config import EngineConfig
 from baton.engine.core.block_pool import BlockPool
 from baton.engine.core.kv_cache_manager import CacheGroup
 from baton.engine.core.scheduler import Scheduler
 from baton.engine.core.settings import Preemption, SchedulerConfig
 from baton.engine.fused_model import FusedModel, can_fuse
-from baton.engine.gpu_memory import measure
+from baton.engine.gpu_memory import largest_step, measure
 from baton.engine.hf import PreTrainedModel, without_progress_bars
-from baton.engine.kv_pool import KvCache, KvPool, plan_groups, share_memory
+from baton.engine.kv_pool import (
+    KvCache,
+    KvLayout,
+    KvPool,
+    LayerPlace,
+    plan_groups,
+    share_memory,
+)
 from baton.engine.messages import ModelInfo
-from baton.engine.pool_size import GpuMemory, check_holds_longest, num_blocks, pool_bytes
+from baton.engine.pool_size import GpuMemory, check_holds_longest, num_blocks, bytes_for_pools
 from baton.engine.runner import DecoderModel
+from baton.engine.torch_attention import TorchAttention
 from baton.engine.transformers_model import AttentionHook, ProbedLayer, TransformersModel, probe
 from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder
 
@@ -75,8 +84,9 @@ def assemble(
         model, execution = TransformersModel(hf_model, hook), TransformersModel.execution
     fingerprint = loader.fingerprint(hf_model.config, hf_model, execution)
     on_progress("allocating the KV cache", 0.9)
-    gpu = _measured(config, model, hf_model.device, max_len)
-    cache = _allocate(config, hf_model, layers, max_len, gpu)
+    plan = _CachePlan.of(layers, hf_model.dtype, config.block_size)
+    gpu = _measured(config, model, plan, hf_model.device, max_len)
+    cache = _allocate(config, plan, hf_model.device, max_len, gpu)
     info = ModelInfo(
         name=name,
         architecture=type(hf_model).__name__,
@@ -127,37 +137,62 @@ def _cache_group(pool: KvPool, host: KvPool | None) -> CacheGroup:
 
 
 def _measured(
-    config: EngineConfig, model: DecoderModel, device: torch.device, max_len: int
+    config: EngineConfig,
+    model: DecoderModel,
+    plan: "_CachePlan",
+    device: torch.device,
+    max_len: int,
 ) -> GpuMemory | None:
     """What the model takes of its GPU; None on a CPU, and where it does not matter."""
     if device.type != "cuda" or config.num_blocks or config.kv_cache_bytes:
         return None
     chunk = config.tokens_per_step(device.type)
-    return measure(model, device, chunk, min(chunk, config.max_num_seqs), max_len)
+    step, num_needed = largest_step(chunk, max_len, config.block_size, len(plan.layouts))
+    attention = make_attention(config, plan.cache([num_needed] * len(plan.layouts), [], device))
+    model.use(attention)
+    return measure(model, attention, step, min(chunk, config.max_num_seqs), device)
+
+
+@dataclass(frozen=True, slots=True)
+class _CachePlan:
+    """What a cache will look like, whatever its size."""
+
+    layouts: list[KvLayout]
+    places: list[LayerPlace]
+
+    @classmethod
+    def of(cls, layers: list[ProbedLayer], dtype: torch.dtype, block_size: int) -> "_CachePlan":
+        """A pool for each set of layers that see the same tokens."""
+        shapes = [layer.shape for layer in layers]
+        windows = [layer.attention.rule.window for layer in layers]
+        return cls(*plan_groups(shapes, windows, dtype, block_size))
+
+    def cache(self, counts: list[int], host_counts: list[int], device: torch.device) -> KvCache:
+        """With so many blocks of each group, on the device and, if any, on the host."""
+        cpu = torch.device("cpu")
+        return KvCache(
+            [KvPool(*sizes, device) for sizes in zip(self.layouts, counts, strict=True)],
+            [KvPool(*sizes, cpu) for sizes in zip(self.layouts, host_counts, strict=False)],
+            self.places,
+        )
 
 
 def _allocate(
     config: EngineConfig,
-    model: PreTrainedModel,
-    layers: list[ProbedLayer],
+    plan: _CachePlan,
+    device: torch.device,
     max_len: int,
     gpu: GpuMemory | None,
 ) -> KvCache:
-    """A pool for each set of layers that see the same tokens, and as many on the host."""
-    layouts, places = plan_groups(
-        [layer.shape for layer in layers],
-        [layer.attention.rule.window for layer in layers],
-        model.dtype,
-        config.block_size,
-    )
-    chunk = config.tokens_per_step(model.device.type)
-    counts = num_blocks(config, layouts, max_len, chunk, pool_bytes(config, gpu))
-    if model.device.type == "cuda":
-        check_holds_longest(counts, layouts, max_len, chunk)
-    pools = [KvPool(*sizes, model.device) for sizes in zip(layouts, counts, strict=True)]
-    hosts = []
-    if config.swap_bytes:
-        counts = share_memory(layouts, config.swap_bytes, counts)
-        cpu = torch.device("cpu")
-        hosts = [KvPool(*sizes, cpu) for sizes in zip(layouts, counts, strict=True)]
-    return KvCache(pools, hosts, places)
+    """As many blocks as there is memory for, and on the host as many as may be swapped to."""
+    chunk = config.tokens_per_step(device.type)
+    counts = num_blocks(config, plan.layouts, max_len, chunk, bytes_for_pools(config, gpu))
+    if device.type == "cuda":
+        check_holds_longest(counts, plan.layouts, max_len, chunk)
+    hosts = share_memory(plan.layouts, config.swap_bytes, counts) if config.swap_bytes else []
+    return plan.cache(counts, hosts, device)
+
+
+def make_attention(_config: EngineConfig, cache: KvCache) -> Attention:
+    """The attention that suits the device."""
+    return TorchAttention(cache)

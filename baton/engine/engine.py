@@ -16,6 +16,7 @@ from baton.engine.assembly import (
     LoadedModel,
     LoadProgress,
     load,
+    make_attention,
     make_scheduler,
 )
 from baton.engine.config import EngineConfig
@@ -40,7 +41,6 @@ from baton.engine.pool_size import peak_blocks
 from baton.engine.ranking import ranked
 from baton.engine.runner import Launched, ModelRunner
 from baton.engine.sampler import Sampler
-from baton.engine.torch_attention import TorchAttention
 from baton.engine.updates import updates_of
 from baton.errors import AlreadyExistsError, InvalidArgumentError, OverloadedError
 from baton.sampling import SamplingParams, check_length, check_token_ids, check_vocabulary
@@ -64,7 +64,7 @@ class Engine:
         sampler = Sampler(config.max_num_seqs, info.vocab_size, device, info.eos_token_ids)
         self._runner = ModelRunner(
             loaded.model,
-            TorchAttention(loaded.cache),
+            make_attention(config, loaded.cache),
             loaded.cache,
             self._scheduler.seats,
             sampler,

@@ -15,7 +15,7 @@ from torch import nn
 
 from baton.engine.attention import Attention, LayerAttention, StepBatch
 from baton.engine.hf import PreTrainedModel
-from baton.engine.linear import Linear
+from baton.engine.linear import Linear, merged
 
 _ARCHITECTURES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 
@@ -104,12 +104,14 @@ class _FusedLayer:
         self._post_norm = layer.post_attention_layernorm.weight
         self._eps: float = layer.input_layernorm.variance_epsilon
         order = _adjacent_order(self._head_dim) if pairs_adjacent else slice(None)
-        self._qkv = _merge(
-            [
-                _reorder_heads(attn.q_proj, self._head_dim, order),
-                _reorder_heads(attn.k_proj, self._head_dim, order),
-                (attn.v_proj.weight, attn.v_proj.bias),
-            ]
+        self._qkv = Linear(
+            *merged(
+                [
+                    _reorder_heads(attn.q_proj, self._head_dim, order),
+                    _reorder_heads(attn.k_proj, self._head_dim, order),
+                    (attn.v_proj.weight, attn.v_proj.bias),
+                ]
+            )
         )
         self._qk_norms = [
             getattr(attn, name).weight[order]
@@ -117,7 +119,7 @@ class _FusedLayer:
             if hasattr(attn, name)
         ]
         self._out = Linear(attn.o_proj.weight, attn.o_proj.bias)
-        self._gate_up = _merge([(p.weight, p.bias) for p in (mlp.gate_proj, mlp.up_proj)])
+        self._gate_up = Linear(*merged([(p.weight, p.bias) for p in (mlp.gate_proj, mlp.up_proj)]))
         self._down = Linear(mlp.down_proj.weight, mlp.down_proj.bias)
 
     def attend(
@@ -188,16 +190,6 @@ def _reorder_heads(
     if bias is not None:
         bias = bias.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1)
     return weight, bias
-
-
-def _merge(parts: list[tuple[torch.Tensor, torch.Tensor | None]]) -> Linear:
-    """Several projections of one input as one. Parts without a bias have a bias of zero."""
-    weight = torch.cat([w for w, _ in parts])
-    if all(b is None for _, b in parts):
-        return Linear(weight)
-    return Linear(
-        weight, torch.cat([b if b is not None else w.new_zeros(len(w)) for w, b in parts])
-    )
 
 
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -2,34 +2,28 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 
+from baton.engine.attention import Attention, RaggedBatch
 from baton.engine.pool_size import GpuMemory
-
-
-class _NoAttention:
-    """Stands for attention before there is a cache to attend to."""
-
-    def forward(
-        self, _index: int, _layer: Any, query: torch.Tensor, _key: Any, value: torch.Tensor, _: Any
-    ) -> torch.Tensor:
-        return query.new_zeros(query.shape[0], query.shape[1], value.shape[2])
 
 
 @torch.inference_mode()
 def measure(
-    model: Any, device: torch.device, num_tokens: int, num_rows: int, max_len: int
+    model: Any, attention: Attention, largest: RaggedBatch, num_rows: int, device: torch.device
 ) -> GpuMemory:
-    """Runs `num_tokens` tokens and the sampling of `num_rows` of them through a model that has no
-    cache yet; it is given one afterwards.
+    """Runs a step, and the sampling of `num_rows` of its tokens.
 
-    The model's attention is left out: it works in its output's memory, which is counted.
+    Args:
+        model: given `attention`, which has a cache as large as the step, counted as the model's.
+        largest: the step with the most tokens.
     """
-    model.use(_NoAttention())
     torch.cuda.reset_peak_memory_stats(device)
-    positions = torch.arange(num_tokens, device=device) % max_len
+    batch = attention.prepare(largest)
+    positions = torch.from_numpy(batch.positions).to(device)
     rows = torch.arange(num_rows, device=device)
-    logits = model.forward(torch.zeros_like(positions), positions, None, rows)
+    logits = model.forward(torch.zeros_like(positions), positions, batch, rows)
     # A sampled row is copied to float32, and its probabilities are as large.
     logits.float().softmax(-1)
     torch.cuda.synchronize(device)
@@ -39,3 +33,16 @@ def measure(
         used_by_others=total - free - torch.cuda.memory_reserved(device),
         peak=torch.cuda.max_memory_allocated(device),
     )
+
+
+def largest_step(
+    num_tokens: int, max_len: int, block_size: int, num_groups: int
+) -> tuple[RaggedBatch, int]:
+    """Prompts as long as they may be, `num_tokens` of them in all, and how many blocks they take
+    in each cache group."""
+    lengths = np.diff([*range(0, num_tokens, max_len), num_tokens]).astype(np.int64)
+    per_sequence = -(-min(max_len, num_tokens) // block_size)
+    table = 1 + np.arange(len(lengths) * per_sequence, dtype=np.int32).reshape(-1, per_sequence)
+    seats = np.arange(len(lengths))
+    batch = RaggedBatch(seats, np.zeros_like(seats), lengths, 0, [table] * num_groups)
+    return batch, table.size

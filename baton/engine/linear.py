@@ -37,6 +37,17 @@ class Linear:
         return out
 
 
+def merged(
+    parts: list[tuple[torch.Tensor, torch.Tensor | None]],
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The weights and biases of several products with one input as those of one product, whose
+    output has theirs side by side. Parts without a bias have a bias of zero."""
+    weight = torch.cat([w for w, _ in parts])
+    if all(b is None for _, b in parts):
+        return weight, None
+    return weight, torch.cat([b if b is not None else w.new_zeros(len(w)) for w, b in parts])
+
+
 def _pack(weight: torch.Tensor) -> torch.Tensor | None:
     """The weight in oneDNN's layout, or None where that does not apply."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32:

@@ -28,7 +28,7 @@ class GpuMemory:
     peak: int
 
 
-def pool_bytes(config: EngineConfig, gpu: GpuMemory | None) -> int:
+def bytes_for_pools(config: EngineConfig, gpu: GpuMemory | None) -> int:
     """Bytes that all pools may take together. `gpu`: None for a CPU.
 
     Raises `InvalidArgumentError` if a GPU has nothing left for them.
@@ -58,7 +58,7 @@ def num_blocks(
     Args:
         max_len: tokens of the longest sequence.
         max_chunk: tokens of the largest step.
-        num_bytes: of all pools together, as `pool_bytes` has them.
+        num_bytes: of all pools together, as `bytes_for_pools` has them.
     """
     if config.num_blocks is not None:
         return [config.num_blocks] * len(layouts)

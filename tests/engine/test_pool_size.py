@@ -7,7 +7,7 @@ import torch
 
 from baton.engine.config import EngineConfig
 from baton.engine.kv_pool import KvLayout, KvShape, plan_layout
-from baton.engine.pool_size import GpuMemory, check_holds_longest, num_blocks, pool_bytes
+from baton.engine.pool_size import GpuMemory, check_holds_longest, num_blocks, bytes_for_pools
 from baton.errors import InvalidArgumentError
 
 GIB = 2**30
@@ -17,9 +17,9 @@ WINDOWED = plan_layout([KvShape(2, 8, 8)] * 2, torch.float32, 16, window=32)
 
 def test_a_gpu_leaves_what_the_model_and_others_do_not_take() -> None:
     gpu = GpuMemory(total=80 * GIB, used_by_others=2 * GIB, peak=20 * GIB)
-    assert pool_bytes(EngineConfig(gpu_memory_utilization=0.5), gpu) == 18 * GIB
-    assert pool_bytes(EngineConfig(kv_cache_bytes=7), gpu) == 7
-    assert pool_bytes(EngineConfig(), None) == 512 * 2**20
+    assert bytes_for_pools(EngineConfig(gpu_memory_utilization=0.5), gpu) == 18 * GIB
+    assert bytes_for_pools(EngineConfig(kv_cache_bytes=7), gpu) == 7
+    assert bytes_for_pools(EngineConfig(), None) == 512 * 2**20
 
 
 def test_a_gpu_that_is_full_is_an_error_that_says_with_what() -> None:
@@ -29,7 +29,7 @@ def test_a_gpu_that_is_full_is_an_error_that_says_with_what() -> None:
         "largest step take 18432 and others on this GPU 4096"
     )
     with pytest.raises(InvalidArgumentError, match=re.escape(sentence)):
-        pool_bytes(EngineConfig(), gpu)
+        bytes_for_pools(EngineConfig(), gpu)
 
 
 @pytest.mark.parametrize("layout", [FULL, WINDOWED])
