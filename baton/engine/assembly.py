@@ -9,6 +9,7 @@ import torch
 from baton.cluster.prefix import PrefixNamespace
 from baton.engine import loader
 from baton.engine.attention import Attention
+from baton.engine.cache_plan import CachePlan
 from baton.engine.config import EngineConfig
 from baton.engine.core.block_pool import BlockPool
 from baton.engine.core.kv_cache_manager import CacheGroup
@@ -17,19 +18,12 @@ from baton.engine.core.settings import Preemption, SchedulerConfig
 from baton.engine.fused_model import FusedModel, can_fuse
 from baton.engine.gpu_memory import largest_step, measure
 from baton.engine.hf import PreTrainedModel, without_progress_bars
-from baton.engine.kv_pool import (
-    KvCache,
-    KvLayout,
-    KvPool,
-    LayerPlace,
-    plan_groups,
-    share_memory,
-)
+from baton.engine.kv_pool import KvCache, KvPool, share_memory
 from baton.engine.messages import ModelInfo
-from baton.engine.pool_size import GpuMemory, check_holds_longest, num_blocks, bytes_for_pools
+from baton.engine.pool_size import GpuMemory, bytes_for_pools, check_holds_longest, num_blocks
 from baton.engine.runner import DecoderModel
 from baton.engine.torch_attention import TorchAttention
-from baton.engine.transformers_model import AttentionHook, ProbedLayer, TransformersModel, probe
+from baton.engine.transformers_model import AttentionHook, TransformersModel, probe
 from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder
 
 LoadProgress = Callable[[str, float], None]
@@ -84,7 +78,7 @@ def assemble(
         model, execution = TransformersModel(hf_model, hook), TransformersModel.execution
     fingerprint = loader.fingerprint(hf_model.config, hf_model, execution)
     on_progress("allocating the KV cache", 0.9)
-    plan = _CachePlan.of(layers, hf_model.dtype, config.block_size)
+    plan = CachePlan.of(layers, hf_model.dtype, config.block_size)
     gpu = _measured(config, model, plan, hf_model.device, max_len)
     cache = _allocate(config, plan, hf_model.device, max_len, gpu)
     info = ModelInfo(
@@ -139,7 +133,7 @@ def _cache_group(pool: KvPool, host: KvPool | None) -> CacheGroup:
 def _measured(
     config: EngineConfig,
     model: DecoderModel,
-    plan: "_CachePlan",
+    plan: CachePlan,
     device: torch.device,
     max_len: int,
 ) -> GpuMemory | None:
@@ -148,38 +142,16 @@ def _measured(
         return None
     chunk = config.tokens_per_step(device.type)
     step, num_needed = largest_step(chunk, max_len, config.block_size, len(plan.layouts))
-    attention = make_attention(config, plan.cache([num_needed] * len(plan.layouts), [], device))
+    attention = make_attention(
+        config, plan.cache(plan.pools([num_needed] * len(plan.layouts), device), [])
+    )
     model.use(attention)
     return measure(model, attention, step, min(chunk, config.max_num_seqs), device)
 
 
-@dataclass(frozen=True, slots=True)
-class _CachePlan:
-    """What a cache will look like, whatever its size."""
-
-    layouts: list[KvLayout]
-    places: list[LayerPlace]
-
-    @classmethod
-    def of(cls, layers: list[ProbedLayer], dtype: torch.dtype, block_size: int) -> "_CachePlan":
-        """A pool for each set of layers that see the same tokens."""
-        shapes = [layer.shape for layer in layers]
-        windows = [layer.attention.rule.window for layer in layers]
-        return cls(*plan_groups(shapes, windows, dtype, block_size))
-
-    def cache(self, counts: list[int], host_counts: list[int], device: torch.device) -> KvCache:
-        """With so many blocks of each group, on the device and, if any, on the host."""
-        cpu = torch.device("cpu")
-        return KvCache(
-            [KvPool(*sizes, device) for sizes in zip(self.layouts, counts, strict=True)],
-            [KvPool(*sizes, cpu) for sizes in zip(self.layouts, host_counts, strict=False)],
-            self.places,
-        )
-
-
 def _allocate(
     config: EngineConfig,
-    plan: _CachePlan,
+    plan: CachePlan,
     device: torch.device,
     max_len: int,
     gpu: GpuMemory | None,
@@ -190,7 +162,8 @@ def _allocate(
     if device.type == "cuda":
         check_holds_longest(counts, plan.layouts, max_len, chunk)
     hosts = share_memory(plan.layouts, config.swap_bytes, counts) if config.swap_bytes else []
-    return plan.cache(counts, hosts, device)
+    shared = config.shared_pools and device.type == "cpu"
+    return plan.cache(plan.shared_pools(counts) if shared else plan.pools(counts, device), hosts)
 
 
 def make_attention(_config: EngineConfig, cache: KvCache) -> Attention:

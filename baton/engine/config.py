@@ -43,6 +43,8 @@ class EngineConfig:
         full_sequence_must_fit: start no prompt that could not be computed to its end with the
             blocks that are free.
         preemption: "recompute", "swap", or "auto": whichever is expected to take less time.
+        shared_pools: keep pools on a CPU in memory that other processes of this host can be let
+            read, where the system has such memory.
         swap_bytes: host memory for the KV of preempted sequences; 0 is none, so no swap.
         max_drafts: tokens guessed ahead and verified per sequence and step; 0 is none.
         speculate: whether requests that do not say speculate.
@@ -70,6 +72,7 @@ class EngineConfig:
     swap_bytes: int = 0
     max_drafts: int = 0
     speculate: bool = True
+    shared_pools: bool = False
     async_scheduling: bool | None = None
     num_threads: int | None = None
 

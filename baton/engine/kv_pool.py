@@ -8,11 +8,15 @@ V lie in a block; typed, strided views are derived from it. In the plain case a 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+
+from baton.engine.block_copy import Places, Rows, as_rows, copy_rows, runs
+from baton.engine.shared_memory import SharedMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +115,28 @@ class KvPool:
     """Blocks 1 to `num_blocks` of memory on one device, of one cache group.
 
     Block 0, `NULL_BLOCK`, is always zero: it pads tables to one length.
+
+    Attributes:
+        shared: the memory it lies in, where other processes may be let read it.
     """
 
-    def __init__(self, layout: KvLayout, num_blocks: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        layout: KvLayout,
+        num_blocks: int,
+        device: torch.device,
+        shared: SharedMemory | None = None,
+    ) -> None:
+        """`shared`: memory on the CPU of `pool_bytes` to lie in. None: it has its own."""
         self.layout = layout
         self.num_blocks = num_blocks
         self.device = device
+        self.shared = shared
         shape = (num_blocks + 1, layout.block_bytes)
-        self._bytes = torch.zeros(shape, dtype=torch.uint8, device=device)
+        if shared is None:
+            self._bytes = torch.zeros(shape, dtype=torch.uint8, device=device)
+        else:
+            self._bytes = shared.content.view(shape)
         typed = self._bytes.view(getattr(torch, layout.dtype))
         self.layers = [LayerCache(typed, layout, layer) for layer in layout.layers]
 
@@ -131,6 +149,48 @@ class KvPool:
         before any is written."""
         self._bytes[targets] = origin._bytes[sources].to(self._bytes.device)
 
+    def read_blocks(self, block_ids: Sequence[int]) -> "list[memoryview[Any]]":
+        """The bytes of blocks in their order, in as few pieces as they lie in.
+
+        On a CPU views of the pool, valid until the blocks are released; else one copy of them all.
+        """
+        if self.device.type != "cpu":
+            chosen = torch.tensor(block_ids, device=self.device)
+            copied: Any = self._bytes.index_select(0, chosen).view(-1).cpu().numpy()
+            return [memoryview(copied)]
+        whole: Any = self._bytes.view(-1).numpy()  # some numpy releases type it as no buffer
+        size, content = self.layout.block_bytes, memoryview(whole)
+        places = np.asarray(block_ids, np.int64)
+        return [
+            content[places[start] * size : (places[stop - 1] + 1) * size]
+            for start, stop in runs(places)
+        ]
+
+    def write_blocks(self, block_ids: Sequence[int], content: "bytes | memoryview[Any]") -> None:
+        """Fills blocks, none of them twice; `content` is exactly as long as they are together."""
+        source = np.frombuffer(content, np.uint8)
+        assert len(source) == len(block_ids) * self.layout.block_bytes, "content of another length"
+        if self.device.type == "cpu":
+            self.copy_rows(
+                as_rows(source, self.layout.block_bytes), range(len(block_ids)), block_ids
+            )
+            return
+        rows = torch.from_numpy(source.copy()).view(-1, self.layout.block_bytes)
+        self._bytes[list(block_ids)] = rows.to(self.device)
+
+    def copy_rows(
+        self, origin: Rows, sources: "Sequence[int] | Places", targets: Sequence[int]
+    ) -> None:
+        """Fills blocks of a pool on the CPU, none of them twice, with rows of another's memory.
+
+        May run in any thread. `sources` must be in bounds; nothing checks it.
+        """
+        copy_rows(origin, np.asarray(sources, np.int64), self._rows, np.asarray(targets, np.int64))
+
+    @property
+    def _rows(self) -> Rows:
+        return as_rows(self._bytes.numpy(), self.layout.block_bytes)
+
     def read_block(self, block_id: int) -> "memoryview[Any]":
         """One block's bytes. On a CPU a view of the pool, valid until the block is released."""
         array: Any = self._bytes[block_id].cpu().numpy()  # some numpy releases type it as no buffer
@@ -141,6 +201,11 @@ class KvPool:
         source = torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy())
         assert len(source) == self.layout.block_bytes, "content of another length than a block"
         self._bytes[block_id].copy_(source)
+
+
+def pool_bytes(layout: KvLayout, num_blocks: int) -> int:
+    """Bytes that a pool of so many blocks takes, that of zeros among them."""
+    return (num_blocks + 1) * layout.block_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,16 @@ class WorkerSettings(ServingSettings):
     speculate: bool = Field(
         True, description="Guess, under --max-drafts, for requests that do not say whether to."
     )
+    shared_pools: bool = Field(
+        True,
+        description="Keep KV pools on a CPU in memory that workers of the same user on this host "
+        "may read, so that blocks are handed over at the speed of memory.",
+    )
+    kv_connector: Literal["auto", "grpc", "shm"] = Field(
+        "auto",
+        description="How blocks are fetched from another worker. grpc: over the network. shm: from "
+        "the other's memory, on the same host. auto: the fastest that both have.",
+    )
     num_threads: int | None = Field(
         None, ge=1, description="CPU threads of one forward. Unset: as torch decides."
     )
@@ -132,6 +142,7 @@ class WorkerSettings(ServingSettings):
             swap_bytes=self.swap_bytes,
             max_drafts=self.max_drafts,
             speculate=self.speculate,
+            shared_pools=self.shared_pools,
             num_threads=self.num_threads,
         )
 

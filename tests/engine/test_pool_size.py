@@ -7,7 +7,7 @@ import torch
 
 from baton.engine.config import EngineConfig
 from baton.engine.kv_pool import KvLayout, KvShape, plan_layout
-from baton.engine.pool_size import GpuMemory, check_holds_longest, num_blocks, bytes_for_pools
+from baton.engine.pool_size import GpuMemory, bytes_for_pools, check_holds_longest, num_blocks
 from baton.errors import InvalidArgumentError
 
 GIB = 2**30

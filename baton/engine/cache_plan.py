@@ -1,0 +1,57 @@
+"""What a model's KV cache looks like, and the memory for it, in whatever size."""
+
+import logging
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from baton.engine.kv_pool import KvCache, KvLayout, KvPool, LayerPlace, plan_groups, pool_bytes
+from baton.engine.shared_memory import SharedMemory
+from baton.engine.transformers_model import ProbedLayer
+
+logger = logging.getLogger(__name__)
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """A pool for each set of layers that see the same tokens.
+
+    Attributes:
+        places: of each layer of the model.
+    """
+
+    layouts: list[KvLayout]
+    places: list[LayerPlace]
+
+    @classmethod
+    def of(cls, layers: list[ProbedLayer], dtype: torch.dtype, block_size: int) -> Self:
+        shapes = [layer.shape for layer in layers]
+        windows = [layer.attention.rule.window for layer in layers]
+        return cls(*plan_groups(shapes, windows, dtype, block_size))
+
+    def cache(self, pools: list[KvPool], host_counts: list[int]) -> KvCache:
+        """`host_counts`: blocks of each group that may be swapped to; empty if none may."""
+        hosts = self.pools(host_counts, _CPU) if host_counts else []
+        return KvCache(pools, hosts, self.places)
+
+    def pools(self, counts: list[int], device: torch.device) -> list[KvPool]:
+        """Pools of so many blocks each."""
+        return [KvPool(*sizes, device) for sizes in zip(self.layouts, counts, strict=True)]
+
+    def shared_pools(self, counts: list[int]) -> list[KvPool]:
+        """Pools in memory that other processes of this host can be let read, if there is such."""
+        return [
+            KvPool(layout, count, _CPU, _shared(pool_bytes(layout, count)))
+            for layout, count in zip(self.layouts, counts, strict=True)
+        ]
+
+
+def _shared(num_bytes: int) -> SharedMemory | None:
+    try:
+        return SharedMemory("baton-kv", num_bytes)
+    except OSError as error:
+        logger.warning("the KV pool is not shared with other processes: %s", error)
+        return None
