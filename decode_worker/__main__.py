@@ -25,6 +25,7 @@ def assemble(settings: DecodeSettings) -> Worker:
     """A decode worker that is yet to run."""
     worker = Worker("decode", settings)
     service = DecodeService(worker, settings.admit_factor)
+    worker.on_load(service.open)
     worker.num_promised_blocks = lambda: service.num_promised_blocks
     worker.server.add(decode_pb2_grpc.add_DecodeServicer_to_server, service)
     worker.server.add(admin_pb2_grpc.add_AdminServicer_to_server, WorkerAdmin(worker))

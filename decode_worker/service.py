@@ -1,9 +1,10 @@
 """The decode worker's face: one call per request."""
 
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
-from baton.engine.async_engine import AsyncEngine, SequenceStream
+from baton.engine.async_engine import SequenceStream
 from baton.engine.core.sequence import KvSource
 from baton.engine.messages import EngineRequest
 from baton.errors import DataLossError, InvalidArgumentError
@@ -30,6 +31,21 @@ class DecodeService(pb_grpc.DecodeServicer):
         self._worker = worker
         self._admit_factor = admit_factor
         self._capacity: Capacity | None = None
+        self._fetcher: KvFetcher | None = None
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Once the engine is there. Closing the stack lets go of other workers' memory."""
+        worker = self._worker
+        pools = worker.engine.engine.cache.pools
+        self._capacity = Capacity(int(pools[0].num_blocks * self._admit_factor))
+        self._fetcher = KvFetcher(
+            pools,
+            worker.pairing(),
+            worker.id,
+            worker.channels.get,
+            connector=worker.settings.kv_connector,
+        )
+        stack.callback(self._fetcher.close)
 
     @property
     def num_promised_blocks(self) -> int:
@@ -42,17 +58,17 @@ class DecodeService(pb_grpc.DecodeServicer):
         remaining = context.time_remaining()
         handle = handle_of(request.handle) if request.HasField("handle") else None
         source = KvSource.EXTERNAL if handle else KvSource.LOCAL
-        wanted = engine_request(request, remaining, kv_source=source)
-        params = wanted.params
-        fetcher = self._fetcher(engine)
+        hashes = handle.block_hashes if handle else ()
+        wanted = engine_request(request, remaining, kv_source=source, block_hashes=hashes)
+        params, block_size = wanted.params, engine.engine.config.block_size
+        capacity, fetcher = self._capacity, self._fetcher
+        assert capacity is not None, "an engine, and nothing promises it"
+        assert fetcher is not None, "an engine, and nothing fetches for it"
         if handle is not None:
-            _check_covers(handle, wanted)
+            _check_covers(handle, wanted, block_size)
             fetcher.check(handle)
         grammar = await engine.compile_grammar(params)
-        num_blocks = num_blocks_on_arrival(
-            len(wanted.token_ids), params.num_sequences, engine.engine.config.block_size
-        )
-        capacity = self._capacity_of(engine)
+        num_blocks = num_blocks_on_arrival(len(wanted.token_ids), params.num_sequences, block_size)
         with capacity.promise(num_blocks), engine.open(wanted, grammar) as stream:
             yield wire.admitted()
             if handle is not None:
@@ -65,17 +81,6 @@ class DecodeService(pb_grpc.DecodeServicer):
                     yield response
             async for response in _answer(stream, params):
                 yield response
-
-    def _fetcher(self, engine: AsyncEngine) -> KvFetcher:
-        worker = self._worker
-        pools = engine.engine.cache.pools
-        return KvFetcher(pools, worker.pairing(), worker.id, worker.channels.get)
-
-    def _capacity_of(self, engine: AsyncEngine) -> Capacity:
-        if self._capacity is None:
-            num_blocks = engine.engine.cache.pools[0].num_blocks
-            self._capacity = Capacity(int(num_blocks * self._admit_factor))
-        return self._capacity
 
 
 async def _take_over(
@@ -115,9 +120,16 @@ async def _answer(
             yield response
 
 
-def _check_covers(handle: Handle, wanted: EngineRequest) -> None:
-    if handle.num_tokens != len(wanted.token_ids):
+def _check_covers(handle: Handle, wanted: EngineRequest, block_size: int) -> None:
+    num_tokens = len(wanted.token_ids)
+    if handle.num_tokens != num_tokens:
         raise InvalidArgumentError(
             "handle.num_tokens",
-            f"is {handle.num_tokens}; must be the number of token_ids, {len(wanted.token_ids)}",
+            f"is {handle.num_tokens}; must be the number of token_ids, {num_tokens}",
+        )
+    if len(handle.block_hashes) > num_tokens // block_size:
+        raise InvalidArgumentError(
+            "handle.block_hashes",
+            f"has {len(handle.block_hashes)} hashes; must have at most one for each full block, "
+            f"{num_tokens // block_size}",
         )

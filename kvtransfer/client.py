@@ -1,42 +1,35 @@
-"""Brings the blocks of a lease into this worker's pools over gRPC."""
+"""Brings the blocks of a lease into this worker's pools: the claimant's side of a handoff."""
 
 import time
 from collections.abc import AsyncIterable, Callable, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import grpc
-import xxhash
 
-from baton.engine.core.block_pool import NULL_BLOCK
 from baton.engine.core.plan import ExternalAllocation
 from baton.engine.kv_pool import KvPool
-from baton.errors import DataLossError
+from baton.errors import DataLossError, DeadlineExceededError
 from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import kv_transfer_pb2_grpc as pb_grpc
-from kvtransfer.extent import Extent
+from kvtransfer import frames
+from kvtransfer.connector import Integrity, Receiver
 from kvtransfer.handle import FirstToken, Handle, Pairing, TransferReport
-from kvtransfer.wire import fetch_request, first_token_of
+from kvtransfer.handoff import Handoff
+from kvtransfer.lease_machine import ClaimantEvent
+from kvtransfer.run import Run
+from kvtransfer.sources import Choice, Description, Sources
+from kvtransfer.wire import description_of, fetch_request, first_token_of
 
-
-@dataclass(slots=True)
-class _Incoming:
-    """One Fetch while it runs.
-
-    Attributes:
-        tables: per cache group, where the blocks of the sequence go.
-        due: per cache group, which of them are yet to come.
-    """
-
-    tables: tuple[tuple[int, ...], ...]
-    due: list[range]
-    generation: int | None = None
-    num_blocks: int = 0
-    num_bytes: int = 0
-    first_token: FirstToken | None = None
+# A source that cannot say within this how its blocks are to be had is not there.
+_DESCRIBE_TIMEOUT = 5.0
+_FETCH = f"/{pb.DESCRIPTOR.services_by_name['KvTransfer'].full_name}/Fetch"
 
 
 class KvFetcher:
-    """Claims leases for one worker, whose pools it is given in the order of their cache groups."""
+    """Claims leases for one worker, whose pools it is given in the order of their cache groups.
+
+    It keeps what it learns of each source, until `close`.
+    """
 
     def __init__(
         self,
@@ -44,11 +37,21 @@ class KvFetcher:
         pairing: Pairing,
         worker_id: str,
         channel_to: Callable[[str], grpc.aio.Channel],
+        *,
+        connector: Choice = "auto",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pools = pools
+        self._layouts = tuple(pool.layout for pool in pools)
         self._pairing = pairing
         self._worker_id = worker_id
         self._channel_to = channel_to
+        self._clock = clock
+        self._sources = Sources(pools, connector, self._describe)
+
+    def close(self) -> None:
+        """Lets go of what it has mapped. Idempotent."""
+        self._sources.close()
 
     def check(self, handle: Handle) -> None:
         """Raises `FailedPreconditionError` if the two workers may not pair."""
@@ -59,97 +62,93 @@ class KvFetcher:
     ) -> tuple[FirstToken, TransferReport]:
         """Fills the allocated blocks behind the leading hits, and confirms.
 
-        After this returns, and only then, the blocks may be used. Cancelling it ends the lease.
-        Raises `NotFoundError` (the lease is over), `DataLossError` (bytes arrived damaged, out of
-        order or not at all), `FailedPreconditionError`, or the transport's error.
+        After this returns, and only then, the blocks may be used; after it has ended in any way
+        nothing writes to them any more. Cancelling it ends the lease. Raises `NotFoundError` (the
+        lease is over), `DataLossError` (bytes arrived damaged, out of order or not at all),
+        `DeadlineExceededError`, `FailedPreconditionError`, or the transport's error.
         """
-        stub = pb_grpc.KvTransferStub(self._channel_to(handle.source_endpoint))
-        request = fetch_request(handle, self._worker_id, self._pairing, allocation.num_hit_blocks)
-        call = stub.Fetch(request, timeout=timeout)
+        handoff = Handoff(handle.num_tokens, self._layouts, allocation)
+        deadline = self._clock() + timeout
         try:
-            incoming = await self._receive(call, handle, allocation)
+            return await self._take(handoff, handle, allocation.num_hit_blocks, deadline)
+        finally:
+            handoff.end(ClaimantEvent.BROKEN)
+
+    async def _take(
+        self, handoff: Handoff, handle: Handle, num_held: int, deadline: float
+    ) -> tuple[FirstToken, TransferReport]:
+        way = await self._sources.way(handle.source_endpoint, handle.source_epoch)
+        connector = way.receiver.connector
+        request = fetch_request(handle, self._worker_id, self._pairing, num_held, connector)
+        channel = self._channel_to(handle.source_endpoint)
+        handoff.ask()
+        call = _fetch(channel)(request, timeout=self._left(handoff, deadline))
+        try:
+            integrity = handle.integrity.of(connector)
+            await self._receive(call, handoff, way.receiver, integrity)
             prefilled_at = time.monotonic()
-            assert incoming.generation is not None
             confirmation = pb.ConfirmRequest(
-                lease_id=handle.lease_id, generation=incoming.generation
+                lease_id=handle.lease_id,
+                generation=handoff.generation,
+                claimant=self._worker_id,
+                tenant=handle.tenant,
             )
-            await stub.Confirm(confirmation, timeout=timeout)
+            timeout = self._left(handoff, deadline)
+            await pb_grpc.KvTransferStub(channel).Confirm(confirmation, timeout=timeout)
         finally:
             call.cancel()
-        assert incoming.first_token is not None
         exposed = time.monotonic() - prefilled_at
-        report = TransferReport(incoming.num_blocks, incoming.num_bytes, exposed)
-        return incoming.first_token, report
+        report = TransferReport(
+            handoff.num_blocks, handoff.num_bytes, exposed, connector, way.reason
+        )
+        return handoff.acknowledge(), report
 
     async def _receive(
         self,
-        call: AsyncIterable[pb.FetchResponse],
-        handle: Handle,
-        allocation: ExternalAllocation,
-    ) -> _Incoming:
-        extent = Extent(handle.num_tokens, self._pools[0].layout.block_size)
-        windows = [pool.layout.window for pool in self._pools]
-        assert all(len(table) == extent.num_blocks for table in allocation.block_ids)
-        due = [extent.due(window, allocation.num_hit_blocks) for window in windows]
-        incoming = _Incoming(allocation.block_ids, due)
-        async for response in call:
-            match response.WhichOneof("event"):
+        call: AsyncIterable[Any],
+        handoff: Handoff,
+        receiver: Receiver,
+        integrity: Integrity,
+    ) -> None:
+        """Takes what the source sends, to the result."""
+        async for event in call:
+            if event is None:
+                raise DataLossError("the transfer brought something that is no event of it")
+            if isinstance(event, Run):
+                targets = handoff.place(event)
+                await receiver.receive(event, self._pools[event.group], targets, integrity)
+                continue
+            match event.WhichOneof("event"):
                 case "manifest":
-                    _open(incoming, response.manifest, extent)
-                case "blocks":
-                    self._store(incoming, response.blocks)
+                    handoff.open(event.manifest.generation, event.manifest.num_blocks)
                 case "result":
-                    incoming.first_token = first_token_of(response.result)
-                    break
-        _check_complete(incoming)
-        return incoming
+                    handoff.complete(first_token_of(event.result))
+                    return
+        raise DataLossError("the transfer ended without a result")
 
-    def _store(self, incoming: _Incoming, run: pb.BlockRun) -> None:
-        """Checks a run of blocks and copies it into its pool."""
-        if incoming.generation is None:
-            raise DataLossError("blocks arrived before the manifest")
-        if run.group >= len(self._pools):
-            raise DataLossError(
-                f"blocks of group {run.group} arrived; there are {len(self._pools)}"
-            )
-        pool, due = self._pools[run.group], incoming.due[run.group]
-        block_bytes = pool.layout.block_bytes
-        count, odd = divmod(len(run.payload), block_bytes)
-        targets = incoming.tables[run.group][due.start : due.start + count]
-        is_expected = run.first_block == due.start and 0 < count <= len(due)
-        if odd or not is_expected or NULL_BLOCK in targets:
-            raise DataLossError(
-                f"blocks [{run.first_block}, +{count}) of group {run.group}, {len(run.payload)} "
-                f"bytes, arrived where blocks [{due.start}, {due.stop}) were due"
-            )
-        if xxhash.xxh3_64_intdigest(run.payload) != run.checksum:
-            raise DataLossError(
-                f"the checksum of block {run.first_block} and on of group {run.group} is another"
-            )
-        payload = memoryview(run.payload)
-        for i, block_id in enumerate(targets):
-            pool.write_block(block_id, payload[i * block_bytes : (i + 1) * block_bytes])
-        incoming.due[run.group] = due[count:]
-        incoming.num_blocks += count
-        incoming.num_bytes += len(run.payload)
+    def _left(self, handoff: Handoff, deadline: float) -> float:
+        """Seconds to the deadline. Past it, the handoff is over."""
+        left = deadline - self._clock()
+        if left <= 0:
+            handoff.end(ClaimantEvent.TIMED_OUT)
+            raise DeadlineExceededError("the blocks did not arrive in time")
+        return left
+
+    async def _describe(self, endpoint: str) -> Description:
+        stub = pb_grpc.KvTransferStub(self._channel_to(endpoint))
+        try:
+            response = await stub.Describe(pb.DescribeRequest(), timeout=_DESCRIBE_TIMEOUT)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                raise
+            response = pb.DescribeResponse()
+        return description_of(response)
 
 
-def _open(incoming: _Incoming, manifest: pb.Manifest, extent: Extent) -> None:
-    if incoming.generation is not None:
-        raise DataLossError("a second manifest arrived")
-    if manifest.num_blocks != extent.num_blocks:
-        raise DataLossError(
-            f"the lease has {manifest.num_blocks} blocks; {extent.num_blocks} were allocated for it"
-        )
-    incoming.generation = manifest.generation
-
-
-def _check_complete(incoming: _Incoming) -> None:
-    if incoming.generation is None or incoming.first_token is None:
-        raise DataLossError("the transfer ended without a manifest or a result")
-    for group, due in enumerate(incoming.due):
-        if due:
-            raise DataLossError(
-                f"the transfer ended while blocks [{due.start}, {due.stop}) of group {group} "
-                "were due"
-            )
+def _fetch(channel: grpc.aio.Channel) -> Any:
+    """As the generated stub has it, but for the payload, which is not copied."""
+    return channel.unary_stream(
+        _FETCH,
+        request_serializer=pb.FetchRequest.SerializeToString,
+        response_deserializer=frames.decode,
+    )

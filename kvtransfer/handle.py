@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from baton.engine.core.plan import TokenLogprobs
 from baton.engine.kv_pool import KvLayout
 from baton.errors import FailedPreconditionError
+from kvtransfer.connector import Connector, Integrity
 
 LEASE_ID_BYTES = 16
 
@@ -46,6 +47,8 @@ class Handle:
     pairing: Pairing
     num_tokens: int
     block_hashes: tuple[bytes, ...]
+    integrity: Integrity = Integrity.BY_CONNECTOR
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +68,17 @@ class FirstToken:
 class TransferReport:
     """What one fetch moved, over all cache groups.
 
-    `exposed_s`: from the prefill's end, as seen here, to the fence.
+    Attributes:
+        exposed_s: from the prefill's end, as seen here, to the fence.
+        connector: how the blocks came.
+        reason: why that way.
     """
 
     num_blocks: int
     num_bytes: int
     exposed_s: float
+    connector: Connector
+    reason: str
 
 
 def _describe(layouts: tuple[KvLayout, ...]) -> str:

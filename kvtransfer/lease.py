@@ -1,34 +1,44 @@
 """The prefill side's promise to a claimant that it will find blocks. Knows no transport.
 
 A lease is opened by the one that computes the blocks, who also closes it and frees the blocks; it
-is claimed once, by the worker it was made for. It ends confirmed, or broken with a reason. All of
-it happens on one event loop, so that between two awaits a lease that is not over stays so.
+is claimed once, by the worker it was made for. What may happen to it, and when, is the table of
+`kvtransfer.lease_machine`; here are its blocks and those who wait on it. All of it happens on one
+event loop, so that between two awaits a lease that is not over stays so.
+
+The fence. A confirmation is accepted only while the lease is `TRANSFERRING`. Until then every block
+that could be read has kept its content: the engine frees a prefill's blocks when it is told to,
+which the lease does after it is over, and it never preempts one; those that a window has passed are
+not readable; and a table that changes under a claimant all the same ends the lease here. So one
+generation for the lease proves as much as one for each block would.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from enum import Enum, auto
-from itertools import count
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from baton.errors import (
-    AlreadyExistsError,
-    BatonError,
-    FailedPreconditionError,
-    NotFoundError,
-    UnavailableError,
-)
+from baton.engine.core.block_pool import NULL_BLOCK
+from baton.errors import BatonError, DataLossError, FailedPreconditionError, NotFoundError
+from kvtransfer.clock import Clock, Timer
 from kvtransfer.extent import Extent
 from kvtransfer.handle import FirstToken
+from kvtransfer.lease_machine import OVER, SOURCE, LeaseAction, LeaseState, SourceEvent
+
+_CLAIMED = (LeaseState.STREAMING, LeaseState.TRANSFERRING)
+_FILLING = (LeaseState.CREATED, LeaseState.COMPUTING, LeaseState.STREAMING)
+
+Tables = tuple[tuple[int, ...], ...]
+
+_Result = TypeVar("_Result")
 
 
-class LeaseState(Enum):
-    """`COMPUTING`: blocks are still being filled. `READY`: all are. The others are endings."""
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a claimant must show: all of it, or there is no such lease."""
 
-    COMPUTING = auto()
-    READY = auto()
-    CONFIRMED = auto()
-    BROKEN = auto()
+    lease_id: bytes
+    claimant: str
+    tenant: str = ""
 
 
 class Lease:
@@ -40,74 +50,112 @@ class Lease:
         block_ids: per cache group, in the order of the sequence, at least the filled ones;
             `NULL_BLOCK` where a window has passed.
         num_filled: the leading blocks that may be read, where there are any.
-        first_token: set when the lease is ready.
+        first_token: set when all blocks are filled.
+        time_limit: seconds from when it is first complete to when it expires.
+        deadline: that moment, by its clock; None before.
     """
 
-    def __init__(self, lease_id: bytes, claimant: str, extent: Extent, generation: int) -> None:
-        self.lease_id = lease_id
-        self.claimant = claimant
+    def __init__(
+        self, claim: Claim, extent: Extent, generation: int, time_limit: float, clock: Clock
+    ) -> None:
+        self.claim = claim
         self.extent = extent
         self.generation = generation
-        self.state = LeaseState.COMPUTING
+        self.state = LeaseState.CREATED
         self.is_claimed = False
-        self.block_ids: tuple[tuple[int, ...], ...] = ()
+        self.block_ids: Tables = ()
         self.num_filled = 0
         self.first_token: FirstToken | None = None
+        self.deadline: float | None = None
+        self.time_limit = time_limit
+        self._clock = clock
+        self._timer: Timer | None = None
+        self._free: Callable[[], None] | None = None
         self._reason: BatonError | None = None
         self._waiters: list[asyncio.Future[None]] = []
 
     @property
     def is_over(self) -> bool:
-        return self.state in (LeaseState.CONFIRMED, LeaseState.BROKEN)
+        return self.state in OVER
 
-    def advance(self, block_ids: tuple[tuple[int, ...], ...], num_filled: int) -> None:
+    # What the side that computes says.
+
+    def advance(self, block_ids: Tables, num_filled: int) -> None:
         """The first `num_filled` blocks may be read; the tables cover at least those."""
-        if not self.is_over and num_filled >= self.num_filled:
-            self.block_ids, self.num_filled = block_ids, num_filled
-            self._wake()
+        if self.state not in _FILLING or num_filled < self.num_filled:
+            return
+        if self.is_claimed and self.num_filled and not self._still_holds(block_ids):
+            self.end(DataLossError("blocks were taken back while they could be read"))
+            return
+        self.block_ids, self.num_filled = block_ids, num_filled
+        self._apply(SourceEvent.FILLED)
 
-    def complete(self, first_token: FirstToken) -> None:
-        """All blocks may be read, as last given, and this is what to continue with."""
-        if not self.is_over:
-            self.num_filled = self.extent.num_blocks
-            self.first_token = first_token
-            self.state = LeaseState.READY
-            self._wake()
+    def complete(self, first_token: FirstToken, free: Callable[[], None]) -> None:
+        """All blocks may be read, as last given, and this is what to continue with.
+
+        From now on the blocks are the lease's, until it calls `free`, once; that is at once if the
+        lease is over.
+        """
+        if self.is_over:
+            free()
+            return
+        self._free = free
+        self.num_filled, self.first_token = self.extent.num_blocks, first_token
+        if self.deadline is None:
+            self.deadline = self._clock.time() + self.time_limit
+            self._timer = self._clock.call_at(self.deadline, self.expire_if_due)
+        self._apply(SourceEvent.COMPLETED)
 
     def retract(self) -> None:
-        """None of its blocks may be read any more; they will be computed again. Nobody has claimed
-        it, so nobody has read any."""
+        """None of its blocks may be read any more; they are freed, and will be computed again.
+        Nobody has claimed it, so nobody has read any."""
         assert not self.is_claimed, "a lease retracted under its claimant"
         if not self.is_over:
-            self.state = LeaseState.COMPUTING
             self.block_ids, self.num_filled, self.first_token = (), 0, None
-
-    def take(self) -> None:
-        """Its claimant is here."""
-        self.is_claimed = True
-        self._wake()
-
-    def confirm(self, generation: int) -> None:
-        """The claimant holds all blocks."""
-        if generation != self.generation:
-            raise FailedPreconditionError(
-                f"the lease's generation is {self.generation}, the confirmation's is {generation}"
-            )
-        if self.state is not LeaseState.READY:
-            raise NotFoundError("the lease is over, or not ready to be confirmed")
-        self.state = LeaseState.CONFIRMED
-        self._wake()
+            self._apply(SourceEvent.RETRACTED)
 
     def end(self, reason: BatonError) -> None:
         """Ends the lease unless it is over; whoever waits on it gets `reason`."""
         if not self.is_over:
-            self.state = LeaseState.BROKEN
             self._reason = reason
-            self._wake()
+            self._apply(SourceEvent.BROKEN)
+
+    def expire_if_due(self) -> None:
+        """Ends the lease if its time limit has passed, whether or not its timer has come round."""
+        if self.deadline is None or self.is_over or self._clock.time() < self.deadline:
+            return
+        self._reason = NotFoundError(f"the lease was over after its {self.time_limit:g} s")
+        self._apply(SourceEvent.TIMED_OUT)
+
+    # What the claimant says.
+
+    def take(self) -> None:
+        """Its claimant is here. Raises `NotFoundError` if it may not be claimed any more."""
+        self.expire_if_due()
+        if (self.state, SourceEvent.CLAIMED) not in SOURCE:
+            raise no_such_lease()
+        self.is_claimed = True
+        self._apply(SourceEvent.CLAIMED)
+
+    def confirm(self, generation: int) -> None:
+        """The claimant holds all blocks: the fence. Raises `NotFoundError` if it comes too late,
+        `FailedPreconditionError` for another generation."""
+        self.expire_if_due()
+        if self.state not in _CLAIMED:
+            raise no_such_lease()
+        if generation != self.generation:
+            raise FailedPreconditionError(
+                f"the lease's generation is {self.generation}, the confirmation's is {generation}"
+            )
+        if self.state is not LeaseState.TRANSFERRING:
+            raise NotFoundError("the lease is not ready to be confirmed")
+        self._apply(SourceEvent.CONFIRMED)
+
+    # Waiting.
 
     async def filled_beyond(self, num_blocks: int) -> None:
         """Waits until more blocks may be read, or all. Raises the reason if the lease breaks."""
-        while self.state is LeaseState.COMPUTING and self.num_filled <= num_blocks:
+        while self.state in _FILLING and self.num_filled <= num_blocks:
             await self._change()
         self._raise_if_broken()
 
@@ -122,6 +170,51 @@ class Lease:
         while not self.is_over:
             await self._change()
         self._raise_if_broken()
+
+    async def during(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """The result of `work`. Raises the reason if the lease breaks before; `work` has then been
+        cancelled and has ended."""
+        working, ending = asyncio.ensure_future(work), asyncio.ensure_future(self.over())
+        try:
+            await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                ending.result()
+            return await working
+        finally:
+            working.cancel()
+            ending.cancel()
+            await asyncio.gather(working, ending, return_exceptions=True)
+
+    def _still_holds(self, block_ids: Tables) -> bool:
+        """Whether every block that may have been read is where it was, or has left with a window.
+
+        A block that has left too early is noticed by who wants to read it.
+        """
+        return all(
+            len(new) >= len(old)
+            and all(n in (o, NULL_BLOCK) for o, n in zip(old, new, strict=False))
+            for old, new in zip(self.block_ids, block_ids, strict=True)
+        )
+
+    def _apply(self, event: SourceEvent) -> None:
+        """Takes a step of the table, of which the caller knows that it is there."""
+        step = SOURCE[self.state, event]
+        self.state = step.state
+        if self.is_over and self._timer is not None:
+            self._timer.cancel()
+        for action in step.actions:
+            self._act(action)
+
+    def _act(self, action: LeaseAction) -> None:
+        if action is LeaseAction.WAKE:
+            self._wake()
+            return
+        assert action is LeaseAction.FREE, "an action of the other side"
+        free, self._free = self._free, None
+        if free is not None:
+            free()
+        if self.state is LeaseState.CONFIRMED:
+            self._apply(SourceEvent.FREED)
 
     def _raise_if_broken(self) -> None:
         if self._reason is not None:
@@ -139,73 +232,7 @@ class Lease:
                 waiter.set_result(None)
 
 
-class LeaseTable:
-    """All leases of one worker that are not over. A claim may come before its lease."""
-
-    def __init__(self) -> None:
-        self._leases: dict[bytes, Lease] = {}
-        # By claimant too: one that asks for another's lease stands in nobody's way.
-        self._awaited: dict[tuple[bytes, str], asyncio.Future[Lease]] = {}
-        self._generations = count(1)
-
-    def __len__(self) -> int:
-        return len(self._leases)
-
-    @property
-    def has_awaited(self) -> bool:
-        """Whether a claimant waits for blocks that are yet to be computed."""
-        return any(
-            lease.is_claimed and lease.state is LeaseState.COMPUTING
-            for lease in self._leases.values()
-        )
-
-    @contextmanager
-    def open(self, lease_id: bytes, claimant: str, extent: Extent) -> Iterator[Lease]:
-        """A new lease for the length of the block, after which it is over in any case."""
-        if lease_id in self._leases:
-            raise AlreadyExistsError("a lease with this id is already here")
-        lease = Lease(lease_id, claimant, extent, next(self._generations))
-        self._leases[lease_id] = lease
-        awaited = self._awaited.get((lease_id, claimant))
-        if awaited is not None and not awaited.done():
-            awaited.set_result(lease)
-        try:
-            yield lease
-        finally:
-            lease.end(NotFoundError("the lease was called off by the side that computes it"))
-            del self._leases[lease_id]
-
-    @asynccontextmanager
-    async def claim(self, lease_id: bytes, claimant: str, timeout: float) -> AsyncIterator[Lease]:
-        """Claims a lease for the length of the block, waiting up to `timeout` seconds for it to be
-        opened. If the block ends before the lease does, the lease breaks: the claimant is gone.
-
-        Raises `NotFoundError` if it does not come, is another's, or was claimed before.
-        """
-        lease = self._leases.get(lease_id) or await self._wait_for((lease_id, claimant), timeout)
-        if lease.is_claimed or lease.claimant != claimant:
-            # One answer for both, so that ids cannot be probed.
-            raise NotFoundError("no such lease for this worker")
-        lease.take()
-        try:
-            yield lease
-        finally:
-            lease.end(UnavailableError("the decode worker stopped fetching"))
-
-    def confirm(self, lease_id: bytes, generation: int) -> None:
-        """Releases a lease. Raises `NotFoundError` if it is over."""
-        lease = self._leases.get(lease_id)
-        if lease is None:
-            raise NotFoundError("the lease is over")
-        lease.confirm(generation)
-
-    async def _wait_for(self, claim: tuple[bytes, str], timeout: float) -> Lease:
-        if claim in self._awaited:
-            raise NotFoundError("no such lease for this worker")
-        self._awaited[claim] = asyncio.get_running_loop().create_future()
-        try:
-            return await asyncio.wait_for(self._awaited[claim], timeout)
-        except TimeoutError as error:
-            raise NotFoundError(f"no prefill came for this lease within {timeout:g} s") from error
-        finally:
-            del self._awaited[claim]
+def no_such_lease() -> NotFoundError:
+    """One answer for all that is not there, not there any more, or somebody else's, so that ids
+    cannot be probed."""
+    return NotFoundError("no such lease for this worker, or it is over")

@@ -1,37 +1,57 @@
-"""Serves the blocks of this worker's leases over gRPC."""
+"""Serves the blocks of this worker's leases: the source's side of a handoff."""
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import xxhash
+import grpc
 
 from baton.engine.core.block_pool import NULL_BLOCK
 from baton.engine.kv_pool import KvPool
 from baton.errors import FailedPreconditionError, NotFoundError
 from baton.v1 import kv_transfer_pb2 as pb
-from baton.v1 import kv_transfer_pb2_grpc as pb_grpc
 from baton.v1 import prefill_pb2
+from kvtransfer import frames
+from kvtransfer.connector import Connector, Sender
 from kvtransfer.handle import Pairing
-from kvtransfer.lease import Lease, LeaseTable
-from kvtransfer.wire import first_token_to_message, layouts_of, lease_id_of
+from kvtransfer.lease import Lease
+from kvtransfer.lease_table import LeaseTable
+from kvtransfer.payload import PayloadSender
+from kvtransfer.run import Run
+from kvtransfer.shm_source import PlaceSender
+from kvtransfer.unix_peer import Door
+from kvtransfer.wire import (
+    claim_of,
+    connector_of,
+    first_token_to_message,
+    integrity_of,
+    layouts_of,
+    no_shm_offer,
+    shm_offer,
+)
 
-MAX_PAYLOAD_BYTES = 4 * 2**20
 # How long a Fetch waits for its Prefill.
 CLAIM_TIMEOUT = 30.0
+_NAME = pb.DESCRIPTOR.services_by_name["KvTransfer"].full_name
+
+Event = pb.FetchResponse | Run
 
 
 @dataclass(frozen=True, slots=True)
 class ServedPools:
-    """The pools whose blocks are handed out, one per cache group, and whose they are."""
+    """The pools whose blocks are handed out, one per cache group, and whose they are.
+
+    `door`: where they can be read in place; or why they cannot.
+    """
 
     pools: Sequence[KvPool]
     pairing: Pairing
     epoch: int
+    door: Door | str = "its pools are not in shared memory"
 
 
-class KvTransferService(pb_grpc.KvTransferServicer):
-    """Fetch and Confirm over one worker's pools and leases.
+class KvTransferService:
+    """Describe, Fetch and Confirm over one worker's pools and leases.
 
     `served` gives the pools, or raises `UnavailableError` while the model is still being loaded.
     """
@@ -40,22 +60,50 @@ class KvTransferService(pb_grpc.KvTransferServicer):
         self._leases = leases
         self._served = served
 
-    async def Fetch(
-        self, request: pb.FetchRequest, context: Any
-    ) -> AsyncIterator[pb.FetchResponse]:
-        lease_id = lease_id_of(request.lease_id)
+    async def Describe(self, _request: pb.DescribeRequest, _context: Any) -> pb.DescribeResponse:
+        served = self._served()
+        door = served.door
+        offer = no_shm_offer(door) if isinstance(door, str) else shm_offer(door)
+        offers = [pb.KvOffer(connector=pb.CONNECTOR_GRPC), offer]
+        return pb.DescribeResponse(epoch=served.epoch, offers=offers)
+
+    async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[Event]:
+        claim = claim_of(request)
         served = self._served()
         _check(request, served)
+        sender = _sender(request, served)
         remaining = context.time_remaining()
         timeout = CLAIM_TIMEOUT if remaining is None else min(CLAIM_TIMEOUT, remaining)
-        async with self._leases.claim(lease_id, request.claimant, timeout) as lease:
-            async for response in _stream(lease, served.pools, request.num_held_blocks):
-                yield response
+        async with self._leases.claim(claim, timeout) as lease:
+            async for event in _stream(lease, served.pools, sender, request.num_held_blocks):
+                yield event
             await lease.over()
 
     async def Confirm(self, request: pb.ConfirmRequest, _context: Any) -> pb.ConfirmResponse:
-        self._leases.confirm(lease_id_of(request.lease_id), request.generation)
+        self._leases.confirm(claim_of(request), request.generation)
         return pb.ConfirmResponse()
+
+
+def add_to_server(service: KvTransferService, server: Any) -> None:
+    """As the generated function has it, but for the payload of a Fetch, which is not copied."""
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Describe": grpc.unary_unary_rpc_method_handler(
+            service.Describe,
+            request_deserializer=pb.DescribeRequest.FromString,
+            response_serializer=pb.DescribeResponse.SerializeToString,
+        ),
+        "Fetch": grpc.unary_stream_rpc_method_handler(
+            service.Fetch,
+            request_deserializer=pb.FetchRequest.FromString,
+            response_serializer=frames.encode,
+        ),
+        "Confirm": grpc.unary_unary_rpc_method_handler(
+            service.Confirm,
+            request_deserializer=pb.ConfirmRequest.FromString,
+            response_serializer=pb.ConfirmResponse.SerializeToString,
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_NAME, handlers),))
 
 
 def _check(request: pb.FetchRequest, served: ServedPools) -> None:
@@ -68,9 +116,19 @@ def _check(request: pb.FetchRequest, served: ServedPools) -> None:
     served.pairing.check(other, request.claimant or "the claimant")
 
 
+def _sender(request: pb.FetchRequest, served: ServedPools) -> Sender:
+    connector = connector_of(request.connector)
+    integrity = integrity_of(request.integrity or pb.INTEGRITY_XXH3_64).of(connector)
+    if connector is Connector.GRPC:
+        return PayloadSender()
+    if isinstance(served.door, str):
+        raise FailedPreconditionError(f"blocks cannot be had by shm here: {served.door}")
+    return PlaceSender(integrity)
+
+
 async def _stream(
-    lease: Lease, pools: Sequence[KvPool], num_held: int
-) -> AsyncIterator[pb.FetchResponse]:
+    lease: Lease, pools: Sequence[KvPool], sender: Sender, num_held: int
+) -> AsyncIterator[Event]:
     """Manifest, blocks as they are filled, result."""
     num_blocks = lease.extent.num_blocks
     if num_held > num_blocks:
@@ -83,28 +141,24 @@ async def _stream(
         num_filled = max(sent, lease.num_filled)
         for group, pool in enumerate(pools):
             filled = range(max(sent, due[group].start), num_filled)
-            for run in _runs(lease, group, pool, filled):
-                yield pb.FetchResponse(blocks=run)
+            async for run in _runs(lease, group, pool, filled, sender):
+                yield run
         sent = num_filled
     token = first_token_to_message(lease.first_token)
     yield pb.FetchResponse(result=prefill_pb2.PrefillResult(first_tokens=[token]))
 
 
-def _runs(lease: Lease, group: int, pool: KvPool, blocks: range) -> Iterator[pb.BlockRun]:
+async def _runs(
+    lease: Lease, group: int, pool: KvPool, blocks: range, sender: Sender
+) -> AsyncIterator[Run]:
     """Blocks of the sequence in one cache group, which are filled.
 
-    Each run is read when it is asked for; a lease that has ended meanwhile is not read any more.
+    Each run is made when it is asked for; of a lease that has ended meanwhile none is.
     """
-    step = max(1, MAX_PAYLOAD_BYTES // pool.layout.block_bytes)
+    step = sender.max_blocks(pool.layout)
     for start in blocks[::step]:
         if lease.is_over:
             return
         block_ids = lease.block_ids[group][start : min(start + step, blocks.stop)]
         assert NULL_BLOCK not in block_ids, "a block was given back that its claimant still needs"
-        payload = b"".join(map(pool.read_block, block_ids))
-        yield pb.BlockRun(
-            group=group,
-            first_block=start,
-            payload=payload,
-            checksum=xxhash.xxh3_64_intdigest(payload),
-        )
+        yield await sender.send(group, start, block_ids, pool)

@@ -7,10 +7,27 @@ from baton.engine.kv_pool import KvLayout, LayerLayout
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.v1 import inference_pb2, prefill_pb2
 from baton.v1 import kv_transfer_pb2 as pb
+from kvtransfer.connector import Connector, Integrity
 from kvtransfer.handle import LEASE_ID_BYTES, FirstToken, Handle, Pairing
+from kvtransfer.lease import Claim
+from kvtransfer.sources import Description
+from kvtransfer.unix_peer import Door
 
 HANDLE_VERSION = 1
 _HASH_BYTES = 16
+
+CONNECTORS = {
+    pb.CONNECTOR_UNSPECIFIED: Connector.GRPC,
+    pb.CONNECTOR_GRPC: Connector.GRPC,
+    pb.CONNECTOR_SHM: Connector.SHM,
+}
+_CONNECTOR_VALUES = {connector: value for value, connector in CONNECTORS.items()}
+_INTEGRITIES = {
+    pb.INTEGRITY_XXH3_64: Integrity.CHECKSUMS,
+    pb.INTEGRITY_FENCE: Integrity.FENCE,
+    pb.INTEGRITY_BY_CONNECTOR: Integrity.BY_CONNECTOR,
+}
+_INTEGRITY_VALUES = {integrity: value for value, integrity in _INTEGRITIES.items()}
 
 
 def lease_id_of(raw: bytes) -> bytes:
@@ -75,11 +92,6 @@ def handle_of(message: pb.KvHandle) -> Handle:
         raise FailedPreconditionError(
             f"the handle's version is {message.version}, this worker's is {HANDLE_VERSION}"
         )
-    if message.integrity != pb.INTEGRITY_XXH3_64:
-        raise FailedPreconditionError(
-            f"the handle asks for integrity {message.integrity}, this connector does "
-            f"{pb.INTEGRITY_XXH3_64} ({pb.Integrity.Name(pb.INTEGRITY_XXH3_64)})"
-        )
     hashes = message.block_hashes
     if len(hashes) % _HASH_BYTES:
         raise InvalidArgumentError(
@@ -93,11 +105,41 @@ def handle_of(message: pb.KvHandle) -> Handle:
         pairing=Pairing(message.fingerprint, layouts_of(message.layouts)),
         num_tokens=message.num_tokens,
         block_hashes=tuple(hashes[i : i + _HASH_BYTES] for i in range(0, len(hashes), _HASH_BYTES)),
+        integrity=integrity_of(message.integrity),
+        tenant=message.tenant,
     )
 
 
-def fetch_request(handle: Handle, claimant: str, own: Pairing, num_held: int) -> pb.FetchRequest:
+def integrity_of(value: int) -> Integrity:
+    if value not in _INTEGRITIES:
+        known = ", ".join(f"{v} ({pb.Integrity.Name(v)})" for v in _INTEGRITIES)
+        raise FailedPreconditionError(
+            f"the handle asks for integrity {value}, this worker knows {known}"
+        )
+    return _INTEGRITIES[pb.Integrity.ValueType(value)]
+
+
+def connector_of(value: int) -> Connector:
+    if value not in CONNECTORS:
+        raise FailedPreconditionError(
+            f"connector {value} was asked for; this worker knows "
+            + ", ".join(connector.value for connector in Connector)
+        )
+    return CONNECTORS[pb.Connector.ValueType(value)]
+
+
+def fetch_request(
+    handle: Handle,
+    claimant: str,
+    own: Pairing,
+    num_held: int,
+    connector: Connector = Connector.GRPC,
+) -> pb.FetchRequest:
+    """Raises `FailedPreconditionError` if the handle asks for less than the connector needs."""
     return pb.FetchRequest(
+        tenant=handle.tenant,
+        connector=_CONNECTOR_VALUES[connector],
+        integrity=_INTEGRITY_VALUES[handle.integrity.of(connector)],
         lease_id=handle.lease_id,
         source_epoch=handle.source_epoch,
         claimant=claimant,
@@ -138,3 +180,29 @@ def top_logprobs_to_message(logprobs: TokenLogprobs) -> inference_pb2.TopLogprob
     return inference_pb2.TopLogprobs(
         token_ids=logprobs.top_token_ids, logprobs=logprobs.top_logprobs
     )
+
+
+def claim_of(request: pb.FetchRequest | pb.ConfirmRequest) -> Claim:
+    return Claim(lease_id_of(request.lease_id), request.claimant, request.tenant)
+
+
+def shm_offer(door: Door) -> pb.KvOffer:
+    return pb.KvOffer(
+        connector=pb.CONNECTOR_SHM,
+        address=door.address,
+        host=door.host,
+        num_blocks=door.num_blocks,
+    )
+
+
+def no_shm_offer(problem: str) -> pb.KvOffer:
+    return pb.KvOffer(connector=pb.CONNECTOR_SHM, problem=problem)
+
+
+def description_of(message: pb.DescribeResponse) -> Description:
+    """Offers of connectors that this worker does not know are left out."""
+    for offer in message.offers:
+        if offer.connector == pb.CONNECTOR_SHM:
+            door = Door(offer.address, offer.host, tuple(offer.num_blocks))
+            return Description(message.epoch, None if offer.problem else door, offer.problem)
+    return Description(message.epoch, None, "the other worker does not offer it")

@@ -11,11 +11,13 @@ from dataclasses import replace
 
 from baton.engine.async_engine import AsyncEngine, SequenceStream
 from baton.engine.messages import EngineRequest
-from baton.errors import UnavailableError
+from baton.errors import NotFoundError, UnavailableError
 from baton.sampling import SamplingParams
 from baton.worker.patience import unless_ended
 from kvtransfer.handle import FirstToken
-from kvtransfer.lease import Lease, LeaseTable
+from kvtransfer.lease import Lease
+from kvtransfer.lease_machine import LeaseState
+from kvtransfer.lease_table import LeaseTable
 
 # A jam that is no shorter than this is one.
 LOOK_INTERVAL = 0.1
@@ -24,9 +26,8 @@ LOOK_INTERVAL = 0.1
 class Keeper:
     """Looks after the leases of one worker whose prompts are computed."""
 
-    def __init__(self, leases: LeaseTable, lease_timeout: float) -> None:
+    def __init__(self, leases: LeaseTable) -> None:
         self._leases = leases
-        self._lease_timeout = lease_timeout
 
     async def until_released(
         self,
@@ -36,24 +37,20 @@ class Keeper:
         lease: Lease,
         token: FirstToken,
     ) -> None:
-        """Waits until the claimant has all blocks of `request`, whose lease is complete.
-
-        `stream` may be closed before. Raises what broke the lease, or `UnavailableError` after the
-        time limit.
-        """
+        """Waits until the claimant has all blocks of `request`, whose lease is complete and frees
+        them. Raises what broke the lease, or `UnavailableError` after the time limit."""
         try:
-            async with asyncio.timeout(self._lease_timeout):
-                if await unless_ended(stream, self._must_give_way(engine, lease)):
-                    lease.retract()
-                    engine.close_stream(request.request_id)
-                    await lease.claimed()
-                    await self._compute_again(engine, request, lease, token)
-                else:
-                    await unless_ended(stream, lease.over())
-        except TimeoutError as error:
+            if await unless_ended(stream, self._must_give_way(engine, lease)):
+                lease.retract()
+                await lease.claimed()
+                await lease.during(self._compute_again(engine, request, lease, token))
+            else:
+                await unless_ended(stream, lease.over())
+        except NotFoundError as error:
+            if lease.state is not LeaseState.EXPIRED:
+                raise
             raise UnavailableError(
-                f"no decode worker took the blocks within {self._lease_timeout:g} s; "
-                "the lease is over"
+                f"no decode worker took the blocks within {lease.time_limit:g} s; the lease is over"
             ) from error
 
     async def _must_give_way(self, engine: AsyncEngine, lease: Lease) -> bool:
@@ -84,5 +81,5 @@ class Keeper:
             async for updates in stream.updates():
                 last = updates[-1]
                 lease.advance(last.block_ids, last.num_computed_tokens // lease.extent.block_size)
-            lease.complete(token)
+            lease.complete(token, lambda: engine.close_stream(request.request_id))
             await unless_ended(stream, lease.over())

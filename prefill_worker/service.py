@@ -17,7 +17,8 @@ from baton.worker.wire import engine_request, finish_reason_to_message, top_logp
 from baton.worker.worker import Worker
 from kvtransfer.extent import Extent
 from kvtransfer.handle import FirstToken
-from kvtransfer.lease import LeaseTable
+from kvtransfer.lease import Claim
+from kvtransfer.lease_table import LeaseTable
 from kvtransfer.wire import first_token_to_message, lease_id_of
 from prefill_worker.keeping import Keeper
 
@@ -25,15 +26,15 @@ from prefill_worker.keeping import Keeper
 class PrefillService(pb_grpc.PrefillServicer):
     """Computes prompts and keeps their blocks under leases."""
 
-    def __init__(self, worker: Worker, leases: LeaseTable, lease_timeout: float) -> None:
+    def __init__(self, worker: Worker, leases: LeaseTable) -> None:
         self._worker = worker
         self._leases = leases
-        self._keeper = Keeper(leases, lease_timeout)
+        self._keeper = Keeper(leases)
 
     async def Prefill(
         self, request: pb.PrefillRequest, context: Any
     ) -> AsyncIterator[pb.PrefillResponse]:
-        lease_id = lease_id_of(request.lease_id)
+        claim = Claim(lease_id_of(request.lease_id), request.decode_worker, request.tenant)
         engine = self._worker.engine_for_new_work()
         wanted = engine_request(request, context.time_remaining(), purpose=Purpose.PREFILL)
         _check_single(wanted)
@@ -42,7 +43,7 @@ class PrefillService(pb_grpc.PrefillServicer):
         # The blocks are freed after the lease on them has ended, whatever ends this call.
         with (
             engine.open(wanted, grammar) as stream,
-            self._leases.open(lease_id, request.decode_worker, extent) as lease,
+            self._leases.open(claim, extent) as lease,
         ):
             yield pb.PrefillResponse(admitted=pb.PrefillAdmitted())
             last: SequenceUpdate | None = None
@@ -63,7 +64,7 @@ class PrefillService(pb_grpc.PrefillServicer):
             goes_on = last.finish_reason is FinishReason.PREFILLED or request.has_several_sequences
             is_handed_over = goes_on and request.decode_worker
             if is_handed_over:
-                lease.complete(token)
+                lease.complete(token, lambda: engine.close_stream(wanted.request_id))
             yield _result(token, last)
             if is_handed_over:
                 await self._keeper.until_released(engine, stream, wanted, lease, token)

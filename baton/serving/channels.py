@@ -4,6 +4,7 @@ Knows nothing of the services called.
 """
 
 import asyncio
+from collections.abc import Sequence
 
 import grpc
 
@@ -58,8 +59,10 @@ class Channels:
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         *,
         credentials: grpc.ChannelCredentials | None = None,
+        options: Sequence[tuple[str, int]] = (),
     ) -> None:
-        self._options = channel_options(max_message_bytes)
+        """`options` go beside those of every channel of ours."""
+        self._options = [*channel_options(max_message_bytes), *options]
         self._credentials = credentials
         self._channels: dict[str, grpc.aio.Channel] = {}
 

@@ -29,9 +29,13 @@ class _IntegrityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Integrity.V
     INTEGRITY_UNSPECIFIED: _Integrity.ValueType  # 0
     """Not said: refused."""
     INTEGRITY_XXH3_64: _Integrity.ValueType  # 1
-    """A 64-bit xxh3 checksum with each payload."""
+    """A 64-bit xxh3 checksum of each block, beside the fence."""
     INTEGRITY_FENCE: _Integrity.ValueType  # 2
-    """The generation fence alone, for memory that is read in place."""
+    """The generation fence alone: only for memory that is read in place."""
+    INTEGRITY_BY_CONNECTOR: _Integrity.ValueType  # 3
+    """What the connector calls for: checksums where bytes cross a wire, the fence where memory is read
+    in place. In a handle only.
+    """
 
 class Integrity(_Integrity, metaclass=_IntegrityEnumTypeWrapper):
     """How the bytes of a transfer are proved unharmed."""
@@ -39,10 +43,38 @@ class Integrity(_Integrity, metaclass=_IntegrityEnumTypeWrapper):
 INTEGRITY_UNSPECIFIED: Integrity.ValueType  # 0
 """Not said: refused."""
 INTEGRITY_XXH3_64: Integrity.ValueType  # 1
-"""A 64-bit xxh3 checksum with each payload."""
+"""A 64-bit xxh3 checksum of each block, beside the fence."""
 INTEGRITY_FENCE: Integrity.ValueType  # 2
-"""The generation fence alone, for memory that is read in place."""
+"""The generation fence alone: only for memory that is read in place."""
+INTEGRITY_BY_CONNECTOR: Integrity.ValueType  # 3
+"""What the connector calls for: checksums where bytes cross a wire, the fence where memory is read
+in place. In a handle only.
+"""
 Global___Integrity: _TypeAlias = Integrity  # noqa: Y015
+
+class _Connector:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ConnectorEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Connector.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CONNECTOR_UNSPECIFIED: _Connector.ValueType  # 0
+    """Not said: `CONNECTOR_GRPC`."""
+    CONNECTOR_GRPC: _Connector.ValueType  # 1
+    """Payloads in the stream of the Fetch. Every worker has it."""
+    CONNECTOR_SHM: _Connector.ValueType  # 2
+    """Read by the claimant from the source's pools, which are shared memory of the same host."""
+
+class Connector(_Connector, metaclass=_ConnectorEnumTypeWrapper):
+    """A way to move blocks."""
+
+CONNECTOR_UNSPECIFIED: Connector.ValueType  # 0
+"""Not said: `CONNECTOR_GRPC`."""
+CONNECTOR_GRPC: Connector.ValueType  # 1
+"""Payloads in the stream of the Fetch. Every worker has it."""
+CONNECTOR_SHM: Connector.ValueType  # 2
+"""Read by the claimant from the source's pools, which are shared memory of the same host."""
+Global___Connector: _TypeAlias = Connector  # noqa: Y015
 
 @_typing.final
 class KvHandle(_message.Message):
@@ -60,6 +92,7 @@ class KvHandle(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     BLOCK_HASHES_FIELD_NUMBER: _builtins.int
     INTEGRITY_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version of this message: 1."""
     source_worker: _builtins.str
@@ -78,6 +111,8 @@ class KvHandle(_message.Message):
     """The chain hash of each full block, 16 bytes each, concatenated."""
     integrity: Global___Integrity.ValueType
     """How the payload is proved unharmed."""
+    tenant: _builtins.str
+    """As `PrefillRequest.tenant`: the lease is found under the same only."""
     @_builtins.property
     def layouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvLayout]:
         """The layouts of the source's blocks, one per cache group."""
@@ -95,14 +130,102 @@ class KvHandle(_message.Message):
         num_tokens: _builtins.int = ...,
         block_hashes: _builtins.bytes = ...,
         integrity: Global___Integrity.ValueType = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "fingerprint", b"fingerprint", "integrity", b"integrity", "layouts", b"layouts", "lease_id", b"lease_id", "num_tokens", b"num_tokens", "source_endpoint", b"source_endpoint", "source_epoch", b"source_epoch", "source_worker", b"source_worker", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "fingerprint", b"fingerprint", "integrity", b"integrity", "layouts", b"layouts", "lease_id", b"lease_id", "num_tokens", b"num_tokens", "source_endpoint", b"source_endpoint", "source_epoch", b"source_epoch", "source_worker", b"source_worker", "tenant", b"tenant", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___KvHandle: _TypeAlias = KvHandle  # noqa: Y015
+
+@_typing.final
+class DescribeRequest(_message.Message):
+    """Asks for the ways."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeRequest: _TypeAlias = DescribeRequest  # noqa: Y015
+
+@_typing.final
+class DescribeResponse(_message.Message):
+    """The ways by which blocks can be had."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    OFFERS_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """The epoch for which this holds."""
+    @_builtins.property
+    def offers(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvOffer]:
+        """In no order. Those that are not listed are not offered; `CONNECTOR_GRPC` always is."""
+
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        offers: _abc.Iterable[Global___KvOffer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "offers", b"offers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeResponse: _TypeAlias = DescribeResponse  # noqa: Y015
+
+@_typing.final
+class KvOffer(_message.Message):
+    """One way by which blocks can be had."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONNECTOR_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    connector: Global___Connector.ValueType
+    """Which."""
+    address: _builtins.str
+    """SHM: the name of an abstract Unix socket, without its leading zero byte, that passes the
+    descriptors of the pools, one per cache group, to a process of the same user.
+    """
+    host: _builtins.str
+    """SHM: the boot id of the host."""
+    problem: _builtins.str
+    """Not empty: why this way, which the worker was meant to have, is not to be had."""
+    @_builtins.property
+    def num_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The blocks of the pool of each cache group. Block 0 comes before them."""
+
+    def __init__(
+        self,
+        *,
+        connector: Global___Connector.ValueType = ...,
+        address: _builtins.str = ...,
+        host: _builtins.str = ...,
+        num_blocks: _abc.Iterable[_builtins.int] | None = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "connector", b"connector", "host", b"host", "num_blocks", b"num_blocks", "problem", b"problem"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvOffer: _TypeAlias = KvOffer  # noqa: Y015
 
 @_typing.final
 class KvLayouts(_message.Message):
@@ -227,6 +350,9 @@ class FetchRequest(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     LAYOUTS_FIELD_NUMBER: _builtins.int
     NUM_HELD_BLOCKS_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    CONNECTOR_FIELD_NUMBER: _builtins.int
+    INTEGRITY_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.bytes
     """The claimed lease: 16 bytes."""
     source_epoch: _builtins.int
@@ -239,6 +365,12 @@ class FetchRequest(_message.Message):
     """How many leading blocks of the sequence the claimant already holds, in every group as far back
     as its window needs; they are not sent.
     """
+    tenant: _builtins.str
+    """The tenant from the handle."""
+    connector: Global___Connector.ValueType
+    """The way in which blocks are to come."""
+    integrity: Global___Integrity.ValueType
+    """How they are to be proved unharmed. Unspecified: as `INTEGRITY_XXH3_64`."""
     @_builtins.property
     def layouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvLayout]:
         """The claimant's block layouts, one per cache group."""
@@ -252,10 +384,13 @@ class FetchRequest(_message.Message):
         fingerprint: _builtins.bytes = ...,
         layouts: _abc.Iterable[Global___KvLayout] | None = ...,
         num_held_blocks: _builtins.int = ...,
+        tenant: _builtins.str = ...,
+        connector: Global___Connector.ValueType = ...,
+        integrity: Global___Integrity.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claimant", b"claimant", "fingerprint", b"fingerprint", "layouts", b"layouts", "lease_id", b"lease_id", "num_held_blocks", b"num_held_blocks", "source_epoch", b"source_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claimant", b"claimant", "connector", b"connector", "fingerprint", b"fingerprint", "integrity", b"integrity", "layouts", b"layouts", "lease_id", b"lease_id", "num_held_blocks", b"num_held_blocks", "source_epoch", b"source_epoch", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -341,26 +476,36 @@ class BlockRun(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     FIRST_BLOCK_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
-    CHECKSUM_FIELD_NUMBER: _builtins.int
+    CHECKSUMS_FIELD_NUMBER: _builtins.int
+    SOURCE_BLOCKS_FIELD_NUMBER: _builtins.int
     group: _builtins.int
     """The cache group: the index of its layout."""
     first_block: _builtins.int
     """The index, within the sequence, of the first block."""
     payload: _builtins.bytes
-    """The blocks, each `block_bytes` of the group long, concatenated. At most 4 MiB, or one block."""
-    checksum: _builtins.int
-    """xxh3-64 of `payload`."""
+    """The blocks, each `block_bytes` of the group long, concatenated. At most 4 MiB, or one block.
+    Empty where memory is read in place.
+    """
+    @_builtins.property
+    def checksums(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """xxh3-64 of each block, if asked for."""
+
+    @_builtins.property
+    def source_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Where memory is read in place: where the blocks lie in the source's pool of this group."""
+
     def __init__(
         self,
         *,
         group: _builtins.int = ...,
         first_block: _builtins.int = ...,
         payload: _builtins.bytes = ...,
-        checksum: _builtins.int = ...,
+        checksums: _abc.Iterable[_builtins.int] | None = ...,
+        source_blocks: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "first_block", b"first_block", "group", b"group", "payload", b"payload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksums", b"checksums", "first_block", b"first_block", "group", b"group", "payload", b"payload", "source_blocks", b"source_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -374,19 +519,27 @@ class ConfirmRequest(_message.Message):
 
     LEASE_ID_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    CLAIMANT_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.bytes
     """The lease: 16 bytes."""
     generation: _builtins.int
     """The generation from the manifest."""
+    claimant: _builtins.str
+    """The claimant and the tenant, as in the Fetch."""
+    tenant: _builtins.str
+    """As in the Fetch."""
     def __init__(
         self,
         *,
         lease_id: _builtins.bytes = ...,
         generation: _builtins.int = ...,
+        claimant: _builtins.str = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "lease_id", b"lease_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claimant", b"claimant", "generation", b"generation", "lease_id", b"lease_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

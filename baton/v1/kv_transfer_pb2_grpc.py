@@ -27,6 +27,9 @@ if _version_not_supported:
 
 class KvTransferStub:
     """Hands KV blocks over. Served by the worker that holds them, called by the one that wants them.
+
+    A claimant describes once per source and epoch, to know how blocks can be moved between the two,
+    and then fetches any number of leases.
     """
 
     def __init__(self, channel):
@@ -35,6 +38,11 @@ class KvTransferStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Describe = channel.unary_unary(
+                '/baton.v1.KvTransfer/Describe',
+                request_serializer=baton_dot_v1_dot_kv__transfer__pb2.DescribeRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_kv__transfer__pb2.DescribeResponse.FromString,
+                _registered_method=True)
         self.Fetch = channel.unary_stream(
                 '/baton.v1.KvTransfer/Fetch',
                 request_serializer=baton_dot_v1_dot_kv__transfer__pb2.FetchRequest.SerializeToString,
@@ -49,7 +57,17 @@ class KvTransferStub:
 
 class KvTransferServicer:
     """Hands KV blocks over. Served by the worker that holds them, called by the one that wants them.
+
+    A claimant describes once per source and epoch, to know how blocks can be moved between the two,
+    and then fetches any number of leases.
     """
+
+    def Describe(self, request, context):
+        """Says by which ways the blocks of this worker can be had. UNAVAILABLE: the model is still loading.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
         """Streams the blocks of one lease as they are computed.
@@ -58,7 +76,8 @@ class KvTransferServicer:
         `result`; it then stays open until the lease is confirmed, because it is the lease's heartbeat:
         when it breaks, the lease is over. A Fetch may come before its Prefill and then waits for it,
         bounded by the lease's time limit. NOT_FOUND: the lease is over or never came.
-        FAILED_PRECONDITION: fingerprint or layouts differ, or the epoch is another's; nothing has moved.
+        FAILED_PRECONDITION: fingerprint or layouts differ, the epoch is another's, or the connector or
+        the integrity method is not offered; nothing has moved.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -67,7 +86,8 @@ class KvTransferServicer:
     def Confirm(self, request, context):
         """Confirms that all blocks of a lease arrived unharmed, and releases it. Only after OK may the
         blocks be used. NOT_FOUND: the lease is over, what was received must be thrown away.
-        FAILED_PRECONDITION: the generation is another's. Repeating a confirmation gives NOT_FOUND.
+        FAILED_PRECONDITION: the generation is another's. Repeating a confirmation gives NOT_FOUND, and
+        so does the lease of another worker or tenant, in Fetch as well: as if there were none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -76,6 +96,11 @@ class KvTransferServicer:
 
 def add_KvTransferServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Describe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Describe,
+                    request_deserializer=baton_dot_v1_dot_kv__transfer__pb2.DescribeRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_kv__transfer__pb2.DescribeResponse.SerializeToString,
+            ),
             'Fetch': grpc.unary_stream_rpc_method_handler(
                     servicer.Fetch,
                     request_deserializer=baton_dot_v1_dot_kv__transfer__pb2.FetchRequest.FromString,
@@ -96,7 +121,37 @@ def add_KvTransferServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class KvTransfer:
     """Hands KV blocks over. Served by the worker that holds them, called by the one that wants them.
+
+    A claimant describes once per source and epoch, to know how blocks can be moved between the two,
+    and then fetches any number of leases.
     """
+
+    @staticmethod
+    def Describe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.KvTransfer/Describe',
+            baton_dot_v1_dot_kv__transfer__pb2.DescribeRequest.SerializeToString,
+            baton_dot_v1_dot_kv__transfer__pb2.DescribeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Fetch(request,

@@ -27,12 +27,18 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class KvTransferStub:
-    """Hands KV blocks over. Served by the worker that holds them, called by the one that wants them."""
+    """Hands KV blocks over. Served by the worker that holds them, called by the one that wants them.
+
+    A claimant describes once per source and epoch, to know how blocks can be moved between the two,
+    and then fetches any number of leases.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> KvTransferAsyncStub: ...
+    Describe: _grpc.UnaryUnaryMultiCallable[_kv_transfer_pb2.DescribeRequest, _kv_transfer_pb2.DescribeResponse]
+    """Says by which ways the blocks of this worker can be had. UNAVAILABLE: the model is still loading."""
     Fetch: _grpc.UnaryStreamMultiCallable[_kv_transfer_pb2.FetchRequest, _kv_transfer_pb2.FetchResponse]
     """Streams the blocks of one lease as they are computed.
 
@@ -40,19 +46,27 @@ class KvTransferStub:
     `result`; it then stays open until the lease is confirmed, because it is the lease's heartbeat:
     when it breaks, the lease is over. A Fetch may come before its Prefill and then waits for it,
     bounded by the lease's time limit. NOT_FOUND: the lease is over or never came.
-    FAILED_PRECONDITION: fingerprint or layouts differ, or the epoch is another's; nothing has moved.
+    FAILED_PRECONDITION: fingerprint or layouts differ, the epoch is another's, or the connector or
+    the integrity method is not offered; nothing has moved.
     """
     Confirm: _grpc.UnaryUnaryMultiCallable[_kv_transfer_pb2.ConfirmRequest, _kv_transfer_pb2.ConfirmResponse]
     """Confirms that all blocks of a lease arrived unharmed, and releases it. Only after OK may the
     blocks be used. NOT_FOUND: the lease is over, what was received must be thrown away.
-    FAILED_PRECONDITION: the generation is another's. Repeating a confirmation gives NOT_FOUND.
+    FAILED_PRECONDITION: the generation is another's. Repeating a confirmation gives NOT_FOUND, and
+    so does the lease of another worker or tenant, in Fetch as well: as if there were none.
     """
 
 @_typing.type_check_only
 class KvTransferAsyncStub(KvTransferStub):
-    """Hands KV blocks over. Served by the worker that holds them, called by the one that wants them."""
+    """Hands KV blocks over. Served by the worker that holds them, called by the one that wants them.
+
+    A claimant describes once per source and epoch, to know how blocks can be moved between the two,
+    and then fetches any number of leases.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
+    Describe: _aio.UnaryUnaryMultiCallable[_kv_transfer_pb2.DescribeRequest, _kv_transfer_pb2.DescribeResponse]  # type: ignore[assignment]
+    """Says by which ways the blocks of this worker can be had. UNAVAILABLE: the model is still loading."""
     Fetch: _aio.UnaryStreamMultiCallable[_kv_transfer_pb2.FetchRequest, _kv_transfer_pb2.FetchResponse]  # type: ignore[assignment]
     """Streams the blocks of one lease as they are computed.
 
@@ -60,16 +74,30 @@ class KvTransferAsyncStub(KvTransferStub):
     `result`; it then stays open until the lease is confirmed, because it is the lease's heartbeat:
     when it breaks, the lease is over. A Fetch may come before its Prefill and then waits for it,
     bounded by the lease's time limit. NOT_FOUND: the lease is over or never came.
-    FAILED_PRECONDITION: fingerprint or layouts differ, or the epoch is another's; nothing has moved.
+    FAILED_PRECONDITION: fingerprint or layouts differ, the epoch is another's, or the connector or
+    the integrity method is not offered; nothing has moved.
     """
     Confirm: _aio.UnaryUnaryMultiCallable[_kv_transfer_pb2.ConfirmRequest, _kv_transfer_pb2.ConfirmResponse]  # type: ignore[assignment]
     """Confirms that all blocks of a lease arrived unharmed, and releases it. Only after OK may the
     blocks be used. NOT_FOUND: the lease is over, what was received must be thrown away.
-    FAILED_PRECONDITION: the generation is another's. Repeating a confirmation gives NOT_FOUND.
+    FAILED_PRECONDITION: the generation is another's. Repeating a confirmation gives NOT_FOUND, and
+    so does the lease of another worker or tenant, in Fetch as well: as if there were none.
     """
 
 class KvTransferServicer(metaclass=_abc_1.ABCMeta):
-    """Hands KV blocks over. Served by the worker that holds them, called by the one that wants them."""
+    """Hands KV blocks over. Served by the worker that holds them, called by the one that wants them.
+
+    A claimant describes once per source and epoch, to know how blocks can be moved between the two,
+    and then fetches any number of leases.
+    """
+
+    @_abc_1.abstractmethod
+    def Describe(
+        self,
+        request: _kv_transfer_pb2.DescribeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kv_transfer_pb2.DescribeResponse, _abc.Awaitable[_kv_transfer_pb2.DescribeResponse]]:
+        """Says by which ways the blocks of this worker can be had. UNAVAILABLE: the model is still loading."""
 
     @_abc_1.abstractmethod
     def Fetch(
@@ -83,7 +111,8 @@ class KvTransferServicer(metaclass=_abc_1.ABCMeta):
         `result`; it then stays open until the lease is confirmed, because it is the lease's heartbeat:
         when it breaks, the lease is over. A Fetch may come before its Prefill and then waits for it,
         bounded by the lease's time limit. NOT_FOUND: the lease is over or never came.
-        FAILED_PRECONDITION: fingerprint or layouts differ, or the epoch is another's; nothing has moved.
+        FAILED_PRECONDITION: fingerprint or layouts differ, the epoch is another's, or the connector or
+        the integrity method is not offered; nothing has moved.
         """
 
     @_abc_1.abstractmethod
@@ -94,7 +123,8 @@ class KvTransferServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_kv_transfer_pb2.ConfirmResponse, _abc.Awaitable[_kv_transfer_pb2.ConfirmResponse]]:
         """Confirms that all blocks of a lease arrived unharmed, and releases it. Only after OK may the
         blocks be used. NOT_FOUND: the lease is over, what was received must be thrown away.
-        FAILED_PRECONDITION: the generation is another's. Repeating a confirmation gives NOT_FOUND.
+        FAILED_PRECONDITION: the generation is another's. Repeating a confirmation gives NOT_FOUND, and
+        so does the lease of another worker or tenant, in Fetch as well: as if there were none.
         """
 
 def add_KvTransferServicer_to_server(servicer: KvTransferServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

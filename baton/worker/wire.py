@@ -31,11 +31,13 @@ def engine_request(
     *,
     purpose: Purpose = Purpose.GENERATE,
     kv_source: KvSource = KvSource.LOCAL,
+    block_hashes: tuple[bytes, ...] = (),
 ) -> EngineRequest:
     """The request a message asks for, arriving now.
 
-    `time_remaining` is that of the call, in seconds; None: it has no deadline. Raises
-    `InvalidArgumentError` for parameters out of bounds; the engine checks the rest.
+    `time_remaining` is that of the call, in seconds; None: it has no deadline. `block_hashes` are
+    those of its leading blocks, where somebody has made them. Raises `InvalidArgumentError` for
+    parameters out of bounds; the engine checks the rest.
     """
     arrival = time.monotonic()
     return EngineRequest(
@@ -45,6 +47,7 @@ def engine_request(
         num_prompt_tokens=message.num_prompt_tokens,
         purpose=purpose,
         kv_source=kv_source,
+        block_hashes=block_hashes,
         priority=message.priority,
         arrival_time=arrival,
         first_token_deadline=None if time_remaining is None else arrival + time_remaining,

@@ -8,7 +8,7 @@ import asyncio
 import dataclasses
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 from redis.asyncio import Redis
@@ -25,6 +25,7 @@ from baton.serving.channels import Channels
 from baton.serving.server import Server
 from baton.worker.settings import WorkerSettings
 from kvtransfer.handle import Pairing
+from kvtransfer.payload import CHANNEL_OPTIONS
 from kvtransfer.wire import serialize_layouts
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class Worker:
 
     Attributes:
         epoch: grows from start to start.
+        channels: to other workers, for their blocks.
         num_leases, num_promised_blocks: what the role holds beside the engine, for reports.
     """
 
@@ -46,13 +48,14 @@ class Worker:
         self.role = role
         self.settings = settings
         self.server = Server(settings)
-        self.channels = Channels(settings.max_message_bytes)
+        self.channels = Channels(settings.max_message_bytes, options=CHANNEL_OPTIONS)
         self.epoch = new_epoch()
         self.phase = "starting"
         self.progress = 0.0
         self.num_leases: Callable[[], int] = lambda: 0
         self.num_promised_blocks: Callable[[], int] = lambda: 0
         self._engine: AsyncEngine | None = None
+        self._on_load: Callable[[AsyncExitStack], Awaitable[None]] = _nothing_more
         self._is_draining = False
         self._failed = asyncio.Event()
         self._publisher: EventPublisher | None = None
@@ -83,6 +86,11 @@ class Worker:
         if self._is_draining:
             raise UnavailableError(f"worker {self.id} is draining; another one will serve this")
         return self.engine
+
+    def on_load(self, callback: Callable[[AsyncExitStack], Awaitable[None]]) -> None:
+        """Has `callback` awaited once the engine is there, before anybody is told of this worker.
+        It is where a role sets up what needs the engine; closing the stack must undo it."""
+        self._on_load = callback
 
     def pairing(self) -> Pairing:
         """What another worker must share to exchange blocks with this one."""
@@ -137,6 +145,7 @@ class Worker:
         engine.start()
         stack.push_async_callback(engine.stop)
         self._engine = engine
+        await self._on_load(stack)
         if self.settings.redis_url:
             await self._join(connect(self.settings.redis_url), stack)
         await self.server.set_ready(True)
@@ -177,3 +186,7 @@ class Worker:
     def _on_cache_events(self, events: CacheEvents) -> None:
         if self._publisher is not None:
             self._publisher.publish(KvEvents(events.stored, events.removed, events.cleared))
+
+
+async def _nothing_more(_stack: AsyncExitStack) -> None:
+    """What a role does on loading that has nothing to do."""

@@ -19,8 +19,9 @@ from baton.v1.kv_transfer_pb2_grpc import add_KvTransferServicer_to_server
 from kvtransfer.client import KvFetcher
 from kvtransfer.extent import Extent
 from kvtransfer.handle import Handle, Pairing
-from kvtransfer.lease import Lease, LeaseTable
-from kvtransfer.service import KvTransferService, ServedPools
+from kvtransfer.lease import Claim, Lease
+from kvtransfer.lease_table import LeaseTable
+from kvtransfer.service import KvTransferService, ServedPools, add_to_server
 
 EPOCH = 7
 CLAIMANT = "decode-0"
@@ -94,7 +95,7 @@ class Transfer:
         return self.lease_of(num_blocks * BLOCK_SIZE)
 
     def lease_of(self, num_tokens: int) -> AbstractContextManager[Lease]:
-        return self.leases.open(LEASE, CLAIMANT, Extent(num_tokens, BLOCK_SIZE))
+        return self.leases.open(Claim(LEASE, CLAIMANT), Extent(num_tokens, BLOCK_SIZE))
 
     def handle(self, num_blocks: int = 4, **changes: Any) -> Handle:
         fields = {
@@ -124,12 +125,16 @@ async def transfer(
     leases = LeaseTable()
     service = KvTransferService(leases, lambda: ServedPools(sources, ours, EPOCH))
     server = Server(ServingSettings())
-    server.add(add_KvTransferServicer_to_server, servicer or service)
+    if servicer is None:
+        server.add(add_to_server, service)
+    else:
+        server.add(add_KvTransferServicer_to_server, servicer)
     await server.start()
     channels = Channels()
     fetcher = KvFetcher(targets, theirs, CLAIMANT, channels.get)
     try:
         yield Transfer(server.endpoint, leases, sources, targets, fetcher, channels)
     finally:
+        fetcher.close()
         await channels.close()
         await server.stop(0.0)

@@ -49,6 +49,10 @@ PAIRING = Pairing(MODEL, PLAIN)
 TIMEOUT = 10.0
 
 
+def nothing() -> None:
+    """What a lease of these tests calls to free its blocks."""
+
+
 async def until(condition: Callable[[], bool], within: float = 5.0) -> None:
     async with asyncio.timeout(within):
         while not condition():  # noqa: ASYNC110 - looks from outside
@@ -75,7 +79,7 @@ async def test_blocks_flow_as_they_are_filled_and_the_tokens_with_the_last():
             assert untouched(ends.target, (3, 5))
             lease.advance(((1, 2, 4),), 2)
             await until(lambda: contents(ends.target, (3,)) == contents(ends.source, (2,)))
-            lease.complete(TOKEN)
+            lease.complete(TOKEN, nothing)
             token, report = await fetching
             await lease.over()
         assert token == TOKEN
@@ -88,10 +92,10 @@ async def test_a_fetch_may_come_before_its_prefill():
         fetching = asyncio.create_task(
             ends.fetcher.fetch(ends.handle(1), allocation((2,)), TIMEOUT)
         )
-        await until(lambda: bool(ends.leases._awaited))
+        await until(lambda: ends.leases.num_awaited == 1)
         with ends.lease(1) as lease:
             lease.advance(((6,),), 0)
-            lease.complete(TOKEN)
+            lease.complete(TOKEN, nothing)
             await fetching
         assert contents(ends.target, (2,)) == contents(ends.source, (6,))
 
@@ -100,7 +104,7 @@ async def test_leading_blocks_that_the_claimant_holds_are_not_sent():
     async with transfer() as ends:
         with ends.lease(3) as lease:
             lease.advance(((1, 2, 3),), 3)
-            lease.complete(TOKEN)
+            lease.complete(TOKEN, nothing)
             into = allocation((4, 5, 6), num_hits=2)
             _, report = await ends.fetcher.fetch(ends.handle(3), into, TIMEOUT)
         assert report.num_blocks == 1
@@ -115,7 +119,7 @@ async def test_a_claimant_that_holds_every_block_gets_the_token_alone():
             into = allocation((4, 5), num_hits=2)
             fetching = asyncio.create_task(ends.fetcher.fetch(ends.handle(2), into, TIMEOUT))
             await until(lambda: lease.is_claimed)
-            lease.complete(TOKEN)
+            lease.complete(TOKEN, nothing)
             token, report = await fetching
             await lease.over()
         assert (token, report.num_blocks, report.num_bytes) == (TOKEN, 0, 0)
@@ -127,7 +131,7 @@ async def test_many_blocks_come_in_messages_of_bounded_size():
         everything = tuple(range(1, num_blocks + 1))
         with ends.lease(num_blocks) as lease:
             lease.advance((everything,), num_blocks)
-            lease.complete(TOKEN)
+            lease.complete(TOKEN, nothing)
             stub = pb_grpc.KvTransferStub(ends.channels.get(ends.endpoint))
             request = fetch_request(ends.handle(num_blocks), CLAIMANT, PAIRING, 0)
             sizes = []
@@ -187,7 +191,7 @@ async def test_a_handle_of_an_earlier_life_is_refused_before_anything_moves():
     async with transfer() as ends:
         with ends.lease(1) as lease:
             lease.advance(((1,),), 1)
-            lease.complete(TOKEN)
+            lease.complete(TOKEN, nothing)
             handle = ends.handle(1, source_epoch=EPOCH - 1)
             failure = await failure_of(ends.fetcher.fetch(handle, allocation((2,)), TIMEOUT))
             assert not lease.is_claimed
@@ -260,9 +264,11 @@ async def test_a_confirmation_cannot_be_replayed():
         stub = pb_grpc.KvTransferStub(ends.channels.get(ends.endpoint))
         with ends.lease(1) as lease:
             lease.advance(((1,),), 1)
-            lease.complete(TOKEN)
+            lease.complete(TOKEN, nothing)
             await ends.fetcher.fetch(ends.handle(1), allocation((2,)), TIMEOUT)
-            again = pb.ConfirmRequest(lease_id=LEASE, generation=lease.generation)
+            again = pb.ConfirmRequest(
+                lease_id=LEASE, generation=lease.generation, claimant=CLAIMANT
+            )
             assert isinstance(await failure_of(stub.Confirm(again)), NotFoundError)
         assert isinstance(await failure_of(stub.Confirm(again)), NotFoundError)
 
@@ -314,15 +320,27 @@ def payload_of(layout: KvLayout, num_blocks: int) -> bytes:
     return bytes(range(1, 129)) * (num_blocks * layout.block_bytes // 128)
 
 
+def checksums_in(payload: bytes, layout: KvLayout) -> list[int]:
+    size = layout.block_bytes
+    return [xxhash.xxh3_64_intdigest(payload[i : i + size]) for i in range(0, len(payload), size)]
+
+
+def flipped(payload: bytes, layout: KvLayout = LAYOUT) -> list[int]:
+    """The checksums of a payload of which the last block has changed on the way."""
+    *before, last = checksums_in(payload, layout)
+    return [*before, last ^ 1]
+
+
 def manifest(num_blocks: int = 2) -> pb.FetchResponse:
     return pb.FetchResponse(manifest=pb.Manifest(generation=1, num_blocks=num_blocks))
 
 
 def blocks(
-    first: int, payload: bytes, checksum: int | None = None, *, group: int = 0
+    first: int, payload: bytes, checksums: list[int] | None = None, *, group: int = 0
 ) -> pb.FetchResponse:
-    checksum = xxhash.xxh3_64_intdigest(payload) if checksum is None else checksum
-    run = pb.BlockRun(group=group, first_block=first, payload=payload, checksum=checksum)
+    if checksums is None:
+        checksums = checksums_in(payload, HYBRID[group % 2])
+    run = pb.BlockRun(group=group, first_block=first, payload=payload, checksums=checksums)
     return pb.FetchResponse(blocks=run)
 
 
@@ -333,7 +351,14 @@ def result() -> pb.FetchResponse:
 
 ONE, TWO, THREE = (payload_of(LAYOUT, n) for n in (1, 2, 3))
 DAMAGE = {
-    "a flipped bit": [manifest(), blocks(0, TWO, xxhash.xxh3_64_intdigest(TWO) ^ 1), result()],
+    "a flipped bit": [manifest(), blocks(0, TWO, flipped(TWO)), result()],
+    "a checksum too few": [manifest(), blocks(0, TWO, checksums_in(ONE, LAYOUT)), result()],
+    "no checksums": [manifest(), blocks(0, TWO, []), result()],
+    "places where a payload should be": [
+        manifest(),
+        pb.FetchResponse(blocks=pb.BlockRun(source_blocks=[1, 2])),
+        result(),
+    ],
     "out of order": [manifest(), blocks(1, ONE), blocks(0, ONE), result()],
     "a block twice": [manifest(), blocks(0, ONE), blocks(0, ONE), result()],
     "all of it twice": [manifest(), blocks(0, TWO), blocks(0, TWO), result()],
@@ -399,7 +424,7 @@ HYBRID_DAMAGE = {
         manifest(4), blocks(0, FULL, group=1), blocks(2, SEEN, group=0), result(),
     ],
     "a flipped bit": [
-        manifest(4), FULL_RUN, blocks(2, SEEN, xxhash.xxh3_64_intdigest(SEEN) ^ 1, group=1),
+        manifest(4), FULL_RUN, blocks(2, SEEN, flipped(SEEN, WINDOWED), group=1),
         result(),
     ],
     "a third group": [
@@ -484,7 +509,7 @@ async def test_each_group_brings_what_the_last_token_sees(num_tokens, chunk):
             for tables, num_filled in prefilling(num_tokens, chunk):
                 lease.advance(tables, num_filled)
                 await asyncio.sleep(0.002)
-            lease.complete(TOKEN)
+            lease.complete(TOKEN, nothing)
             token, report = await fetching
         assert token == TOKEN
         assert report.num_blocks == 2 * count - first
@@ -499,7 +524,7 @@ async def test_what_the_claimant_holds_is_not_sent_in_any_group(num_hits):
     async with transfer(layouts=HYBRID) as ends:
         with ends.lease_of(NUM_TOKENS + 1) as lease:
             lease.advance(((1, 2, 3, 4), (NULL_BLOCK, 6, 7, 8)), 4)
-            lease.complete(TOKEN)
+            lease.complete(TOKEN, nothing)
             into = allocation((5, 6, 7, 8), (NULL_BLOCK, NULL_BLOCK, 1, 2), num_hits=num_hits)
             handle = ends.handle(num_tokens=NUM_TOKENS + 1)
             _, report = await ends.fetcher.fetch(handle, into, TIMEOUT)
@@ -526,7 +551,7 @@ async def test_a_chunk_of_all_groups_flows_as_soon_as_it_is_filled():
             assert untouched(ends.targets[0], (8,))
             assert untouched(ends.targets[1], (6,))
             lease.advance(((1, 2, 3, 4), (NULL_BLOCK, 2, 3, 4)), 3)
-            lease.complete(TOKEN)
+            lease.complete(TOKEN, nothing)
             await fetching
         assert contents(ends.targets[1], (5, 6)) == contents(ends.sources[1], (3, 4))
 
@@ -539,7 +564,7 @@ async def test_messages_are_of_bounded_size_in_every_group():
         everything = tuple(range(1, num_blocks + 1))
         with ends.lease(num_blocks) as lease:
             lease.advance((everything, everything), num_blocks)
-            lease.complete(TOKEN)
+            lease.complete(TOKEN, nothing)
             stub = pb_grpc.KvTransferStub(ends.channels.get(ends.endpoint))
             handle = ends.handle(num_blocks)
             request = fetch_request(handle, CLAIMANT, handle.pairing, 0)
@@ -558,7 +583,7 @@ async def test_a_needed_block_that_was_given_back_is_our_own_fault_and_sends_not
     async with transfer(layouts=HYBRID) as ends:
         with ends.lease_of(NUM_TOKENS) as lease:
             lease.advance(((1, 2, 3, 4), (NULL_BLOCK, NULL_BLOCK, NULL_BLOCK, 4)), 3)
-            lease.complete(TOKEN)
+            lease.complete(TOKEN, nothing)
             into = allocation((5, 6, 7, 8), (NULL_BLOCK, NULL_BLOCK, 5, 6))
             handle = ends.handle(num_tokens=NUM_TOKENS)
             failure = await failure_of(ends.fetcher.fetch(handle, into, TIMEOUT))

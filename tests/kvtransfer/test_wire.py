@@ -62,11 +62,10 @@ def test_a_handle_survives_its_message():
     [
         ({"version": 2}, "version is 2, this worker's is 1"),
         ({"integrity": pb.INTEGRITY_UNSPECIFIED}, "asks for integrity 0"),
-        ({"integrity": pb.INTEGRITY_FENCE}, "asks for integrity 2"),
         ({"integrity": 99}, "asks for integrity 99"),
         ({"layouts": [pb.KvLayout(tensor_parallel_size=4)]}, "4 ranks"),
     ],
-    ids=["version", "no integrity", "fence", "unknown integrity", "tensor parallel"],
+    ids=["version", "no integrity", "unknown integrity", "tensor parallel"],
 )
 def test_a_handle_this_worker_cannot_honour_is_refused(changes, named):
     with pytest.raises(FailedPreconditionError, match=named):

@@ -1,0 +1,77 @@
+"""The ways in which blocks move, and what each of them has to offer. The seam between them.
+
+The stream of a Fetch is the same for all: what will come, runs of blocks as they are filled, the
+result. A connector is two objects: a `Sender` beside the source's pools, that makes a run of blocks
+that are filled, and a `Receiver` beside the claimant's, that puts them where they belong.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Protocol
+
+from baton.engine.kv_pool import KvLayout, KvPool
+from baton.errors import FailedPreconditionError
+from kvtransfer.run import Run
+
+
+class Connector(Enum):
+    """`GRPC`: in the stream itself, over any network. `SHM`: read from the source's memory, on the
+    same host."""
+
+    GRPC = "grpc"
+    SHM = "shm"
+
+
+FASTEST_FIRST = (Connector.SHM, Connector.GRPC)
+READS_IN_PLACE = frozenset({Connector.SHM})
+
+
+class Integrity(Enum):
+    """How blocks are proved unharmed, beside the fence that every handoff has.
+
+    `BY_CONNECTOR`: checksums where bytes cross a wire, none where memory is read in place.
+    """
+
+    CHECKSUMS = "checksums"
+    FENCE = "fence"
+    BY_CONNECTOR = "by connector"
+
+    def of(self, connector: Connector) -> "Integrity":
+        """What it comes to. Raises `FailedPreconditionError` for less than the connector needs."""
+        reads_in_place = connector in READS_IN_PLACE
+        if self is Integrity.FENCE and not reads_in_place:
+            raise FailedPreconditionError(
+                f"connector {connector.value} needs checksums; the fence alone was asked for"
+            )
+        if self is Integrity.BY_CONNECTOR:
+            return Integrity.FENCE if reads_in_place else Integrity.CHECKSUMS
+        return self
+
+
+class Sender(Protocol):
+    """Makes runs of the blocks of one source."""
+
+    def max_blocks(self, layout: KvLayout) -> int:
+        """How many blocks one run has at most; at least 1."""
+
+    async def send(
+        self, group: int, first_block: int, block_ids: Sequence[int], pool: KvPool
+    ) -> Run:
+        """A run of filled blocks, that lie in `pool` at `block_ids`. Valid until the next one is
+        asked for, or the lease is over."""
+
+
+class Receiver(Protocol):
+    """Takes runs from one source. `connector` is how."""
+
+    connector: Connector
+
+    async def receive(
+        self, run: Run, pool: KvPool, targets: Sequence[int], integrity: Integrity
+    ) -> None:
+        """Puts a run's blocks into `pool` at `targets`, of which it has as many.
+
+        When this has returned or raised, cancelled or not, nothing is being written any more.
+        Raises `DataLossError` for blocks that are not what they should be, or that cannot be
+        checked where they should be.
+        """

@@ -1,0 +1,71 @@
+"""Blocks on their way. Knows no transport."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from baton.errors import DataLossError
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Adjacent blocks of a sequence in one cache group.
+
+    Attributes:
+        group: the cache group.
+        first_block: the index, within the sequence, of the first one.
+        checksums: of each block; empty where the fence alone has to do.
+        payload: their bytes, in pieces; empty where memory is read in place.
+        source_blocks: where they lie in the source's pool, where it is.
+    """
+
+    group: int
+    first_block: int
+    checksums: tuple[int, ...] = ()
+    payload: "tuple[memoryview[Any], ...]" = ()
+    source_blocks: tuple[int, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the payload."""
+        return sum(len(piece) for piece in self.payload)
+
+    def count(self, block_bytes: int) -> int:
+        """How many blocks it brings. Raises `DataLossError` for no whole number of them."""
+        if self.source_blocks:
+            return len(self.source_blocks)
+        count, odd = divmod(self.num_bytes, block_bytes)
+        if odd or not count:
+            raise DataLossError(
+                f"{self.num_bytes} bytes of group {self.group} arrived, of {block_bytes} a block"
+            )
+        return count
+
+
+def checksums_of(pieces: "Sequence[memoryview[Any]]", block_bytes: int) -> tuple[int, ...]:
+    """xxh3-64 of each block; each piece holds whole blocks."""
+    return tuple(map(xxhash.xxh3_64_intdigest, _blocks(pieces, block_bytes)))
+
+
+def check(
+    run: Run, pieces: "Sequence[memoryview[Any]]", block_bytes: int, *, first: int = 0
+) -> None:
+    """Raises `DataLossError` unless the pieces are the blocks of a run from its `first` on."""
+    found = checksums_of(pieces, block_bytes)
+    expected = run.checksums[first : first + len(found)]
+    if found == expected:
+        return
+    for i, one in enumerate(found):
+        if i >= len(expected) or one != expected[i]:
+            raise DataLossError(
+                f"the checksum of block {run.first_block + first + i} of group {run.group} is "
+                "another"
+            )
+
+
+def _blocks(pieces: "Sequence[memoryview[Any]]", block_bytes: int) -> "Iterator[memoryview[Any]]":
+    for piece in pieces:
+        for start in range(0, len(piece), block_bytes):
+            yield piece[start : start + block_bytes]

@@ -1,0 +1,141 @@
+"""The connector `shm`, at the claimant: copies blocks straight from the source's pools.
+
+The source's memory is mapped read-only and each byte is copied once, into the claimant's own pool.
+What was read is worth something only if the source, asked afterwards, still held the lease: until
+then it is as if it had not arrived.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from baton.engine.block_copy import Places, Rows, as_rows
+from baton.engine.core.block_pool import NULL_BLOCK
+from baton.engine.kv_pool import KvLayout, KvPool, pool_bytes
+from baton.engine.shared_memory import map_readonly
+from baton.errors import DataLossError, UnavailableError
+from kvtransfer.connector import Connector, Integrity
+from kvtransfer.run import Run, check
+from kvtransfer.unix_peer import GREETING, Door, abstract, host_id, is_same_user
+
+_PATIENCE = 1.0
+# Copied and then checked while it is still in the cache.
+_STRIDE_BYTES = 512 * 2**10
+
+
+class SharedReceiver:
+    """One source's pools, mapped, until `close` or until the source is gone."""
+
+    connector = Connector.SHM
+
+    def __init__(self, connection: socket.socket, pools: Sequence[Rows]) -> None:
+        self._connection = connection
+        self._pools: tuple[Rows, ...] = tuple(pools)
+        self.is_open = True
+
+    async def receive(
+        self, run: Run, pool: KvPool, targets: Sequence[int], integrity: Integrity
+    ) -> None:
+        if not self.is_open:
+            raise UnavailableError("the worker whose memory was being read is gone")
+        rows = self._pools[run.group]
+        if len(run.source_blocks) != len(targets):
+            raise DataLossError(f"{len(run.source_blocks)} blocks came for {len(targets)}")
+        copy = _copy_checked if integrity is Integrity.CHECKSUMS else _copy
+        copying = asyncio.get_running_loop().run_in_executor(None, copy, run, rows, pool, targets)
+        try:
+            await asyncio.shield(copying)
+        finally:
+            # The targets are somebody else's as soon as this has ended, whatever ends it.
+            await _ended(copying)
+
+    def watch(self, on_gone: Callable[[], None]) -> None:
+        """Has `on_gone` called once, when the source is gone; it closes this."""
+        asyncio.get_running_loop().add_reader(self._connection, on_gone)
+
+    def close(self) -> None:
+        """Unmaps, once no copy is under way. Idempotent."""
+        if self.is_open:
+            self.is_open = False
+            asyncio.get_running_loop().remove_reader(self._connection)
+            self._connection.close()
+            self._pools = ()
+
+
+def attach(door: Door, layouts: Sequence[KvLayout]) -> SharedReceiver:
+    """Maps a source's pools, whose layouts are these. Blocks, for a second at most.
+
+    Raises `UnavailableError`, which says why that cannot be done.
+    """
+    if door.host != host_id():
+        raise UnavailableError("the other worker is on another host")
+    if len(door.num_blocks) != len(layouts):
+        raise UnavailableError(f"the other worker has {len(door.num_blocks)} pools")
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(_PATIENCE)
+        connection.connect(abstract(door.address))
+        if not is_same_user(connection):
+            raise UnavailableError("the other worker belongs to another user")
+        pools = _receive_pools(connection, door, layouts)
+        connection.setblocking(False)
+    except (OSError, ValueError) as error:
+        connection.close()
+        raise UnavailableError(f"the other worker's memory cannot be read: {error}") from error
+    except BaseException:
+        connection.close()
+        raise
+    return SharedReceiver(connection, pools)
+
+
+def _receive_pools(
+    connection: socket.socket, door: Door, layouts: Sequence[KvLayout]
+) -> list[Rows]:
+    greeting, fds, _, _ = socket.recv_fds(
+        connection, len(GREETING), len(layouts), socket.MSG_CMSG_CLOEXEC
+    )
+    try:
+        if greeting != GREETING or len(fds) != len(layouts):
+            raise ValueError(f"it passed {len(fds)} descriptors for {len(layouts)} pools")
+        return [
+            as_rows(map_readonly(fd, pool_bytes(layout, count)), layout.block_bytes)
+            for fd, layout, count in zip(fds, layouts, door.num_blocks, strict=True)
+        ]
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _copy(run: Run, rows: Rows, pool: KvPool, targets: Sequence[int]) -> None:
+    """In a thread."""
+    pool.copy_rows(rows, _places(run, rows), targets)
+
+
+def _copy_checked(run: Run, rows: Rows, pool: KvPool, targets: Sequence[int]) -> None:
+    """In a thread. What is checked is the copy."""
+    places, block_bytes = _places(run, rows), pool.layout.block_bytes
+    stride = max(1, _STRIDE_BYTES // block_bytes)
+    for first in range(0, len(targets), stride):
+        some = targets[first : first + stride]
+        pool.copy_rows(rows, places[first : first + stride], some)
+        check(run, pool.read_blocks(some), block_bytes, first=first)
+
+
+def _places(run: Run, rows: Rows) -> Places:
+    places = np.asarray(run.source_blocks, np.int64)
+    if places.min() <= NULL_BLOCK or places.max() >= len(rows):
+        raise DataLossError(f"blocks of group {run.group} lie outside of the source's pool")
+    return places
+
+
+async def _ended(copying: "asyncio.Future[None]") -> None:
+    """Waits for a copy that cannot be called off, however often this is cancelled."""
+    while not copying.done():
+        try:
+            await asyncio.wait({copying})
+        except asyncio.CancelledError:
+            continue
+    copying.exception()  # whoever was waiting has it; if nobody was, nobody needs it
