@@ -6,6 +6,7 @@ from baton.engine.core.policy import POLICIES
 from baton.engine.core.settings import Preemption
 from baton.errors import InvalidArgumentError
 
+KERNELS = ("auto", "triton", "torch")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _OPTIONAL_COUNTS = (
     "num_blocks",
@@ -48,6 +49,11 @@ class EngineConfig:
         swap_bytes: host memory for the KV of preempted sequences; 0 is none, so no swap.
         max_drafts: tokens guessed ahead and verified per sequence and step; 0 is none.
         speculate: whether requests that do not say speculate.
+        kernels: "triton", "torch", or "auto": Triton's on a GPU, where the model's heads have a
+            kernel, and torch's on a CPU.
+        deterministic: make a request's logits the same, bit for bit, in any batch and chunked in
+            any way, at some cost in speed. Needs Triton's kernels.
+        cuda_graphs: replay decode steps from recorded graphs on a GPU.
         async_scheduling: launch a step of plain decodes before the tokens of the one before it have
             come back. None: on a GPU, which would wait meanwhile.
         num_threads: CPU threads of one forward. None: as torch decides.
@@ -73,6 +79,9 @@ class EngineConfig:
     max_drafts: int = 0
     speculate: bool = True
     shared_pools: bool = False
+    kernels: str = "auto"
+    deterministic: bool = False
+    cuda_graphs: bool = True
     async_scheduling: bool | None = None
     num_threads: int | None = None
 
@@ -93,6 +102,11 @@ class EngineConfig:
         _one_of("policy", self.policy, tuple(POLICIES))
         _one_of("preemption", self.preemption, tuple(mode.value for mode in Preemption))
         _one_of("dtype", self.dtype, DTYPES)
+        _one_of("kernels", self.kernels, KERNELS)
+        if self.deterministic and self.kernels == "torch":
+            raise InvalidArgumentError(
+                "deterministic", "is set, which needs kernels to be triton or auto, not torch"
+            )
         given = self.max_num_batched_tokens
         if given is not None and given < self.max_num_seqs:
             raise InvalidArgumentError(

@@ -117,34 +117,31 @@ class WorkerSettings(ServingSettings):
         description="How blocks are fetched from another worker. grpc: over the network. shm: from "
         "the other's memory, on the same host. auto: the fastest that both have.",
     )
+    kernels: Literal["auto", "triton", "torch"] = Field(
+        "auto",
+        description="What computes attention and the like. auto: Triton's kernels on a GPU, where "
+        "the model's heads have one, and torch on a CPU.",
+    )
+    deterministic: bool = Field(
+        False,
+        description="The same request gives bitwise the same logits in any batch, chunked in any "
+        "way, on any worker with this setting. Slower; needs a GPU.",
+    )
+    cuda_graphs: bool = Field(True, description="Replay decode steps from recorded CUDA graphs.")
+    async_scheduling: bool | None = Field(
+        None,
+        description="Launch a step before the tokens of the one before it are here. Unset: on a "
+        "GPU, which would wait meanwhile.",
+    )
     num_threads: int | None = Field(
         None, ge=1, description="CPU threads of one forward. Unset: as torch decides."
     )
 
     def engine_config(self) -> EngineConfig:
-        return EngineConfig(
-            device=self.device,
-            dtype=self.dtype,
-            block_size=self.block_size,
-            num_blocks=self.num_blocks,
-            kv_cache_bytes=self.kv_cache_bytes,
-            gpu_memory_utilization=self.gpu_memory_utilization,
-            max_model_len=self.max_model_len,
-            max_num_seqs=min(self.max_num_seqs, self.max_num_batched_tokens or self.max_num_seqs),
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            prefix_caching=self.prefix_caching,
-            policy=self.policy,
-            max_cache_reads=self.max_cache_reads,
-            long_prefill_threshold=self.long_prefill_threshold,
-            free_block_margin=self.free_block_margin,
-            full_sequence_must_fit=self.full_sequence_must_fit,
-            preemption=self.preemption,
-            swap_bytes=self.swap_bytes,
-            max_drafts=self.max_drafts,
-            speculate=self.speculate,
-            shared_pools=self.shared_pools,
-            num_threads=self.num_threads,
-        )
+        given = {name: getattr(self, name) for name in EngineConfig.__slots__}
+        if self.max_num_batched_tokens is not None:
+            given["max_num_seqs"] = min(self.max_num_seqs, self.max_num_batched_tokens)
+        return EngineConfig(**given)
 
     @property
     def model_path(self) -> str:
