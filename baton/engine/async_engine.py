@@ -12,14 +12,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 from baton.engine.core.block_pool import CacheEvents
 from baton.engine.core.plan import ExternalAllocation
 from baton.engine.core.scheduler import SchedulerStats
 from baton.engine.core.sequence import Purpose
 from baton.engine.engine import Engine
-from baton.engine.grammar_state import CompiledGrammar
 from baton.engine.messages import EngineRequest, SequenceUpdate, StepOutput
 from baton.errors import (
     AlreadyExistsError,
@@ -31,6 +30,9 @@ from baton.errors import (
     UnavailableError,
 )
 from baton.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from baton.engine.grammar_state import CompiledGrammar
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +149,7 @@ class AsyncEngine:
         self.engine.close()
         self._fail_streams(UnavailableError("the worker has stopped"))
 
-    async def compile_grammar(self, params: SamplingParams) -> CompiledGrammar | None:
+    async def compile_grammar(self, params: SamplingParams) -> "CompiledGrammar | None":
         """Compiles the grammar that `params` ask for, if any, off the engine's thread and the event
         loop's. Raises `InvalidArgumentError` for one that does not compile, or not in time."""
         if params.grammar is None:
@@ -156,7 +158,7 @@ class AsyncEngine:
         return await loop.run_in_executor(self._compiling, self.engine.compile_grammar, params)
 
     def open(
-        self, request: EngineRequest, grammar: CompiledGrammar | None = None
+        self, request: EngineRequest, grammar: "CompiledGrammar | None" = None
     ) -> SequenceStream:
         """Queues a request, with what `compile_grammar` made for it.
 
@@ -224,7 +226,7 @@ class AsyncEngine:
     # The engine's thread.
 
     def _add(
-        self, request: EngineRequest, stream: SequenceStream, grammar: CompiledGrammar | None
+        self, request: EngineRequest, stream: SequenceStream, grammar: "CompiledGrammar | None"
     ) -> None:
         self._call_soon(stream.begin)
         self.engine.add_request(request, grammar)

@@ -10,7 +10,8 @@ import os
 import time
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from baton.engine.assembly import (
     LoadedModel,
@@ -27,8 +28,6 @@ from baton.engine.core.progress import SequenceProgress, StepProgress
 from baton.engine.core.scheduler import SchedulerStats
 from baton.engine.core.sequence import Purpose, Request
 from baton.engine.cost_meter import CostMeter
-from baton.engine.grammar import GrammarCompiler
-from baton.engine.grammar_state import CompiledGrammar
 from baton.engine.kv_pool import KvLayout
 from baton.engine.messages import (
     Completion,
@@ -45,6 +44,10 @@ from baton.engine.updates import updates_of
 from baton.errors import AlreadyExistsError, InvalidArgumentError, OverloadedError
 from baton.sampling import SamplingParams, check_length, check_token_ids, check_vocabulary
 
+if TYPE_CHECKING:
+    from baton.engine.grammar import GrammarCompiler
+    from baton.engine.grammar_state import CompiledGrammar
+
 Prompt = str | SequenceOf[int]
 
 
@@ -57,7 +60,7 @@ class Engine:
         self.cache = loaded.cache
         self._path = loaded.path
         self._tokenizer: Any = None
-        self._grammars = GrammarCompiler(loaded.path, info.vocab_size, info.eos_token_ids)
+        self._grammars = _grammar_compiler(loaded)
         device = loaded.device
         self._max_chunk = config.tokens_per_step(device.type)
         self._scheduler = make_scheduler(config, loaded)
@@ -200,7 +203,7 @@ class Engine:
 
     # Step by step.
 
-    def check(self, request: EngineRequest, grammar: CompiledGrammar | None = None) -> None:
+    def check(self, request: EngineRequest, grammar: "CompiledGrammar | None" = None) -> None:
         """Raises what `add_request` would, except for an id that is taken and for a grammar that
         is not compiled yet."""
         check_token_ids(request.token_ids, self.info.vocab_size, "token_ids")
@@ -260,16 +263,21 @@ class Engine:
         is_beam_search = request.params.beam_width and request.purpose is not Purpose.PREFILL
         return num_blocks * request.params.beam_width if is_beam_search else num_blocks
 
-    def compile_grammar(self, params: SamplingParams) -> CompiledGrammar | None:
+    def compile_grammar(self, params: SamplingParams) -> "CompiledGrammar | None":
         """Compiles what `params` ask for, for `add_request`. May take a while; from any thread.
 
         Raises `InvalidArgumentError` for a grammar that does not compile, or not in time.
         """
         if params.grammar is None:
             return None
+        if self._grammars is None:
+            raise InvalidArgumentError(
+                "sampling.grammar",
+                "cannot be used with this model: its folder has no tokenizer.json",
+            )
         return self._grammars.compile(params.grammar)
 
-    def add_request(self, request: EngineRequest, grammar: CompiledGrammar | None = None) -> None:
+    def add_request(self, request: EngineRequest, grammar: "CompiledGrammar | None" = None) -> None:
         """Queues a request; its first update comes from a later `step`.
 
         Args:
@@ -408,8 +416,18 @@ class Engine:
 
     def close(self) -> None:
         """Ends what runs beside the engine. The garbage collector would, too."""
-        self._grammars.close()
+        if self._grammars is not None:
+            self._grammars.close()
 
     def check_integrity(self) -> None:
         """Asserts that tables, counts and queues agree. For tests."""
         self._scheduler.check_integrity()
+
+
+def _grammar_compiler(loaded: LoadedModel) -> "GrammarCompiler | None":
+    """None for a model without the tokenizer that grammars are read with."""
+    if not (Path(loaded.path) / "tokenizer.json").is_file():
+        return None
+    from baton.engine.grammar import GrammarCompiler
+
+    return GrammarCompiler(loaded.path, loaded.info.vocab_size, loaded.info.eos_token_ids)

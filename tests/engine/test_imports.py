@@ -1,0 +1,28 @@
+"""What an engine needs at run time, so that it runs where little else is installed."""
+
+import subprocess
+import sys
+
+# Of the serving side and of features that a bare engine does without.
+NOT_NEEDED = ("redis", "opentelemetry", "grpc", "rich", "pydantic", "llguidance", "typer")
+
+SCRIPT = f"""
+import sys
+for name in {NOT_NEEDED}:
+    sys.modules[name] = None
+from baton.engine import Engine, EngineConfig, SamplingParams
+engine = Engine.from_pretrained(sys.argv[1], EngineConfig(device="cpu", num_blocks=8))
+(result,) = engine.generate([[1, 2, 3]], SamplingParams(max_tokens=4, ignore_eos=True))
+print(len(result.token_ids))
+"""
+
+
+def test_an_engine_runs_without_the_packages_of_a_server(checkpoints) -> None:  # type: ignore[no-untyped-def]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, checkpoints["llama"]],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.stdout.strip(), done.returncode) == ("4", 0), done.stderr
