@@ -14,7 +14,7 @@ import numpy as np
 
 from baton.cluster.prefix import hash_chain
 from baton.engine.core.block_pool import BlockPool
-from baton.engine.core.kv_cache_manager import CacheGroup
+from baton.engine.core.cache_group import CacheGroup
 from baton.engine.core.scheduler import Scheduler
 from baton.engine.core.sequence import KvSource, Request
 from baton.engine.core.settings import SchedulerConfig

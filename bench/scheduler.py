@@ -16,7 +16,7 @@ import torch
 
 from baton.engine.attention import Attention
 from baton.engine.core.block_pool import BlockPool
-from baton.engine.core.kv_cache_manager import CacheGroup
+from baton.engine.core.cache_group import CacheGroup
 from baton.engine.core.plan import StepPlan, StepResult
 from baton.engine.core.scheduler import Scheduler
 from baton.engine.core.sequence import KvSource, Request

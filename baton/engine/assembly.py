@@ -12,7 +12,7 @@ from baton.engine.attention import Attention
 from baton.engine.cache_plan import CachePlan
 from baton.engine.config import EngineConfig
 from baton.engine.core.block_pool import BlockPool
-from baton.engine.core.kv_cache_manager import CacheGroup
+from baton.engine.core.cache_group import CacheGroup
 from baton.engine.core.scheduler import Scheduler
 from baton.engine.core.settings import Preemption, SchedulerConfig
 from baton.engine.fused_model import FusedModel, can_fuse

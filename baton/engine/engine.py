@@ -21,7 +21,7 @@ from baton.engine.assembly import (
     make_scheduler,
 )
 from baton.engine.config import EngineConfig
-from baton.engine.core.kv_cache_manager import MemoryReport
+from baton.engine.core.memory_report import MemoryReport
 from baton.engine.core.ngram import Drafter, DraftRequest, NgramDrafter
 from baton.engine.core.plan import StepPlan
 from baton.engine.core.progress import SequenceProgress, StepProgress

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.engine.core.block_pool import BlockPool
-from baton.engine.core.kv_cache_manager import CacheGroup
+from baton.engine.core.cache_group import CacheGroup
 from kvtransfer.extent import Extent
 
 sizes = st.integers(1, 9)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.engine.core.block_pool import NULL_BLOCK, BlockPool
-from baton.engine.core.kv_cache_manager import CacheGroup
+from baton.engine.core.cache_group import CacheGroup
 from baton.engine.core.plan import StepPlan, StepResult
 from baton.engine.core.progress import SequenceProgress
 from baton.engine.core.scheduler import Scheduler

@@ -84,11 +84,14 @@ class BlockPool:
         The caller has checked `num_free_blocks`.
         """
         assert count <= len(self._free), "allocate() beyond the free blocks"
-        block_ids = [self._free.popitem(last=False)[0] for _ in range(count)]
-        for block_id in block_ids:
-            if self._hashes[block_id] is not None:
+        counts, hashes, take = self._ref_counts, self._hashes, self._free.popitem
+        block_ids = []
+        for _ in range(count):
+            block_id, _ = take(last=False)
+            if hashes[block_id] is not None:
                 self._forget(block_id)
-            self._ref_counts[block_id] = 1
+            counts[block_id] = 1
+            block_ids.append(block_id)
         return block_ids
 
     def hold(self, block_ids: Iterable[int]) -> None:

@@ -19,21 +19,23 @@ class Booking:
         self._block_size = block_size
         # Tokens that end some sequence; the sequence itself says whether it ends.
         self._may_end = np.zeros(vocab_size, np.bool_)
+        self._watched: set[int] = set()
 
-    def watch(self, token_ids: "frozenset[int]") -> None:
+    def watch(self, token_ids: frozenset[int]) -> None:
         """Tokens that may end a sequence."""
-        known = [t for t in token_ids if t < len(self._may_end)]
-        self._may_end[known] = True
+        for token_id in token_ids - self._watched:
+            if token_id < len(self._may_end):
+                self._may_end[token_id] = True
+        self._watched |= token_ids
 
     # Decodes, by columns.
 
     def book_decodes(self, plan: StepPlan, result: StepResult) -> DecodeProgress:
         columns, seats = self._seats, plan.decode_seats
-        rows = np.arange(len(seats))
+        rows = columns.is_decoding[seats].nonzero()[0]
         tokens, ends = result.token_ids[: len(seats)], plan.decode_starts + 1
-        here = columns.is_decoding[seats]
-        if not here.all():  # some have ended since the plan was made
-            rows, seats, tokens, ends = rows[here], seats[here], tokens[here], ends[here]
+        if len(rows) < len(seats):  # some have ended since the plan was made
+            seats, tokens, ends = seats[rows], tokens[rows], ends[rows]
         lengths = ends + 1
         columns.token_ids[seats, ends] = tokens
         columns.num_computed[seats] = ends
@@ -41,11 +43,10 @@ class Booking:
         owners = columns.owners
         sequences: list[Sequence] = [owners[s] for s in seats.tolist()]
         progress = DecodeProgress(sequences, rows, tokens, lengths)
-        is_full = ends % self._block_size == 0
-        if is_full.any():
-            self._kv.commit_decodes(seats[is_full], ends[is_full])
-        over = self._may_end[tokens] | (lengths >= columns.length_limit[seats])
-        for i in np.flatnonzero(over).tolist():
+        for i in (ends % self._block_size == 0).nonzero()[0].tolist():
+            self._kv.prefixes.commit(sequences[i])
+        may_end = self._may_end[tokens] | (lengths >= columns.length_limit[seats])
+        for i in may_end.nonzero()[0].tolist():
             sequence = sequences[i]
             reason = sequence.request.reason_to_end(int(tokens[i]), int(lengths[i]))
             if reason is not None:
@@ -71,7 +72,7 @@ class Booking:
             if sequence.request.speculates and span.num_samples:
                 sequence.learn_from_drafts(0, 0)
         sequence.drafts = None
-        self._kv.commit(sequence)
+        self._kv.prefixes.commit(sequence)
         self._roster.encoder.release_passed(sequence.encoder_id, sequence.num_computed_tokens)
         scores = result.prompt_logprobs.get(index, ())
         sequence.num_scored = max(sequence.num_scored, span.scored.stop if scores else 0)

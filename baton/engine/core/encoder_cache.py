@@ -71,6 +71,9 @@ class EncoderStep:
     to_compute: tuple[tuple[str, EncoderInput], ...]
 
 
+NO_ENCODER_STEP = EncoderStep((), ())
+
+
 @dataclass(slots=True)
 class _Entry:
     """One output, its holders in the order they came. `is_due`: no plan has asked for it yet."""
@@ -193,6 +196,11 @@ class EncoderCache:
         """Gives back all that the sequence holds, if anything."""
         for encoder_input in self.held_by(sequence_id):
             self.release(sequence_id, encoder_input)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `drain` would say anything."""
+        return bool(self._freed or self._due)
 
     def drain(self) -> EncoderStep:
         """Closes the planning of a step. What is due counts as computed from here on.

@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from baton.engine.core.encoder_cache import limit_chunk
-from baton.engine.core.kv_cache_manager import PrefixHit
 from baton.engine.core.plan import ExternalAllocation, StepPlan
 from baton.engine.core.policy import DecodeTurn, Policy
+from baton.engine.core.prefix_cache import PrefixHit
 from baton.engine.core.roster import Queue, Roster, order_of
 from baton.engine.core.sequence import KvSource, Purpose, Request, Sequence, SequenceStatus
 from baton.engine.core.settings import Preemption, PreemptionCosts, SchedulerConfig
@@ -120,6 +120,8 @@ class Planner:
     def _add_special(self, step: Step, decode_ranks: _Ranks | None = None) -> None:
         """In the policy's order; with `decode_ranks` the decodes that rank before a sequence are
         left their tokens."""
+        if not self._roster.special:
+            return
         for sequence in sorted(self._roster.special, key=order_of):
             if sequence.status is not SequenceStatus.RUNNING or sequence in step.spans:
                 continue
@@ -248,14 +250,14 @@ class Planner:
         """Whether all beams that wait could start, since none goes on without the others."""
         waiting = [s for s in beams.sequences if s.status is SequenceStatus.WAITING]
         return self._roster.num_free_seats >= len(waiting) and all(
-            sum(self._kv.peak_blocks(group, s.num_tokens) for s in waiting)
-            <= self._kv.num_free_blocks(i)
+            sum(self._kv.reservations.peak_blocks(group, s.num_tokens) for s in waiting)
+            <= self._kv.reservations.num_free_blocks(i)
             for i, group in enumerate(self._kv.groups)
         )
 
     def _start_external(self, step: Step, sequence: Sequence) -> bool:
         num_tokens = sequence.num_tokens
-        hit = self._kv.find_prefix(sequence, needs_logits=False)
+        hit = self._kv.prefixes.find(sequence, needs_logits=False)
         # The last token's KV may be computed once more, for its logits.
         if not self._kv.admit(
             sequence, hit, num_tokens, first_query=num_tokens - 1, margin=self._margin(sequence)
@@ -274,11 +276,11 @@ class Planner:
         most = None
         if sequence.request.steps_together:  # not the block of the token it leaves
             most = (sequence.num_tokens - 1) // self._config.block_size
-        hit = self._kv.find_prefix(sequence, needs_logits=True, max_blocks=most)
+        hit = self._kv.prefixes.find(sequence, needs_logits=True, max_blocks=most)
         span = self._admit(step, sequence, hit)
         if span is None and hit.copies_last:
             # There is no block to copy the last one to; it is computed again in its own place.
-            hit = self._kv.find_prefix(
+            hit = self._kv.prefixes.find(
                 sequence, needs_logits=True, max_blocks=len(hit.block_ids[0]) - 1
             )
             span = self._admit(step, sequence, hit)
@@ -383,11 +385,11 @@ class Planner:
 
     def _should_swap(self, sequences: list[Sequence]) -> bool:
         mode = self._config.preemption
-        if mode is Preemption.RECOMPUTE or not self._kv.can_swap_out(sequences):
+        if mode is Preemption.RECOMPUTE or not self._kv.swap.can_take(sequences):
             return False
         if mode is Preemption.SWAP:
             return True
-        num_moves = 2 * self._kv.num_swapped_blocks(sequences)
+        num_moves = 2 * self._kv.swap.num_blocks(sequences)
         num_tokens = sum(s.num_computed_tokens for s in sequences)
         return num_moves * self._costs.swap_block < num_tokens * self._costs.compute_token
 

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from baton.engine.core.encoder_cache import EncoderCache, EncoderStep
+from baton.engine.core.encoder_cache import NO_ENCODER_STEP, EncoderCache, EncoderStep
 from baton.engine.core.kv_cache_manager import KvCacheManager
 from baton.engine.core.seats import Int64Array, Seats
 from baton.engine.core.sequence import FinishReason, Purpose, Request, Sequence, SequenceStatus
@@ -121,7 +121,7 @@ class Roster:
     def settle(self, sequence: Sequence) -> None:
         """A running sequence joins the plain decodes if it is one now."""
         if sequence.is_plain and sequence.num_tokens == sequence.num_computed_tokens + 1:
-            self.kv.unreserve(sequence)
+            self.kv.reservations.release(sequence)
             del self.special[sequence]
             self.seats.is_decoding[sequence.seat] = True
             self._joining.append(sequence.seat)
@@ -179,12 +179,12 @@ class Roster:
         if status is SequenceStatus.WAITING:
             (self.preempted if sequence.num_preemptions else self.waiting).leave()
         elif status is SequenceStatus.SWAPPED:
-            self.kv.drop_swapped(sequence)
+            self.kv.swap.drop(sequence)
             self._leave_swapped(sequence)
         elif status is not SequenceStatus.KEPT:
             self.awaiting_kv.pop(request.request_id, None)
             if is_kept:
-                self.kv.unreserve(sequence)
+                self.kv.reservations.release(sequence)
             else:
                 self.kv.free(sequence)
             self._leave_seat(sequence)
@@ -203,8 +203,10 @@ class Roster:
 
     def take_seated(self) -> list[Sequence]:
         """Sequences that took a seat since the last call, and still have it."""
-        seated, self.seated = self.seated, []
-        seated = [s for s in seated if s.seats is not None]
+        if not self.seated:
+            return []
+        seated = [s for s in self.seated if s.seats is not None]
+        self.seated = []
         self._known_to_runner.update(s.key for s in seated)
         return seated
 
@@ -215,6 +217,8 @@ class Roster:
 
     def take_encoder_step(self) -> EncoderStep:
         """What the encoder has to do since the last call; it knows requests, not sequences."""
+        if not self.encoder.has_news:
+            return NO_ENCODER_STEP
         step = self.encoder.drain()
         due = tuple((holder.partition(".")[2], item) for holder, item in step.to_compute)
         return EncoderStep(step.freed, due)

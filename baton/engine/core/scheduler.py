@@ -17,8 +17,10 @@ import numpy as np
 
 from baton.engine.core.block_pool import CacheEvents
 from baton.engine.core.booking import Booking
+from baton.engine.core.cache_group import CacheGroup
 from baton.engine.core.encoder_cache import EncoderCache, check_encoder_inputs
-from baton.engine.core.kv_cache_manager import CacheGroup, KvCacheManager, MemoryReport
+from baton.engine.core.kv_cache_manager import KvCacheManager
+from baton.engine.core.memory_report import MemoryReport, report_memory
 from baton.engine.core.plan import StepPlan, StepResult
 from baton.engine.core.planner import Planner
 from baton.engine.core.policy import POLICIES
@@ -158,7 +160,7 @@ class Scheduler:
         sequence.request.kv_source = KvSource.LOCAL
         sequence.num_computed_tokens = sequence.num_tokens - (token_id is None)
         sequence.num_scored = sequence.request.num_prompt_tokens  # by whoever computed them
-        self._kv.commit(sequence)
+        self._kv.prefixes.commit(sequence)
         self._roster.run(sequence)
         if token_id is None:
             sequence.shares_tail = True
@@ -225,7 +227,7 @@ class Scheduler:
 
     def reset_prefix_cache(self) -> int:
         """Forgets every cached prefix. Returns how many blocks were findable."""
-        return self._kv.clear()
+        return self._kv.prefixes.clear()
 
     def evict(self, block_ids: SequenceOf[int], group: int = 0) -> int:
         """Makes these blocks unfindable. Returns how many were findable."""
@@ -234,7 +236,7 @@ class Scheduler:
     def drain_events(self) -> CacheEvents:
         """What changed in the prefix cache since the last call, of the group that sees furthest
         back: a prefix whose blocks are all there may be found here."""
-        return self._kv.drain_events()
+        return self._kv.prefixes.drain_events()
 
     # Questions.
 
@@ -297,7 +299,7 @@ class Scheduler:
 
     def memory_report(self) -> MemoryReport:
         """How the blocks are used, sharing and waste among it."""
-        return self._kv.memory_report(self._roster.sequences())
+        return report_memory(self._kv.groups, self._roster.sequences(), self.config.block_size)
 
     def common_prefix_blocks(self, group: int = 0) -> int:
         """Leading blocks that all running sequences share: what cascade attention can use."""

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton.engine.core.encoder_cache import EncoderSchedule, EncoderStep
-from baton.engine.core.kv_cache_manager import MemoryOperations
+from baton.engine.core.memory_operations import MemoryOperations
 from baton.engine.core.plan import BlockMove, ExternalAllocation, Span, StepPlan
 from baton.engine.core.seats import Int64Array
 from baton.engine.core.sequence import Sequence

@@ -15,7 +15,7 @@ import numpy as np
 
 from baton.cluster.prefix import hash_chain
 from baton.engine.core.block_pool import NULL_BLOCK, BlockPool
-from baton.engine.core.kv_cache_manager import CacheGroup
+from baton.engine.core.cache_group import CacheGroup
 from baton.engine.core.plan import ExternalAllocation, StepPlan, StepResult
 from baton.engine.core.progress import DecodeProgress, SequenceProgress, StepProgress
 from baton.engine.core.scheduler import Scheduler
@@ -533,7 +533,7 @@ class Harness:
         others = num_running or any(s.status is runs for s in plan.seated[:-1])
         if others and not is_fork and len(last.request.sequences) == 1:
             for i in range(len(self.groups)):
-                free = self.scheduler._kv.num_free_blocks(i)
+                free = self.scheduler._kv.reservations.num_free_blocks(i)
                 assert free >= self.config.free_block_margin, "the margin is used up"
 
     def _check_progress(self, plan: StepPlan) -> None:

@@ -126,7 +126,11 @@ def test_the_peak_of_a_window_is_reached_and_never_passed(
         -(-(query + chunk) // block_size) - group.first_block(query, block_size)
         for query in range(window, window + 2 * block_size)
     ]
-    assert max(at_once) <= harness.scheduler._kv.peak_blocks(group, 10**6) <= max(at_once) + 1
+    assert (
+        max(at_once)
+        <= harness.scheduler._kv.reservations.peak_blocks(group, 10**6)
+        <= max(at_once) + 1
+    )
 
 
 # Reservations and margins.

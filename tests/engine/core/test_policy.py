@@ -194,7 +194,7 @@ def test_by_rank_a_prompt_takes_the_blocks_of_a_decode_behind_it() -> None:
     harness.add(request("long", [3] * 20, max_tokens=2, priority=3))
     harness.step_until(lambda: harness.scheduler.stats().num_preemptions)
     assert list(harness.computed) == ["good", "long"]
-    assert harness.scheduler._kv.num_free_blocks(0) > 0
+    assert harness.scheduler._kv.reservations.num_free_blocks(0) > 0
     harness.run()
     assert not harness.live
 

@@ -114,7 +114,7 @@ def test_it_comes_back_when_it_can_also_go_on() -> None:
     assert len(step_until_swapped(harness).swap_out) == 3
     while "c" in harness.live:
         harness.step()
-    assert harness.scheduler._kv.num_free_blocks(0) == 3
+    assert harness.scheduler._kv.reservations.num_free_blocks(0) == 3
     plan = harness.step()
     assert list(harness.computed) == ["a"]
     assert not plan.swap_in
