@@ -40,7 +40,9 @@ class BlockPool:
         self._hashes: list[BlockHash | None] = [None] * (num_blocks + 1)
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
         self._cached: dict[BlockHash, int] = {}
-        self._changes: dict[BlockHash, bool] = {}  # True: stored, False: removed
+        # The net change, True: stored, False: removed; what comes and goes between two drains was
+        # never there.
+        self._changes: dict[BlockHash, bool] = {}
         self._was_cleared = False
 
     @property
@@ -119,7 +121,8 @@ class BlockPool:
             return
         self._cached[block_hash] = block_id
         self._hashes[block_id] = block_hash
-        self._record(block_hash, stored=True)
+        if self._changes.pop(block_hash, True):
+            self._changes[block_hash] = True
 
     def evict(self, block_ids: Iterable[int]) -> int:
         """Makes these blocks unfindable; held ones stay held. Returns how many were findable."""
@@ -171,12 +174,8 @@ class BlockPool:
         assert block_hash is not None, "a block without content is forgotten"
         self._hashes[block_id] = None
         del self._cached[block_hash]
-        self._record(block_hash, stored=False)
-
-    def _record(self, block_hash: BlockHash, *, stored: bool) -> None:
-        """Keeps the net change: what comes and goes between two drains was never there."""
-        if self._changes.pop(block_hash, stored) == stored:
-            self._changes[block_hash] = stored
+        if not self._changes.pop(block_hash, False):
+            self._changes[block_hash] = False
 
 
 _NO_EVENTS = CacheEvents((), (), cleared=False)

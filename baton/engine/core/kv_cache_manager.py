@@ -184,19 +184,16 @@ class KvCacheManager:
         for i in range(len(self.groups)):
             if count > self.reservations.num_free_blocks(i):
                 return False
-        covered = columns.num_covered[seats]
-        sequences = [columns.owners[seat] for seat in seats.tolist()]
-        for i, group in self._windowed:
-            for sequence, position in zip(sequences, covered.tolist(), strict=True):
-                assert sequence is not None, "a decode without a sequence"
+        new = [group.pool.allocate(count) for group in self.groups]
+        covered, cleared = columns.num_covered[seats], self.operations.cleared
+        for n, (seat, position) in enumerate(zip(seats.tolist(), covered.tolist(), strict=True)):
+            sequence, place = columns.owners[seat], position // self.block_size
+            assert sequence is not None, "a decode without a sequence"
+            for i, group in self._windowed:
                 self._trim(sequence, i, group, position)
-        indices = covered // self.block_size
-        cleared = self.operations.cleared
-        for i, group in enumerate(self.groups):
-            new = group.pool.allocate(count)
-            columns.block_tables[i][seats, indices] = new
-            for sequence, block_id in zip(sequences, new, strict=True):
-                assert sequence is not None, "a decode without a sequence"
+            for i, (table, block_ids) in enumerate(zip(columns.block_tables, new, strict=True)):
+                block_id = block_ids[n]
+                table[seat, place] = block_id
                 sequence.block_ids[i].append(block_id)
                 cleared[i, block_id] = None
         columns.num_covered[seats] = covered + self.block_size

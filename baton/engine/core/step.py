@@ -124,7 +124,7 @@ class Step:
             beam_lengths=beams[3],
             num_beam_candidates=rows.num_candidates,
             swap_out=tuple(operations.swap_out),
-            copies=tuple(BlockMove(g, source, t) for (g, t), source in operations.copies.items()),
+            copies=tuple([BlockMove(g, source, t) for (g, t), source in operations.copies.items()]),
             cleared=tuple(operations.cleared),
             swap_in=tuple(operations.swap_in),
             encoder=encoder,
