@@ -32,6 +32,8 @@ MODULES: Final = (
     "kernels.activation",
     "kernels.block_copy",
     "kernels.cache_write",
+    "kernels.experts",
+    "kernels.linear",
     "kernels.norm",
     "kernels.rotary",
 )

@@ -1,0 +1,81 @@
+"""The batch-invariant linear layer: right, and bitwise the same in any batch."""
+
+import pytest
+import torch
+from kernel_checks import FLOATS, apart, assert_close, pairwise, poisoned, random
+
+from kernels.linear import linear, reference_linear, splits
+
+CPU = torch.device("cpu")
+CASES = pairwise(
+    num_rows=(1, 2, 128, 131),
+    num_columns=(1, 80, 300),
+    depth=(1, 64, 72, 1100, 2048),
+    has_bias=(False, True),
+    is_apart=(False, True),
+    dtype=FLOATS,
+)
+
+
+def check(case: dict) -> None:
+    dtype, depth = case["dtype"], case["depth"]
+    x = random(case["num_rows"], depth, dtype=dtype, device=CPU)
+    weight = random(case["num_columns"], depth, dtype=dtype, device=CPU)
+    bias = random(case["num_columns"], dtype=dtype, device=CPU) if case["has_bias"] else None
+    out = poisoned(case["num_rows"], case["num_columns"], dtype=dtype, device=CPU)
+    given = (apart(x), apart(weight)) if case["is_apart"] else (x, weight)
+    assert linear(*given, bias, out) is out
+    expected = reference_linear(
+        x.double(), weight.double(), None if bias is None else bias.double()
+    )
+    assert_close(out, expected)
+
+
+@pytest.mark.parametrize("case", CASES[:8], ids=str)
+def test_a_row_is_multiplied(case: dict) -> None:
+    check(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES[8:], ids=str)
+def test_a_row_is_multiplied_in_every_pair_of_shapes(case: dict) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("depth", [96, 2100])
+def test_a_row_is_the_same_alone_and_in_any_batch(depth: int, dtype: torch.dtype) -> None:
+    x = random(131, depth, dtype=dtype, device=CPU)
+    weight = random(70, depth, dtype=dtype, device=CPU)
+    together = linear(x, weight)
+    for rows in ([0], [130], [5, 127, 128], [77, 3]):
+        assert torch.equal(linear(x[rows], weight), together[rows])
+
+
+def test_splits_side_by_side_and_one_behind_the_other_are_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, weight, bias = torch.randn(3, 2048), torch.randn(200, 2048), torch.randn(200)
+    assert splits(200, 2048, torch.float32)[0] > 1
+    side_by_side = linear(x, weight, bias)
+    monkeypatch.setattr("kernels.linear._ENOUGH_PROGRAMS", 1)
+    monkeypatch.setattr("kernels.linear.splits", lambda *shape: (4, 512))
+    assert torch.equal(linear(x, weight, bias), side_by_side)
+
+
+def test_splits_cover_the_depth_whatever_it_is() -> None:
+    for depth in (1, 63, 64, 511, 1024, 4096, 14336, 14337):
+        for columns in (1, 128, 4096, 128256):
+            number, each = splits(columns, depth, torch.bfloat16)
+            assert (number - 1) * each < depth <= number * each
+            assert each % 64 == 0
+
+
+def test_what_does_not_fit_is_named() -> None:
+    x, weight = torch.randn(2, 8), torch.randn(3, 8)
+    with pytest.raises(ValueError, match="weight is float16; must be float32"):
+        linear(x, weight.half())
+    with pytest.raises(ValueError, match=r"weight has shape \(8, 3\); must have \(8, 8\)"):
+        linear(x, weight.T)
+    with pytest.raises(ValueError, match=r"bias has shape \(2,\); must have \(3,\)"):
+        linear(x, weight, torch.ones(2))
