@@ -20,6 +20,7 @@ from kernels.variant import Variant
 
 FP_FUSION: Final = True
 BLOCK_ROWS: Final = 64
+_BLOCK_COLUMNS: Final = 128
 _COMBINE_BLOCK: Final = 1024
 
 
@@ -121,7 +122,7 @@ def expert_linear(
         out = torch.empty(routing.num_pairs, num_columns, dtype=x.dtype, device=x.device)
     _check(x, weight, routing, out)
     if routing.num_pairs:
-        grid = (triton.cdiv(num_columns, _block_columns(x.dtype)), len(routing.experts))
+        grid = (triton.cdiv(num_columns, _BLOCK_COLUMNS), len(routing.experts))
         _experts_kernel[grid](
             x, weight, out, routing.pairs, routing.experts,
             x.stride(0), weight.stride(0), weight.stride(1), out.stride(0),
@@ -192,22 +193,17 @@ def _check(x: torch.Tensor, weight: torch.Tensor, routing: Routing, out: torch.T
         check_packed(name, tensor)
 
 
-def _block_columns(dtype: torch.dtype) -> int:
-    return 64 if dtype == torch.float32 else 128
-
-
 def _constants(dtype: torch.dtype, depth: int) -> dict[str, Any]:
     return {
         "IS_EVEN": depth % block_k(dtype) == 0,
         "BLOCK_ROWS": BLOCK_ROWS,
-        "BLOCK_COLUMNS": _block_columns(dtype),
+        "BLOCK_COLUMNS": _BLOCK_COLUMNS,
         "BLOCK_K": block_k(dtype),
     }
 
 
 def _stages(dtype: torch.dtype) -> dict[str, int]:
-    is_float32 = dtype == torch.float32
-    return {"num_warps": 8 if is_float32 else 4, "num_stages": 1 if is_float32 else 4}
+    return {"num_warps": 4, "num_stages": 1 if dtype == torch.float32 else 4}
 
 
 def _variant(dtype: torch.dtype) -> Variant:
