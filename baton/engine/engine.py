@@ -383,13 +383,13 @@ class Engine:
 
     def _draft(self) -> None:
         """Guesses how the sequences that speculate go on."""
-        sequences = self._scheduler.speculating if self.config.max_drafts else []
+        sequences = [s for s in self._scheduler.speculating if s.num_drafts_allowed]
         if not sequences:
             return
         most = self.config.max_drafts
         requests = [
             DraftRequest(
-                f"{s.request.request_id}.{s.index}", s.token_ids, min(int(s.draft_allowance), most)
+                f"{s.request.request_id}.{s.index}", s.token_ids, min(s.num_drafts_allowed, most)
             )
             for s in sequences
         ]

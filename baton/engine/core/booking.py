@@ -58,7 +58,7 @@ class Booking:
     def book_span(self, index: int, span: Span, result: StepResult) -> list[SequenceProgress]:
         """One span, and the sequences that fork at its end."""
         sequence = span.sequence
-        num_drafts = span.num_drafts
+        num_drafts, num_accepted = span.num_drafts, 0
         tokens = result.token_ids[span.first_row : span.first_row + num_drafts + 1].tolist()
         if num_drafts:
             drafts = sequence.tokens[span.end - num_drafts : span.end].tolist()
@@ -66,11 +66,8 @@ class Booking:
             self.num_accepted_tokens += num_accepted
             tokens = tokens[: num_accepted + 1]
             sequence.num_computed_tokens = span.end - num_drafts + num_accepted
-            sequence.learn_from_drafts(num_drafts, num_accepted)
         else:
             sequence.num_computed_tokens = span.end
-            if sequence.request.speculates and span.num_samples:
-                sequence.learn_from_drafts(0, 0)
         sequence.drafts = None
         self._kv.prefixes.commit(sequence)
         self._roster.encoder.release_passed(sequence.encoder_id, sequence.num_computed_tokens)
@@ -80,6 +77,8 @@ class Booking:
             return [self._progress(sequence, (), scores=scores)]
         children = self._fork(sequence, span.num_samples - 1)
         progress = [self._append(sequence, tokens, span.first_row, result, scores)]
+        if num_drafts:
+            sequence.learn_from_drafts(num_drafts, num_accepted)
         for i, child in enumerate(children, span.first_row + 1):
             progress.append(self._append(child, [int(result.token_ids[i])], i, result))
         return progress

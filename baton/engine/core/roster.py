@@ -4,7 +4,8 @@ A sequence that has not ended is in exactly one place:
 
     waiting, preempted    no blocks
     awaiting_kv           a seat and blocks that another worker fills
-    decoding, special     a seat and blocks, running: plain decodes, and everything else
+    decoding, special     a seat and blocks, running: plain decodes, and everything else, such as
+                          decodes that have drafts
     swapped               blocks in host memory
     kept                  finished, blocks held until released
 """
@@ -73,6 +74,7 @@ class Roster:
         self.swapped: list[list[Sequence]] = []
         self.decoding: Int64Array = NO_SEATS
         self.special: dict[Sequence, None] = {}
+        self.speculating: dict[Sequence, None] = {}
         self.awaiting_kv: dict[str, Sequence] = {}
         self.kept: dict[str, Sequence] = {}
         self.seated: list[Sequence] = []
@@ -117,6 +119,8 @@ class Roster:
         """It has a seat and blocks, and something to compute."""
         sequence.status = SequenceStatus.RUNNING
         self.special[sequence] = None
+        if sequence.request.speculates:
+            self.speculating[sequence] = None
 
     def settle(self, sequence: Sequence) -> None:
         """A running sequence joins the plain decodes if it is one now."""
@@ -125,6 +129,13 @@ class Roster:
             del self.special[sequence]
             self.seats.is_decoding[sequence.seat] = True
             self._joining.append(sequence.seat)
+
+    def single_out(self, sequence: Sequence) -> None:
+        """Takes a running sequence, which has drafts now, from the plain decodes, if it is one."""
+        if sequence.status is SequenceStatus.RUNNING and sequence not in self.special:
+            self.seats.is_decoding[sequence.seat] = False
+            self._has_left = True
+            self.special[sequence] = None
 
     def requeue(self, sequence: Sequence) -> None:
         """Gives up its blocks, to be computed again from what is still cached."""
@@ -227,6 +238,7 @@ class Roster:
         if self.seats.is_decoding[sequence.seat]:
             self._has_left = True
         self.special.pop(sequence, None)
+        self.speculating.pop(sequence, None)
         self.encoder.release_all(sequence.encoder_id)
         self.num_promised_seats -= sequence.request.num_unforked
         sequence.leave()
@@ -256,13 +268,14 @@ class Roster:
 
     @property
     def only_decodes(self) -> bool:
-        """Whether plain decodes are all there is to do, and none of them joins or has left."""
-        others = self._joining or self.special or self.preempted or self.swapped or self.waiting
-        return not (self._has_left or others)
+        """Whether plain decodes are all there is to do, none of them joins or has left, and nobody
+        will guess how they go on."""
+        runs = self._joining or self.special or self.speculating
+        return not (self._has_left or runs or self.preempted or self.swapped or self.waiting)
 
     @property
     def num_running(self) -> int:
-        return len(self.decoding) + len(self._joining) + len(self.special)
+        return int(np.count_nonzero(self.seats.is_decoding)) + len(self.special)
 
     def sequences(self) -> list[Sequence]:
         return [s for request in self.requests.values() for s in request.sequences]
@@ -289,6 +302,8 @@ class Roster:
         ]
         assert len(places) == len(set(places)), "a sequence in two places"
         assert set(places) == set(sequences), "a sequence in no place, or one that has ended"
+        runs = {s for s in sequences if s.status is SequenceStatus.RUNNING}
+        assert self.speculating.keys() == {s for s in runs if s.request.speculates}
         seated = {s for s in sequences if s.seats is not None}
         assert seated == {s for s in self.seats.owners if s is not None}, "a seat without its owner"
         assert len(seated) + self.seats.num_free == len(self.seats.owners), "a seat is lost"

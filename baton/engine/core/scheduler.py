@@ -178,7 +178,10 @@ class Scheduler:
 
     def set_drafts(self, sequence: Sequence, token_ids: SequenceOf[int] | TokenArray) -> None:
         """Guesses at the tokens that follow, to be verified in the sequence's next step."""
-        sequence.drafts = np.array(token_ids[: self.config.max_drafts], np.int32)
+        drafts = np.array(token_ids[: self.config.max_drafts], np.int32)
+        if len(drafts):
+            sequence.drafts = drafts
+            self._roster.single_out(sequence)
 
     def schedule(self) -> StepPlan:
         """Plans the next step. The plan holds until `apply`; nothing else may be called between,
@@ -269,9 +272,8 @@ class Scheduler:
         where one token is all that is asked for."""
         return [
             s
-            for s in self._roster.special
-            if s.request.speculates
-            and s.num_tokens == s.num_computed_tokens + 1
+            for s in self._roster.speculating
+            if s.num_tokens == s.num_computed_tokens + 1
             and not s.request.num_unforked
             and s.request.purpose is Purpose.GENERATE
         ]

@@ -16,7 +16,7 @@ from baton.engine.core.encoder_cache import EncoderInput
 from baton.engine.core.seats import Seats, TokenArray
 from baton.sampling import SamplingParams
 
-# What a step without drafts adds to the allowance: one in eight is tried when none are right.
+# What a token without drafts adds to the allowance: one in eight is tried when none are right.
 DRAFT_PATIENCE = 0.125
 MAX_DRAFT_ALLOWANCE = 64.0
 
@@ -156,7 +156,8 @@ class Sequence:
         num_reserved: per group, blocks that nobody else may take, beyond those it holds.
         host_block_ids: per group, where its KV is while it is swapped.
         drafts: tokens that may follow, to be verified in its next step.
-        draft_allowance: how many drafts are worth verifying, by what became of the last ones.
+        draft_allowance: how many drafts were worth verifying, by what became of the last ones,
+        allowed_at: when it had so many tokens.
         num_scored: leading prompt tokens whose log-probabilities were reported.
     """
 
@@ -180,7 +181,11 @@ class Sequence:
     host_block_ids: list[list[int]] = field(default_factory=list)
     drafts: TokenArray | None = None
     draft_allowance: float = 2.0
+    allowed_at: int = 0
     num_scored: int = 0
+
+    def __post_init__(self) -> None:
+        self.allowed_at = self.own_num_tokens
 
     @classmethod
     def first_of(cls, request: Request) -> "Sequence":
@@ -239,19 +244,24 @@ class Sequence:
         """Nothing but its own next token is to be decided when it decodes."""
         request = self.request
         is_simple = request.beams is None and request.grammar is None
-        return is_simple and not request.speculates and not self.shares_tail
+        return is_simple and self.drafts is None and not self.shares_tail
+
+    @property
+    def num_drafts_allowed(self) -> int:
+        """How many drafts are worth verifying now; the longer there were none, the more."""
+        num_since = self.num_tokens - self.allowed_at
+        return int(self.draft_allowance + DRAFT_PATIENCE * num_since)
 
     def learn_from_drafts(self, num_drafts: int, num_accepted: int) -> None:
         """Twice as many drafts after all were right, one more than were right after some, half
-        after none; below one, only every few steps."""
-        if num_drafts == 0:
-            self.draft_allowance += DRAFT_PATIENCE
-        elif num_accepted == num_drafts:
+        after none; below one, only every few tokens."""
+        if num_accepted == num_drafts:
             self.draft_allowance = min(2.0 * num_drafts, MAX_DRAFT_ALLOWANCE)
         elif num_accepted:
             self.draft_allowance = num_accepted + 1.0
         else:
-            self.draft_allowance = min(self.draft_allowance, num_drafts) / 2
+            self.draft_allowance = num_drafts / 2
+        self.allowed_at = self.num_tokens
 
     def sit(self, seats: Seats) -> None:
         """Takes a free seat."""

@@ -177,3 +177,59 @@ def test_decodes_that_speculate_and_those_that_do_not_share_a_step() -> None:
     assert len(plan.sample_rows) == 1 + 3
     assert not plan.is_pure_decode
     harness.run()
+
+
+def test_who_speculates_and_has_no_drafts_is_a_plain_decode() -> None:
+    harness = Harness(40, max_drafts=4)
+    harness.add(request("a", [1] * 6, max_tokens=12, speculates=True))
+    harness.add(request("b", [2] * 6, max_tokens=12))
+    harness.step()
+    outcome, _ = harness.live["a"].outcomes[0]
+    assert harness.step().is_pure_decode
+    (sequence,) = harness.scheduler.speculating
+    harness.scheduler.set_drafts(sequence, [])
+    assert harness.step().is_pure_decode
+    harness.scheduler.set_drafts(sequence, outcome[3:5])
+    assert harness.scheduler.stats().num_running == 2
+    plan = harness.step()
+    assert [span.sequence for span in plan.spans] == [sequence]
+    assert len(plan.decode_seats) == 1
+    plan = harness.step()
+    assert plan.is_pure_decode
+    assert len(plan.decode_seats) == 2
+    harness.run()
+
+
+def test_who_may_be_guessed_for_is_not_planned_ahead() -> None:
+    harness = Harness(40, max_drafts=4)
+    harness.add(request("a", [1] * 6, max_tokens=12, speculates=True))
+    harness.step()
+    plan = harness.scheduler.schedule()
+    assert plan.is_pure_decode
+    assert harness.scheduler.schedule_ahead(plan) is None
+
+
+def allowed(*steps: tuple[int, int]) -> int:
+    """Drafts that are worth verifying after such steps: how many there were, and were right."""
+    sequence = Sequence.first_of(request("a", [1] * 6))
+    for num_drafts, num_accepted in steps:
+        for token_id in [1] * (num_accepted + 1):
+            sequence.append(token_id)
+        if num_drafts:
+            sequence.learn_from_drafts(num_drafts, num_accepted)
+    return sequence.num_drafts_allowed
+
+
+def test_how_many_drafts_are_worth_it_follows_from_what_became_of_the_last() -> None:
+    assert allowed() == 2
+    assert allowed((2, 2)) == 4
+    assert allowed((2, 2), (4, 4)) == 8
+    assert allowed((2, 2), (4, 1)) == 2
+    assert allowed((2, 0)) == 1
+    assert allowed((2, 0), (1, 0)) == 0
+    assert allowed((64, 64)) == 64
+
+
+def test_one_draft_is_tried_every_few_tokens_when_none_were_right() -> None:
+    none_right = (2, 0), (1, 0)
+    assert [allowed(*none_right, *[(0, 0)] * n) for n in range(5)] == [0, 0, 0, 0, 1]
