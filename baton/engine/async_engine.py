@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn, Self
 
 from baton.engine.core.block_pool import CacheEvents
 from baton.engine.core.plan import ExternalAllocation
-from baton.engine.core.scheduler import SchedulerStats
+from baton.engine.core.scheduler_stats import SchedulerStats
 from baton.engine.core.sequence import Purpose
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, SequenceUpdate, StepOutput

@@ -25,7 +25,7 @@ from baton.engine.core.memory_report import MemoryReport
 from baton.engine.core.ngram import Drafter, DraftRequest, NgramDrafter
 from baton.engine.core.plan import StepPlan
 from baton.engine.core.progress import SequenceProgress, StepProgress
-from baton.engine.core.scheduler import SchedulerStats
+from baton.engine.core.scheduler_stats import SchedulerStats
 from baton.engine.core.sequence import Purpose, Request
 from baton.engine.cost_meter import CostMeter
 from baton.engine.kv_pool import KvLayout

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from baton.engine.attention import Attention, RaggedBatch, StepBatch, uploader
-from baton.engine.core.encoder_cache import EncoderInput
+from baton.engine.core.encoder_inputs import EncoderInput
 from baton.engine.core.plan import BlockMove, StepPlan, StepResult, TokenLogprobs
 from baton.engine.core.seats import Int64Array, Seats
 from baton.engine.grammar_masks import GrammarMasks

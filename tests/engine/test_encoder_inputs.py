@@ -9,7 +9,7 @@ import torch
 from baton.engine.attention import Attention, StepBatch
 from baton.engine.core.block_pool import BlockPool
 from baton.engine.core.cache_group import CacheGroup
-from baton.engine.core.encoder_cache import EncoderInput
+from baton.engine.core.encoder_inputs import EncoderInput
 from baton.engine.core.scheduler import Scheduler
 from baton.engine.core.seats import Seats
 from baton.engine.core.sequence import Request

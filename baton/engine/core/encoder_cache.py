@@ -16,46 +16,11 @@ No deadlock: who holds an input needs nothing more to get past it, and gives it 
 nobody holds any, every input that `check_encoder_inputs` admitted fits.
 """
 
-from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from baton.errors import InvalidArgumentError
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderInput:
-    """What an encoder puts into the tokens [start, start + length) of a sequence.
-
-    `content_hash` stands for all that the encoder's output depends on, so for equal lengths too.
-    """
-
-    content_hash: bytes
-    start: int
-    length: int
-
-    @property
-    def end(self) -> int:
-        return self.start + self.length
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderSchedule:
-    """What a chunk of one sequence needs of the encoder. Valid until another sequence takes.
-
-    Attributes:
-        end: where the chunk ends; its start if nothing of it can be computed in this step.
-        to_compute: inputs that the encoder has to compute in this step for this sequence.
-        to_hold: all inputs to be allocated, in this order: those that are cached or due already,
-            before room is made for others; then `to_compute` and what repeats their content.
-        budget_used: tokens of `to_compute`.
-    """
-
-    end: int
-    to_compute: tuple[EncoderInput, ...]
-    to_hold: tuple[EncoderInput, ...]
-    budget_used: int
+from baton.engine.core.encoder_inputs import EncoderInput, passed
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +121,12 @@ class EncoderCache:
         self._held.setdefault(sequence_id, {})[encoder_input] = None
         return is_new
 
-    def take(self, sequence_id: str, schedule: EncoderSchedule) -> None:
-        """Allocates all that a chunk needs.
+    def take(self, sequence_id: str, encoder_inputs: Iterable[EncoderInput]) -> None:
+        """Allocates all that a chunk has `to_hold`.
 
         Since `limit_chunk`, others may have released but not taken.
         """
-        for encoder_input in schedule.to_hold:
+        for encoder_input in encoder_inputs:
             self.allocate(sequence_id, encoder_input)
 
     def release(self, sequence_id: str, encoder_input: EncoderInput) -> None:
@@ -247,92 +212,3 @@ class EncoderCache:
 
     def _remove(self, content_hash: bytes) -> None:
         self._num_cached_tokens -= self._entries.pop(content_hash).num_tokens
-
-
-def check_encoder_inputs(
-    encoder_inputs: Sequence[EncoderInput],
-    num_tokens: int,
-    capacity_tokens: int,
-    compute_budget: int,
-    field: str = "encoder_inputs",
-) -> None:
-    """Raises `InvalidArgumentError` unless every input can be scheduled some day.
-
-    Args:
-        num_tokens: of the prompt, in which the spans lie, in order and without overlap.
-        capacity_tokens: of the encoder cache.
-        compute_budget: tokens that the encoder may compute in a step.
-    """
-    most = min(capacity_tokens, compute_budget)
-    limit = "encoder cache" if most == capacity_tokens else "encoder's budget per step"
-    lengths: dict[bytes, int] = {}
-    free_from = 0
-    for i, encoder_input in enumerate(encoder_inputs):
-        at = f"{field}[{i}]"
-        length = encoder_input.length
-        span = f"covers tokens [{encoder_input.start}, {encoder_input.end})"
-        if length < 1:
-            raise InvalidArgumentError(at, f"is {length} tokens long; must be at least 1")
-        if encoder_input.start < free_from:
-            raise InvalidArgumentError(at, f"{span}; must start at {free_from} or later")
-        if encoder_input.end > num_tokens:
-            raise InvalidArgumentError(at, f"{span}; the prompt has {num_tokens} tokens")
-        if length > most:
-            raise InvalidArgumentError(at, f"is {length} tokens long; the {limit} holds {most}")
-        if lengths.setdefault(encoder_input.content_hash, length) != length:
-            raise InvalidArgumentError(at, "has the content hash of an input of another length")
-        free_from = encoder_input.end
-
-
-def passed(
-    encoder_inputs: Iterable[EncoderInput], num_computed_tokens: int
-) -> tuple[EncoderInput, ...]:
-    """Those whose last token is computed, so that their encoder output is not needed any more."""
-    return tuple(i for i in encoder_inputs if i.end <= num_computed_tokens)
-
-
-def limit_chunk(
-    encoder_inputs: Sequence[EncoderInput],
-    start: int,
-    end: int,
-    cache: EncoderCache,
-    sequence_id: str,
-    compute_budget: int,
-) -> EncoderSchedule:
-    """What the chunk [start, end) of a sequence needs, cut before the first input that cannot be.
-
-    Changes nothing; `EncoderCache.take` does, once the chunk is sure.
-
-    Args:
-        encoder_inputs: of the sequence, in order and without overlap.
-        compute_budget: tokens the encoder may still compute in the step being planned:
-            its budget less `EncoderCache.num_due_tokens`.
-    """
-    room = cache.capacity_tokens - cache.num_held_tokens
-    budget = compute_budget
-    to_compute: list[EncoderInput] = []
-    present: list[EncoderInput] = []
-    absent: list[EncoderInput] = []
-    claimed: set[bytes] = set()
-    first = bisect_right(encoder_inputs, start, key=lambda i: i.end)
-    for encoder_input in encoder_inputs[first:]:
-        if encoder_input.start >= end:
-            break
-        if cache.holds(sequence_id, encoder_input):
-            continue
-        content_hash, length = encoder_input.content_hash, encoder_input.length
-        is_claimed, is_present = content_hash in claimed, content_hash in cache
-        room_needed = 0 if is_claimed or cache.is_held(content_hash) else length
-        budget_needed = 0 if is_claimed or is_present else length
-        if room_needed > room or budget_needed > budget:
-            end = max(start, encoder_input.start)
-            break
-        room -= room_needed
-        budget -= budget_needed
-        claimed.add(content_hash)
-        (present if is_present else absent).append(encoder_input)
-        if budget_needed:
-            to_compute.append(encoder_input)
-    return EncoderSchedule(
-        end, tuple(to_compute), (*present, *absent), budget_used=compute_budget - budget
-    )

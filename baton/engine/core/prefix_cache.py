@@ -14,7 +14,7 @@ import numpy as np
 from baton.cluster.prefix import BlockHash, extend_chain
 from baton.engine.core.block_pool import NULL_BLOCK, CacheEvents
 from baton.engine.core.cache_group import CacheGroup
-from baton.engine.core.encoder_cache import EncoderInput
+from baton.engine.core.encoder_inputs import EncoderInput
 from baton.engine.core.sequence import Sequence
 
 

@@ -10,8 +10,7 @@ A sequence that has not ended is in exactly one place:
     kept                  finished, blocks held until released
 """
 
-from collections.abc import Iterable, Iterator
-from heapq import heappop, heappush
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -19,46 +18,9 @@ from baton.engine.core.encoder_cache import NO_ENCODER_STEP, EncoderCache, Encod
 from baton.engine.core.kv_cache_manager import KvCacheManager
 from baton.engine.core.seats import Int64Array, Seats
 from baton.engine.core.sequence import FinishReason, Purpose, Request, Sequence, SequenceStatus
+from baton.engine.core.waiting_queue import WaitingQueue, order_of
 
 NO_SEATS: Int64Array = np.zeros(0, np.int64)
-
-_Entry = tuple[float, int, int, Sequence]
-
-
-class Queue:
-    """Sequences that wait, the one to be served next first."""
-
-    def __init__(self) -> None:
-        self._entries: list[_Entry] = []
-        self._num_left = 0
-
-    def __len__(self) -> int:
-        return len(self._entries) - self._num_left
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return (e[3] for e in self._entries if e[3].status is SequenceStatus.WAITING)
-
-    def push(self, sequence: Sequence) -> None:
-        heappush(self._entries, (*order_of(sequence), sequence))
-
-    def head(self) -> Sequence | None:
-        while self._entries and self._entries[0][3].status is not SequenceStatus.WAITING:
-            heappop(self._entries)
-            self._num_left -= 1
-        return self._entries[0][3] if self._entries else None
-
-    def pop(self) -> None:
-        """The head starts."""
-        heappop(self._entries)
-
-    def leave(self) -> None:
-        """One that waits here has ended; its status says so, and it is dropped when met."""
-        self._num_left += 1
-
-
-def order_of(sequence: Sequence) -> tuple[float, int, int]:
-    """Sorts sequences as the policy wants; never equal for two."""
-    return sequence.request.rank, sequence.request.arrival, sequence.index
 
 
 class Roster:
@@ -69,8 +31,8 @@ class Roster:
         self.kv = kv
         self.encoder = encoder
         self.requests: dict[str, Request] = {}
-        self.waiting = Queue()
-        self.preempted = Queue()
+        self.waiting = WaitingQueue()
+        self.preempted = WaitingQueue()
         self.swapped: list[list[Sequence]] = []
         self.decoding: Int64Array = NO_SEATS
         self.special: dict[Sequence, None] = {}

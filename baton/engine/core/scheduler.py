@@ -5,20 +5,21 @@ lets the second catch up with the first under budgets. A prefill is a sequence t
 a decode one that is one token behind; both go into one step. Plain decodes advance by array
 operations over the columns of `Seats`; whatever is special about a sequence is a `Span`.
 
-The work is in three rooms: `Roster` knows where every sequence is, `Planner` fills a step,
-`Booking` brings the roster up to date with what the step has computed.
+The work is in three rooms: `Roster` knows where every sequence is, `Planner` fills a step (what is
+new through `Admission`, and where there is no room through `Preemptor`), `Booking` brings the roster
+up to date with what the step has computed.
 """
 
 from collections import deque
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
 
 import numpy as np
 
 from baton.engine.core.block_pool import CacheEvents
 from baton.engine.core.booking import Booking
 from baton.engine.core.cache_group import CacheGroup
-from baton.engine.core.encoder_cache import EncoderCache, check_encoder_inputs
+from baton.engine.core.encoder_cache import EncoderCache
+from baton.engine.core.encoder_inputs import check_encoder_inputs
 from baton.engine.core.kv_cache_manager import KvCacheManager
 from baton.engine.core.memory_report import MemoryReport, report_memory
 from baton.engine.core.plan import StepPlan, StepResult
@@ -26,6 +27,7 @@ from baton.engine.core.planner import Planner
 from baton.engine.core.policy import POLICIES
 from baton.engine.core.progress import SequenceProgress, StepProgress
 from baton.engine.core.roster import Roster
+from baton.engine.core.scheduler_stats import SchedulerStats
 from baton.engine.core.seats import Seats, TokenArray
 from baton.engine.core.sequence import (
     FinishReason,
@@ -37,28 +39,6 @@ from baton.engine.core.sequence import (
 )
 from baton.engine.core.settings import PreemptionCosts, SchedulerConfig
 from baton.engine.core.step import Step
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerStats:
-    """A moment's counts. Held blocks include those kept for a lease. Blocks are summed over the
-    cache groups. `num_step_tokens` is of the last step; the totals behind it since the start."""
-
-    num_waiting: int
-    num_running: int
-    num_awaiting_kv: int
-    num_swapped: int
-    num_kept: int
-    num_held_blocks: int
-    num_cached_blocks: int
-    num_blocks: int
-    num_step_tokens: int
-    num_preemptions: int
-    num_swaps: int
-    num_hit_tokens: int
-    num_prompt_tokens: int
-    num_drafted_tokens: int
-    num_accepted_tokens: int
 
 
 class Scheduler:
@@ -134,10 +114,10 @@ class Scheduler:
 
     def pause(self) -> None:
         """Starts nothing new from now on; what has begun goes on."""
-        self._planner.is_paused = True
+        self._planner.admission.is_paused = True
 
     def resume(self) -> None:
-        self._planner.is_paused = False
+        self._planner.admission.is_paused = False
 
     def shutdown(self) -> list[Request]:
         """Ends everything, and starts nothing any more. Returns what was here."""
@@ -247,7 +227,7 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether `schedule` could do anything: something runs, waits or is to be told."""
         roster = self._roster
-        waits = len(roster.waiting) > 0 and not self._planner.is_paused
+        waits = len(roster.waiting) > 0 and not self._planner.admission.is_paused
         runs = bool(roster.num_running or roster.swapped or roster.preempted)
         return runs or waits or bool(roster.forgotten or self._cancelled)
 
@@ -279,7 +259,7 @@ class Scheduler:
         ]
 
     def stats(self) -> SchedulerStats:
-        roster, totals = self._roster, self._planner.totals
+        roster, planner = self._roster, self._planner
         pools = [group.pool for group in self._kv.groups]
         return SchedulerStats(
             num_waiting=len(roster.waiting) + len(roster.preempted),
@@ -291,11 +271,11 @@ class Scheduler:
             num_cached_blocks=sum(pool.num_cached_blocks for pool in pools),
             num_blocks=sum(pool.num_blocks for pool in pools),
             num_step_tokens=self._num_step_tokens,
-            num_preemptions=totals.num_preemptions,
-            num_swaps=totals.num_swaps,
-            num_hit_tokens=totals.num_hit_tokens,
-            num_prompt_tokens=totals.num_prompt_tokens,
-            num_drafted_tokens=totals.num_drafted_tokens,
+            num_preemptions=planner.preemptor.num_preemptions,
+            num_swaps=planner.preemptor.num_swaps,
+            num_hit_tokens=planner.admission.num_hit_tokens,
+            num_prompt_tokens=planner.admission.num_prompt_tokens,
+            num_drafted_tokens=planner.spans.num_drafted_tokens,
             num_accepted_tokens=self._booking.num_accepted_tokens,
         )
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from baton.cluster.prefix import BlockHash
 from baton.engine.core.beam import BeamSearch
-from baton.engine.core.encoder_cache import EncoderInput
+from baton.engine.core.encoder_inputs import EncoderInput
 from baton.engine.core.seats import Seats, TokenArray
 from baton.sampling import SamplingParams
 

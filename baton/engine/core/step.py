@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from baton.engine.core.encoder_cache import EncoderSchedule, EncoderStep
+from baton.engine.core.encoder_cache import EncoderStep
+from baton.engine.core.encoder_schedule import EncoderSchedule
 from baton.engine.core.memory_operations import MemoryOperations
 from baton.engine.core.plan import BlockMove, ExternalAllocation, Span, StepPlan
 from baton.engine.core.seats import Int64Array
@@ -69,6 +70,10 @@ class Step:
     @property
     def is_empty(self) -> bool:
         return not self.spans and not self.external and not len(self.decode_seats)
+
+    def takes_reads(self, num_reads: int) -> bool:
+        """Whether they fit. An empty step takes any number, since it must be taken at some time."""
+        return num_reads <= self.num_cache_reads or self.is_empty
 
     def add(self, span: PlannedSpan) -> None:
         self.spans[span.sequence] = span

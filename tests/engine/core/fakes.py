@@ -17,7 +17,7 @@ import numpy as np
 from baton.engine.core.beam import BeamSearch
 from baton.engine.core.block_pool import NULL_BLOCK, BlockPool
 from baton.engine.core.cache_group import CacheGroup
-from baton.engine.core.encoder_cache import EncoderInput
+from baton.engine.core.encoder_inputs import EncoderInput
 from baton.engine.core.plan import BlockMove, StepPlan, StepResult, TokenLogprobs
 from baton.engine.core.seats import Seats
 from baton.engine.core.sequence import FinishReason, Request, Sequence

@@ -13,15 +13,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from baton.engine.core.encoder_cache import (
-    EncoderCache,
-    EncoderInput,
-    EncoderSchedule,
-    EncoderStep,
-    check_encoder_inputs,
-    limit_chunk,
-    passed,
-)
+from baton.engine.core.encoder_cache import EncoderCache, EncoderStep
+from baton.engine.core.encoder_inputs import EncoderInput, check_encoder_inputs, passed
+from baton.engine.core.encoder_schedule import EncoderSchedule, limit_chunk
 from baton.errors import InvalidArgumentError
 
 LENGTHS = {b"a": 1, b"b": 2, b"c": 3, b"d": 3, b"e": 5, b"f": 8}
@@ -233,7 +227,7 @@ def plan_chunk(stream: Stream, cache: EncoderCache, budget: int, max_chunk: int)
     if schedule.end == start:
         assert not schedule.to_hold
         return False
-    cache.take(stream.name, schedule)
+    cache.take(stream.name, schedule.to_hold)
     stream.chunk = (start, schedule.end)
     assert all(cache.holds(stream.name, i) for i in touched(stream))
     return True
@@ -295,7 +289,7 @@ def test_content_that_repeats_in_a_chunk_is_computed_once_and_held_twice() -> No
     cache = EncoderCache(5)
     schedule = limit_chunk([first, second], 0, 12, cache, "s", 5)
     assert schedule == EncoderSchedule(12, (first,), (first, second), 5)
-    cache.take("s", schedule)
+    cache.take("s", schedule.to_hold)
     assert cache.drain().to_compute == (("s", first),)
     cache.release_passed("s", 5)
     assert cache.is_held(b"e"), "the second span still needs it"
@@ -316,7 +310,7 @@ def test_a_cached_output_is_held_before_room_is_made_for_a_new_one() -> None:
     cache.drain()
     cache.release_all("other")
     inputs = [item(b"d", 0), item(b"e", 3)]
-    cache.take("s", limit_chunk(inputs, 0, 8, cache, "s", 100))
+    cache.take("s", limit_chunk(inputs, 0, 8, cache, "s", 100).to_hold)
     step = cache.drain()
     assert step == EncoderStep((b"a", b"c"), (("s", inputs[0]),))
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from baton.engine.core.block_pool import NULL_BLOCK
-from baton.engine.core.encoder_cache import EncoderInput
+from baton.engine.core.encoder_inputs import EncoderInput
 from baton.engine.core.plan import StepPlan
 from baton.engine.core.sequence import KvSource
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from baton.engine.core.encoder_cache import EncoderInput
+from baton.engine.core.encoder_inputs import EncoderInput
 from baton.engine.core.plan import StepPlan
 from baton.engine.core.policy import POLICIES
 from baton.engine.core.sequence import KvSource, Purpose, Request

@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.engine.core.encoder_cache import EncoderInput
+from baton.engine.core.encoder_inputs import EncoderInput
 from baton.engine.core.sequence import FinishReason, KvSource
 from baton.sampling import EarlyStopping
 

@@ -1,0 +1,64 @@
+"""The spans of a prompt that an encoder fills, such as images. Knows nothing of their content."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from baton.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderInput:
+    """What an encoder puts into the tokens [start, start + length) of a sequence.
+
+    `content_hash` stands for all that the encoder's output depends on, so for equal lengths too.
+    """
+
+    content_hash: bytes
+    start: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+def check_encoder_inputs(
+    encoder_inputs: Sequence[EncoderInput],
+    num_tokens: int,
+    capacity_tokens: int,
+    compute_budget: int,
+    field: str = "encoder_inputs",
+) -> None:
+    """Raises `InvalidArgumentError` unless every input can be scheduled some day.
+
+    Args:
+        num_tokens: of the prompt, in which the spans lie, in order and without overlap.
+        capacity_tokens: of the encoder cache.
+        compute_budget: tokens that the encoder may compute in a step.
+    """
+    most = min(capacity_tokens, compute_budget)
+    limit = "encoder cache" if most == capacity_tokens else "encoder's budget per step"
+    lengths: dict[bytes, int] = {}
+    free_from = 0
+    for i, encoder_input in enumerate(encoder_inputs):
+        at = f"{field}[{i}]"
+        length = encoder_input.length
+        span = f"covers tokens [{encoder_input.start}, {encoder_input.end})"
+        if length < 1:
+            raise InvalidArgumentError(at, f"is {length} tokens long; must be at least 1")
+        if encoder_input.start < free_from:
+            raise InvalidArgumentError(at, f"{span}; must start at {free_from} or later")
+        if encoder_input.end > num_tokens:
+            raise InvalidArgumentError(at, f"{span}; the prompt has {num_tokens} tokens")
+        if length > most:
+            raise InvalidArgumentError(at, f"is {length} tokens long; the {limit} holds {most}")
+        if lengths.setdefault(encoder_input.content_hash, length) != length:
+            raise InvalidArgumentError(at, "has the content hash of an input of another length")
+        free_from = encoder_input.end
+
+
+def passed(
+    encoder_inputs: Iterable[EncoderInput], num_computed_tokens: int
+) -> tuple[EncoderInput, ...]:
+    """Those whose last token is computed, so that their encoder output is not needed any more."""
+    return tuple(i for i in encoder_inputs if i.end <= num_computed_tokens)

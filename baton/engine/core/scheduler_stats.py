@@ -1,0 +1,25 @@
+"""What a scheduler has and does, in numbers. Plain data."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """A moment's counts. Held blocks include those kept for a lease. Blocks are summed over the
+    cache groups. `num_step_tokens` is of the last step; the totals behind it since the start."""
+
+    num_waiting: int
+    num_running: int
+    num_awaiting_kv: int
+    num_swapped: int
+    num_kept: int
+    num_held_blocks: int
+    num_cached_blocks: int
+    num_blocks: int
+    num_step_tokens: int
+    num_preemptions: int
+    num_swaps: int
+    num_hit_tokens: int
+    num_prompt_tokens: int
+    num_drafted_tokens: int
+    num_accepted_tokens: int
