@@ -5,9 +5,9 @@ lets the second catch up with the first under budgets. A prefill is a sequence t
 a decode one that is one token behind; both go into one step. Plain decodes advance by array
 operations over the columns of `Seats`; whatever is special about a sequence is a `Span`.
 
-The work is in three rooms: `Roster` knows where every sequence is, `Planner` fills a step (what is
-new through `Admission`, and where there is no room through `Preemptor`), `Booking` brings the roster
-up to date with what the step has computed.
+The work is in three rooms: `Roster` knows where every sequence is; `Planner` fills a step, with
+what `Admission` lets in and the room that `Preemptor` makes; `Booking` brings the roster up to date
+with what the step has computed.
 """
 
 from collections import deque
