@@ -7,7 +7,7 @@ import sys
 
 from bench.report import show
 
-NAMES = ("engine", "serve", "scheduler", "prefix", "speculate")
+NAMES = ("engine", "serve", "scheduler", "prefix", "speculate", "transfer")
 
 
 def main() -> None:

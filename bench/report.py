@@ -35,6 +35,10 @@ def interleaved(contenders: dict[str, Callable[[], float]], repeats: int) -> dic
     for _ in range(repeats):
         for name, measure in contenders.items():
             figures[name].append(measure())
+    return medians(figures)
+
+
+def medians(figures: dict[str, list[float]]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in figures.items()}
 
 

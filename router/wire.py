@@ -71,7 +71,7 @@ def handle(
         layouts=prefill.layouts,
         num_tokens=len(request.token_ids),
         block_hashes=b"".join(block_hashes),
-        integrity=kv_transfer_pb2.INTEGRITY_XXH3_64,
+        integrity=kv_transfer_pb2.INTEGRITY_BY_CONNECTOR,
     )
 
 

@@ -23,6 +23,7 @@ from baton.engine.engine import Engine
 from baton.errors import UnavailableError
 from baton.serving.channels import Channels
 from baton.serving.server import Server
+from baton.worker.memory import keep_freed_memory
 from baton.worker.settings import WorkerSettings
 from kvtransfer.handle import Pairing
 from kvtransfer.payload import CHANNEL_OPTIONS
@@ -110,6 +111,7 @@ class Worker:
     async def run(self) -> None:
         """Serves until a signal, drains, and takes everything down. Raises why it could not."""
         sys.setswitchinterval(SWITCH_INTERVAL)
+        keep_freed_memory()
         async with AsyncExitStack() as stack:
             await self.server.start()
             stack.push_async_callback(self.channels.close)

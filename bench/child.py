@@ -1,0 +1,36 @@
+"""A process of a benchmark that is told lines and answers each with one."""
+
+import asyncio
+import subprocess
+import sys
+
+
+class Child:
+    """`python -m module arguments`, until `close`, which ends its standard input."""
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    async def hear(self) -> str:
+        """Its next line."""
+        assert self._process.stdout is not None
+        line = await asyncio.to_thread(self._process.stdout.readline)
+        assert line, "the other process has ended; its reason is above"
+        return line.strip()
+
+    async def ask(self, line: str) -> str:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        return await self.hear()
+
+    async def close(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+        await asyncio.to_thread(self._process.wait)

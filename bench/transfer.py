@@ -1,0 +1,206 @@
+"""What a handoff of 256 MiB of KV costs between two processes, by every connector.
+
+The source's blocks lie anywhere in its pool, as in one that has been in use; the claimant's follow
+each other, and in one case lie anywhere too. Timed is a whole fetch, from its first call to the
+confirmation, into memory that has been written before. It is compared with moving the same bytes
+without asking anybody: one memcpy within this process into shared memory, one TCP socket, and
+messages of the same size over bare grpc.aio, between processes of its own as they come, and with
+the channel options and the allocator of ours.
+"""
+
+import asyncio
+import json
+import random
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Self
+
+import grpc
+import numpy as np
+import torch
+
+from baton.engine.core.plan import ExternalAllocation
+from baton.engine.kv_pool import KvPool
+from baton.serving.channels import Channels
+from baton.worker.memory import keep_freed_memory
+from bench import transfer_bare
+from bench.child import Child
+from bench.report import Row, medians
+from bench.transfer_source import (
+    BLOCK_SIZE,
+    CLAIMANT,
+    EPOCH,
+    NUM_BYTES,
+    fill,
+    pairing_of,
+    pool_of,
+    source_blocks,
+)
+from kvtransfer.client import KvFetcher
+from kvtransfer.connector import Integrity
+from kvtransfer.handle import Handle
+from kvtransfer.payload import CHANNEL_OPTIONS, MESSAGE_BYTES
+from kvtransfer.sources import Choice
+
+SIZES = {"1 MiB": 2**20, "64 KiB": 2**16}
+MEMCPY, SOCKET = "memcpy into shared memory", "a raw socket"
+BARE, BARE_TUNED = "bare grpc.aio", "bare grpc.aio, tuned as ours"
+SHM, SHM_CHECKED = "shm, fenced", "shm, with checksums"
+SHM_SCATTERED, GRPC = "shm, scattered on both sides", "grpc, with checksums"
+_AIMS = [
+    (SHM, MEMCPY, 0.8),
+    (SHM_SCATTERED, MEMCPY, None),
+    (SHM_CHECKED, MEMCPY, 0.5),
+    (GRPC, BARE, 0.9),
+    (GRPC, BARE_TUNED, None),
+    (GRPC, SOCKET, None),
+]
+
+Measure = Callable[[], Awaitable[float]]
+
+
+def run(repeats: int) -> list[Row]:
+    """GB/s of each connector, for large blocks and small ones."""
+    return [
+        row
+        for name, block_bytes in SIZES.items()
+        for row in asyncio.run(_run(name, block_bytes, repeats))
+    ]
+
+
+async def _run(name: str, block_bytes: int, repeats: int) -> list[Row]:
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    async with _Claimant(block_bytes) as claimant:
+        contenders: dict[str, Measure] = {
+            MEMCPY: claimant.memcpy,
+            SOCKET: claimant.raw_socket,
+            BARE: claimant.bare,
+            BARE_TUNED: claimant.bare_tuned,
+            SHM: lambda: claimant.fetch("shm", Integrity.FENCE),
+            SHM_SCATTERED: lambda: claimant.fetch("shm", Integrity.FENCE, scattered=True),
+            SHM_CHECKED: lambda: claimant.fetch("shm", Integrity.CHECKSUMS),
+            GRPC: lambda: claimant.fetch("grpc", Integrity.CHECKSUMS),
+        }
+        figures: dict[str, list[float]] = {name: [] for name in contenders}
+        for turn in range(repeats + 1):  # the first warms up
+            for case, measure in contenders.items():
+                rate = NUM_BYTES / await measure() / 1e9
+                figures[case] += [rate] if turn else []
+    rates = medians(figures)
+    return [
+        Row(
+            f"{case}, blocks of {name}",
+            rates[case],
+            "GB/s",
+            other,
+            rates[other],
+            rates[case] / rates[other],
+            aim,
+        )
+        for case, other, aim in _AIMS
+    ]
+
+
+class _Claimant:
+    """This process: a pool to fetch into, and all that is compared. Starts the other process."""
+
+    def __init__(self, block_bytes: int) -> None:
+        self._block_bytes = block_bytes
+        self._pool = pool_of(block_bytes)
+        self._expected = pool_of(block_bytes)
+        fill(self._expected)
+        self._private = _bytes_of(self._expected).copy()
+        self._channels = Channels(options=CHANNEL_OPTIONS)
+        self._fetchers = {c: self._fetcher(c) for c in ("shm", "grpc")}
+
+    def _fetcher(self, connector: Choice) -> KvFetcher:
+        pairing = pairing_of(self._pool)
+        return KvFetcher([self._pool], pairing, CLAIMANT, self._channels.get, connector=connector)
+
+    async def __aenter__(self) -> Self:
+        self._source = Child("bench.transfer_source", str(self._block_bytes))
+        self._bare_server = Child("bench.transfer_bare")
+        self._bare_reader = Child("bench.transfer_bare", await self._bare_server.hear())
+        self._endpoint, raw_port = json.loads(await self._source.hear())
+        self._raw = socket.create_connection(("127.0.0.1", raw_port))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for fetcher in self._fetchers.values():
+            fetcher.close()
+        await self._channels.close()
+        self._raw.close()
+        for child in (self._bare_reader, self._bare_server, self._source):
+            await child.close()
+
+    async def fetch(
+        self, connector: Choice, integrity: Integrity, *, scattered: bool = False
+    ) -> float:
+        """Seconds of one handoff, whose content is compared afterwards."""
+        lease_id = secrets.token_bytes(16)
+        assert await self._source.ask(lease_id.hex()) == "ready"
+        num_blocks = self._pool.num_blocks
+        table = tuple(range(1, num_blocks + 1))
+        if scattered:
+            table = tuple(random.Random(1).sample(table, num_blocks))
+        handle = Handle(
+            source_worker="prefill",
+            source_endpoint=self._endpoint,
+            source_epoch=EPOCH,
+            lease_id=lease_id,
+            pairing=pairing_of(self._pool),
+            num_tokens=num_blocks * BLOCK_SIZE,
+            block_hashes=(),
+            integrity=integrity,
+        )
+        start = time.perf_counter()
+        _, report = await self._fetchers[connector].fetch(
+            handle, ExternalAllocation("bench", (table,), 0), timeout=60.0
+        )
+        elapsed = time.perf_counter() - start
+        assert report.connector.value == connector, report.reason
+        assert report.num_bytes == NUM_BYTES
+        self._check(table)
+        return elapsed
+
+    def _check(self, table: tuple[int, ...]) -> None:
+        expected = source_blocks(self._pool.num_blocks)
+        for there, here in zip(expected[::16], table[::16], strict=True):
+            assert self._pool.read_block(here) == self._expected.read_block(there), "other bytes"
+
+    async def memcpy(self) -> float:
+        source, target = self._private, _bytes_of(self._pool)
+        start = time.perf_counter()
+        np.copyto(target, source)
+        return time.perf_counter() - start
+
+    async def raw_socket(self) -> float:
+        content: Any = _bytes_of(self._pool)
+        target = memoryview(content)
+
+        def receive() -> float:
+            start, received = time.perf_counter(), 0
+            self._raw.sendall(b"x")
+            while received < NUM_BYTES:
+                received += self._raw.recv_into(target[received:])
+            return time.perf_counter() - start
+
+        return await asyncio.to_thread(receive)
+
+    async def bare(self) -> float:
+        return float(await self._bare_reader.ask(str(MESSAGE_BYTES)))
+
+    async def bare_tuned(self) -> float:
+        endpoint = self._endpoint
+        async with grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS) as channel:
+            return await transfer_bare.seconds(channel, MESSAGE_BYTES)
+
+
+def _bytes_of(pool: KvPool) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
+    """Of all blocks but the one of zeros."""
+    assert pool.shared is not None
+    content: np.ndarray[tuple[int], np.dtype[np.uint8]] = pool.shared.content.numpy()
+    return content[pool.layout.block_bytes :]

@@ -1,0 +1,108 @@
+"""The other process of `bench.transfer`: what hands 256 MiB over, in every way that is compared.
+
+It says where it listens, as one line of JSON, and serves until its standard input ends. A line of
+it is a lease id in hexadecimal: a prompt is computed, and its blocks wait.
+"""
+
+import asyncio
+import json
+import os
+import random
+import socket
+import sys
+from contextlib import AsyncExitStack
+
+import numpy as np
+import torch
+
+from baton.engine.kv_pool import KvPool, KvShape, plan_layout, pool_bytes
+from baton.engine.shared_memory import SharedMemory
+from baton.serving.server import Server
+from baton.serving.settings import ServingSettings, load
+from baton.worker.memory import keep_freed_memory
+from bench import transfer_bare
+from kvtransfer.extent import Extent
+from kvtransfer.handle import FirstToken, Pairing
+from kvtransfer.lease import Claim
+from kvtransfer.lease_table import LeaseTable
+from kvtransfer.service import KvTransferService, ServedPools, add_to_server
+from kvtransfer.shm_source import Doorkeeper
+
+NUM_BYTES = transfer_bare.NUM_BYTES
+BLOCK_SIZE = 16
+CLAIMANT = "decode"
+EPOCH = 1
+_HEADS = KvShape(8, 64, 64)
+
+
+def pool_of(block_bytes: int) -> KvPool:
+    """A shared pool of just so many bytes."""
+    per_layer = BLOCK_SIZE * _HEADS.num_kv_heads * 128 * 4
+    layout = plan_layout([_HEADS] * (block_bytes // per_layer), torch.float32, BLOCK_SIZE)
+    assert layout.block_bytes == block_bytes
+    num_blocks = NUM_BYTES // block_bytes
+    memory = SharedMemory("bench", pool_bytes(layout, num_blocks))
+    return KvPool(layout, num_blocks, torch.device("cpu"), memory)
+
+
+def pairing_of(pool: KvPool) -> Pairing:
+    return Pairing(b"bench", (pool.layout,))
+
+
+def source_blocks(num_blocks: int) -> tuple[int, ...]:
+    """Where a prompt's blocks lie in a pool that has been in use: anywhere."""
+    return tuple(random.Random(0).sample(range(1, num_blocks + 1), num_blocks))
+
+
+def fill(pool: KvPool) -> None:
+    """The same content wherever it is called."""
+    words = np.arange(pool.layout.block_bytes // 8, dtype=np.int64)
+    for block in range(1, pool.num_blocks + 1):
+        pool.write_block(block, (words + block * 1_000_003).tobytes())
+
+
+async def _keep(table: LeaseTable, lease_id: bytes, pool: KvPool) -> None:
+    num_tokens = pool.num_blocks * BLOCK_SIZE
+    with table.open(Claim(lease_id, CLAIMANT), Extent(num_tokens, BLOCK_SIZE)) as lease:
+        lease.advance((source_blocks(pool.num_blocks),), pool.num_blocks)
+        lease.complete(FirstToken(0, 1), lambda: None)
+        await lease.over()
+
+
+def _serve_raw(listener: socket.socket) -> None:
+    """In a thread: the same bytes to whoever connects."""
+    content = memoryview(bytes(4 * 2**20))
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            while connection.recv(1):
+                for _ in range(NUM_BYTES // len(content)):
+                    connection.sendall(content)
+
+
+async def main(block_bytes: int) -> None:
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    pool = pool_of(block_bytes)
+    fill(pool)
+    table = LeaseTable()
+    loop = asyncio.get_running_loop()
+    listener = socket.create_server(("127.0.0.1", 0))
+    loop.run_in_executor(None, _serve_raw, listener)
+    async with AsyncExitStack() as stack:
+        keeper = await stack.enter_async_context(Doorkeeper([pool]))
+        served = ServedPools([pool], pairing_of(pool), EPOCH, keeper.door)
+        server = Server(load(ServingSettings, []))
+        server.add(add_to_server, KvTransferService(table, lambda: served))
+        server.add(lambda _, to: transfer_bare.add_to_server(to), None)
+        await server.start()
+        print(json.dumps([server.endpoint, listener.getsockname()[1]]), flush=True)
+        keeping = set()
+        while line := await loop.run_in_executor(None, sys.stdin.readline):
+            keeping.add(asyncio.create_task(_keep(table, bytes.fromhex(line.strip()), pool)))
+            print("ready", flush=True)
+        os._exit(0)  # the thread of the raw socket waits for one more reader
+
+
+if __name__ == "__main__":
+    asyncio.run(main(int(sys.argv[1])))
