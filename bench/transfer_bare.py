@@ -26,7 +26,7 @@ async def pull(request: bytes, _context: Any) -> AsyncIterator[bytes]:
 
 
 def add_to_server(server: Any) -> None:
-    handlers = {METHOD: grpc.unary_stream_rpc_method_handler(pull)}
+    handlers: dict[str, Any] = {METHOD: grpc.unary_stream_rpc_method_handler(pull)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
 
@@ -34,7 +34,8 @@ async def seconds(channel: grpc.aio.Channel, message_bytes: int) -> float:
     """To read all of it."""
     await channel.channel_ready()
     start, received = time.perf_counter(), 0
-    async for message in channel.unary_stream(f"/{SERVICE}/{METHOD}")(b"%d" % message_bytes):
+    call: Any = channel.unary_stream(f"/{SERVICE}/{METHOD}")
+    async for message in call(b"%d" % message_bytes):
         received += len(message)
     assert received == NUM_BYTES
     return time.perf_counter() - start

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from baton.engine.core.plan import ExternalAllocation
-from baton.engine.kv_pool import KvLayout, KvPool, KvShape, plan_layout
+from baton.engine.kv_pool import KvLayout, KvPool, KvShape, plan_layout, pool_bytes
+from baton.engine.shared_memory import SharedMemory
 from baton.serving.channels import Channels
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
@@ -22,6 +23,8 @@ from kvtransfer.handle import Handle, Pairing
 from kvtransfer.lease import Claim, Lease
 from kvtransfer.lease_table import LeaseTable
 from kvtransfer.service import KvTransferService, ServedPools, add_to_server
+from kvtransfer.shm_source import Doorkeeper
+from kvtransfer.sources import Choice
 
 EPOCH = 7
 CLAIMANT = "decode-0"
@@ -45,17 +48,18 @@ HYBRID = (LAYOUT, WINDOWED)
 
 
 def pool_of(num_blocks: int, layout: KvLayout = LAYOUT) -> KvPool:
-    """A pool of zeros."""
-    return KvPool(layout, num_blocks, torch.device("cpu"))
+    """A pool of zeros, that can be shared."""
+    memory = SharedMemory("test", pool_bytes(layout, num_blocks))
+    return KvPool(layout, num_blocks, torch.device("cpu"), memory)
 
 
 def filled_pool(num_blocks: int, layout: KvLayout = LAYOUT) -> KvPool:
     """A pool whose every block has bytes of its own."""
     pool = pool_of(num_blocks, layout)
     generator = torch.Generator().manual_seed(num_blocks)
-    for block in range(1, num_blocks + 1):
-        noise = torch.randint(256, (layout.block_bytes,), dtype=torch.uint8, generator=generator)
-        pool.write_block(block, noise.numpy().tobytes())
+    size = (num_blocks * layout.block_bytes,)
+    noise = torch.randint(256, size, dtype=torch.uint8, generator=generator)
+    pool.write_blocks(range(1, num_blocks + 1), memoryview(noise.numpy()))
     return pool
 
 
@@ -81,6 +85,8 @@ class Transfer:
     targets: list[KvPool]
     fetcher: KvFetcher
     channels: Channels
+    doorkeeper: Doorkeeper
+    service: KvTransferService
 
     @property
     def source(self) -> KvPool:
@@ -94,8 +100,8 @@ class Transfer:
         """Of a prompt that fills so many blocks."""
         return self.lease_of(num_blocks * BLOCK_SIZE)
 
-    def lease_of(self, num_tokens: int) -> AbstractContextManager[Lease]:
-        return self.leases.open(Claim(LEASE, CLAIMANT), Extent(num_tokens, BLOCK_SIZE))
+    def lease_of(self, num_tokens: int, lease_id: bytes = LEASE) -> AbstractContextManager[Lease]:
+        return self.leases.open(Claim(lease_id, CLAIMANT), Extent(num_tokens, BLOCK_SIZE))
 
     def handle(self, num_blocks: int = 4, **changes: Any) -> Handle:
         fields = {
@@ -117,13 +123,17 @@ async def transfer(
     layouts: tuple[KvLayout, ...] = PLAIN,
     servicer: Any = None,
     pairing: Pairing | None = None,
+    connector: Choice = "grpc",
+    leases: LeaseTable | None = None,
 ) -> AsyncIterator[Transfer]:
     """Both ends on one event loop. `servicer` replaces ours; `pairing` is the target's."""
     ours, theirs = Pairing(MODEL, layouts), pairing or Pairing(MODEL, layouts)
     sources = [filled_pool(num_blocks, layout) for layout in ours.layouts]
     targets = [pool_of(num_blocks, layout) for layout in theirs.layouts]
-    leases = LeaseTable()
-    service = KvTransferService(leases, lambda: ServedPools(sources, ours, EPOCH))
+    leases = LeaseTable() if leases is None else leases
+    doorkeeper = Doorkeeper(sources)
+    served = ServedPools(sources, ours, EPOCH, doorkeeper.door)
+    service = KvTransferService(leases, lambda: served)
     server = Server(ServingSettings())
     if servicer is None:
         server.add(add_to_server, service)
@@ -131,9 +141,12 @@ async def transfer(
         server.add(add_KvTransferServicer_to_server, servicer)
     await server.start()
     channels = Channels()
-    fetcher = KvFetcher(targets, theirs, CLAIMANT, channels.get)
+    fetcher = KvFetcher(targets, theirs, CLAIMANT, channels.get, connector=connector)
     try:
-        yield Transfer(server.endpoint, leases, sources, targets, fetcher, channels)
+        async with doorkeeper:
+            yield Transfer(
+                server.endpoint, leases, sources, targets, fetcher, channels, doorkeeper, service
+            )
     finally:
         fetcher.close()
         await channels.close()

@@ -1,0 +1,36 @@
+"""What a process holds that a handoff could leave behind."""
+
+import gc
+import os
+from pathlib import Path
+
+MARK = "memfd:"
+
+
+def open_files(pid: int | None = None) -> list[str]:
+    """What each descriptor of a process leads to."""
+    folder = Path(f"/proc/{pid or os.getpid()}/fd")
+    found = []
+    for entry in folder.iterdir():
+        try:
+            found.append(str(entry.readlink()))
+        except OSError:  # that of this look itself
+            continue
+    return found
+
+
+def num_mapped(pid: int | None = None) -> int:
+    """How many pools are mapped."""
+    gc.collect()
+    maps = Path(f"/proc/{pid or os.getpid()}/maps").read_text()
+    return sum(MARK in line for line in maps.splitlines())
+
+
+def abstract_sockets() -> set[str]:
+    """The sockets on this host on which pools are offered or asked for."""
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    return {line.split()[-1] for line in lines if "@baton-kv-" in line}
+
+
+def shared_files() -> set[Path]:
+    return set(Path("/dev/shm").iterdir())

@@ -1,0 +1,398 @@
+"""What every connector does alike. A new one is one more row of `CONNECTORS`."""
+
+import asyncio
+import random
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import grpc
+import pytest
+from held import num_mapped, open_files
+from held_clock import HeldClock
+from loopback import (
+    BLOCK_SIZE,
+    HYBRID,
+    LAYOUT,
+    PLAIN,
+    Transfer,
+    allocation,
+    contents,
+    transfer,
+    untouched,
+)
+
+from baton.engine.core.block_pool import NULL_BLOCK
+from baton.errors import BatonError, DataLossError, NotFoundError, UnavailableError
+from baton.rpc_errors import error_of
+from kvtransfer import payload, service, shm_source
+from kvtransfer.connector import Integrity
+from kvtransfer.handle import FirstToken, Handle
+from kvtransfer.lease_machine import LeaseState
+from kvtransfer.lease_table import LeaseTable
+from kvtransfer.run import Run
+
+TOKEN = FirstToken(0, 42)
+TIMEOUT = 10.0
+CONNECTORS = {
+    "grpc": ("grpc", Integrity.BY_CONNECTOR),
+    "shm": ("shm", Integrity.BY_CONNECTOR),
+    "shm, checked": ("shm", Integrity.CHECKSUMS),
+}
+
+# Memory that is read in place has no way on which bits could flip.
+CHECKED = {name: way for name, way in CONNECTORS.items() if name != "shm"}
+
+
+@pytest.fixture(params=CONNECTORS.values(), ids=CONNECTORS)
+def way(request):
+    return request.param
+
+
+def between(way, num_blocks: int = 8, **options: Any) -> AbstractAsyncContextManager[Transfer]:
+    return transfer(num_blocks, connector=way[0], **options)
+
+
+def handle_of(ends: Transfer, way, num_blocks: int, **changes: Any) -> Handle:
+    return ends.handle(num_blocks, integrity=way[1], **changes)
+
+
+def nothing() -> None:
+    """What a lease calls to free its blocks, where that does not matter."""
+
+
+async def until(condition, within: float = 5.0) -> None:
+    async with asyncio.timeout(within):
+        while not condition():  # noqa: ASYNC110 - looks from outside
+            await asyncio.sleep(0.002)
+
+
+async def failure_of(awaitable: Any) -> BatonError:
+    with pytest.raises((BatonError, grpc.RpcError)) as caught:
+        await awaitable
+    error = caught.value
+    return error_of(error) if isinstance(error, grpc.RpcError) else error
+
+
+async def test_blocks_go_where_they_belong_however_they_lie(way):
+    chance = random.Random(1)
+    async with between(way, 600, layouts=HYBRID) as ends:
+        for turn in range(12):
+            num_tokens = chance.randrange(1, 2000)
+            count = -(-num_tokens // BLOCK_SIZE)
+            first = max(0, num_tokens - HYBRID[1].window) // BLOCK_SIZE
+            tables = [chance.sample(range(1, 601), count) for _ in range(4)]
+            for table in (tables[1], tables[3]):
+                table[:first] = [NULL_BLOCK] * first
+            there, here = (tuple(map(tuple, tables[:2])), tuple(map(tuple, tables[2:])))
+            lease_id = bytes([turn]) * 16
+            with ends.lease_of(num_tokens, lease_id) as lease:
+                lease.advance(there, count)
+                lease.complete(TOKEN, nothing)
+                handle = handle_of(ends, way, 0, num_tokens=num_tokens, lease_id=lease_id)
+                token, report = await ends.fetcher.fetch(handle, allocation(*here), TIMEOUT)
+            assert (token, report.connector.value) == (TOKEN, way[0])
+            assert report.num_blocks == 2 * count - first
+            for group, start in ((0, 0), (1, first)):
+                assert contents(ends.targets[group], here[group][start:]) == contents(
+                    ends.sources[group], there[group][start:]
+                )
+            assert untouched(ends.targets[1], (NULL_BLOCK,))
+
+
+async def test_blocks_flow_in_order_as_they_are_filled(way):
+    async with between(way) as ends:
+        with ends.lease(6) as lease:
+            into, out_of = (7, 3, 5, 1, 8, 2), (1, 2, 4, 6, 5, 3)
+            fetching = asyncio.create_task(
+                ends.fetcher.fetch(handle_of(ends, way, 6), allocation(into), TIMEOUT)
+            )
+            for num_filled in (1, 2, 2, 5):
+                lease.advance((out_of[:num_filled],), num_filled)
+                expected = contents(ends.source, out_of[:num_filled])
+                await until(lambda n=num_filled, x=expected: contents(ends.target, into[:n]) == x)
+                assert untouched(ends.target, into[num_filled:])
+            lease.advance((out_of,), 5)
+            lease.complete(TOKEN, nothing)
+            await fetching
+        assert contents(ends.target, into) == contents(ends.source, out_of)
+
+
+@pytest.mark.parametrize("num_held", range(5))
+async def test_leading_blocks_that_are_there_stay_as_they_are(way, num_held):
+    async with between(way) as ends:
+        with ends.lease(4) as lease:
+            lease.advance(((1, 2, 3, 4),), 4)
+            lease.complete(TOKEN, nothing)
+            into = allocation((5, 6, 7, 8), num_hits=num_held)
+            token, report = await ends.fetcher.fetch(handle_of(ends, way, 4), into, TIMEOUT)
+        assert (token, report.num_blocks) == (TOKEN, 4 - num_held)
+        assert untouched(ends.target, (5, 6, 7, 8)[:num_held])
+        wanted = contents(ends.source, (1, 2, 3, 4)[num_held:])
+        assert contents(ends.target, (5, 6, 7, 8)[num_held:]) == wanted
+
+
+async def test_ten_thousand_blocks_come_as_they_are(way):
+    num_blocks = 10_000
+    chance = random.Random(3)
+    there = tuple(chance.sample(range(1, num_blocks + 1), num_blocks))
+    here = tuple(chance.sample(range(1, num_blocks + 1), num_blocks))
+    async with between(way, num_blocks) as ends:
+        with ends.lease(num_blocks) as lease:
+            lease.advance((there,), num_blocks)
+            lease.complete(TOKEN, nothing)
+            _, report = await ends.fetcher.fetch(
+                handle_of(ends, way, num_blocks), allocation(here), TIMEOUT
+            )
+        assert report.num_bytes == num_blocks * LAYOUT.block_bytes
+        assert contents(ends.target, here) == contents(ends.source, there)
+
+
+async def test_many_handoffs_at_once_do_not_mix(way):
+    async with between(way, 64) as ends:
+
+        async def one(i: int) -> None:
+            blocks = tuple(range(1 + 4 * i, 5 + 4 * i))
+            with ends.lease_of(4 * BLOCK_SIZE, bytes([i]) * 16) as lease:
+                fetch = ends.fetcher.fetch(
+                    handle_of(ends, way, 4, lease_id=bytes([i]) * 16),
+                    allocation(blocks[::-1]),
+                    TIMEOUT,
+                )
+                fetching = asyncio.create_task(fetch)
+                for num_filled in range(1, 5):
+                    await asyncio.sleep(0.001 * (i % 3))
+                    lease.advance((blocks,), num_filled)
+                lease.complete(TOKEN, nothing)
+                await fetching
+
+        await asyncio.gather(*map(one, range(16)))
+        everything = tuple(range(1, 65))
+        expected = [b for i in range(0, 64, 4) for b in everything[i : i + 4][::-1]]
+        assert contents(ends.target, everything) == contents(ends.source, tuple(expected))
+
+
+# Called off.
+
+
+async def test_it_can_be_called_off_at_every_step(way):
+    """After so many turns of the event loop, until it is through before it is called off."""
+    num_turns = num_finished = 0
+    async with between(way, 64) as ends:
+        table = tuple(range(1, 65))
+        baseline = None
+        while num_finished < 3:
+            lease_id = num_turns.to_bytes(16, "big")
+            with ends.lease_of(64 * BLOCK_SIZE, lease_id) as lease:
+                lease.advance((table,), 64)
+                lease.complete(TOKEN, nothing)
+                handle = handle_of(ends, way, 64, lease_id=lease_id)
+                fetching = asyncio.create_task(
+                    ends.fetcher.fetch(handle, allocation(table), TIMEOUT)
+                )
+                for _ in range(num_turns):
+                    await asyncio.sleep(0)
+                fetching.cancel()
+                (outcome,) = await asyncio.gather(fetching, return_exceptions=True)
+                # From here on the blocks are somebody else's.
+                ends.target._bytes.fill_(7)
+                if isinstance(outcome, asyncio.CancelledError):
+                    num_finished = 0
+                    await asyncio.sleep(0.002)
+                else:
+                    assert outcome[0] == TOKEN
+                    num_finished += 1
+                assert bool((ends.target._bytes == 7).all()), "written behind the end"
+            assert lease.state in (LeaseState.RELEASED, LeaseState.FAILED)
+            if isinstance(outcome, tuple):
+                assert lease.state is LeaseState.RELEASED
+            num_turns += 1 if num_turns < 40 else 10
+        baseline = len(open_files())
+        await until(lambda: ends.leases.num_awaited == 0 and len(ends.leases) == 0)
+        assert len(open_files()) <= baseline
+        assert ends.doorkeeper.num_readers == (1 if way[0] == "shm" else 0)
+
+
+STAGES = {
+    "before the prefill": lambda lease: None,
+    "before the first block": lambda lease: None,
+    "amid the blocks": lambda lease: lease.advance(((1, 2),), 2),
+    "before the token": lambda lease: lease.advance(((1, 2, 3, 4),), 4),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+async def test_a_claimant_that_calls_off_ends_the_lease(way, stage):
+    async with between(way) as ends:
+        fetching = asyncio.create_task(
+            ends.fetcher.fetch(handle_of(ends, way, 4), allocation((5, 6, 7, 8)), TIMEOUT)
+        )
+        if stage == "before the prefill":
+            await until(lambda: ends.leases.num_awaited == 1)
+            fetching.cancel()
+            await until(lambda: ends.leases.num_awaited == 0)
+            return
+        with ends.lease(4) as lease:
+            await until(lambda: lease.is_claimed)
+            STAGES[stage](lease)
+            await asyncio.sleep(0.01)
+            fetching.cancel()
+            with pytest.raises(UnavailableError, match="stopped fetching"):
+                async with asyncio.timeout(2.0):
+                    await lease.over()
+            assert lease.state is LeaseState.FAILED
+
+
+@pytest.mark.parametrize("stage", STAGES)
+async def test_a_source_that_calls_off_ends_the_fetch(way, stage):
+    async with between(way) as ends:
+        fetching = asyncio.create_task(
+            ends.fetcher.fetch(handle_of(ends, way, 4), allocation((5, 6, 7, 8)), TIMEOUT)
+        )
+        await until(lambda: ends.leases.num_awaited == 1)
+        if stage == "before the prefill":
+            fetching.cancel()
+            return
+        with ends.lease(4) as lease:
+            await until(lambda: lease.is_claimed)
+            STAGES[stage](lease)
+            await asyncio.sleep(0.01)
+        assert isinstance(await failure_of(fetching), NotFoundError)
+
+
+# Too late, torn, damaged.
+
+
+class LateConfirm(service.KvTransferService):
+    """Does something before it hears a confirmation."""
+
+    before = staticmethod(nothing)
+
+    async def Confirm(self, request, context):  # noqa: N802
+        self.before()
+        return await super().Confirm(request, context)
+
+
+@pytest.fixture
+def late_confirm(monkeypatch):
+    monkeypatch.setattr("loopback.KvTransferService", LateConfirm)
+
+
+@pytest.mark.usefixtures("late_confirm")
+async def test_a_lease_that_breaks_behind_the_last_block_is_not_found(way):
+    async with between(way) as ends:
+        with ends.lease(2) as lease:
+            lease.advance(((1, 2),), 2)
+            lease.complete(TOKEN, nothing)
+            ends.service.before = lambda: lease.end(UnavailableError("the cat"))
+            failure = await failure_of(
+                ends.fetcher.fetch(handle_of(ends, way, 2), allocation((5, 6)), TIMEOUT)
+            )
+        assert isinstance(failure, NotFoundError)
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["in time", "late"])
+@pytest.mark.usefixtures("late_confirm")
+async def test_a_lease_that_expires_between_the_last_block_and_the_confirmation(way, is_late):
+    clock = HeldClock()
+    async with between(way, leases=LeaseTable(5.0, lambda: clock)) as ends:
+        with ends.lease(2) as lease:
+            lease.advance(((1, 2),), 2)
+            lease.complete(TOKEN, nothing)
+
+            def pass_time() -> None:
+                clock.is_late = is_late
+                clock.advance(5.0)
+
+            ends.service.before = pass_time
+            failure = await failure_of(
+                ends.fetcher.fetch(handle_of(ends, way, 2), allocation((5, 6)), TIMEOUT)
+            )
+            assert lease.state is LeaseState.EXPIRED
+        assert isinstance(failure, NotFoundError)
+
+
+async def test_a_lease_that_expires_amid_the_blocks_or_before_any_is_not_found(way):
+    for num_filled in (0, 1):
+        clock = HeldClock()
+        async with between(way, leases=LeaseTable(5.0, lambda c=clock: c)) as ends:
+            with ends.lease(2) as lease:
+                lease.complete(TOKEN, nothing)
+                lease.retract()  # it is computed again, and its time runs on
+                fetching = asyncio.create_task(
+                    ends.fetcher.fetch(handle_of(ends, way, 2), allocation((5, 6)), TIMEOUT)
+                )
+                await until(lambda lease=lease: lease.is_claimed)
+                lease.advance(((1, 2),), num_filled)
+                await asyncio.sleep(0.01)
+                clock.advance(5.0)
+                assert isinstance(await failure_of(fetching), NotFoundError)
+                assert lease.state is LeaseState.EXPIRED
+
+
+async def test_blocks_that_another_sequence_takes_over_amid_the_read_are_never_used(way):
+    """The source takes its blocks back and writes to them while they are being read."""
+    async with between(way, 256) as ends:
+        for turn in range(8):
+            lease_id, table = bytes([turn]) * 16, tuple(range(1, 257))
+            with ends.lease_of(256 * BLOCK_SIZE, lease_id) as lease:
+                lease.advance((table,), 255)
+                fetching = asyncio.create_task(
+                    ends.fetcher.fetch(
+                        handle_of(ends, way, 256, lease_id=lease_id), allocation(table), TIMEOUT
+                    )
+                )
+                await until(lambda lease=lease: lease.is_claimed)
+                for _ in range(turn):
+                    await asyncio.sleep(0)
+                ends.source._bytes[1:].random_(0, 255)
+                lease.advance((table[::-1],), 255)
+                failure = await failure_of(fetching)
+            assert isinstance(failure, NotFoundError | DataLossError)
+
+
+class Damaging:
+    """Makes runs as the sender inside it does, and damages them."""
+
+    def __init__(self, sender: Any) -> None:
+        self._sender = sender
+        self.max_blocks = sender.max_blocks
+
+    async def send(self, group, first_block, block_ids, pool) -> Run:
+        run = await self._sender.send(group, first_block, block_ids, pool)
+        pool._bytes[block_ids[-1], -1] ^= 1  # in the memory that is about to be read
+        return run
+
+
+@pytest.mark.parametrize("way", CHECKED.values(), ids=CHECKED)
+async def test_a_bit_that_flips_on_the_way_is_data_loss(way, monkeypatch):
+    monkeypatch.setattr(service, "PayloadSender", lambda: Damaging(payload.PayloadSender()))
+    monkeypatch.setattr(service, "PlaceSender", lambda i: Damaging(shm_source.PlaceSender(i)))
+    async with between(way) as ends:
+        with ends.lease(3) as lease:
+            lease.advance(((1, 2, 3),), 3)
+            lease.complete(TOKEN, nothing)
+            failure = await failure_of(
+                ends.fetcher.fetch(handle_of(ends, way, 3), allocation((5, 6, 7)), TIMEOUT)
+            )
+            with pytest.raises(UnavailableError):
+                await lease.over()
+        assert isinstance(failure, DataLossError)
+        assert "block 2 of group 0" in str(failure)
+
+
+async def test_nothing_is_held_when_both_ends_are_closed(way):
+    before, mapped = len(open_files()), num_mapped()
+    for _ in range(3):
+        async with between(way, layouts=PLAIN) as ends:
+            with ends.lease(1) as lease:
+                lease.complete(TOKEN, nothing)
+                lease.advance(((1,),), 1)
+            assert ends.leases.num_awaited == 0
+            with ends.lease_of(BLOCK_SIZE, b"x" * 16) as lease:
+                lease.advance(((1,),), 1)
+                lease.complete(TOKEN, nothing)
+                handle = handle_of(ends, way, 1, lease_id=b"x" * 16)
+                await ends.fetcher.fetch(handle, allocation((1,)), TIMEOUT)
+        del ends
+    await until(lambda: num_mapped() <= mapped)
+    await until(lambda: len(open_files()) <= before + 2)  # what gRPC starts once and keeps
