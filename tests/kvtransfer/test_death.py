@@ -1,0 +1,269 @@
+"""Either side is killed, as only SIGKILL kills, or stopped, at every step of a handoff."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from held import abstract_sockets, num_mapped, open_files, shared_files
+from loopback import (
+    BLOCK_SIZE,
+    CLAIMANT,
+    EPOCH,
+    HYBRID,
+    MODEL,
+    WINDOW,
+    allocation,
+    contents,
+    filled_pool,
+    pool_of,
+    transfer,
+)
+
+from baton.engine.core.block_pool import NULL_BLOCK
+from baton.errors import BatonError, UnavailableError
+from baton.rpc_errors import error_of
+from baton.serving.channels import Channels
+from kvtransfer.client import KvFetcher
+from kvtransfer.handle import FirstToken, Handle, Pairing
+from kvtransfer.lease_machine import LeaseState
+
+NUM_BLOCKS = 600
+NUM_TOKENS = 2000
+LEASE = bytes(range(16))
+PAIRING = Pairing(MODEL, HYBRID)
+COUNT = -(-NUM_TOKENS // BLOCK_SIZE)
+FIRST = (NUM_TOKENS - WINDOW) // BLOCK_SIZE
+# A silent peer is noticed within 2 s, and what follows from it takes no second.
+BOUND = 3.0
+
+
+def tables(seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    chance = random.Random(seed)
+    full, windowed = (chance.sample(range(1, NUM_BLOCKS + 1), COUNT) for _ in HYBRID)
+    return tuple(full), (NULL_BLOCK,) * FIRST + tuple(windowed[FIRST:])
+
+
+THERE, HERE = tables(1), tables(2)
+
+
+@dataclass
+class FarSide:
+    """The process of one side."""
+
+    process: asyncio.subprocess.Process
+    about: Any = None
+
+    async def hear(self) -> Any:
+        line = await asyncio.wait_for(self.process.stdout.readline(), 30.0)
+        return json.loads(line)
+
+    async def tell(self, name: str, *arguments: Any) -> None:
+        self.process.stdin.write(json.dumps([name, *arguments]).encode() + b"\n")
+        await self.process.stdin.drain()
+        assert await self.hear() == "done"
+
+    def signal(self, signum: int) -> None:
+        os.kill(self.process.pid, signum)
+
+
+@asynccontextmanager
+async def far_side(role: str) -> AsyncIterator[FarSide]:
+    here = Path(__file__).parent
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(here / "far_side.py"),
+        role,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": f"{here}:{here.parent.parent}", "OMP_NUM_THREADS": "1"},
+    )
+    side = FarSide(process)
+    try:
+        side.about = await side.hear()
+        yield side
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def until(condition, within: float = BOUND) -> None:
+    async with asyncio.timeout(within):
+        while not condition():  # noqa: ASYNC110 - looks from outside
+            await asyncio.sleep(0.01)
+
+
+async def failure_of(awaitable: Any) -> BatonError:
+    with pytest.raises((BatonError, grpc.RpcError)) as caught:
+        await awaitable
+    error = caught.value
+    return error_of(error) if isinstance(error, grpc.RpcError) else error
+
+
+# The source dies.
+
+
+async def reach(stage: str, source: FarSide, targets: list[Any]) -> None:
+    """Brings a fetch that has begun to a stage."""
+    if stage == "before its prefill":
+        return
+    await source.tell("open", LEASE.hex(), NUM_TOKENS)
+    if stage == "before the first block":
+        return
+    await source.tell("advance", THERE, COUNT // 2)
+    half = filled_pool(NUM_BLOCKS, HYBRID[0])
+    await until(
+        lambda: (
+            contents(targets[0], HERE[0][: COUNT // 2]) == contents(half, THERE[0][: COUNT // 2])
+        )
+    )
+    if stage == "amid the blocks":
+        return
+    await source.tell("hold_confirmations")
+    await source.tell("advance", THERE, COUNT)
+    await source.tell("complete")
+    assert await source.hear() == "held"
+
+
+STAGES = [
+    "before its prefill", "before the first block", "amid the blocks", "before the confirmation",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("connector", ["grpc", "shm"])
+@pytest.mark.slow
+async def test_a_source_that_is_gone_ends_the_fetch_and_nothing_of_it_is_left(
+    connector, stage, signum
+):
+    files, mapped, shared = len(open_files()), num_mapped(), shared_files()
+    await source_is_gone(connector, stage, signum)
+    await until(lambda: num_mapped() <= mapped)
+    await until(lambda: len(open_files()) <= files + 2)  # what gRPC starts once and keeps
+    assert shared_files() == shared
+
+
+async def test_a_source_that_is_killed_amid_the_blocks_leaves_nothing():
+    mapped = num_mapped()
+    await source_is_gone("shm", "amid the blocks", signal.SIGKILL)
+    await until(lambda: num_mapped() <= mapped)
+
+
+async def source_is_gone(connector: Any, stage: str, signum: int) -> None:
+    targets = [pool_of(NUM_BLOCKS, layout) for layout in HYBRID]
+    channels = Channels()
+    fetcher = KvFetcher(targets, PAIRING, CLAIMANT, channels.get, connector=connector)
+    own = num_mapped()
+    async with far_side("source") as source:
+        endpoint, address = source.about
+        handle = Handle("source", endpoint, EPOCH, LEASE, PAIRING, NUM_TOKENS, ())
+        fetching = asyncio.create_task(fetcher.fetch(handle, allocation(*HERE), 30.0))
+        await reach(stage, source, targets)
+        if connector == "shm":
+            await until(lambda: num_mapped() == own + len(HYBRID))
+        source.signal(signum)
+        started = asyncio.get_running_loop().time()
+        failure = await failure_of(fetching)
+        assert isinstance(failure, UnavailableError), failure
+        assert asyncio.get_running_loop().time() - started < BOUND
+        if signum == signal.SIGSTOP:
+            source.signal(signal.SIGKILL)
+        await source.process.wait()
+        # Its memory is let go of by itself, not because somebody asks.
+        await until(lambda: num_mapped() == own)
+        assert not any(address in name for name in abstract_sockets())
+    fetcher.close()
+    await channels.close()
+
+
+@pytest.mark.slow
+async def test_a_source_that_was_stopped_for_a_moment_goes_on():
+    targets = [pool_of(NUM_BLOCKS, layout) for layout in HYBRID]
+    channels = Channels()
+    fetcher = KvFetcher(targets, PAIRING, CLAIMANT, channels.get)
+    async with far_side("source") as source:
+        handle = Handle("source", source.about[0], EPOCH, LEASE, PAIRING, NUM_TOKENS, ())
+        fetching = asyncio.create_task(fetcher.fetch(handle, allocation(*HERE), 30.0))
+        await reach("amid the blocks", source, targets)
+        source.signal(signal.SIGSTOP)
+        await asyncio.sleep(0.5)
+        source.signal(signal.SIGCONT)
+        await source.tell("advance", THERE, COUNT)
+        await source.tell("complete")
+        token, _ = await fetching
+    assert token == FirstToken(0, 42)
+    origin = filled_pool(NUM_BLOCKS, HYBRID[0])
+    assert contents(targets[0], HERE[0]) == contents(origin, THERE[0])
+    fetcher.close()
+    await channels.close()
+
+
+# The claimant dies.
+
+
+@pytest.mark.parametrize("stage", ["early", "amid the blocks", "at the last block"])
+@pytest.mark.parametrize("connector", ["grpc", "shm"])
+@pytest.mark.slow
+async def test_a_claimant_that_is_killed_ends_the_lease_and_nothing_of_it_is_left(connector, stage):
+    await claimant_is_killed(connector, stage)
+
+
+async def test_a_claimant_that_is_killed_amid_the_blocks_ends_the_lease():
+    await claimant_is_killed("shm", "amid the blocks")
+
+
+async def claimant_is_killed(connector: str, stage: str) -> None:
+    async with (
+        transfer(NUM_BLOCKS, layouts=HYBRID) as ends,
+        far_side("claimant") as claimant,
+    ):
+        readers = 1 if connector == "shm" else 0
+        if stage == "early":
+            await tell_to_fetch(claimant, connector, ends.endpoint)
+            await until(lambda: ends.leases.num_awaited == 1)
+            files = len(open_files())
+            claimant.signal(signal.SIGKILL)
+            await until(lambda: ends.leases.num_awaited == 0)
+            await until(lambda: ends.doorkeeper.num_readers == 0)
+            assert len(open_files()) <= files
+            return
+        with ends.lease_of(NUM_TOKENS, LEASE) as lease:
+            await tell_to_fetch(claimant, connector, ends.endpoint)
+            await until(lambda: lease.is_claimed)
+            assert ends.doorkeeper.num_readers == readers
+            lease.advance(THERE, COUNT // 2 if stage == "amid the blocks" else COUNT)
+            await asyncio.sleep(0.05)
+            claimant.signal(signal.SIGKILL)
+            with pytest.raises(UnavailableError):
+                async with asyncio.timeout(BOUND):
+                    await lease.over()
+            assert lease.state is LeaseState.FAILED
+            await until(lambda: ends.doorkeeper.num_readers == 0)
+        assert len(ends.leases) == 0
+
+
+async def tell_to_fetch(claimant: FarSide, connector: str, endpoint: str) -> None:
+    await claimant.tell("fetch", connector, endpoint, LEASE.hex(), NUM_TOKENS, HERE)
+
+
+async def test_both_sides_in_processes_of_their_own():
+    """The whole of it, so that what the other tests kill is known to work."""
+    async with far_side("source") as source, far_side("claimant") as claimant:
+        for turn, connector in enumerate(("grpc", "shm", "auto")):
+            lease_id = bytes([turn]).hex() * 16
+            await source.tell("open", lease_id, NUM_TOKENS)
+            await source.tell("advance", THERE, COUNT)
+            await source.tell("complete")
+            await claimant.tell("fetch", connector, source.about[0], lease_id, NUM_TOKENS, HERE)
+            assert await claimant.hear() == "fetched"
