@@ -71,11 +71,16 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The request was admitted and placed."""
+    """The request was admitted and placed.
+
+    Attributes:
+        seed: the one in use; a resumed request says it again.
+    """
 
     request_id: str
     num_prompt_tokens: int
     placement: Placement
+    seed: int = 0
 
 
 class FinishReason(enum.StrEnum):
@@ -98,6 +103,7 @@ class Usage:
     num_transferred_blocks: int
     num_transferred_bytes: int
     num_reused_decode_blocks: int
+    num_migrations: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ def accepted_of(message: pb.Accepted) -> Accepted:
         message.placement.decode_worker,
         tuple(_candidate(candidate) for candidate in message.placement.candidates),
     )
-    return Accepted(message.request_id, message.num_prompt_tokens, placement)
+    return Accepted(message.request_id, message.num_prompt_tokens, placement, message.seed)
 
 
 def _candidate(message: pb.PlacementCandidate) -> Candidate:

@@ -65,11 +65,20 @@ def error_of(rpc_error: grpc.RpcError) -> BatonError:
     return InternalError(f"{code.name}: {message}")
 
 
-def _rich_status(rpc_error: grpc.RpcError) -> status_pb2.Status:
-    """The status with its details, empty where there is none or it cannot be read."""
+def is_from_server(rpc_error: grpc.RpcError) -> bool:
+    """Whether one of our servers has said it, and not gRPC on this side of a broken connection."""
+    return any(key == DETAILS_KEY for key, _ in _metadata(rpc_error))
+
+
+def _metadata(rpc_error: grpc.RpcError) -> "Iterable[tuple[str, str | bytes]]":
     # An `AioRpcError` may have none, and its entries are plain pairs.
     metadata = cast("Iterable[tuple[str, str | bytes]] | None", rpc_error.trailing_metadata())
-    for key, value in metadata or ():
+    return metadata or ()
+
+
+def _rich_status(rpc_error: grpc.RpcError) -> status_pb2.Status:
+    """The status with its details, empty where there is none or it cannot be read."""
+    for key, value in _metadata(rpc_error):
         if key == DETAILS_KEY and isinstance(value, bytes):
             try:
                 return status_pb2.Status.FromString(value)

@@ -12,18 +12,23 @@ from router.assembly import Token
 from router.intake import Request
 from router.model_card import ModelCard
 from router.output import Output
+from router.work import Work, work_of
 
 
 class Answer:
     """The answer to one request, of one sequence or several.
 
     Attributes:
+        is_prefilling: the prefill worker computes the prompt now.
         is_handed_over: the decode worker holds the prompt's blocks.
     """
 
     def __init__(self, request: Request, card: ModelCard, arrived: float) -> None:
         params = request.params
+        self.is_prefilling = False
         self.is_handed_over = False
+        self._request = request
+        self._eos_token_ids = frozenset() if params.ignore_eos else card.eos_token_ids
         self._account = wire.Account(wire.Timings(arrived), len(request.token_ids))
         self._outputs = [Output(card.tokenizer, params.stop) for _ in range(params.n)]
         self._endings: dict[int, wire.Ending] = {}
@@ -31,40 +36,86 @@ class Answer:
         # Of several sequences the decode worker chooses the first tokens.
         self._takes_first_token = params.num_sequences == 1
         self._awaits_prompt = params.prompt_logprobs is not None
+        self._num_scored = 1  # The first token of a prompt has no log-probability.
         self._held_back: list[decode_pb2.DecodeGenerateResponse] = []
+        self._take_received(request.received)
 
     @property
     def is_complete(self) -> bool:
         return not self._unfinished
 
     @property
+    def is_known(self) -> bool:
+        """Whether the tokens that were shown are the whole answer, though its end was not."""
+        return all(self._known_ending(index) is not None for index in self._unfinished)
+
+    @property
     def needs_prefill(self) -> bool:
         """Whether the prefill worker still has what only it can tell, or blocks that are needed."""
         return self._awaits_prompt or not self.is_handed_over
 
+    @property
+    def num_output_tokens(self) -> int:
+        """Of all sequences, as far as they were shown."""
+        return self._account.num_output_tokens
+
+    # From attempt to attempt.
+
+    def work(self) -> Work:
+        """What is left to be done."""
+        # Several sequences fork from their prompt and from nowhere else.
+        output = tuple(self._outputs[0].token_ids) if self._takes_first_token else ()
+        return work_of(self._request, output, scored=not self._awaits_prompt)
+
     def admitted(self) -> None:
-        """Both workers have taken the request."""
-        self._account.timings.admitted = time.monotonic()
+        """Both workers have taken the request, or what was left of it."""
+        if self._account.timings.admitted is None:
+            self._account.timings.admitted = time.monotonic()
+        else:
+            self._account.num_migrations += 1
+
+    def restart(self) -> None:
+        """What is left to be done is done by others from now on. What was shown stays."""
+        self.is_prefilling = self.is_handed_over = False
+        self._held_back.clear()
+        for index in self._unfinished:
+            self._endings.pop(index, None)
+            self._outputs[index].restart()
+
+    def conclude(self) -> list[pb.GenerateResponse]:
+        """Finishes the sequences whose tokens were shown to their end; returns what the client is
+        to see of it."""
+        responses = []
+        for index in sorted(self._unfinished):
+            ending = self._known_ending(index)
+            if ending is not None:
+                responses += self._end(index, ending)
+        return responses
+
+    # The workers' events.
 
     def on_prefill(self, event: prefill_pb2.PrefillResponse) -> list[pb.GenerateResponse]:
         """Books an event of the prefill worker; returns what the client is to see of it."""
         kind = event.WhichOneof("event")
         if kind == "started":
-            self._account.timings.prefill_queue_s = wire.seconds(event.started.queue_time)
-            self._account.num_cached_prompt_tokens = event.started.num_cached_tokens
+            self.is_prefilling = True
+            self._account.started(event.started)
         elif kind == "prompt_logprobs":
-            return [wire.prompt_logprobs(event.prompt_logprobs)]
+            return self._on_scores(event.prompt_logprobs)
         elif kind == "result":
+            self.is_prefilling = False
             return self._on_result(event.result)
         return []
 
     def on_decode(self, event: decode_pb2.DecodeGenerateResponse) -> list[pb.GenerateResponse]:
-        """Books an event of the decode worker; returns what the client is to see of it."""
+        """Books an event of the decode worker; returns what the client is to see of it.
+
+        Raises `UnavailableError` if it contradicts what was shown.
+        """
         kind = event.WhichOneof("event")
         if kind == "kv_ready":
             self.is_handed_over = True
-            self._account.kv_ready = event.kv_ready
-            self._account.timings.exposed_transfer_s = wire.seconds(event.kv_ready.exposed)
+            self._account.handed_over(event.kv_ready)
         elif self._awaits_prompt:
             self._held_back.append(event)
         elif kind == "tokens":
@@ -72,6 +123,11 @@ class Answer:
         elif kind == "finished":
             return self._end(event.finished.sequence_index, wire.ending(event.finished))
         return []
+
+    def _on_scores(self, message: pb.PromptLogprobs) -> list[pb.GenerateResponse]:
+        responses = wire.prompt_logprobs(message, self._num_scored)
+        self._num_scored = max(self._num_scored, message.position + len(message.logprobs))
+        return responses
 
     def _on_result(self, result: prefill_pb2.PrefillResult) -> list[pb.GenerateResponse]:
         self._awaits_prompt = False
@@ -85,6 +141,14 @@ class Answer:
         for event in held:
             responses += self.on_decode(event)
         return responses
+
+    # One sequence.
+
+    def _take_received(self, received: tuple[tuple[int, ...], ...]) -> None:
+        """Takes up where the client's earlier call was: it has these tokens and their text."""
+        for output, token_ids in zip(self._outputs, received, strict=False):
+            shown, _ = output.push([Token(i, t, None) for i, t in enumerate(token_ids)])
+            self._account.num_output_tokens += len(shown)
 
     def _show(self, index: int, tokens: list[Token]) -> list[pb.GenerateResponse]:
         """A stop string ends the sequence with the token completing it; what follows is ignored."""
@@ -110,6 +174,23 @@ class Answer:
         output = self._outputs[index]
         output.has_ended = True
         return self._finish(index) if output.is_complete else []
+
+    def _known_ending(self, index: int) -> wire.Ending | None:
+        """How the sequence has ended, as far as its tokens tell. Of beams they do not tell the
+        score."""
+        params, output = self._request.params, self._outputs[index]
+        if output.stop_string is not None:
+            return wire.Ending(pb.FINISH_REASON_STOP_STRING, output.stop_string)
+        if params.beam_width or not output.token_ids:
+            return None
+        last = output.token_ids[-1]
+        if last in self._eos_token_ids:
+            return wire.Ending(pb.FINISH_REASON_END_OF_SEQUENCE)
+        if last in params.stop_token_ids:
+            return wire.Ending(pb.FINISH_REASON_STOP_TOKEN)
+        if len(output.token_ids) >= params.max_tokens:
+            return wire.Ending(pb.FINISH_REASON_LENGTH)
+        return None
 
     def _finish(self, index: int) -> list[pb.GenerateResponse]:
         output = self._outputs[index]

@@ -1,11 +1,14 @@
 """Puts the tokens of one sequence in order, from whichever worker they come.
 
 The first token may come from the prefill worker, the rest from the decode worker, and neither waits
-for the other; positions decide. A position that was given out already is dropped.
+for the other; positions decide. What comes again, from the same workers or from those that took
+over, is dropped, if it is the same.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from baton.errors import UnavailableError
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +30,14 @@ class Token:
 
 
 class Assembly:
-    """The output of one sequence, without gaps or repetitions."""
+    """The output of one sequence, without gaps or repetitions.
 
-    def __init__(self, next_position: int = 0) -> None:
-        self.next_position = next_position
+    Attributes:
+        token_ids: what was given out.
+    """
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
         self._early: dict[int, Token] = {}
 
     @property
@@ -39,12 +46,31 @@ class Assembly:
         return bool(self._early)
 
     def accept(self, tokens: Sequence[Token]) -> list[Token]:
-        """The tokens that can be given out now, in order."""
+        """The tokens that can be given out now, in order.
+
+        Raises `UnavailableError` for a token that is another than was given out for its position:
+        what follows it does not follow what was given out.
+        """
         for token in tokens:
-            if token.position >= self.next_position:
+            if token.position < len(self.token_ids):
+                self._check_repeated(token)
+            else:
                 self._early.setdefault(token.position, token)
         ready = []
-        while self.next_position in self._early:
-            ready.append(self._early.pop(self.next_position))
-            self.next_position += 1
+        while len(self.token_ids) in self._early:
+            token = self._early.pop(len(self.token_ids))
+            ready.append(token)
+            self.token_ids.append(token.token_id)
         return ready
+
+    def forget_early(self) -> None:
+        """Drops what waits for tokens that will not come."""
+        self._early.clear()
+
+    def _check_repeated(self, token: Token) -> None:
+        given_out = self.token_ids[token.position]
+        if token.token_id != given_out:
+            raise UnavailableError(
+                f"computed again, position {token.position} of the output is token "
+                f"{token.token_id}, after {given_out} was sent; it cannot be continued"
+            )

@@ -8,6 +8,7 @@ router placed and saw end, and not polled.
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,11 +23,14 @@ from baton.cluster.subscriber import EventSubscriber
 from baton.cluster.watcher import RegistryWatcher
 from baton.serving.channels import Channels
 from baton.v1.kv_transfer_pb2 import KvLayouts
+from router.circuit import Circuit
 from router.placement import Candidate
 
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.5
+_PROBE_SECONDS = 1.0
+_READINESS = health_pb2.HealthCheckRequest(service="readiness")
 
 
 class Member:
@@ -40,6 +44,7 @@ class Member:
         self.num_sequences = 0
         self.num_queued_tokens = 0
         self.layouts = KvLayouts.FromString(record.layout).layouts
+        self.circuit = Circuit()
 
     @property
     def pairing(self) -> bytes:
@@ -47,9 +52,11 @@ class Member:
 
     @property
     def max_len(self) -> int:
-        """Tokens of one sequence at most. A decode worker must hold all of it in its pool."""
+        """Tokens of one sequence at most. A decode worker must hold all of it in its pool, unless
+        even the layers that see furthest back have a window."""
         record = self.record
-        if record.role == "prefill":
+        is_windowed = any(layout.HasField("window") for layout in self.layouts[:1])
+        if record.role == "prefill" or is_windowed:
             return record.max_model_len
         return min(record.max_model_len, record.num_blocks * record.block_size)
 
@@ -72,7 +79,7 @@ class Member:
             return "not answering" if self.was_reached else "not reached yet"
         if self.record.tokenizer_hash != tokenizer_hash:
             return "another tokenizer"
-        return ""
+        return "" if self.circuit.is_closed else "failed a moment ago"
 
 
 class Fleet:
@@ -84,6 +91,9 @@ class Fleet:
         self._tokenizer_hash = tokenizer_hash
         self._members: dict[str, Member] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
+        self._probes: dict[Member, asyncio.Task[None]] = {}
+        self._num_users: Counter[str] = Counter()  # of the channel to each endpoint
+        self._closing: set[asyncio.Task[None]] = set()
         self._registry = RegistryWatcher(redis, self._on_change)
         self._events = EventSubscriber(redis, self.index)
 
@@ -94,10 +104,11 @@ class Fleet:
     async def stop(self) -> None:
         await self._registry.stop()
         await self._events.stop()
-        watches, self._watches = list(self._watches.values()), {}
-        for task in watches:
+        tasks = [*self._watches.values(), *self._probes.values(), *self._closing]
+        self._watches = {}
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*watches, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def members(self) -> list[Member]:
@@ -107,8 +118,22 @@ class Fleet:
     def member(self, worker: str) -> Member:
         return self._members[worker]
 
-    def channel(self, member: Member) -> grpc.aio.Channel:
-        return self._channels.get(member.record.endpoint)
+    @contextmanager
+    def channel_to(self, member: Member) -> Iterator[grpc.aio.Channel]:
+        """The channel to a worker, which stays open for the length of the block."""
+        endpoint = member.record.endpoint
+        self._num_users[endpoint] += 1
+        try:
+            yield self._channels.get(endpoint)
+        finally:
+            self._num_users[endpoint] -= 1
+            self._close_unused(endpoint)
+
+    def report_loss(self, member: Member) -> None:
+        """A call found the worker gone, silent or broken: it gets no work until it is well."""
+        member.circuit.fail()
+        if member not in self._probes:
+            self._probes[member] = asyncio.create_task(self._probe(member))
 
     @property
     def max_model_len(self) -> int:
@@ -163,15 +188,35 @@ class Fleet:
     async def _watch(self, member: Member) -> None:
         """Follows one worker's readiness until it has left."""
         while self._members.get(member.record.id) is member:
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                stub = health_pb2_grpc.HealthStub(self.channel(member))
-                request = health_pb2.HealthCheckRequest(service="readiness")
-                async for response in stub.Watch(request):
-                    member.is_serving = response.status == health_pb2.HealthCheckResponse.SERVING
+            with contextlib.suppress(grpc.aio.AioRpcError), self.channel_to(member) as channel:
+                async for response in health_pb2_grpc.HealthStub(channel).Watch(_READINESS):
+                    member.is_serving = _is_serving(response)
                     member.was_reached |= member.is_serving
+                    if member.is_serving:
+                        member.circuit.probe_succeeded()
             member.is_serving = False
             self._drop_if_gone(member.record.id)
             await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _probe(self, member: Member) -> None:
+        """Asks a worker that has failed, again and again, until it is well or has left."""
+        try:
+            while not member.circuit.is_closed and self._members.get(member.record.id) is member:
+                await asyncio.sleep(member.circuit.seconds_to_probe)
+                if await self._is_well(member):
+                    member.circuit.probe_succeeded()
+                else:
+                    member.circuit.probe_failed()
+        finally:
+            del self._probes[member]
+
+    async def _is_well(self, member: Member) -> bool:
+        with self.channel_to(member) as channel:
+            try:
+                stub = health_pb2_grpc.HealthStub(channel)
+                return _is_serving(await stub.Check(_READINESS, timeout=_PROBE_SECONDS))
+            except grpc.aio.AioRpcError:
+                return False
 
     def _drop_if_gone(self, worker: str) -> None:
         """Forgets a worker that is neither listed nor serving."""
@@ -181,8 +226,29 @@ class Fleet:
             self._leave(worker)
 
     def _leave(self, worker: str) -> None:
-        if self._members.pop(worker, None) is not None:
-            self._events.unfollow(worker)
-        task = self._watches.pop(worker, None)
-        if task is not None and task is not asyncio.current_task():
+        member = self._members.pop(worker, None)
+        if member is None:
+            return
+        self._events.unfollow(worker)
+        task = self._watches.pop(worker)
+        if task is not asyncio.current_task():
             task.cancel()
+        self._close_unused(member.record.endpoint)
+
+    def _close_unused(self, endpoint: str) -> None:
+        """Closes the channel to an endpoint where no member is, once nothing uses it."""
+        is_home = any(m.record.endpoint == endpoint for m in self._members.values())
+        if is_home or self._num_users[endpoint] > 0:
+            return
+        closing = asyncio.create_task(self._close(endpoint))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    async def _close(self, endpoint: str) -> None:
+        if self._num_users[endpoint] == 0:  # nobody has come meanwhile
+            del self._num_users[endpoint]
+            await self._channels.discard(endpoint)
+
+
+def _is_serving(response: health_pb2.HealthCheckResponse) -> bool:
+    return bool(response.status == health_pb2.HealthCheckResponse.SERVING)

@@ -29,12 +29,18 @@ _Encode = Callable[[str], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request that is known to be good. Of its grammar, if any, only workers can tell."""
+    """A request that is known to be good. Of its grammar, if any, only workers can tell.
+
+    Attributes:
+        token_ids: the prompt.
+        received: the output that the client has already, of each sequence; empty: none of any.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
     params: SamplingParams
     priority: int = 0
+    received: tuple[tuple[int, ...], ...] = ()
 
 
 class Intake:
@@ -59,7 +65,8 @@ class Intake:
             params = self._without_words(params)
         check_vocabulary(params, self._card.vocab_size)
         request_id = _request_id(message.request_id)
-        return Request(request_id, tuple(token_ids), params, message.priority)
+        received = self._received(message, params)
+        return Request(request_id, tuple(token_ids), params, message.priority, received)
 
     async def tokenize(self, message: pb.TokenizeRequest) -> tuple[list[int], str]:
         """The tokens of an input, and the text that was tokenized."""
@@ -75,6 +82,27 @@ class Intake:
         if not token_ids:
             raise InvalidArgumentError("input", "has no tokens; at least 1 is needed")
         return token_ids
+
+    def _received(
+        self, message: pb.GenerateRequest, params: SamplingParams
+    ) -> tuple[tuple[int, ...], ...]:
+        """The output that the client has already."""
+        sequences = tuple(tuple(sequence.ids) for sequence in message.continue_from)
+        if len(sequences) not in (0, params.n):
+            raise InvalidArgumentError(
+                "continue_from", f"has {len(sequences)} entries; must have sampling.n = {params.n}"
+            )
+        for i, token_ids in enumerate(sequences):
+            field = f"continue_from[{i}].ids"
+            if len(token_ids) > params.max_tokens:
+                raise InvalidArgumentError(
+                    field,
+                    f"has {len(token_ids)} tokens; at most sampling.max_tokens = "
+                    f"{params.max_tokens} are generated",
+                )
+            if token_ids:
+                check_token_ids(token_ids, self._card.vocab_size, field)
+        return sequences
 
     async def _encode(
         self, message: "pb.GenerateRequest | pb.TokenizeRequest"

@@ -26,6 +26,11 @@ class Output:
         self._stop = StopStrings(stop)
 
     @property
+    def token_ids(self) -> Sequence[int]:
+        """What was shown; of a sequence with a stop string, perhaps some behind it."""
+        return self._assembly.token_ids
+
+    @property
     def stop_string(self) -> str | None:
         """The stop string that was found; nothing is shown from there on."""
         return self._stop.matched
@@ -37,7 +42,7 @@ class Output:
 
     def push(self, tokens: Sequence[Token]) -> tuple[list[Token], str]:
         """What can be shown now: tokens, up to one that completes a stop string, and text that may
-        lag behind them."""
+        lag behind them. Raises `UnavailableError` as `Assembly.accept`."""
         shown: list[Token] = []
         text = ""
         for token in self._assembly.accept(tokens):
@@ -46,6 +51,11 @@ class Output:
             shown.append(token)
             text += self._stop.push(self._detokenizer.push(token.token_id))
         return shown, text
+
+    def restart(self) -> None:
+        """Others go on with it, behind what was shown or from its beginning."""
+        self.has_ended = False
+        self._assembly.forget_early()
 
     def finish(self) -> str:
         """The text that was held back; of a complete sequence, once. It may complete a stop

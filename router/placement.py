@@ -12,6 +12,7 @@ hashing, so that all routers agree and load spreads.
 """
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -65,15 +66,27 @@ class Placement:
     scored: tuple[Scored, ...]
 
 
-def place(request_id: str, num_tokens: int, candidates: list[Candidate]) -> Placement | None:
-    """Chooses a prefill and a decode worker, or None if no two workers may pair."""
+def place(
+    request_id: str,
+    num_tokens: int,
+    candidates: list[Candidate],
+    broken: Collection[tuple[str, str]] = (),
+) -> Placement | None:
+    """Chooses a prefill and a decode worker, or None if no two workers may pair.
+
+    `broken`: prefill and decode workers that have just failed to work together.
+    """
     scored = [Scored(c, _terms(c, num_tokens)) for c in candidates]
     usable = [s for s in scored if not s.candidate.excluded]
     prefills, decodes = (
         [s for s in usable if s.candidate.role == role] for role in ("prefill", "decode")
     )
     pairs = [
-        (p, d) for p in prefills for d in decodes if p.candidate.pairing == d.candidate.pairing
+        (p, d)
+        for p in prefills
+        for d in decodes
+        if p.candidate.pairing == d.candidate.pairing
+        and (p.candidate.worker, d.candidate.worker) not in broken
     ]
     if not pairs:
         return None

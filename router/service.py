@@ -15,9 +15,12 @@ from baton.serving.logs import request_logged_as
 from baton.v1 import admin_pb2, admin_pb2_grpc
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc as pb_grpc
+from router.answer import Answer
+from router.budget import RetryBudget
 from router.fleet import Fleet, Member
 from router.intake import Intake
 from router.model_card import ModelCard
+from router.recovery import Recovery
 from router.saga import Saga
 from router.wire import role_to_message
 
@@ -65,6 +68,7 @@ class InferenceService(pb_grpc.InferenceServicer):
         self._fleet = fleet
         self._requests = requests
         self._timeout = timeout
+        self._budget = RetryBudget()
 
     async def Generate(
         self, request: pb.GenerateRequest, context: Any
@@ -74,8 +78,11 @@ class InferenceService(pb_grpc.InferenceServicer):
         if self._requests.is_draining:
             raise UnavailableError("the router is draining; another one will serve this")
         good = await self._intake.read(request, self._fleet.max_model_len)
-        saga = Saga(good, self._fleet, self._card, deadline, arrived)
+        answer = Answer(good, self._card, arrived)
+        recovery = Recovery(good.request_id, self._budget)
+        saga = Saga(good, self._fleet, answer, recovery, deadline)
         self._requests.add(saga)
+        self._budget.deposit()
         try:
             # Closed here, so that all is given back before the request counts as ended.
             with request_logged_as(good.request_id):
@@ -146,12 +153,13 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         return admin_pb2.AbortResponse()
 
     async def _flush(self, member: Member, request: admin_pb2.FlushCacheRequest) -> int:
-        stub = admin_pb2_grpc.AdminStub(self._fleet.channel(member))
-        try:
-            response = await stub.FlushCache(request, timeout=_FLUSH_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            logger.warning("%s did not flush its cache: %s", member.record.id, error.details())
-            return 0
+        with self._fleet.channel_to(member) as channel:
+            stub = admin_pb2_grpc.AdminStub(channel)
+            try:
+                response = await stub.FlushCache(request, timeout=_FLUSH_SECONDS)
+            except grpc.aio.AioRpcError as error:
+                logger.warning("%s did not flush its cache: %s", member.record.id, error.details())
+                return 0
         return int(response.num_blocks)
 
     def _info(self, member: Member) -> admin_pb2.WorkerInfo:

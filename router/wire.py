@@ -1,7 +1,7 @@
 """Messages of `baton.v1` to the router's data and back."""
 
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -13,6 +13,7 @@ from router.assembly import Token, TopLogprobs
 from router.fleet import Member
 from router.intake import Request
 from router.placement import Placement
+from router.work import Work
 
 _ROLES = {"prefill": pb.WORKER_ROLE_PREFILL, "decode": pb.WORKER_ROLE_DECODE}
 
@@ -37,7 +38,24 @@ class Account:
     num_prompt_tokens: int
     num_output_tokens: int = 0
     num_cached_prompt_tokens: int = 0
-    kv_ready: decode_pb2.KvReady = field(default_factory=decode_pb2.KvReady)
+    num_transferred_blocks: int = 0
+    num_transferred_bytes: int = 0
+    num_reused_decode_blocks: int = 0
+    num_migrations: int = 0
+
+    def started(self, message: prefill_pb2.PrefillStarted) -> None:
+        """A prefill has begun; of several the first one says how long that took."""
+        if self.timings.prefill_queue_s is None:
+            self.timings.prefill_queue_s = seconds(message.queue_time)
+        cached = min(message.num_cached_tokens, self.num_prompt_tokens)
+        self.num_cached_prompt_tokens += cached
+
+    def handed_over(self, message: decode_pb2.KvReady) -> None:
+        if self.timings.exposed_transfer_s is None:
+            self.timings.exposed_transfer_s = seconds(message.exposed)
+        self.num_transferred_blocks += message.num_transferred_blocks
+        self.num_transferred_bytes += message.num_transferred_bytes
+        self.num_reused_decode_blocks += message.num_reused_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +76,9 @@ def role_to_message(role: str) -> pb.WorkerRole.ValueType:
 
 
 def handle(
-    prefill: Member, lease_id: bytes, request: Request, block_hashes: list[bytes]
+    prefill: Member, lease_id: bytes, work: Work, block_hashes: list[bytes]
 ) -> kv_transfer_pb2.KvHandle:
-    """What lets the decode worker claim the lease of this request."""
+    """What lets the decode worker claim the lease of this attempt."""
     return kv_transfer_pb2.KvHandle(
         version=1,
         source_worker=prefill.record.id,
@@ -69,45 +87,43 @@ def handle(
         lease_id=lease_id,
         fingerprint=prefill.record.fingerprint,
         layouts=prefill.layouts,
-        num_tokens=len(request.token_ids),
+        num_tokens=len(work.token_ids),
         block_hashes=b"".join(block_hashes),
         integrity=kv_transfer_pb2.INTEGRITY_BY_CONNECTOR,
     )
 
 
 def decode_request(
-    request: Request, kv_handle: kv_transfer_pb2.KvHandle
+    work: Work, kv_handle: kv_transfer_pb2.KvHandle
 ) -> decode_pb2.DecodeGenerateRequest:
     message = decode_pb2.DecodeGenerateRequest(
-        request_id=_attempt_id(request, kv_handle.lease_id),
-        token_ids=request.token_ids,
-        num_prompt_tokens=len(request.token_ids),
-        sampling=to_proto(request.params),
+        request_id=_attempt_id(work.request, kv_handle.lease_id),
+        token_ids=work.token_ids,
+        num_prompt_tokens=len(work.request.token_ids),
+        sampling=to_proto(work.params),
         handle=kv_handle,
-        priority=request.priority,
+        priority=work.request.priority,
     )
     message.sampling.ClearField("prompt_logprobs")
     return message
 
 
-def prefill_request(
-    request: Request, lease_id: bytes, decode_worker: str
-) -> prefill_pb2.PrefillRequest:
-    params, has_several = request.params, request.params.num_sequences > 1
+def prefill_request(work: Work, lease_id: bytes, decode_worker: str) -> prefill_pb2.PrefillRequest:
+    params, has_several = work.params, work.params.num_sequences > 1
     if has_several:
         # Its token is not used. A grammar would be compiled for nothing, and beams make no sense.
         params = SamplingParams(
             max_tokens=params.max_tokens, prompt_logprobs=params.prompt_logprobs
         )
     return prefill_pb2.PrefillRequest(
-        request_id=_attempt_id(request, lease_id),
+        request_id=_attempt_id(work.request, lease_id),
         lease_id=lease_id,
-        token_ids=request.token_ids,
-        num_prompt_tokens=len(request.token_ids),
+        token_ids=work.token_ids,
+        num_prompt_tokens=len(work.request.token_ids),
         sampling=to_proto(params),
         decode_worker=decode_worker,
         has_several_sequences=has_several,
-        priority=request.priority,
+        priority=work.request.priority,
     )
 
 
@@ -150,7 +166,19 @@ def ending(message: decode_pb2.DecodeFinished) -> Ending:
     return Ending(message.reason, score=score)
 
 
-def accepted(request: Request, placement: Placement) -> pb.GenerateResponse:
+def accepted(request: Request, placement: Placement | None) -> pb.GenerateResponse:
+    """`placement`: None where nothing is left to be generated."""
+    return pb.GenerateResponse(
+        accepted=pb.Accepted(
+            request_id=request.request_id,
+            num_prompt_tokens=len(request.token_ids),
+            placement=None if placement is None else _placement(placement),
+            seed=request.params.seed,
+        )
+    )
+
+
+def _placement(placement: Placement) -> pb.Placement:
     candidates = [
         pb.PlacementCandidate(
             worker=s.candidate.worker,
@@ -160,21 +188,22 @@ def accepted(request: Request, placement: Placement) -> pb.GenerateResponse:
         )
         for s in placement.scored
     ]
-    return pb.GenerateResponse(
-        accepted=pb.Accepted(
-            request_id=request.request_id,
-            num_prompt_tokens=len(request.token_ids),
-            placement=pb.Placement(
-                prefill_worker=placement.prefill,
-                decode_worker=placement.decode,
-                candidates=candidates,
-            ),
-        )
+    return pb.Placement(
+        prefill_worker=placement.prefill,
+        decode_worker=placement.decode,
+        candidates=candidates,
     )
 
 
-def prompt_logprobs(message: pb.PromptLogprobs) -> pb.GenerateResponse:
-    return pb.GenerateResponse(prompt_logprobs=message)
+def prompt_logprobs(message: pb.PromptLogprobs, num_known: int) -> list[pb.GenerateResponse]:
+    """Those of the prompt's tokens beyond the first `num_known`, if any."""
+    num_repeated = max(0, num_known - message.position)
+    rest = pb.PromptLogprobs(
+        position=message.position + num_repeated,
+        logprobs=message.logprobs[num_repeated:],
+        top_logprobs=message.top_logprobs[num_repeated:],
+    )
+    return [pb.GenerateResponse(prompt_logprobs=rest)] if rest.logprobs else []
 
 
 def chunk(index: int, tokens: list[Token], text: str) -> pb.GenerateResponse:
@@ -193,7 +222,6 @@ def chunk(index: int, tokens: list[Token], text: str) -> pb.GenerateResponse:
 
 
 def finished(index: int, ending: Ending, account: Account) -> pb.GenerateResponse:
-    ready = account.kv_ready
     return pb.GenerateResponse(
         finished=pb.Finished(
             sequence_index=index,
@@ -204,9 +232,10 @@ def finished(index: int, ending: Ending, account: Account) -> pb.GenerateRespons
                 num_prompt_tokens=account.num_prompt_tokens,
                 num_output_tokens=account.num_output_tokens,
                 num_cached_prompt_tokens=account.num_cached_prompt_tokens,
-                num_transferred_blocks=ready.num_transferred_blocks,
-                num_transferred_bytes=ready.num_transferred_bytes,
-                num_reused_decode_blocks=ready.num_reused_blocks,
+                num_transferred_blocks=account.num_transferred_blocks,
+                num_transferred_bytes=account.num_transferred_bytes,
+                num_reused_decode_blocks=account.num_reused_decode_blocks,
+                num_migrations=account.num_migrations,
             ),
             timings=_timings(account.timings),
         )

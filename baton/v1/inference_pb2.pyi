@@ -94,6 +94,7 @@ class GenerateRequest(_message.Message):
     CHAT_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    CONTINUE_FROM_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The name `GetModel` reports, or empty for the served model. Any other name is INVALID_ARGUMENT."""
     request_id: _builtins.str
@@ -116,6 +117,14 @@ class GenerateRequest(_message.Message):
     def sampling(self) -> _sampling_pb2.SamplingParams:
         """How tokens are chosen and when to stop. Unset: greedy, 16 tokens."""
 
+    @_builtins.property
+    def continue_from(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenIds]:
+        """The tokens the caller has already, of an earlier call with the same request: an entry for each of
+        the `sampling.n` sequences, in the order of their indices, or none at all. They count as output,
+        are not sent again, and the answer goes on behind them; so the stream of a router that died is
+        continued on another one. `sampling.seed` has to be the one that call was `accepted` with.
+        """
+
     def __init__(
         self,
         *,
@@ -126,10 +135,11 @@ class GenerateRequest(_message.Message):
         chat: Global___Chat | None = ...,
         sampling: _sampling_pb2.SamplingParams | None = ...,
         priority: _builtins.int = ...,
+        continue_from: _abc.Iterable[Global___TokenIds] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "model", b"model", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "continue_from", b"continue_from", "input", b"input", "model", b"model", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["text", "token_ids", "chat"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
@@ -264,13 +274,16 @@ class Accepted(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id: the caller's, or one minted here."""
     num_prompt_tokens: _builtins.int
     """The number of prompt tokens after templating and tokenization."""
+    seed: _builtins.int
+    """The seed in use: the caller's, or one drawn here."""
     @_builtins.property
     def placement(self) -> Global___Placement:
-        """Where it runs, and why."""
+        """Where it runs, and why. Empty: `continue_from` was complete already, so nothing runs."""
 
     def __init__(
         self,
@@ -278,10 +291,11 @@ class Accepted(_message.Message):
         request_id: _builtins.str = ...,
         num_prompt_tokens: _builtins.int = ...,
         placement: Global___Placement | None = ...,
+        seed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_prompt_tokens", b"num_prompt_tokens", "placement", b"placement", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_prompt_tokens", b"num_prompt_tokens", "placement", b"placement", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -556,6 +570,7 @@ class Usage(_message.Message):
     NUM_TRANSFERRED_BLOCKS_FIELD_NUMBER: _builtins.int
     NUM_TRANSFERRED_BYTES_FIELD_NUMBER: _builtins.int
     NUM_REUSED_DECODE_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_MIGRATIONS_FIELD_NUMBER: _builtins.int
     num_prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     num_output_tokens: _builtins.int
@@ -568,6 +583,10 @@ class Usage(_message.Message):
     """Bytes of those blocks."""
     num_reused_decode_blocks: _builtins.int
     """Leading prompt blocks that the decode worker already held, so that they were not moved."""
+    num_migrations: _builtins.int
+    """How often the request went on with other workers, or anew with the same, because one was lost.
+    What was computed again counts in the fields above, but for tokens, which count once.
+    """
     def __init__(
         self,
         *,
@@ -577,10 +596,11 @@ class Usage(_message.Message):
         num_transferred_blocks: _builtins.int = ...,
         num_transferred_bytes: _builtins.int = ...,
         num_reused_decode_blocks: _builtins.int = ...,
+        num_migrations: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_prompt_tokens", b"num_cached_prompt_tokens", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_reused_decode_blocks", b"num_reused_decode_blocks", "num_transferred_blocks", b"num_transferred_blocks", "num_transferred_bytes", b"num_transferred_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_prompt_tokens", b"num_cached_prompt_tokens", "num_migrations", b"num_migrations", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_reused_decode_blocks", b"num_reused_decode_blocks", "num_transferred_blocks", b"num_transferred_blocks", "num_transferred_bytes", b"num_transferred_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -599,7 +619,9 @@ class Timings(_message.Message):
     TOTAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def admission(self) -> _duration_pb2.Duration:
-        """From arrival until both workers accepted: validation, tokenization, placement, admission."""
+        """From arrival until both workers accepted for the first time: validation, tokenization,
+        placement, admission.
+        """
 
     @_builtins.property
     def prefill_queue(self) -> _duration_pb2.Duration:

@@ -10,8 +10,7 @@ import grpc
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client import AsyncClient, Client
-from baton.client_types import Worker
+from baton.client import AsyncClient
 from baton.errors import BatonError, UnavailableError
 from baton.generation import AsyncGeneration
 from baton.models import locate
@@ -21,11 +20,10 @@ from baton.v1.admin_pb2_grpc import AdminStub
 
 from .checkpoints import is_greedy, prompt_of
 from .watch import load_of, loads, until, until_nothing_is_held
+from .wide import LONG, SHORT, listed, made_whole, name_of, prefilling, streaming
 
 pytestmark = pytest.mark.e2e
 
-LONG = SamplingParams(max_tokens=1900, ignore_eos=True)
-SHORT = SamplingParams(max_tokens=8, ignore_eos=True)
 PROMPTLY = 3.0
 
 
@@ -40,50 +38,13 @@ def wide_cluster() -> Iterator[LocalCluster]:
 @pytest.fixture
 def wide(wide_cluster: LocalCluster) -> LocalCluster:
     """The cluster, whole: what an earlier test has ended or drained is there again."""
-    for process in wide_cluster.processes:
-        if process.is_running and load_of(process.endpoint).state == "draining":
-            wide_cluster.kill(process.name)
-    for process in wide_cluster.processes:
-        if not process.is_running:
-            wide_cluster.restart(process.name)
-    wide_cluster.wait_ready()
-    return wide_cluster
+    return made_whole(wide_cluster)
 
 
 @pytest.fixture
 async def client(wide: LocalCluster) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(wide.address) as open_client:
         yield open_client
-
-
-def name_of(cluster: LocalCluster, worker_id: str) -> str:
-    return next(
-        p.name for p in cluster.processes if p.role != "router" and p.worker_id == worker_id
-    )
-
-
-def listed(cluster: LocalCluster) -> dict[str, Worker]:
-    with Client(cluster.address) as client:
-        return {name_of(cluster, w.id): w for w in client.list_workers()}
-
-
-async def streaming(client: AsyncClient, cluster: LocalCluster) -> tuple[AsyncGeneration, str]:
-    """A generation that is being decoded, and the name of the process that does it."""
-    generation = client.generate(prompt_of(5), LONG)
-    accepted = await generation.wait_accepted()
-    await anext(generation)
-    await anext(generation)
-    return generation, name_of(cluster, accepted.placement.decode_worker)
-
-
-async def prefilling(client: AsyncClient, cluster: LocalCluster) -> tuple[AsyncGeneration, str]:
-    """A generation whose prompt is being computed, and the name of the process that does it."""
-    generation = client.generate(prompt_of(2000, seed=time.monotonic_ns() % 1000), SHORT)
-    accepted = await generation.wait_accepted()
-    name = name_of(cluster, accepted.placement.prefill_worker)
-    endpoint = cluster.process(name).endpoint
-    await until(lambda: load_of(endpoint).num_running == 1, within=2.0, what="the prefill")
-    return generation, name
 
 
 async def failure_of(generation: AsyncGeneration) -> BatonError:
@@ -136,49 +97,6 @@ async def test_a_repeated_prompt_goes_where_it_is_cached(client, wide):
             place.decode_worker,
         )
         assert again.finished.usage.num_cached_prompt_tokens == 192
-
-
-async def test_a_decode_worker_killed_in_the_middle_ends_its_requests_as_unavailable(client, wide):
-    generation, name = await streaming(client, wide)
-    wide.kill(name)
-    assert isinstance(await failure_of(generation), UnavailableError)
-    await until_nothing_is_held(wide)
-    await answers(client)
-    await until_nothing_is_held(wide)
-
-
-async def test_a_prefill_worker_killed_in_the_middle_ends_its_requests_as_unavailable(client, wide):
-    generation, name = await prefilling(client, wide)
-    wide.kill(name)
-    assert isinstance(await failure_of(generation), UnavailableError)
-    await until_nothing_is_held(wide)
-    await answers(client)
-
-
-async def test_a_decode_worker_killed_while_it_fetches_frees_the_prefill_worker(client, wide):
-    generation, _ = await prefilling(client, wide)
-    accepted = await generation.wait_accepted()
-    wide.kill(name_of(wide, accepted.placement.decode_worker))
-    assert isinstance(await failure_of(generation), UnavailableError)
-    await until_nothing_is_held(wide)
-
-
-@pytest.mark.parametrize("stage", [streaming, prefilling])
-async def test_a_worker_that_falls_silent_is_noticed_and_wakes_up_to_nothing(client, wide, stage):
-    generation, name = await stage(client, wide)
-    wide.kill(name, signal.SIGSTOP)
-    try:
-        assert isinstance(await failure_of(generation), UnavailableError)
-        others = [p for p in wide.processes if p.name != name]
-        await until(
-            lambda: not any(load_of(p.endpoint).num_held_blocks for p in others),
-            within=PROMPTLY,
-            what="that the others hold nothing",
-        )
-        await answers(client)
-    finally:
-        wide.kill(name, signal.SIGCONT)
-    await until_nothing_is_held(wide, within=3.0)
 
 
 async def test_a_router_killed_in_the_middle_leaves_nothing_held(client, wide):

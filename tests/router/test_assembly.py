@@ -1,8 +1,10 @@
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.errors import UnavailableError
 from router.assembly import Assembly, Token
 
 
@@ -35,9 +37,20 @@ def test_of_two_tokens_for_one_position_the_first_counts():
     assert [t.token_id for t in ready] == [100, 7]
 
 
-def test_a_continued_sequence_begins_where_it_was():
-    assembly = Assembly(next_position=3)
-    assert positions(assembly.accept([token(2), token(3)])) == [3]
+def test_a_repeated_position_with_another_token_is_no_repetition():
+    assembly = Assembly()
+    assembly.accept([token(0), token(1)])
+    with pytest.raises(UnavailableError, match="position 1 of the output is token 7, after 101"):
+        assembly.accept([Token(1, 7, None)])
+
+
+def test_what_came_early_is_forgotten_and_what_was_given_out_is_not():
+    assembly = Assembly()
+    assembly.accept([token(0), token(2)])
+    assembly.forget_early()
+    assert not assembly.has_gap
+    assert positions(assembly.accept([Token(1, 7, None), Token(2, 8, None)])) == [1, 2]
+    assert assembly.token_ids == [100, 7, 8]
 
 
 @given(st.integers(0, 20), st.lists(st.integers(0, 19), max_size=20), st.randoms())

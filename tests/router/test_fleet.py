@@ -13,6 +13,7 @@ from baton.cluster.registry import Registration, WorkerRecord
 from baton.serving.channels import Channels
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
+from baton.v1.kv_transfer_pb2 import KvLayout, KvLayouts
 from router.fleet import Fleet
 
 TOKENIZER = b"t" * 16
@@ -147,3 +148,59 @@ async def test_a_sequence_is_no_longer_than_a_decode_worker_s_pool(role, num_blo
         async with registered(redis, record_of(server, role=role, num_blocks=num_blocks)):
             await until(lambda: reason(fleet) == "")
             assert fleet.max_model_len == expected
+
+
+def layout(window: int | None) -> bytes:
+    return KvLayouts(layouts=[KvLayout(block_size=16, window=window)]).SerializeToString()
+
+
+@pytest.mark.parametrize(("window", "expected"), [(None, 160), (64, 2048)])
+async def test_where_every_layer_has_a_window_a_sequence_may_outgrow_the_pool(window, expected):
+    async with worker_and_fleet() as (server, fleet, redis):
+        await server.set_ready(True)
+        record = record_of(server, num_blocks=10, layout=layout(window))
+        async with registered(redis, record):
+            await until(lambda: reason(fleet) == "")
+            assert fleet.max_model_len == expected
+
+
+async def test_a_worker_that_was_lost_takes_work_again_once_it_says_that_it_is_well():
+    async with worker_and_fleet() as (server, fleet, redis), registered(redis, record_of(server)):
+        await server.set_ready(True)
+        await until(lambda: reason(fleet) == "")
+        fleet.report_loss(fleet.members[0])
+        assert reason(fleet) == "failed a moment ago"
+        await until(lambda: reason(fleet) == "", within=2.0)
+        fleet.report_loss(fleet.members[0])
+        await server.set_ready(False)
+        await asyncio.sleep(0.5)
+        assert not fleet.members[0].circuit.is_closed
+        await server.set_ready(True)
+        await until(lambda: reason(fleet) == "", within=2.0)
+
+
+async def test_the_channel_to_a_worker_that_left_is_closed_once_nothing_uses_it():
+    async with worker_and_fleet() as (server, fleet, redis):
+        await server.set_ready(True)
+        async with registered(redis, record_of(server)):
+            await until(lambda: reason(fleet) == "")
+            member = fleet.members[0]
+        with fleet.channel_to(member) as channel:
+            await server.stop(0.0)
+            await until(lambda: reason(fleet) is None)
+            await asyncio.sleep(0.05)
+            assert fleet._channels.get(server.endpoint) is channel
+        await until(lambda: server.endpoint not in fleet._channels._channels)
+
+
+async def test_the_channel_to_a_worker_that_restarted_on_its_endpoint_is_kept():
+    async with worker_and_fleet() as (server, fleet, redis):
+        await server.set_ready(True)
+        async with registered(redis, record_of(server)):
+            await until(lambda: reason(fleet) == "")
+            before = fleet.members[0]
+            channel = fleet._channels.get(server.endpoint)
+        async with registered(redis, record_of(server, epoch=2)):
+            await until(lambda: reason(fleet) == "" and fleet.members[0] is not before)
+            await asyncio.sleep(0.05)
+            assert fleet._channels.get(server.endpoint) is channel

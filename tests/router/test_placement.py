@@ -126,3 +126,14 @@ def test_why_nothing_can_be_placed_is_a_sentence():
     assert why_none([prefill]) == "no decode worker is known"
     assert why_none([prefill, drained]) == "no decode worker can take work: draining"
     assert "same KV layout" in why_none([prefill, replace(decode, pairing=b"b")])
+
+
+@given(request_ids, clusters)
+def test_workers_that_failed_together_are_chosen_with_others_alone(request_id, candidates):
+    first = place(request_id, NUM_TOKENS, candidates)
+    assume(first is not None)
+    broken = {(first.prefill, first.decode)}
+    second = place(request_id, NUM_TOKENS, candidates, broken)
+    if second is not None:
+        assert (second.prefill, second.decode) not in broken
+    assert place(request_id, NUM_TOKENS, candidates, {("another", first.decode)}) == first

@@ -1,229 +1,42 @@
 """The saga against workers that say what the test gives, in any order."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
-from functools import cache
-from typing import Any
 
-import grpc
 import pytest
+from scripted import (
+    ADMITTED,
+    READY,
+    RELEASED,
+    Cue,
+    Forever,
+    Go,
+    Worker,
+    decode,
+    finished,
+    first,
+    fleet_of,
+    letter_ids,
+    of,
+    prefill,
+    run,
+    saga_of,
+    seen_of,
+    tokens,
+)
 
 from baton.errors import (
-    BatonError,
     CancelledError,
     DataLossError,
-    InternalError,
     InvalidArgumentError,
     NotFoundError,
     OverloadedError,
     UnavailableError,
 )
-from baton.models import locate
 from baton.params_wire import from_proto, to_proto
 from baton.sampling import Grammar, GrammarKind, SamplingParams
-from baton.serving.channels import Channels
-from baton.serving.deadline import Deadline
-from baton.serving.server import Server
-from baton.serving.settings import ServingSettings
-from baton.v1 import decode_pb2, decode_pb2_grpc, kv_transfer_pb2, prefill_pb2, prefill_pb2_grpc
 from baton.v1 import inference_pb2 as pb
-from router.intake import Request
-from router.model_card import ModelCard, read_model_card
-from router.placement import Candidate
-from router.saga import Saga
-
-
-@cache
-def card() -> ModelCard:
-    return read_model_card(locate("tiny"))
-
-
-@cache
-def letter_ids() -> list[int]:
-    """Tokens of "a", "b", "c", "d", "e"."""
-    return [card().tokenizer.encode(letter, add_special_tokens=False).ids[0] for letter in "abcde"]
-
-
-class Cue:
-    """A step of a script: waits until the test, or the other worker's script, says go."""
-
-    def __init__(self) -> None:
-        self.event = asyncio.Event()
-
-
-class Go:
-    """A step of a script that gives a cue."""
-
-    def __init__(self, cue: Cue) -> None:
-        self.cue = cue
-
-
-class Forever:
-    """A step of a script that waits until the call is cancelled."""
-
-
-@dataclass
-class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
-    """Plays its script for every call, and notes the calls and those that were cancelled."""
-
-    name: str
-    role: str
-    script: list[Any]
-    requests: list[Any] = field(default_factory=list)
-    num_running: int = 0
-    endpoint: str = ""
-    load: int = 0
-
-    async def _play(self, request: Any) -> AsyncIterator[Any]:
-        self.requests.append(request)
-        self.num_running += 1
-        try:
-            for step in self.script:
-                match step:
-                    case BatonError():
-                        raise step
-                    case Cue():
-                        await step.event.wait()
-                    case Go():
-                        step.cue.event.set()
-                    case Forever():
-                        await asyncio.Event().wait()
-                    case _:
-                        yield step
-        finally:
-            self.num_running -= 1
-
-    async def Prefill(self, request, context):  # noqa: N802
-        async for response in self._play(request):
-            yield response
-
-    async def Generate(self, request, context):  # noqa: N802
-        async for response in self._play(request):
-            yield response
-
-    # What a saga sees of a `Member`.
-
-    @property
-    def record(self) -> Any:
-        return self
-
-    id = property(lambda self: self.name)
-    kv_endpoint = property(lambda self: self.endpoint)
-    epoch = 1
-    fingerprint = b"model"
-    layouts = (kv_transfer_pb2.KvLayout(block_size=16),)
-
-    @contextmanager
-    def loaded(self, *, num_sequences: int = 1, num_tokens: int = 0) -> Iterator[None]:
-        self.load += num_sequences
-        try:
-            yield
-        finally:
-            self.load -= num_sequences
-
-
-class FakeFleet:
-    """Some workers, in the order in which they are preferred."""
-
-    def __init__(self, workers: list[Worker]) -> None:
-        self.workers = workers
-        self.channels = Channels()
-
-    def candidates(self, token_ids: tuple[int, ...]) -> list[Candidate]:
-        return [
-            Candidate(w.name, w.role, b"", num_queued_tokens=i, num_sequences=i)  # type: ignore[arg-type]
-            for i, w in enumerate(self.workers)
-        ]
-
-    def member(self, name: str) -> Worker:
-        return next(w for w in self.workers if w.name == name)
-
-    def channel(self, member: Worker) -> grpc.aio.Channel:
-        return self.channels.get(member.endpoint)
-
-    def block_hashes(self, member: Worker, token_ids: tuple[int, ...]) -> list[bytes]:
-        return []
-
-
-@asynccontextmanager
-async def fleet_of(*workers: Worker) -> AsyncIterator[FakeFleet]:
-    fleet, servers = FakeFleet(list(workers)), []
-    for worker in workers:
-        server = Server(ServingSettings())
-        server.add(prefill_pb2_grpc.add_PrefillServicer_to_server, worker)
-        server.add(decode_pb2_grpc.add_DecodeServicer_to_server, worker)
-        await server.start()
-        worker.endpoint = server.endpoint
-        servers.append(server)
-    try:
-        yield fleet
-        async with asyncio.timeout(1.0):
-            while any(w.num_running or w.load for w in workers):  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
-    finally:
-        await fleet.channels.close()
-        for server in servers:
-            await server.stop(0.0)
-
-
-def saga_of(fleet: FakeFleet, priority: int = 0, **params: Any) -> Saga:
-    sampling = SamplingParams(**{"max_tokens": 5, **params})
-    request = Request("r", (5, 6, 7), sampling, priority)
-    return Saga(request, fleet, card(), Deadline.after(10.0), time.monotonic())  # type: ignore[arg-type]
-
-
-@dataclass
-class Seen:
-    token_ids: list[int]
-    text: str
-    finished: pb.Finished
-    accepted: pb.Accepted
-
-
-async def run(fleet: FakeFleet, **params: Any) -> Seen:
-    seen = Seen([], "", pb.Finished(), pb.Accepted())
-    async for event in saga_of(fleet, **params).run():
-        seen.token_ids += event.tokens.token_ids
-        seen.text += event.tokens.text
-        if event.HasField("finished"):
-            seen.finished = event.finished
-        if event.HasField("accepted"):
-            seen.accepted = event.accepted
-    return seen
-
-
-# What workers say.
-
-PREFILL_ADMITTED = prefill_pb2.PrefillResponse(admitted=prefill_pb2.PrefillAdmitted())
-RELEASED = prefill_pb2.PrefillResponse(released=prefill_pb2.LeaseReleased())
-ADMITTED = decode_pb2.DecodeGenerateResponse(admitted=decode_pb2.DecodeAdmitted())
-
-
-def first(reason: int = 0, logprob: float | None = None) -> prefill_pb2.PrefillResponse:
-    token = prefill_pb2.FirstToken(token_id=letter_ids()[0], finish_reason=reason, logprob=logprob)
-    return prefill_pb2.PrefillResponse(result=prefill_pb2.PrefillResult(first_tokens=[token]))
-
-
-def tokens(start: int, *letters: int) -> decode_pb2.DecodeGenerateResponse:
-    ids = [letter_ids()[i] for i in letters]
-    return decode_pb2.DecodeGenerateResponse(
-        tokens=decode_pb2.DecodeTokens(position=start, token_ids=ids)
-    )
-
-
-def finished(reason: int = pb.FINISH_REASON_LENGTH) -> decode_pb2.DecodeGenerateResponse:
-    return decode_pb2.DecodeGenerateResponse(finished=decode_pb2.DecodeFinished(reason=reason))
-
-
-def prefill(*script: Any, name: str = "p0") -> Worker:
-    return Worker(name, "prefill", [PREFILL_ADMITTED, *script])
-
-
-def decode(*script: Any, name: str = "d0") -> Worker:
-    return Worker(name, "decode", [ADMITTED, *script])
+from router.budget import RetryBudget
+from router.recovery import MAX_SETBACKS
 
 
 async def test_a_request_is_the_first_token_and_the_rest_in_order():
@@ -264,16 +77,17 @@ async def test_a_lease_that_is_over_because_the_first_token_was_the_last_is_no_f
 
 async def test_a_lease_that_is_over_for_no_reason_is_a_retryable_failure():
     async with fleet_of(prefill(Forever()), decode(NotFoundError("the lease is over"))) as fleet:
-        with pytest.raises(UnavailableError, match="the handoff failed: the lease is over"):
-            await run(fleet)
+        saga = saga_of(fleet, budget=RetryBudget(largest=2.0, per_second=0.0))
+        with pytest.raises(UnavailableError, match="this one is not: the lease is over"):
+            await seen_of(saga)
+        assert len(fleet.member("d0").requests) == 3
 
 
 async def test_why_the_prefill_failed_is_told_rather_than_that_its_lease_is_over():
     cue = Cue()
-    async with fleet_of(
-        prefill(cue, InternalError("the engine failed")), decode(Go(cue), NotFoundError("over"))
-    ) as fleet:
-        with pytest.raises(InternalError, match="the engine failed"):
+    failure = InvalidArgumentError("sampling.grammar", "leaves no token")
+    async with fleet_of(prefill(cue, failure), decode(Go(cue), NotFoundError("over"))) as fleet:
+        with pytest.raises(InvalidArgumentError, match="leaves no token"):
             await run(fleet)
 
 
@@ -281,6 +95,8 @@ async def test_a_damaged_handoff_is_a_retryable_failure():
     async with fleet_of(prefill(first(), Forever()), decode(DataLossError("bad"))) as fleet:
         with pytest.raises(UnavailableError, match="the handoff failed: bad"):
             await run(fleet)
+        # Of these tries every second one finds the only pair avoided.
+        assert len(fleet.member("d0").requests) == 1 + MAX_SETBACKS // 2
 
 
 REFUSALS = [UnavailableError("draining"), OverloadedError("full")]
@@ -399,20 +215,7 @@ async def test_text_held_back_for_a_stop_string_is_shown_at_the_end():
     assert (seen.text, seen.finished.reason) == ("ab", pb.FINISH_REASON_LENGTH)
 
 
-async def test_a_decode_worker_that_fails_in_the_middle_ends_the_request():
-    failing = decode(tokens(1, 1), UnavailableError("the worker has stopped"))
-    async with fleet_of(prefill(first(), RELEASED), failing) as fleet:
-        with pytest.raises(UnavailableError, match="has stopped"):
-            await run(fleet)
-
-
 # Several sequences, and what is asked of each worker.
-
-
-def of(index: int, event: decode_pb2.DecodeGenerateResponse) -> decode_pb2.DecodeGenerateResponse:
-    """The same of another sequence."""
-    getattr(event, event.WhichOneof("event")).sequence_index = index
-    return event
 
 
 async def test_several_sequences_are_the_decode_worker_s_alone():
@@ -493,7 +296,15 @@ async def test_a_grammar_that_a_worker_cannot_compile_is_the_caller_s_mistake_an
 async def test_a_prefill_worker_that_dies_is_missed_until_it_has_scored_the_prompt():
     cue = Cue()
     dying = prefill(cue, UnavailableError("the worker has stopped"))
-    ready = decode_pb2.DecodeGenerateResponse(kv_ready=decode_pb2.KvReady())
-    async with fleet_of(dying, decode(ready, tokens(0, 0), Go(cue), Forever())) as fleet:
+    async with fleet_of(dying, decode(READY, tokens(0, 0), Go(cue), Forever())) as fleet:
         with pytest.raises(UnavailableError, match="has stopped"):
             await run(fleet, prompt_logprobs=0)
+
+
+async def test_a_prefill_worker_that_dies_after_the_handoff_is_not_missed():
+    cue = Cue()
+    dying = prefill(first(), cue, UnavailableError("the worker has stopped"))
+    script = [READY, tokens(0, 0), Go(cue), tokens(1, 1), finished()]
+    async with fleet_of(dying, decode(*script)) as fleet:
+        seen = await run(fleet)
+    assert (seen.text, seen.finished.usage.num_migrations) == ("ab", 0)

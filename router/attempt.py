@@ -1,0 +1,203 @@
+"""One try at a request on two workers: two calls, from their admission to their end.
+
+The decode worker is asked first; once it has admitted the request, the prefill worker is. Both
+calls are read at once. However the attempt ends, both calls are cancelled, which makes both workers
+give back all they hold; so there is no moment in which nobody owns the blocks. What either says
+after that is heard by nobody. Knows nothing of the client, nor of other attempts.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from baton.errors import BatonError, InternalError, NotFoundError, UnavailableError
+from baton.rpc_errors import error_of, is_from_server
+from baton.serving.deadline import Deadline
+from baton.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
+from router import wire
+from router.fleet import Fleet, Member
+from router.placement import Placement
+from router.recovery import Setback, SetbackKind
+from router.work import Work
+
+Event = prefill_pb2.PrefillResponse | decode_pb2.DecodeGenerateResponse
+
+# Messages read from the workers and not yet given to the client; beyond, the workers wait.
+_MAX_UNREAD = 64
+
+# Seconds that the end of a lease waits for the reason of it.
+_SOURCE_PATIENCE = 1.0
+
+# What gRPC itself says of a peer that died or fell silent, in the name of no server.
+_LOSSES = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.CANCELLED,
+)
+
+
+class Attempt:
+    """Use: `async with`, `admit`, then `events`. `cancel` may be called at any time.
+
+    Attributes:
+        placement: the workers it runs on.
+    """
+
+    def __init__(self, work: Work, fleet: Fleet, placement: Placement, deadline: Deadline) -> None:
+        self.placement = placement
+        self._work = work
+        self._fleet = fleet
+        self._deadline = deadline
+        self._prefill = fleet.member(placement.prefill)
+        self._decode = fleet.member(placement.decode)
+        self._prefill_load = ExitStack()
+        self._calls: list[Any] = []
+        self._events: asyncio.Queue[Event | Setback] = asyncio.Queue(_MAX_UNREAD)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        await self._stack.aclose()
+
+    def cancel(self) -> None:
+        """Ends both calls at once, whether or not anybody is still reading."""
+        for call in self._calls:
+            call.cancel()
+
+    async def admit(self) -> None:
+        """Opens both calls and waits for their admissions. Raises `Setback`.
+
+        The prefill worker is asked as soon as the decode worker has admitted, so that prompts are
+        computed in the order of admission, lest two requests wait for each other's blocks.
+        """
+        work, lease_id = self._work, wire.new_lease_id()
+        hashes = self._fleet.block_hashes(self._prefill, work.token_ids)
+        handle = wire.handle(self._prefill, lease_id, work, hashes)
+        num_sequences = work.params.num_sequences
+        self._stack.enter_context(self._decode.loaded(num_sequences=num_sequences))
+        decode_stub = decode_pb2_grpc.DecodeStub(self._channel_to(self._decode))
+        request = wire.decode_request(work, handle)
+        await self._open(
+            self._decode, decode_stub.Generate(request, timeout=self._deadline.forward())
+        )
+        self._stack.enter_context(self._prefill_load)
+        self._prefill_load.enter_context(self._prefill.loaded(num_tokens=len(work.token_ids)))
+        prefill_stub = prefill_pb2_grpc.PrefillStub(self._channel_to(self._prefill))
+        asked = wire.prefill_request(work, lease_id, self.placement.decode)
+        await self._open(
+            self._prefill, prefill_stub.Prefill(asked, timeout=self._deadline.forward())
+        )
+        self._start_readers()
+
+    async def events(self) -> AsyncGenerator[Event | Setback, None]:
+        """What either worker says, in the order in which it comes, without end; a setback where one
+        says no more."""
+        while True:
+            event = await self._events.get()
+            if isinstance(event, prefill_pb2.PrefillResponse) and event.HasField("result"):
+                self._prefill_load.close()
+            yield event
+
+    def succeed(self) -> None:
+        """The request has got all it needed of both workers."""
+        self._prefill.circuit.succeed()
+        self._decode.circuit.succeed()
+
+    def _channel_to(self, member: Member) -> grpc.aio.Channel:
+        return self._stack.enter_context(self._fleet.channel_to(member))
+
+    async def _open(self, member: Member, call: Any) -> None:
+        """Reads a worker's first message, which is `admitted`."""
+        self._calls.append(call)
+        self._stack.callback(call.cancel)
+        try:
+            response = await call.read()
+        except grpc.aio.AioRpcError as error:
+            raise self._setback(member, error, SetbackKind.REFUSED) from error
+        except asyncio.CancelledError:
+            raise self._cut(member) from None
+        assert response is not grpc.aio.EOF, "admitted, or an error"
+        assert response.WhichOneof("event") == "admitted", "what comes first"
+
+    def _start_readers(self) -> None:
+        decode_call, prefill_call = self._calls
+        prefill_reader = asyncio.create_task(self._read_prefill(prefill_call))
+        decode_reader = asyncio.create_task(self._read_decode(decode_call, prefill_reader))
+        for task in (prefill_reader, decode_reader):
+            self._stack.push_async_callback(_ended, task)
+
+    async def _read_prefill(self, call: Any) -> None:
+        """Passes the worker's messages on, and what ended them if it was an error."""
+        setback = await self._read(self._prefill, call)
+        if setback is not None:
+            await self._events.put(setback)
+
+    async def _read_decode(self, call: Any, source: "asyncio.Task[None]") -> None:
+        """Passes the worker's messages on, and why they ended.
+
+        That the lease it claims is over is news of the prefill worker, who tells it better: its
+        prompt ended with its first token, or why it failed. So that one is heard first; and after a
+        failure here nobody waits for its blocks any more.
+        """
+        setback = await self._read(self._decode, call)
+        if setback is None:
+            await asyncio.wait([source])
+            error = InternalError("the decode worker ended its answer before it was complete")
+            setback = self._made(SetbackKind.BROKEN, error, self._decode)
+        elif isinstance(setback.error, NotFoundError):
+            await asyncio.wait([source], timeout=_SOURCE_PATIENCE)
+        self._calls[1].cancel()
+        await self._events.put(setback)
+
+    async def _read(self, member: Member, call: Any) -> Setback | None:
+        try:
+            while (message := await call.read()) is not grpc.aio.EOF:
+                await self._events.put(message)
+            await call.code()
+        except grpc.aio.AioRpcError as error:
+            return self._setback(member, error, SetbackKind.BROKEN)
+        except asyncio.CancelledError:
+            return self._cut(member)
+        return None
+
+    def _setback(self, member: Member, error: grpc.aio.AioRpcError, kind: SetbackKind) -> Setback:
+        """What a failed call means. The worker is lost where it was not it that has spoken, or
+        where what it says is that it has failed."""
+        cause = error_of(error)
+        if error.code() in _LOSSES and not is_from_server(error):
+            kind, cause = SetbackKind.LOST, UnavailableError(f"{member.record.id} is lost: {cause}")
+        elif isinstance(cause, InternalError):
+            kind = SetbackKind.LOST
+        if kind is SetbackKind.LOST:
+            self._fleet.report_loss(member)
+        return self._made(kind, cause, member)
+
+    def _cut(self, member: Member) -> Setback:
+        """The call was cancelled on this side; raises on if it was this task."""
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError
+        error = UnavailableError(f"the call to {member.record.id} was cancelled")
+        return self._made(SetbackKind.BROKEN, error, member)
+
+    def _made(self, kind: SetbackKind, error: BatonError, member: Member) -> Setback:
+        pair = (self.placement.prefill, self.placement.decode)
+        return Setback(kind, error, member.record.id, pair)
+
+
+async def _ended(task: "asyncio.Task[None]") -> None:
+    """Cancels a task and waits until it has ended."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

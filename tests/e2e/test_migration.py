@@ -1,0 +1,251 @@
+"""Workers that die or fall silent at any moment of a request: its stream goes on with others, token
+for token as if nothing had happened."""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from baton.cli.local_cluster import LocalCluster
+from baton.client import AsyncClient, Chunk, Completion
+from baton.client_types import FinishReason, Placement, TokenLogprobs
+from baton.generation import AsyncGeneration
+from baton.sampling import Grammar, GrammarKind, SamplingParams
+
+from .checkpoints import prompt_of
+from .watch import load_of, until, until_nothing_is_held
+from .wide import listed, made_whole, name_of, stopped
+
+pytestmark = pytest.mark.e2e
+
+PLAIN = SamplingParams(max_tokens=300, ignore_eos=True)
+# What is noticed within the silence bound, placed anew and computed again.
+GOES_ON_WITHIN = 3.0
+
+
+@pytest.fixture(scope="module")
+def pair_cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(
+        num_prefill=2, num_decode=2, worker_flags={"max_num_batched_tokens": 32, "num_blocks": 1024}
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def pair(pair_cluster: LocalCluster) -> LocalCluster:
+    """Two workers of each role, whatever an earlier test did to them."""
+    return made_whole(pair_cluster)
+
+
+@pytest.fixture
+async def client(pair: LocalCluster) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(pair.address) as open_client:
+        yield open_client
+
+
+@dataclass
+class Told:
+    """What a client was told of one request."""
+
+    placement: Placement
+    chunks: list[Chunk] = field(default_factory=list)
+    longest_gap: float = 0.0
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token_id for chunk in self.chunks for token_id in chunk.token_ids]
+
+    def check_positions(self) -> None:
+        """No token is told twice or left out."""
+        at: dict[int, int] = {}
+        for chunk in self.chunks:
+            if chunk.token_ids:
+                assert chunk.position == at.get(chunk.sequence_index, 0)
+                at[chunk.sequence_index] = chunk.position + len(chunk.token_ids)
+
+
+Disturbance = Callable[[Told], Awaitable[None]]
+
+
+async def told(generation: AsyncGeneration, at: int, disturb: Disturbance) -> Told:
+    """Reads a generation to its end; after `at` tokens something happens."""
+    seen = Told((await generation.wait_accepted()).placement)
+    is_due, last = True, time.monotonic()
+    while True:
+        if is_due and len(seen.token_ids) >= at:
+            is_due = False
+            await disturb(seen)
+        try:
+            seen.chunks.append(await anext(generation))
+        except StopAsyncIteration:
+            break
+        seen.longest_gap = max(seen.longest_gap, time.monotonic() - last)
+        last = time.monotonic()
+    seen.check_positions()
+    return seen
+
+
+def killer(cluster: LocalCluster, role: str) -> Disturbance:
+    async def kill(seen: Told) -> None:
+        cluster.kill(name_of(cluster, getattr(seen.placement, f"{role}_worker")))
+
+    return kill
+
+
+# One request, at each of its moments.
+
+
+@pytest.mark.parametrize(
+    ("at", "num_migrations"),
+    [
+        pytest.param(1, 1, id="after the first token"),
+        pytest.param(150, 1, id="in the middle", marks=pytest.mark.slow),
+        pytest.param(299, None, id="at the last token", marks=pytest.mark.slow),
+    ],
+)
+async def test_a_decode_worker_may_be_killed(client, pair, at, num_migrations):
+    prompt = prompt_of(70, seed=at)
+    undisturbed = await client.generate(prompt, PLAIN).token_ids()
+    generation = client.generate(prompt, PLAIN)
+    seen = await told(generation, at, killer(pair, "decode"))
+    assert seen.token_ids == undisturbed
+    assert seen.longest_gap < GOES_ON_WITHIN
+    assert generation.finished.reason is FinishReason.LENGTH
+    usage = generation.finished.usage
+    assert (usage.num_prompt_tokens, usage.num_output_tokens) == (70, 300)
+    # Of the very last tokens some may have been on their way.
+    assert usage.num_migrations == num_migrations or num_migrations is None
+    await until_nothing_is_held(pair)
+
+
+async def computed(client: AsyncClient, cluster: LocalCluster, length: int) -> AsyncGeneration:
+    """A generation whose long prompt a prefill worker is computing."""
+    generation = client.generate(prompt_of(length, seed=4), replace(PLAIN, max_tokens=20))
+    name = name_of(cluster, (await generation.wait_accepted()).placement.prefill_worker)
+    endpoint = cluster.process(name).endpoint
+    await until(lambda: load_of(endpoint).num_running == 1, within=2.0, what="the prefill")
+    return generation
+
+
+@pytest.mark.parametrize(
+    "signum", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_worker_may_be_lost_while_the_prompt_is_computed(client, pair, role, signum):
+    generation = await computed(client, pair, 1900)
+    seen = Told((await generation.wait_accepted()).placement)
+    lost = name_of(pair, getattr(seen.placement, f"{role}_worker"))
+    pair.kill(lost, signum)
+    tokens = await generation.token_ids()
+    assert generation.finished.usage.num_migrations >= 1
+    pair.kill(lost, signal.SIGCONT)
+    undisturbed = client.generate(prompt_of(1900, seed=4), replace(PLAIN, max_tokens=20))
+    assert tokens == await undisturbed.token_ids()
+    await until_nothing_is_held(pair, within=3.0)
+
+
+async def test_a_prefill_worker_may_be_killed_once_its_blocks_are_handed_over(client, pair):
+    prompt = prompt_of(50, seed=5)
+    undisturbed = await client.generate(prompt, PLAIN).token_ids()
+    generation = client.generate(prompt, PLAIN)
+    seen = await told(generation, 30, killer(pair, "prefill"))
+    assert seen.token_ids == undisturbed
+    assert generation.finished.usage.num_migrations == 0
+    await until_nothing_is_held(pair)
+
+
+async def test_a_decode_worker_that_falls_silent_is_replaced_and_wakes_up_to_nothing(client, pair):
+    """Whatever it still had to say of the request is heard by nobody, and it takes work again."""
+    long = replace(PLAIN, max_tokens=1500)
+    prompt = prompt_of(60, seed=6)
+    undisturbed = await client.generate(prompt, long).token_ids()
+    generation = client.generate(prompt, long)
+    silent = name_of(pair, (await generation.wait_accepted()).placement.decode_worker)
+    waking: list[asyncio.Task[None]] = []
+
+    async def fall_silent(_: Told) -> None:
+        pair.kill(silent, signal.SIGSTOP)
+        waking.append(asyncio.create_task(wake_up()))
+
+    async def wake_up() -> None:
+        """While the other worker goes on with it."""
+        await asyncio.sleep(2.5)
+        pair.kill(silent, signal.SIGCONT)
+
+    seen = await told(generation, 100, fall_silent)
+    await asyncio.gather(*waking)
+    assert seen.token_ids == undisturbed
+    assert seen.longest_gap < GOES_ON_WITHIN
+    assert generation.finished.usage.num_migrations == 1
+    await until_nothing_is_held(pair, within=3.0)
+    pair.wait_ready(5.0)
+
+
+# Every way of choosing tokens.
+
+SEEDED = SamplingParams(max_tokens=300, temperature=0.9, seed=7, ignore_eos=True)
+WORDS = Grammar(GrammarKind.REGEX, "([a-z]{3,9} ){90}")
+WAYS = {
+    "greedy": PLAIN,
+    "seeded": SEEDED,
+    "penalties": replace(
+        SEEDED, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.4, min_tokens=250
+    ),
+    "bans": replace(PLAIN, bad_words=(" self", " return"), logit_bias=((40, 2.0), (41, -2.0))),
+    "logprobs": replace(SEEDED, logprobs=True, top_logprobs=3, prompt_logprobs=2, seed=8),
+    "grammar": replace(SEEDED, grammar=WORDS, max_tokens=290, seed=9, ignore_eos=False),
+    "several": replace(SEEDED, n=3, seed=10),
+    "best": replace(SEEDED, n=2, best_of=3, seed=11),
+    "beams": SamplingParams(max_tokens=200, n=2, beam_width=2),
+}
+
+
+async def completed(generation: AsyncGeneration) -> tuple[list[Completion], list[TokenLogprobs]]:
+    return await generation.completions(), generation.prompt_logprobs
+
+
+async def test_every_way_of_choosing_tokens_survives_its_decode_worker(client, pair):
+    with_stop = {**WAYS}
+    code = "def fibonacci(n):\n    "
+    text = await client.generate(code, SEEDED).text()
+    # What comes late, and in more than one token.
+    stop = next(text[i : i + 9] for i in range(len(text) // 2, len(text)) if _is_first(text, i))
+    with_stop["stop string"] = replace(SEEDED, stop=(stop,))
+    undisturbed = {
+        name: await completed(client.generate(code, params)) for name, params in with_stop.items()
+    }
+    # All on one worker, and the other one there again when it dies.
+    with stopped(pair, "decode-1"):
+        await until(lambda: _excludes(pair, "decode-1"), within=4.0, what="its silence")
+        running = {n: client.generate(code, params) for n, params in with_stop.items()}
+        await asyncio.gather(*(generation.wait_accepted() for generation in running.values()))
+        for name in ("greedy", "several", "grammar"):
+            await anext(running[name])
+    pair.kill("decode-0")
+    answers = await asyncio.gather(*(completed(generation) for generation in running.values()))
+    for (name, generation), (answer, scores) in zip(running.items(), answers, strict=True):
+        assert generation.finished.usage.num_migrations >= 1, name
+        expected, expected_scores = undisturbed[name]
+        for one, other in zip(answer, expected, strict=True):
+            assert one.token_ids == other.token_ids, name
+            assert one.text == other.text, name
+            assert one.finished.reason == other.finished.reason, name
+            assert one.finished.stop_string == other.finished.stop_string, name
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3), name
+            assert [tuple(t) for t in one.top_logprobs] == [tuple(t) for t in other.top_logprobs]
+        assert [s.logprob for s in scores] == pytest.approx(
+            [s.logprob for s in expected_scores], abs=1e-3
+        )
+    await until_nothing_is_held(pair)
+
+
+def _is_first(text: str, at: int) -> bool:
+    part = text[at : at + 9]
+    return len(part) == 9 and text.find(part) == at and part.isprintable()
+
+
+def _excludes(cluster: LocalCluster, name: str) -> bool:
+    return listed(cluster)[name].state == "unreachable"

@@ -1,0 +1,262 @@
+"""Workers that say what a test gives, behind real servers, and a saga to run against them."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import grpc
+
+from baton.errors import (
+    BatonError,
+)
+from baton.models import locate
+from baton.sampling import SamplingParams
+from baton.serving.channels import Channels
+from baton.serving.deadline import Deadline
+from baton.serving.server import Server
+from baton.serving.settings import ServingSettings
+from baton.v1 import decode_pb2, decode_pb2_grpc, kv_transfer_pb2, prefill_pb2, prefill_pb2_grpc
+from baton.v1 import inference_pb2 as pb
+from router.answer import Answer
+from router.backoff import Backoff
+from router.budget import RetryBudget
+from router.circuit import Circuit
+from router.intake import Request
+from router.model_card import ModelCard, read_model_card
+from router.placement import Candidate
+from router.recovery import Recovery
+from router.saga import Saga
+
+
+@cache
+def card() -> ModelCard:
+    return read_model_card(locate("tiny"))
+
+
+@cache
+def letter_ids() -> list[int]:
+    """Tokens of "a", "b", "c", "d", "e"."""
+    return [card().tokenizer.encode(letter, add_special_tokens=False).ids[0] for letter in "abcde"]
+
+
+class Cue:
+    """A step of a script: waits until the test, or the other worker's script, says go."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+
+
+class Go:
+    """A step of a script that gives a cue."""
+
+    def __init__(self, cue: Cue) -> None:
+        self.cue = cue
+
+
+class Forever:
+    """A step of a script that waits until the call is cancelled."""
+
+
+class Scripts(list[list[Any]]):
+    """A script for each call of a worker, the last one for all that follow."""
+
+
+@dataclass
+class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
+    """Plays its script for every call, and notes the calls and those that were cancelled."""
+
+    name: str
+    role: str
+    script: list[Any]
+    requests: list[Any] = field(default_factory=list)
+    num_running: int = 0
+    endpoint: str = ""
+    load: int = 0
+    num_losses: int = 0
+    circuit: Circuit = field(default_factory=Circuit)
+
+    async def _play(self, request: Any) -> AsyncIterator[Any]:
+        self.requests.append(request)
+        self.num_running += 1
+        script = self.script
+        if isinstance(script, Scripts):
+            script = script[min(len(self.requests), len(script)) - 1]
+        try:
+            for step in script:
+                match step:
+                    case BatonError():
+                        raise step
+                    case Cue():
+                        await step.event.wait()
+                    case Go():
+                        step.cue.event.set()
+                    case Forever():
+                        await asyncio.Event().wait()
+                    case _:
+                        yield step
+        finally:
+            self.num_running -= 1
+
+    async def Prefill(self, request, context):  # noqa: N802
+        async for response in self._play(request):
+            yield response
+
+    async def Generate(self, request, context):  # noqa: N802
+        async for response in self._play(request):
+            yield response
+
+    # What a saga sees of a `Member`.
+
+    @property
+    def record(self) -> Any:
+        return self
+
+    id = property(lambda self: self.name)
+    kv_endpoint = property(lambda self: self.endpoint)
+    epoch = 1
+    fingerprint = b"model"
+    layouts = (kv_transfer_pb2.KvLayout(block_size=16),)
+
+    @contextmanager
+    def loaded(self, *, num_sequences: int = 1, num_tokens: int = 0) -> Iterator[None]:
+        self.load += num_sequences
+        try:
+            yield
+        finally:
+            self.load -= num_sequences
+
+
+class FakeFleet:
+    """Some workers, in the order in which they are preferred."""
+
+    def __init__(self, workers: list[Worker]) -> None:
+        self.workers = workers
+        self.channels = Channels()
+
+    def candidates(self, token_ids: tuple[int, ...]) -> list[Candidate]:
+        return [
+            Candidate(w.name, w.role, b"", num_queued_tokens=i, num_sequences=i)  # type: ignore[arg-type]
+            for i, w in enumerate(self.workers)
+        ]
+
+    def member(self, name: str) -> Worker:
+        return next(w for w in self.workers if w.name == name)
+
+    @contextmanager
+    def channel_to(self, member: Worker) -> Iterator[grpc.aio.Channel]:
+        yield self.channels.get(member.endpoint)
+
+    def report_loss(self, member: Worker) -> None:
+        member.num_losses += 1
+
+    def block_hashes(self, member: Worker, token_ids: tuple[int, ...]) -> list[bytes]:
+        return []
+
+
+@asynccontextmanager
+async def fleet_of(*workers: Worker) -> AsyncIterator[FakeFleet]:
+    fleet, servers = FakeFleet(list(workers)), []
+    for worker in workers:
+        server = Server(ServingSettings())
+        server.add(prefill_pb2_grpc.add_PrefillServicer_to_server, worker)
+        server.add(decode_pb2_grpc.add_DecodeServicer_to_server, worker)
+        await server.start()
+        worker.endpoint = server.endpoint
+        servers.append(server)
+    try:
+        yield fleet
+        async with asyncio.timeout(1.0):
+            while any(w.num_running or w.load for w in workers):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+    finally:
+        await fleet.channels.close()
+        for server in servers:
+            await server.stop(0.0)
+
+
+def saga_of(
+    fleet: FakeFleet,
+    priority: int = 0,
+    received: tuple[tuple[int, ...], ...] = (),
+    budget: RetryBudget | None = None,
+    **params: Any,
+) -> Saga:
+    sampling = SamplingParams(**{"max_tokens": 5, **params})
+    request = Request("r", (5, 6, 7), sampling, priority, received)
+    recovery = Recovery("r", budget or RetryBudget(), Backoff(0.001, 0.002))
+    answer = Answer(request, card(), time.monotonic())
+    return Saga(request, fleet, answer, recovery, Deadline.after(10.0))  # type: ignore[arg-type]
+
+
+@dataclass
+class Seen:
+    token_ids: list[int]
+    text: str
+    finished: pb.Finished
+    accepted: pb.Accepted
+
+
+async def run(fleet: FakeFleet, **params: Any) -> Seen:
+    return await seen_of(saga_of(fleet, **params))
+
+
+async def seen_of(saga: Saga) -> Seen:
+    seen = Seen([], "", pb.Finished(), pb.Accepted())
+    async for event in saga.run():
+        seen.token_ids += event.tokens.token_ids
+        seen.text += event.tokens.text
+        if event.HasField("finished"):
+            seen.finished = event.finished
+        if event.HasField("accepted"):
+            seen.accepted = event.accepted
+    return seen
+
+
+# What workers say.
+
+PREFILL_ADMITTED = prefill_pb2.PrefillResponse(admitted=prefill_pb2.PrefillAdmitted())
+RELEASED = prefill_pb2.PrefillResponse(released=prefill_pb2.LeaseReleased())
+ADMITTED = decode_pb2.DecodeGenerateResponse(admitted=decode_pb2.DecodeAdmitted())
+
+
+def first(reason: int = 0, logprob: float | None = None) -> prefill_pb2.PrefillResponse:
+    token = prefill_pb2.FirstToken(token_id=letter_ids()[0], finish_reason=reason, logprob=logprob)
+    return prefill_pb2.PrefillResponse(result=prefill_pb2.PrefillResult(first_tokens=[token]))
+
+
+def tokens(start: int, *letters: int) -> decode_pb2.DecodeGenerateResponse:
+    ids = [letter_ids()[i] for i in letters]
+    return decode_pb2.DecodeGenerateResponse(
+        tokens=decode_pb2.DecodeTokens(position=start, token_ids=ids)
+    )
+
+
+def finished(reason: int = pb.FINISH_REASON_LENGTH) -> decode_pb2.DecodeGenerateResponse:
+    return decode_pb2.DecodeGenerateResponse(finished=decode_pb2.DecodeFinished(reason=reason))
+
+
+def prefill(*script: Any, name: str = "p0") -> Worker:
+    return Worker(name, "prefill", [PREFILL_ADMITTED, *script])
+
+
+def decode(*script: Any, name: str = "d0") -> Worker:
+    return Worker(name, "decode", [ADMITTED, *script])
+
+
+READY = decode_pb2.DecodeGenerateResponse(kv_ready=decode_pb2.KvReady(num_transferred_blocks=2))
+
+
+def at(position: int) -> prefill_pb2.PrefillResponse:
+    """The result of a prefill behind so many tokens of the output."""
+    token = prefill_pb2.FirstToken(token_id=letter_ids()[position], position=position)
+    return prefill_pb2.PrefillResponse(result=prefill_pb2.PrefillResult(first_tokens=[token]))
+
+
+def of(index: int, event: decode_pb2.DecodeGenerateResponse) -> decode_pb2.DecodeGenerateResponse:
+    """The same of another sequence."""
+    getattr(event, event.WhichOneof("event")).sequence_index = index
+    return event

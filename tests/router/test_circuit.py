@@ -1,0 +1,103 @@
+"""The circuit of a worker, with a clock and chance of the test's own."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from router.backoff import Backoff
+from router.circuit import Circuit, CircuitState
+
+CLOSED, OPEN, HALF_OPEN = CircuitState.CLOSED, CircuitState.OPEN, CircuitState.HALF_OPEN
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def circuit_and_clock(chance: float = 0.999) -> tuple[Circuit, Clock]:
+    clock = Clock()
+    return Circuit(Backoff(1.0, 8.0, lambda: chance), clock), clock
+
+
+@given(st.integers(1, 100), st.floats(0.0, 1.0, exclude_max=True))
+def test_a_delay_doubles_up_to_its_limit_and_is_at_least_half_of_that(n: int, chance: float):
+    whole = min(8.0, 2.0 ** (n - 1))
+    assert whole / 2 <= Backoff(1.0, 8.0, lambda: chance).delay(n) <= whole
+
+
+def test_a_worker_that_fails_is_probed_after_a_while_and_takes_work_once_it_is_well():
+    circuit, clock = circuit_and_clock()
+    assert circuit.state is CLOSED
+    circuit.fail()
+    assert circuit.state is OPEN
+    clock.now = 1.0
+    assert circuit.state is HALF_OPEN
+    circuit.probe_succeeded()
+    assert circuit.state is CLOSED
+
+
+def test_requests_that_fail_together_count_as_one_failure():
+    circuit, _ = circuit_and_clock()
+    for _ in range(100):
+        circuit.fail()
+    assert circuit.seconds_to_probe <= 1.0
+
+
+def test_a_worker_that_only_says_that_it_is_well_stays_away_longer_each_time():
+    circuit, clock = circuit_and_clock()
+    waits = []
+    for _ in range(5):
+        circuit.fail()
+        waits.append(round(circuit.seconds_to_probe))
+        clock.now += circuit.seconds_to_probe
+        circuit.probe_succeeded()
+    assert waits == [1, 2, 4, 8, 8]
+    circuit.succeed()
+    circuit.fail()
+    assert round(circuit.seconds_to_probe) == 1
+
+
+class AnyHistory(RuleBasedStateMachine):
+    """Whatever happens, a worker that is well takes work again within the longest delay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.circuit, self.clock = circuit_and_clock(0.5)
+
+    @rule()
+    def fail(self) -> None:
+        self.circuit.fail()
+        assert self.circuit.state is not CLOSED
+
+    @rule()
+    def succeed(self) -> None:
+        before = self.circuit.state
+        self.circuit.succeed()
+        assert self.circuit.state is before
+
+    @precondition(lambda self: self.circuit.state is HALF_OPEN)
+    @rule(is_well=st.booleans())
+    def probe(self, is_well: bool) -> None:
+        if is_well:
+            self.circuit.probe_succeeded()
+        else:
+            self.circuit.probe_failed()
+        assert self.circuit.state is (CLOSED if is_well else OPEN)
+
+    @rule(seconds=st.floats(0.0, 3.0))
+    def wait(self, seconds: float) -> None:
+        was_closed = self.circuit.is_closed
+        self.clock.now += seconds
+        assert self.circuit.is_closed == was_closed, "time alone closes nothing"
+
+    @invariant()
+    def is_probed_soon(self) -> None:
+        assert 0.0 <= self.circuit.seconds_to_probe <= 8.0
+        assert (self.circuit.state is OPEN) == (self.circuit.seconds_to_probe > 0.0)
+
+
+TestAnyHistory = AnyHistory.TestCase

@@ -1,0 +1,225 @@
+"""A request whose workers fail goes on with others, and the client sees one answer."""
+
+import asyncio
+
+import pytest
+from scripted import (
+    ADMITTED,
+    PREFILL_ADMITTED,
+    READY,
+    RELEASED,
+    Cue,
+    Forever,
+    Go,
+    Scripts,
+    Worker,
+    at,
+    decode,
+    finished,
+    first,
+    fleet_of,
+    letter_ids,
+    of,
+    prefill,
+    run,
+    saga_of,
+    tokens,
+)
+
+from baton.errors import (
+    CancelledError,
+    DataLossError,
+    InternalError,
+    OverloadedError,
+    UnavailableError,
+)
+from baton.v1 import inference_pb2 as pb
+from baton.v1 import prefill_pb2
+
+
+async def test_another_worker_goes_on_behind_the_tokens_that_were_sent():
+    failing = decode(READY, tokens(1, 1, 2), UnavailableError("the worker has stopped"))
+    second = decode(READY, tokens(3, 3), tokens(4, 4), finished(), name="d1")
+    results = Scripts([[PREFILL_ADMITTED, first(), RELEASED], [PREFILL_ADMITTED, at(3), RELEASED]])
+    async with fleet_of(Worker("p0", "prefill", results), failing, second) as fleet:
+        seen = await run(fleet, temperature=0.5, seed=9, logprobs=True)
+        (begun,), (continued,) = failing.requests, second.requests
+        at_prefill = fleet.member("p0").requests[1]
+    assert (seen.token_ids, seen.text) == (letter_ids(), "abcde")
+    usage = seen.finished.usage
+    assert (usage.num_migrations, usage.num_output_tokens, usage.num_prompt_tokens) == (1, 5, 3)
+    assert usage.num_transferred_blocks == 4
+    for request in (continued, at_prefill):
+        assert list(request.token_ids) == [5, 6, 7, *letter_ids()[:3]]
+        assert request.num_prompt_tokens == 3
+        assert request.sampling == begun.sampling
+    assert continued.handle.num_tokens == 6
+    assert continued.handle.lease_id == at_prefill.lease_id != begun.handle.lease_id
+
+
+async def test_what_an_earlier_attempt_still_says_is_heard_by_nobody():
+    cue = Cue()
+    # It says so at a time when another attempt has begun, if anybody lets it.
+    silent = decode(READY, tokens(1, 1), DataLossError("bad"))
+    results = Scripts([[PREFILL_ADMITTED, cue, first()], [PREFILL_ADMITTED, first(), RELEASED]])
+    second = decode(Go(cue), READY, tokens(1, 2), finished(), name="d1")
+    async with fleet_of(Worker("p0", "prefill", results), silent, second) as fleet:
+        assert (await run(fleet)).text == "ac"
+
+
+async def test_a_sequence_of_which_only_the_ending_was_lost_needs_no_worker():
+    script = [READY, tokens(1, 1, 2, 3, 4), UnavailableError("the worker has stopped")]
+    async with fleet_of(prefill(first(), RELEASED), decode(*script)) as fleet:
+        seen = await run(fleet)
+        assert len(fleet.member("d0").requests) == 1
+    assert (seen.text, seen.finished.reason) == ("abcde", pb.FINISH_REASON_LENGTH)
+
+
+async def test_text_and_stop_strings_go_on_over_the_seam():
+    failing = decode(READY, tokens(1, 1), UnavailableError("gone"))
+    second = decode(READY, tokens(2, 2, 3), Forever(), name="d1")
+    results = Scripts([[PREFILL_ADMITTED, first(), RELEASED], [PREFILL_ADMITTED, at(2), RELEASED]])
+    async with fleet_of(Worker("p0", "prefill", results), failing, second) as fleet:
+        seen = await run(fleet, stop=("bcd",))
+    assert (seen.text, seen.finished.stop_string) == ("a", "bcd")
+
+
+async def test_several_sequences_are_generated_anew_and_what_was_sent_is_not_sent_again():
+    script = [READY, of(0, tokens(0, 0, 1)), of(1, tokens(0, 2)), of(1, finished())]
+    failing = decode(*script, UnavailableError("gone"))
+    second = decode(
+        *[READY, of(0, tokens(0, 0)), of(1, tokens(0, 2)), of(0, tokens(1, 1, 3))],
+        *[of(1, finished()), of(0, finished())],
+        name="d1",
+    )
+    async with fleet_of(prefill(first(), RELEASED), failing, second) as fleet:
+        seen = await run(fleet, n=2, temperature=1.0)
+        assert list(second.requests[0].token_ids) == [5, 6, 7]
+    assert sorted(seen.token_ids) == sorted(letter_ids()[:4])
+    assert seen.finished.usage.num_output_tokens == 4
+
+
+async def test_an_output_that_comes_out_otherwise_the_second_time_is_not_mixed_with_the_first():
+    failing = decode(READY, of(0, tokens(0, 0, 1)), UnavailableError("gone"))
+    second = decode(READY, of(0, tokens(0, 0, 2)), Forever(), name="d1")
+    async with fleet_of(prefill(first(), RELEASED), failing, second) as fleet:
+        with pytest.raises(UnavailableError, match="it cannot be continued"):
+            await run(fleet, n=2, temperature=1.0)
+
+
+async def test_prompt_logprobs_that_were_told_are_not_told_again():
+    def scored(position: int, *logprobs: float) -> prefill_pb2.PrefillResponse:
+        return prefill_pb2.PrefillResponse(
+            prompt_logprobs=pb.PromptLogprobs(position=position, logprobs=logprobs)
+        )
+
+    told = [PREFILL_ADMITTED, scored(1, -0.5), UnavailableError("gone")]
+    again = [PREFILL_ADMITTED, scored(1, -0.5, -0.25), first(), RELEASED]
+    workers = Worker("p0", "prefill", told), Worker("p1", "prefill", again)
+    scores: list[tuple[int, float]] = []
+    async with fleet_of(*workers, decode(READY, tokens(0, 0), finished())) as fleet:
+        async for event in saga_of(fleet, prompt_logprobs=0).run():
+            found = event.prompt_logprobs
+            scores += [(found.position + i, p) for i, p in enumerate(found.logprobs)]
+    assert scores == [(1, -0.5), (2, -0.25)]
+
+
+async def test_a_worker_that_fails_within_is_reported_and_one_that_refuses_is_not():
+    failing = decode(READY, tokens(1, 1), InternalError("the engine failed"))
+    refusing = Worker("d1", "decode", [OverloadedError("full")])
+    results = Scripts([[PREFILL_ADMITTED, first()], [PREFILL_ADMITTED, at(2), RELEASED]])
+    last = decode(READY, tokens(3, 3), finished(), name="d2")
+    async with fleet_of(Worker("p0", "prefill", results), failing, refusing, last) as fleet:
+        assert (await run(fleet)).text == "abcd"
+    assert [w.num_losses for w in (failing, refusing, last)] == [1, 0, 0]
+
+
+async def test_a_request_that_two_workers_fail_of_is_given_to_no_third():
+    failing = [
+        decode(READY, tokens(0, 0, 1), InternalError("the engine failed"), name=f"d{i}")
+        for i in range(3)
+    ]
+    results = Scripts([[PREFILL_ADMITTED, first()], [PREFILL_ADMITTED, at(2)]])
+    async with fleet_of(Worker("p0", "prefill", results), *failing) as fleet:
+        with pytest.raises(InternalError, match="is poison: d0 and d1 were lost"):
+            await run(fleet)
+    assert [len(worker.requests) for worker in failing] == [1, 1, 0]
+
+
+async def test_a_worker_that_may_come_back_is_waited_for():
+    failing = Scripts([[ADMITTED, READY, UnavailableError("gone")], [OverloadedError("full")]])
+    failing += [[OverloadedError("full")], [ADMITTED, READY, tokens(1, 1), finished()]]
+    results = Scripts([[PREFILL_ADMITTED, first()], [PREFILL_ADMITTED, at(1), RELEASED]])
+    async with fleet_of(Worker("p0", "prefill", results), Worker("d0", "decode", failing)) as fleet:
+        assert (await run(fleet)).text == "ab"
+
+
+async def test_an_abort_between_two_attempts_ends_the_request():
+    cue = Cue()
+    scripts = Scripts([[ADMITTED, READY, UnavailableError("gone")], [Go(cue), Forever()]])
+    async with fleet_of(prefill(first(), RELEASED), Worker("d0", "decode", scripts)) as fleet:
+        saga = saga_of(fleet)
+        events = saga.run()
+        assert (await anext(events)).HasField("accepted")
+        assert (await anext(events)).HasField("tokens")
+        reading = asyncio.create_task(anext(events))
+        await cue.event.wait()
+        saga.abort()
+        with pytest.raises(CancelledError, match="r was aborted"):
+            await reading
+
+
+# Going on where another router was.
+
+
+async def test_what_the_client_has_is_not_sent_again():
+    async with fleet_of(prefill(at(3), RELEASED), decode(tokens(4, 4), finished())) as fleet:
+        seen = await run(fleet, received=(tuple(letter_ids()[:3]),))
+        (at_decode,) = fleet.member("d0").requests
+    assert (seen.token_ids, seen.text) == (letter_ids()[3:], "de")
+    assert seen.finished.usage.num_output_tokens == 5
+    assert seen.finished.usage.num_migrations == 0
+    assert list(at_decode.token_ids) == [5, 6, 7, *letter_ids()[:3]]
+
+
+async def test_what_was_held_back_of_what_the_client_has_is_shown_in_its_place():
+    async with fleet_of(prefill(at(2), RELEASED), decode(finished())) as fleet:
+        seen = await run(fleet, received=(tuple(letter_ids()[:2]),), stop=("abd",))
+    assert (seen.text, seen.token_ids) == ("abc", letter_ids()[2:3])
+
+
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        ({"max_tokens": 2}, pb.FINISH_REASON_LENGTH),
+        ({"stop": ("b",)}, pb.FINISH_REASON_STOP_STRING),
+        ({"stop_token_ids": (-1,)}, pb.FINISH_REASON_STOP_TOKEN),
+    ],
+    ids=["length", "stop string", "stop token"],
+)
+async def test_a_client_that_has_everything_is_told_how_it_ended(params, reason):
+    if "stop_token_ids" in params:
+        params = {"stop_token_ids": (letter_ids()[1],)}
+    async with fleet_of() as fleet:
+        seen = await run(fleet, received=(tuple(letter_ids()[:2]),), **params)
+    assert (seen.finished.reason, seen.token_ids) == (reason, [])
+    assert seen.accepted.request_id == "r"
+    assert not seen.accepted.HasField("placement")
+    assert seen.finished.usage.num_output_tokens == 2
+
+
+async def test_a_client_that_has_all_of_one_sequence_and_not_of_the_other_is_told_in_order():
+    script = [of(1, tokens(0, 2, 3)), of(0, tokens(0, 0, 1)), of(1, finished()), of(0, finished())]
+    async with fleet_of(prefill(first(), RELEASED), decode(*script)) as fleet:
+        received = (tuple(letter_ids()[:2]), tuple(letter_ids()[2:3]))
+        saga = saga_of(fleet, received=received, n=2, temperature=1.0, max_tokens=2)
+        events = [event async for event in saga.run()]
+    assert [event.WhichOneof("event") for event in events] == [
+        *["accepted", "finished", "tokens", "finished"]
+    ]
+    assert list(events[2].tokens.token_ids) == letter_ids()[3:4]
+
+
+async def test_the_seed_in_use_is_told():
+    async with fleet_of(prefill(first(), RELEASED), decode(finished())) as fleet:
+        assert (await run(fleet, seed=2**64 - 1, temperature=1.0)).accepted.seed == 2**64 - 1

@@ -1,0 +1,125 @@
+"""What a request does after setbacks: pure decisions, and what they add up to."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.errors import (
+    BatonError,
+    CancelledError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+)
+from router.backoff import Backoff
+from router.budget import RetryBudget
+from router.recovery import MAX_SETBACKS, SAME_PLACE_TOKENS, Recovery, Setback, SetbackKind
+
+REFUSED, LOST, BROKEN, NOBODY = SetbackKind
+
+
+def recovery(*, accepted: bool = True, tries: float = 1000.0) -> Recovery:
+    budget = RetryBudget(largest=tries, per_second=0.0)
+    made = Recovery("r", budget, Backoff(1.0, 8.0, lambda: 0.999999))
+    made.is_accepted = accepted
+    return made
+
+
+def setback(
+    kind: SetbackKind = LOST,
+    error: BatonError | None = None,
+    worker: str = "d0",
+    *,
+    computing: bool = False,
+) -> Setback:
+    made = Setback(kind, error or UnavailableError("gone"), worker, ("p0", "d0"))
+    made.was_computing = computing
+    return made
+
+
+@pytest.mark.parametrize("kind", [REFUSED, LOST])
+def test_before_it_is_accepted_the_next_worker_is_asked_at_once(kind):
+    trying = recovery(accepted=False)
+    assert trying.after(setback(kind), 0) == 0.0
+    assert trying.after(setback(kind, OverloadedError("full"), "d1"), 0) == 0.0
+    assert trying.refused == {"d0", "d1"}
+    with pytest.raises(OverloadedError, match="full"):
+        trying.after(setback(NOBODY), 0)
+
+
+@pytest.mark.parametrize(
+    "error", [InvalidArgumentError("f", "is bad"), FailedPreconditionError("another model")]
+)
+def test_a_refusal_for_good_is_told_at_once(error):
+    with pytest.raises(type(error)):
+        recovery(accepted=False).after(setback(REFUSED, error), 0)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [InvalidArgumentError("f", "is bad"), CancelledError("aborted"), DeadlineExceededError("late")],
+)
+def test_what_no_other_worker_would_do_better_ends_an_accepted_request_too(error):
+    with pytest.raises(type(error)):
+        recovery().after(setback(BROKEN, error), 0)
+
+
+def test_an_accepted_request_goes_on_at_once_and_then_waits_longer_each_time():
+    trying = recovery()
+    waits = [round(trying.after(setback(), 5)) for _ in range(6)]
+    assert waits == [0, 1, 2, 4, 8, 8]
+    assert trying.after(setback(), 6) == 0.0
+
+
+def test_without_progress_it_gives_up_in_the_end_and_says_why():
+    trying = recovery()
+    for _ in range(MAX_SETBACKS):
+        trying.after(setback(BROKEN, NotFoundError("the lease is over")), 3)
+    with pytest.raises(UnavailableError, match="the handoff failed: the lease is over"):
+        trying.after(setback(BROKEN, NotFoundError("the lease is over")), 3)
+
+
+def test_workers_are_avoided_until_nobody_is_left():
+    trying = recovery()
+    trying.after(setback(LOST, worker="d1"), 0)
+    trying.after(setback(BROKEN), 0)
+    assert (trying.refused, trying.broken) == ({"d1"}, {("p0", "d0")})
+    trying.after(setback(NOBODY, worker=""), 0)
+    assert (trying.refused, trying.broken) == (set(), set())
+
+
+@given(st.integers(0, 100), st.integers(0, 100))
+def test_two_workers_lost_at_the_same_place_are_a_poison_and_elsewhere_chance(at, further):
+    trying = recovery()
+    trying.after(setback(computing=True), at)
+    again = setback(LOST, InternalError("the engine failed"), "d1", computing=True)
+    if further < SAME_PLACE_TOKENS:
+        with pytest.raises(InternalError, match=r"d0 and d1 were lost .* engine failed"):
+            trying.after(again, at + further)
+    else:
+        trying.after(again, at + further)
+
+
+def test_workers_lost_while_the_request_only_waited_there_count_for_nothing():
+    trying = recovery()
+    for worker in ("d0", "d1", "d2", "d3"):
+        trying.after(setback(worker=worker), 0)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "expected"), [(False, OverloadedError), (True, UnavailableError)]
+)
+def test_where_the_budget_is_spent_no_other_worker_is_asked(accepted, expected):
+    trying = recovery(accepted=accepted, tries=1.0)
+    trying.after(setback(REFUSED, OverloadedError("full")), 0)
+    with pytest.raises(expected, match="full"):
+        trying.after(setback(REFUSED, OverloadedError("full"), "d1"), 0)
+
+
+def test_looking_for_workers_where_there_are_none_costs_nothing():
+    trying = recovery(tries=0.0)
+    trying.after(setback(NOBODY), 0)
