@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full check bench protos clean
+.PHONY: help demo test test-full check bench gpu protos clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,6 +37,10 @@ check: $(VENV)/.dev  ## lint, types, imports, protos, kernels for every GPU
 	cd protos && ../$(BIN)/buf lint
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/python -m kernels.compile
+
+gpu:  ## on a machine with a GPU: its tests, then its benchmark; installs nothing
+	$(PYTHON) -m pytest -c tests/gpu.ini --rootdir . tests/kernels/gpu tests/gpu
+	$(PYTHON) -m bench gpu --json
 
 protos: $(VENV)/.dev  ## regenerate the stubs in baton/v1
 	$(BIN)/python protos/generate.py

@@ -5,8 +5,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from rich.console import Console
-from rich.table import Table
+
+class NotPossibleError(Exception):
+    """This machine lacks what the benchmark needs; the text says what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,9 @@ def show(rows: Sequence[Row], *, as_json: bool) -> None:
         for row in rows:
             print(json.dumps({**asdict(row), "holds": row.holds}))
         return
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table("case", "value", "unit", "against", "reference", "ratio", "aim", "holds")
     for row in rows:
         table.add_row(

@@ -69,6 +69,8 @@ def run(repeats: int) -> list[Row]:
 class _NoModel:
     """Stands where the model would; it is not called."""
 
+    execution = "none"
+
     def use(self, paged: Attention) -> None:
         pass
 

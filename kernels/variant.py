@@ -16,3 +16,4 @@ class Variant:
     num_stages: int
     least_capability: int = 80  # fp8 e4m3 needs 90
     needs_mma: str | None = None  # "bf16": the PTX must contain bf16 MMA
+    max_registers: int | None = None  # per thread; None leaves it to the assembler

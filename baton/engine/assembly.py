@@ -17,13 +17,16 @@ from baton.engine.core.scheduler import Scheduler
 from baton.engine.core.settings import Preemption, SchedulerConfig
 from baton.engine.fused_model import FusedModel, can_fuse
 from baton.engine.gpu_memory import largest_step, measure
+from baton.engine.graphs import CudaRecorder, DecodeGraphs
 from baton.engine.hf import PreTrainedModel, without_progress_bars
+from baton.engine.kernel_choice import uses_triton
 from baton.engine.kv_pool import KvCache, KvPool, share_memory
 from baton.engine.messages import ModelInfo
 from baton.engine.pool_size import GpuMemory, bytes_for_pools, check_holds_longest, num_blocks
 from baton.engine.runner import DecoderModel
 from baton.engine.torch_attention import TorchAttention
-from baton.engine.transformers_model import AttentionHook, TransformersModel, probe
+from baton.engine.transformers_model import AttentionHook, ProbedLayer, TransformersModel, probe
+from baton.errors import InvalidArgumentError
 from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder
 
 LoadProgress = Callable[[str, float], None]
@@ -35,6 +38,7 @@ class LoadedModel:
 
     info: ModelInfo
     model: DecoderModel
+    attention: Attention
     cache: KvCache
     device: torch.device
     path: str
@@ -70,16 +74,18 @@ def assemble(
     max_len = hook.max_len
     on_progress("probing layers", 0.7)
     layers = probe(hf_model, hook)
-    model: DecoderModel
-    if can_fuse(hf_model):
-        fused = FusedModel(hf_model, [layer.attention for layer in layers], max_len)
-        model, execution = fused, fused.execution
-    else:
-        model, execution = TransformersModel(hf_model, hook), TransformersModel.execution
-    fingerprint = loader.fingerprint(hf_model.config, hf_model, execution)
+    on_triton = uses_triton(config, hf_model.device, layers)
+    model = _decoder(config, hf_model, hook, layers, on_triton=on_triton)
+    fingerprint = loader.fingerprint(hf_model.config, hf_model, model.execution)
     on_progress("allocating the KV cache", 0.9)
     plan = CachePlan.of(layers, hf_model.dtype, config.block_size)
-    gpu = _measured(config, model, plan, hf_model.device, max_len)
+
+    def attend_over(cache: KvCache) -> Attention:
+        if not on_triton:
+            return TorchAttention(cache)
+        return _triton_attention(config, cache, layers, hf_model.dtype, max_len)
+
+    gpu = _measured(config, model, plan, attend_over, hf_model.device, max_len)
     cache = _allocate(config, plan, hf_model.device, max_len, gpu)
     info = ModelInfo(
         name=name,
@@ -95,8 +101,65 @@ def assemble(
             config.block_size,
         ),
     )
+    attention = attend_over(cache)
+    model.use(attention)
     on_progress("ready", 1.0)
-    return LoadedModel(info, model, cache, hf_model.device, folder)
+    return LoadedModel(info, model, attention, cache, hf_model.device, folder)
+
+
+def _decoder(
+    config: EngineConfig,
+    hf_model: PreTrainedModel,
+    hook: AttentionHook,
+    layers: list[ProbedLayer],
+    *,
+    on_triton: bool,
+) -> DecoderModel:
+    """The model in its fastest form."""
+    attentions = [layer.attention for layer in layers]
+    if not can_fuse(hf_model):
+        if config.deterministic:
+            raise InvalidArgumentError(
+                "deterministic",
+                f"is True; of {type(hf_model).__name__} there is no form whose products do not "
+                "depend on the batch, only of Llama, Mistral, Qwen 2 and Qwen 3",
+            )
+        return TransformersModel(hf_model, hook)
+    if not on_triton:
+        return FusedModel(hf_model, attentions, hook.max_len)
+    from baton.engine.triton_model import TritonModel, batch_invariant, library
+
+    product = batch_invariant if config.deterministic else library
+    return TritonModel(hf_model, attentions, hook.max_len, product)
+
+
+def _triton_attention(
+    config: EngineConfig,
+    cache: KvCache,
+    layers: list[ProbedLayer],
+    dtype: torch.dtype,
+    max_len: int,
+) -> Attention:
+    from baton.engine.triton_attention import TritonAttention
+
+    num_heads = [layer.num_heads for layer in layers]
+    return TritonAttention(cache, num_heads, dtype, max_len, deterministic=config.deterministic)
+
+
+def make_graphs(config: EngineConfig, loaded: LoadedModel) -> DecodeGraphs | None:
+    """Recorded decode steps, where the device and the attention have them."""
+    if loaded.device.type != "cuda" or not config.cuda_graphs:
+        return None
+    from baton.engine.static_batch import StaticTritonBatch
+    from baton.engine.triton_attention import TritonAttention
+
+    if not isinstance(loaded.attention, TritonAttention):
+        return None
+    max_blocks = -(-(loaded.info.max_model_len + config.max_drafts + 1) // config.block_size)
+    batch = StaticTritonBatch(loaded.attention, config.max_num_seqs, max_blocks)
+    return DecodeGraphs(
+        loaded.model.forward, batch, config.max_num_seqs, loaded.device, CudaRecorder()
+    )
 
 
 def make_scheduler(config: EngineConfig, loaded: LoadedModel) -> Scheduler:
@@ -134,6 +197,7 @@ def _measured(
     config: EngineConfig,
     model: DecoderModel,
     plan: CachePlan,
+    attend_over: Callable[[KvCache], Attention],
     device: torch.device,
     max_len: int,
 ) -> GpuMemory | None:
@@ -142,9 +206,8 @@ def _measured(
         return None
     chunk = config.tokens_per_step(device.type)
     step, num_needed = largest_step(chunk, max_len, config.block_size, len(plan.layouts))
-    attention = make_attention(
-        config, plan.cache(plan.pools([num_needed] * len(plan.layouts), device), [])
-    )
+    counts = [num_needed] * len(plan.layouts)
+    attention = attend_over(plan.cache(plan.pools(counts, device), []))
     model.use(attention)
     return measure(model, attention, step, min(chunk, config.max_num_seqs), device)
 
@@ -164,8 +227,3 @@ def _allocate(
     hosts = share_memory(plan.layouts, config.swap_bytes, counts) if config.swap_bytes else []
     shared = config.shared_pools and device.type == "cpu"
     return plan.cache(plan.shared_pools(counts) if shared else plan.pools(counts, device), hosts)
-
-
-def make_attention(_config: EngineConfig, cache: KvCache) -> Attention:
-    """The attention that suits the device."""
-    return TorchAttention(cache)

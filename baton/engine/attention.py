@@ -87,7 +87,12 @@ class StepBatch(Protocol):
 
 
 class Attention(Protocol):
-    """Writes K and V of a step into the cache and attends over it, on one kind of device."""
+    """Writes K and V of a step into the cache and attends over it, on one kind of device.
+
+    `reads_unwritten`: it reads the rest of a sequence's last block, and has to find numbers there.
+    """
+
+    reads_unwritten: bool
 
     def prepare(self, ragged: RaggedBatch) -> StepBatch:
         """What `forward` needs of a step, made once for all layers."""

@@ -34,7 +34,9 @@ class CachePlan:
 
     def cache(self, pools: list[KvPool], host_counts: list[int]) -> KvCache:
         """`host_counts`: blocks of each group that may be swapped to; empty if none may."""
-        hosts = self.pools(host_counts, _CPU) if host_counts else []
+        for_gpu = pools[0].device.type == "cuda"
+        sizes = zip(self.layouts, host_counts, strict=bool(host_counts))
+        hosts = [KvPool(layout, count, _CPU, for_gpu=for_gpu) for layout, count in sizes]
         return KvCache(pools, hosts, self.places)
 
     def pools(self, counts: list[int], device: torch.device) -> list[KvPool]:

@@ -17,7 +17,7 @@ from baton.engine.assembly import (
     LoadedModel,
     LoadProgress,
     load,
-    make_attention,
+    make_graphs,
     make_scheduler,
 )
 from baton.engine.config import EngineConfig
@@ -67,12 +67,13 @@ class Engine:
         sampler = Sampler(config.max_num_seqs, info.vocab_size, device, info.eos_token_ids)
         self._runner = ModelRunner(
             loaded.model,
-            make_attention(config, loaded.cache),
+            loaded.attention,
             loaded.cache,
             self._scheduler.seats,
             sampler,
             info.vocab_size,
             device,
+            graphs=make_graphs(config, loaded),
         )
         self._drafter: Drafter = NgramDrafter()
         self._meter = CostMeter(self._scheduler.costs, loaded.cache)

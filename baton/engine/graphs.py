@@ -31,8 +31,9 @@ class Recorder(Protocol):
 class StaticBatch(Protocol):
     """The attention of decode steps, on memory that stays. New, it is all padding."""
 
-    def fill(self, ragged: RaggedBatch, num_rows: int) -> None:
-        """Takes a step's decodes; rows from their number to `num_rows` become padding."""
+    def fill(self, ragged: RaggedBatch, num_rows: int) -> bool:
+        """Takes a step's decodes; rows from their number to `num_rows` become padding. False: it
+        has no room for them, and is not to be used."""
         ...
 
     def rows(self, num_rows: int) -> Any:
@@ -91,8 +92,9 @@ class DecodeGraphs:
 
     def run(
         self, token_ids: torch.Tensor, positions: torch.Tensor, ragged: RaggedBatch
-    ) -> torch.Tensor:
-        """Logits `[num_decodes, vocab_size]`, valid until the next run.
+    ) -> torch.Tensor | None:
+        """Logits `[num_decodes, vocab_size]`, valid until the next run. None: this step has to be
+        computed otherwise.
 
         Args:
             token_ids, positions: `[num_decodes]`, at most `max_rows`.
@@ -102,7 +104,8 @@ class DecodeGraphs:
         size = self.sizes[bisect_left(self.sizes, num_decodes)]
         self._token_ids[:num_decodes].copy_(token_ids, non_blocking=True)
         self._positions[:num_decodes].copy_(positions, non_blocking=True)
-        self._batch.fill(ragged, size)
+        if not self._batch.fill(ragged, size):
+            return None
         return self._steps[size]()[:num_decodes]
 
 

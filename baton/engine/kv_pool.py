@@ -126,15 +126,19 @@ class KvPool:
         num_blocks: int,
         device: torch.device,
         shared: SharedMemory | None = None,
+        *,
+        for_gpu: bool = False,
     ) -> None:
-        """`shared`: memory on the CPU of `pool_bytes` to lie in. None: it has its own."""
+        """Args: shared: memory on the CPU of `pool_bytes` to lie in. None: it has its own, within
+        reach of a GPU if it is `for_gpu`.
+        """
         self.layout = layout
         self.num_blocks = num_blocks
         self.device = device
         self.shared = shared
         shape = (num_blocks + 1, layout.block_bytes)
         if shared is None:
-            self._bytes = torch.zeros(shape, dtype=torch.uint8, device=device)
+            self._bytes = torch.zeros(shape, dtype=torch.uint8, device=device, pin_memory=for_gpu)
         else:
             self._bytes = shared.content.view(shape)
         typed = self._bytes.view(getattr(torch, layout.dtype))
@@ -147,6 +151,10 @@ class KvPool:
     def copy_blocks(self, sources: list[int], targets: list[int], origin: "KvPool") -> None:
         """Copies whole blocks from a pool of the same layout, this one or the host's; all are read
         before any is written."""
+        if self._bytes.is_cuda or origin._bytes.is_cuda:
+            is_copied = _copy_on_gpu(origin._bytes, self._bytes, sources, targets)
+            if is_copied:
+                return
         self._bytes[targets] = origin._bytes[sources].to(self._bytes.device)
 
     def read_blocks(self, block_ids: Sequence[int]) -> "list[memoryview[Any]]":
@@ -201,6 +209,20 @@ class KvPool:
         source = torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy())
         assert len(source) == self.layout.block_bytes, "content of another length than a block"
         self._bytes[block_id].copy_(source)
+
+
+def _copy_on_gpu(
+    origin: torch.Tensor, target: torch.Tensor, sources: list[int], targets: list[int]
+) -> bool:
+    """In one launch, which nobody waits for; False where that cannot be."""
+    from kernels.block_copy import UNIT, copy_blocks
+
+    collides = origin is target and not set(sources).isdisjoint(targets)
+    if collides or origin.shape[1] % UNIT:
+        return False
+    pairs = torch.tensor([sources, targets]).t().contiguous().pin_memory()
+    copy_blocks(origin, target, pairs)
+    return True
 
 
 def pool_bytes(layout: KvLayout, num_blocks: int) -> int:

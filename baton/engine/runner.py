@@ -14,6 +14,7 @@ from baton.engine.core.encoder_inputs import EncoderInput
 from baton.engine.core.plan import BlockMove, StepPlan, StepResult, TokenLogprobs
 from baton.engine.core.seats import Int64Array, Seats
 from baton.engine.grammar_masks import GrammarMasks
+from baton.engine.graphs import DecodeGraphs
 from baton.engine.kv_pool import KvCache, KvPool
 from baton.engine.sampler import Sampler, score
 
@@ -21,7 +22,10 @@ _NOTHING = StepResult(np.zeros(0, np.int64))
 
 
 class DecoderModel(Protocol):
-    """A model over a flat batch whose K and V go to the cache."""
+    """A model over a flat batch whose K and V go to the cache. `execution` names how they lie
+    there."""
+
+    execution: str
 
     def use(self, paged: Attention) -> None: ...
 
@@ -93,7 +97,9 @@ class ModelRunner:
         vocab_size: int,
         device: torch.device,
         encoder: Encoder | None = None,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
+        """Args: model: it has been given its attention."""
         self._model = model
         self._attention = attention
         self._cache = cache
@@ -102,8 +108,8 @@ class ModelRunner:
         self._device = device
         self._upload = uploader(device)
         self._encoder = encoder
+        self._graphs = graphs
         self._grammars = GrammarMasks(len(seats.owners), vocab_size)
-        model.use(attention)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Computes the plan's tokens and samples where it says so."""
@@ -130,18 +136,28 @@ class ModelRunner:
         self._encode(plan)
         if not plan.num_tokens:
             return Launched(plan.sample_seats, None, lambda: _NOTHING)
-        inputs = self.inputs(plan)
-        if behind is not None:
-            inputs = replace(inputs, token_ids=_tokens_of(behind, plan.decode_seats))
-        logits = self._model.forward(
-            inputs.token_ids, inputs.positions, inputs.batch, inputs.logit_rows
-        )
+        logits = self._forward(plan, behind)
         if plan.is_pure_decode:
             return self._sample(plan, logits)
         result = self._choose(plan, logits)
         return Launched(plan.sample_seats, None, lambda: result)
 
-    def inputs(self, plan: StepPlan) -> ModelInputs:
+    def _forward(self, plan: StepPlan, behind: Launched | None) -> torch.Tensor:
+        """The logits that the plan asks for: replayed if they can be."""
+        if self._graphs is not None and plan.is_pure_decode:
+            ragged = RaggedBatch.of_decodes(
+                plan.decode_seats, plan.decode_starts, self._seats.block_tables
+            )
+            token_ids = self._token_ids(plan.decode_seats, plan.decode_starts, behind)
+            replayed = self._graphs.run(token_ids, self._upload(plan.decode_starts), ragged)
+            if replayed is not None:
+                return replayed
+        inputs = self.inputs(plan, behind)
+        return self._model.forward(
+            inputs.token_ids, inputs.positions, inputs.batch, inputs.logit_rows
+        )
+
+    def inputs(self, plan: StepPlan, behind: Launched | None = None) -> ModelInputs:
         """What the model is given: the tokens of the step, who attends to what, and where new K and
         V go. The plan computes at least one token."""
         seats, starts = plan.decode_seats, plan.decode_starts
@@ -160,16 +176,23 @@ class ModelRunner:
                 tables,
             )
         batch = self._attention.prepare(ragged)
-        token_ids = self._seats.token_ids[batch.token_seats, batch.positions]
         rows = plan.sample_rows
         if plan.spans:
             rows = np.concatenate([rows, plan.beam_rows, _scored_rows(plan)])
         return ModelInputs(
-            self._upload(token_ids.astype(np.int64)),
+            self._token_ids(batch.token_seats, batch.positions, behind),
             self._upload(batch.positions),
             batch,
             self._upload(rows),
         )
+
+    def _token_ids(
+        self, seats: Int64Array, positions: Int64Array, behind: Launched | None
+    ) -> torch.Tensor:
+        """From the columns, or as the step before has chosen them."""
+        if behind is not None:
+            return _tokens_of(behind, seats)
+        return self._upload(self._seats.token_ids[seats, positions].astype(np.int64))
 
     def _move_blocks(self, plan: StepPlan) -> None:
         """Out, copies, clearing, in: nothing is overwritten before it was read."""
@@ -178,7 +201,7 @@ class ModelRunner:
         _copy(plan.copies, pools, pools)
         for group, pool in enumerate(pools):
             cleared = [block_id for g, block_id in plan.cleared if g == group]
-            if cleared:
+            if cleared and self._attention.reads_unwritten:
                 pool.clear_blocks(cleared)
         _copy(plan.swap_in, hosts, pools)
 

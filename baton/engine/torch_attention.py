@@ -122,6 +122,8 @@ class TorchBatch:
 class TorchAttention:
     """Attention on any device that torch has, fastest on a CPU."""
 
+    reads_unwritten = True
+
     def __init__(self, cache: KvCache) -> None:
         self._layouts = cache.layouts
         self._device = cache.pools[0].device

@@ -35,9 +35,10 @@ _names = count()
 
 @dataclass(frozen=True, slots=True)
 class ProbedLayer:
-    """What the probe saw of one layer."""
+    """What the probe saw of one layer. `num_heads`: of queries."""
 
     shape: KvShape
+    num_heads: int
     attention: LayerAttention
 
 
@@ -100,7 +101,7 @@ class AttentionHook:
         scale = scaling if scaling is not None else query.shape[-1] ** -0.5
         attention = LayerAttention(scale, mask.rule, extras.get("softcap"), extras.get("s_aux"))
         shape = KvShape(key.shape[1], key.shape[-1], value.shape[-1])
-        self.probed[index] = ProbedLayer(shape, attention)
+        self.probed[index] = ProbedLayer(shape, query.shape[1], attention)
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1])
 
 

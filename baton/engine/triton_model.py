@@ -16,6 +16,7 @@ from baton.engine.attention import LayerAttention
 from baton.engine.hf import PreTrainedModel
 from baton.engine.linear import merged
 from kernels.activation import silu_and_multiply
+from kernels.linear import linear
 from kernels.norm import add_rms_norm, rms_norm
 from kernels.rotary import HeadNorms, Rotation, rotate_and_write
 
@@ -42,18 +43,30 @@ class PagedLayers(Protocol):
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
+def library(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The fastest product there is, which may compute a row otherwise in another batch."""
+    return F.linear(x, weight, bias)
+
+
+def batch_invariant(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """A product whose rows do not depend on each other, nor on how many there are."""
+    return linear(x, weight, bias)
+
+
 class TritonModel:
     """A decoder of layers on kernels. Takes over the weights of `model`, which is spent then."""
-
-    execution = "fused-halves"
 
     def __init__(
         self,
         model: PreTrainedModel,
         layers: list[LayerAttention],
         max_len: int,
-        product: Product = F.linear,
+        product: Product = library,
     ) -> None:
+        # Only workers that compute alike, bit for bit, are to hand over to each other.
+        self.execution = "fused-halves" + "-invariant" * (product is batch_invariant)
         decoder = model.model
         self._embedding = decoder.embed_tokens.weight
         self._final_norm = decoder.norm.weight

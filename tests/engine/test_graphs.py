@@ -18,10 +18,14 @@ class FakeBatch:
 
     def __init__(self, max_rows: int) -> None:
         self.seats = torch.full((max_rows,), -1)
+        self.has_room = True
 
-    def fill(self, ragged: RaggedBatch, num_rows: int) -> None:
+    def fill(self, ragged: RaggedBatch, num_rows: int) -> bool:
+        if not self.has_room:
+            return False
         self.seats[: len(ragged.seats)] = torch.from_numpy(ragged.seats)
         self.seats[len(ragged.seats) : num_rows] = -1
+        return True
 
     def rows(self, num_rows: int) -> torch.Tensor:
         return self.seats[:num_rows]
@@ -62,6 +66,7 @@ def test_each_batch_is_computed_by_one_graph_that_holds_it(max_rows: int, sizes:
         ragged = RaggedBatch.of_decodes(seats, seats + 7, [])
         token_ids, positions = torch.from_numpy(seats + 100), torch.from_numpy(seats + 7)
         got = graphs.run(token_ids, positions, ragged)
+        assert got is not None
         expected = torch.from_numpy(seats)[:, None] + torch.tensor([100, 7, 0, 0])
         expected[:, 3] = torch.arange(size)
         assert torch.equal(got, expected)
@@ -75,6 +80,15 @@ def test_what_a_larger_batch_left_is_padding_for_a_smaller_one() -> None:
         seats = np.arange(size)
         graphs.run(torch.zeros(size), torch.zeros(size), RaggedBatch.of_decodes(seats, seats, []))
     assert batch.rows(4).tolist() == [0, 1, 2, -1]
+
+
+def test_a_step_without_room_is_left_to_others() -> None:
+    batch, recorder, seats = FakeBatch(2), FakeRecorder(), np.arange(2)
+    graphs = DecodeGraphs(forward, batch, 2, CPU, recorder)
+    batch.has_room = False
+    ragged = RaggedBatch.of_decodes(seats, seats, [])
+    assert graphs.run(torch.zeros(2), torch.zeros(2), ragged) is None
+    assert recorder.num_repeated == 0
 
 
 @given(st.integers(1, 2000))

@@ -1,0 +1,61 @@
+"""Runs engines on our kernels on the CPU, in Triton's interpreter and a process of their own; and
+what is said where they cannot run."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.errors import InvalidArgumentError
+
+from .conftest import Checkpoints
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(selection: str, timeout: float) -> None:
+    command = [sys.executable, "-m", "pytest", "tests/gpu", "-m", selection]
+    result = subprocess.run(
+        [*command, "-q", "-p", "no:cacheprovider", "--durations=5"],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    print(result.stdout)
+    assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
+
+
+def test_an_engine_on_kernels_gives_the_tokens_of_one_on_torch() -> None:
+    run("not slow and not gpu", timeout=240)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_engines_of_all_families_on_kernels_give_the_tokens_of_those_on_torch() -> None:
+    run("slow and not gpu", timeout=540)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"kernels": "triton"}, "kernels: is 'triton', which needs Triton's kernels; they run on"),
+        ({"deterministic": True}, "deterministic: is True, which needs Triton's kernels; they run"),
+        ({"kernels": "torch", "deterministic": True}, "deterministic: is set, which needs kernels"),
+    ],
+)
+def test_kernels_that_are_asked_for_and_cannot_run_are_an_error(
+    checkpoints: Checkpoints, changes: dict[str, object], sentence: str
+) -> None:
+    def start() -> None:
+        config = EngineConfig(device="cpu", num_blocks=8, **changes)  # type: ignore[arg-type]
+        Engine.from_pretrained(checkpoints["llama"], config)
+
+    with pytest.raises(InvalidArgumentError, match=sentence):
+        start()

@@ -1,0 +1,193 @@
+"""Whole engines on our kernels: token for token what torch's attention and products give, replayed
+from recorded steps or not; and, in the deterministic mode, bit for bit the same in any batch."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.graphs import DecodeGraphs, Step
+from baton.engine.messages import EngineRequest
+from baton.engine.static_batch import StaticTritonBatch
+from baton.engine.triton_attention import TritonAttention
+from baton.sampling import SamplingParams
+from tests.engine.checkpoints import save_random
+
+torch.set_num_threads(1)
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "max_position_embeddings": 128,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+_HYBRID = ["sliding_attention", "full_attention"]
+
+FAMILIES: dict[str, Any] = {
+    "llama": lambda: transformers.LlamaConfig(**_COMMON),
+    "qwen2": lambda: transformers.Qwen2Config(**_COMMON),
+    "qwen3": lambda: transformers.Qwen3Config(**{**_COMMON, "head_dim": 80}),
+    "mistral": lambda: transformers.MistralConfig(**_COMMON, sliding_window=11),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **_COMMON, sliding_window=9, layer_types=_HYBRID, query_pre_attn_scalar=64
+    ),
+    "gpt_oss": lambda: transformers.GptOssConfig(
+        **_COMMON, sliding_window=9, layer_types=_HYBRID, num_local_experts=2, num_experts_per_tok=1
+    ),
+}
+PROMPTS = [[7], list(range(1, 16)), list(range(3, 20)), list(range(40, 77))]
+GREEDY = SamplingParams(max_tokens=4, ignore_eos=True)
+SLOW = pytest.mark.slow
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The checkpoint of a family, made when first asked for."""
+    made: dict[str, Path] = {}
+
+    def of(family: str) -> str:
+        if family not in made:
+            made[family] = tmp_path_factory.mktemp(family)
+            save_random(FAMILIES[family](), made[family])
+        return str(made[family])
+
+    return of
+
+
+@pytest.fixture
+def load(device: str) -> Any:
+    """Loads an engine; unless told otherwise, one on our kernels that records nothing."""
+
+    def of(path: str, **changes: Any) -> Engine:
+        settings = {
+            "device": device,
+            "dtype": "float32",
+            "num_blocks": 24,
+            "max_num_seqs": 6,
+            "kernels": "triton",
+            "cuda_graphs": False,
+        }
+        return Engine.from_pretrained(path, EngineConfig(**{**settings, **changes}))
+
+    return of
+
+
+def tokens(engine: Engine) -> list[tuple[int, ...]]:
+    return [result.token_ids for result in engine.generate(PROMPTS, GREEDY)]
+
+
+@pytest.mark.parametrize(
+    "family", [f if f == "llama" else pytest.param(f, marks=SLOW) for f in FAMILIES]
+)
+def test_the_tokens_are_those_of_torch(folder: Any, load: Any, family: str) -> None:
+    engine = load(folder(family), max_num_batched_tokens=24)
+    assert isinstance(engine._runner._attention, TritonAttention)
+    assert tokens(engine) == tokens(load(folder(family), kernels="torch", device="cpu"))
+
+
+class Rerun:
+    """Records a step by noting it down; the output stays where it was at first."""
+
+    def record(self, step: Step) -> Step:
+        out = step()
+        return lambda: out.copy_(step())
+
+
+@pytest.mark.parametrize(
+    ("family", "asynchronous"),
+    [
+        ("llama", True),
+        pytest.param("llama", False, marks=SLOW),
+        pytest.param("mistral", True, marks=SLOW),
+        pytest.param("gpt_oss", True, marks=SLOW),
+    ],
+)
+@torch.inference_mode()
+def test_recorded_steps_give_the_same_tokens(
+    folder: Any, load: Any, device: str, family: str, asynchronous: bool
+) -> None:
+    engine = load(
+        folder(family), async_scheduling=asynchronous, max_num_seqs=3, cuda_graphs=device == "cuda"
+    )
+    runner = engine._runner
+    if device == "cpu":
+        batch = StaticTritonBatch(runner._attention, 3, 9)
+        cpu = torch.device("cpu")
+        runner._graphs = DecodeGraphs(runner._model.forward, batch, 3, cpu, Rerun())
+    assert runner._graphs is not None
+    assert tokens(engine) == tokens(load(folder(family), kernels="torch", device="cpu"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=SLOW)])
+def test_swapped_blocks_come_back_as_they_were(folder: Any, load: Any, dtype: str) -> None:
+    settings = {"dtype": dtype, "preemption": "swap", "max_num_batched_tokens": 64}
+    prompts = [[i, *PROMPTS[1][1:]] for i in range(3)]  # a block each, and soon another
+    engine = load(folder("llama"), **settings, num_blocks=4, swap_bytes=2**22)
+    roomy = load(folder("llama"), **settings)
+    results = [e.generate(prompts, GREEDY) for e in (engine, roomy)]
+    assert results[0] == results[1]
+    assert engine.stats().num_swaps > 0
+
+
+class Listening:
+    """Notes the logits of one request's tokens, by position."""
+
+    def __init__(self, engine: Engine, request_id: str) -> None:
+        self.logits: dict[int, torch.Tensor] = {}
+        self._engine, self._request_id = engine, request_id
+        self._forward = engine._runner._model.forward
+        self._choose = engine._runner._sampler.choose
+        engine._runner._sampler.choose = self.choose  # type: ignore[method-assign]
+
+    def choose(
+        self, logits: torch.Tensor, seats: Any, indices: Any, lengths: Any, *rest: Any
+    ) -> Any:
+        requests = self._engine._scheduler.requests
+        if self._request_id in requests:
+            sequence = requests[self._request_id].sequences[0]
+            for row, (seat, length) in enumerate(
+                zip(seats.tolist(), lengths.tolist(), strict=True)
+            ):
+                if sequence.seats is not None and seat == sequence.seat:
+                    self.logits[length] = logits[row].clone()
+        return self._choose(logits, seats, indices, lengths, *rest)
+
+
+def logits_of(engine: Engine, others: list[list[int]]) -> dict[int, torch.Tensor]:
+    """The logits of the longest prompt's tokens, in a batch with others."""
+    listening = Listening(engine, "it")
+    crowd = {f"other {i}": prompt for i, prompt in enumerate(others)}
+    for name, prompt in {**crowd, "it": PROMPTS[3]}.items():
+        engine.add_request(EngineRequest(name, tuple(prompt), GREEDY, len(prompt)))
+    while engine.has_work:
+        engine.step()
+    return listening.logits
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [("llama", "float32"), *(pytest.param(f, "bfloat16", marks=SLOW) for f in ("llama", "qwen3"))],
+)
+def test_a_deterministic_request_has_the_same_logits_in_any_batch_and_chunked_in_any_way(
+    folder: Any, load: Any, family: str, dtype: str
+) -> None:
+    path = folder(family)
+    settings: dict[str, Any] = {"deterministic": True, "dtype": dtype}
+    alone = logits_of(load(path, **settings, max_num_batched_tokens=64), [])
+    crowded = logits_of(load(path, **settings, max_num_batched_tokens=13), PROMPTS[:3])
+    assert len(alone) == GREEDY.max_tokens
+    assert alone.keys() == crowded.keys()
+    for length, logits in alone.items():
+        assert torch.equal(logits, crowded[length]), f"at {length} tokens"
