@@ -297,6 +297,26 @@ class Harness:
         self.apply(plan, self.runner.run(plan))
         return plan
 
+    def step_ahead(self, between: Callable[[], None] = lambda: None) -> StepPlan | None:
+        """A step, and the one behind it if it can be planned before the first is booked.
+
+        Returns the second. The device computes it while `between` is done.
+        """
+        plan = self.schedule()
+        result = self.runner.run(plan)
+        ahead = self.scheduler.schedule_ahead(plan)
+        self.apply(plan, result)
+        if ahead is not None:
+            assert ahead.is_pure_decode
+            self._check_reads_of(ahead)
+            between()
+            self.apply(ahead, self.runner.run(ahead))
+        return ahead
+
+    def _check_reads_of(self, ahead: StepPlan) -> None:
+        most = self.config.max_cache_reads
+        assert most is None or int((ahead.decode_starts + 1).sum()) <= most
+
     def step_until(self, is_so: Callable[[], object]) -> StepPlan:
         """Steps until something is so, at least once. Returns the last plan."""
         for _ in range(200):

@@ -1,5 +1,6 @@
 """The scheduler under everything that can happen to it, with a cache whose content is checked."""
 
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
@@ -64,6 +65,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         encoder=encoders,
         kinds=kinds,
         width=st.sampled_from([0, 0, 2, 3]),
+        may_speculate=st.booleans(),
         data=st.data(),
     )
     def make(
@@ -76,9 +78,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         encoder: tuple[int, int],
         kinds: list[str],
         width: int,
+        may_speculate: bool,
         data: st.DataObject,
     ) -> None:
         chunk = config["max_num_seqs"] + extra_tokens
+        self.may_speculate = may_speculate
         self.beam_width = width if width <= config["max_num_seqs"] else 0
 
         def num_blocks(window: int | None) -> int:
@@ -157,7 +161,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             priority=data.draw(st.integers(0, 2)),
             arrival_time=float(self.total_tokens),
             first_token_deadline=data.draw(st.sampled_from([None, 0.0, 99.0])),
-            speculates=not several.get("beam_width") and data.draw(st.booleans()),
+            speculates=self.may_speculate
+            and not several.get("beam_width")
+            and data.draw(st.booleans()),
             prompt_logprobs=data.draw(st.sampled_from([None, None, None, 0])),
             encoder_inputs=inputs,
             grammar=None if several.get("beam_width") else data.draw(grammars),
@@ -201,6 +207,22 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.end_some(data)
         self.harness.apply(plan, result)
         self.note(plan)
+
+    @rule(data=st.data())
+    def steps_ahead(self, data: st.DataObject) -> None:
+        """Steps that are planned before the ones before them are booked."""
+
+        def between() -> None:
+            if data.draw(st.integers(0, 4)) == 0:
+                self.end_some(data)
+
+        for _ in range(4):
+            if self.scheduler.has_work:
+                self.step_ahead(between)
+
+    def step_ahead(self, between: Callable[[], None]) -> None:
+        if self.harness.step_ahead(between) is not None:
+            event("a step was planned ahead")
 
     @precondition(lambda self: self.num_here)
     @rule(data=st.data())
@@ -284,7 +306,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.deliver(request_id, with_token=True)
             if not self.scheduler.has_work:
                 break
-            self.note(harness.step())
+            self.step_ahead(lambda: None)
         assert not harness.live, f"starved: {sorted(harness.live)}"
         harness.check_empty()
         assert not harness.runner.known, "the runner was not told to forget"
