@@ -35,7 +35,11 @@ MODULES: Final = (
     "kernels.experts",
     "kernels.linear",
     "kernels.norm",
+    "kernels.penalties",
     "kernels.rotary",
+    "kernels.row_summary",
+    "kernels.sampling",
+    "kernels.sampling_search",
 )
 CAPABILITIES: Final = (80, 90, 100)
 _SHARED_LIMITS: Final = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
