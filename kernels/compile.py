@@ -105,18 +105,22 @@ def compile_variant(variant: Variant, capability: int, fp_fusion: bool) -> Any:
     )
 
 
-def run(job: Job) -> Usage:
-    """Compiles and judges one variant."""
-    variant = variants(job.module)[job.index]
-    fp_fusion = importlib.import_module(job.module).FP_FUSION
-    compiled = compile_variant(variant, job.capability, fp_fusion)
+def judge(variant: Variant, capability: int, fp_fusion: bool) -> Usage:
+    """Compiles one variant for one target and looks at what came of it."""
+    compiled = compile_variant(variant, capability, fp_fusion)
     registers, stack, static, local = _resources(compiled.asm["cubin"])
     dynamic = compiled.metadata.shared
     spilled = stack + local
-    faults = list(_faults(job.capability, spilled, static, dynamic))
+    faults = list(_faults(capability, spilled, static, dynamic))
     if variant.needs_mma == "bf16" and not has_bf16_mma(compiled.asm["ptx"], compiled.asm["ttgir"]):
         faults.append("has no bf16 matrix instruction in its PTX, so it does not use tensor cores")
     return Usage(registers, spilled, static, dynamic, tuple(faults))
+
+
+def run(job: Job) -> Usage:
+    """Judges the variant, in any process."""
+    variant = variants(job.module)[job.index]
+    return judge(variant, job.capability, importlib.import_module(job.module).FP_FUSION)
 
 
 def has_bf16_mma(ptx: str, ttgir: str) -> bool:
@@ -167,10 +171,10 @@ def main() -> int:
     num_processes = len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(num_processes, mp_context=spawn) as processes:
         usages = dict(zip(jobs, processes.map(run, jobs, chunksize=4), strict=True))
-    return _report(every, usages)
+    return report(every, usages)
 
 
-def _report(every: list[tuple[Job, Variant]], usages: dict[Job, Usage]) -> int:
+def report(every: list[tuple[Job, Variant]], usages: dict[Job, Usage]) -> int:
     """Prints the table and then what is wrong; the exit status."""
     width = max(len(variant.name) for _, variant in every)
     print(f"{'kernel':{width}}  target  registers  spills  shared: static  dynamic", flush=True)

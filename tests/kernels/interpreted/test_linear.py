@@ -31,35 +31,35 @@ def check(case: dict) -> None:
     assert_close(out, expected)
 
 
-@pytest.mark.parametrize("case", CASES[:8], ids=str)
+@pytest.mark.parametrize("case", CASES[:5], ids=str)
 def test_a_row_is_multiplied(case: dict) -> None:
     check(case)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES[8:], ids=str)
+@pytest.mark.parametrize("case", CASES[5:], ids=str)
 def test_a_row_is_multiplied_in_every_pair_of_shapes(case: dict) -> None:
     check(case)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("depth", [96, 2100])
+@pytest.mark.parametrize("depth", [96, 1100])
 def test_a_row_is_the_same_alone_and_in_any_batch(depth: int, dtype: torch.dtype) -> None:
     x = random(131, depth, dtype=dtype, device=CPU)
     weight = random(70, depth, dtype=dtype, device=CPU)
     together = linear(x, weight)
-    for rows in ([0], [130], [5, 127, 128], [77, 3]):
+    for rows in ([0], [130], [128, 5, 127]):
         assert torch.equal(linear(x[rows], weight), together[rows])
 
 
 def test_splits_side_by_side_and_one_behind_the_other_are_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    x, weight, bias = torch.randn(3, 2048), torch.randn(200, 2048), torch.randn(200)
-    assert splits(200, 2048, torch.float32)[0] > 1
+    x, weight, bias = torch.randn(3, 1024), torch.randn(70, 1024), torch.randn(70)
+    assert splits(70, 1024, torch.float32) == (2, 512)
     side_by_side = linear(x, weight, bias)
     monkeypatch.setattr("kernels.linear._ENOUGH_PROGRAMS", 1)
-    monkeypatch.setattr("kernels.linear.splits", lambda *shape: (4, 512))
+    monkeypatch.setattr("kernels.linear.splits", lambda *shape: (2, 512))
     assert torch.equal(linear(x, weight, bias), side_by_side)
 
 

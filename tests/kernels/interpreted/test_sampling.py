@@ -54,14 +54,14 @@ def logits_of(case: dict) -> torch.Tensor:
     return (case["scale"] * torch.randn(5, case["vocab_size"])).to(case["dtype"])
 
 
-@pytest.mark.parametrize("case", CASES[:5], ids=str)
+@pytest.mark.parametrize("case", [c for c in CASES if c["vocab_size"] < 600][:5], ids=str)
 def test_tokens_are_those_of_the_cpus_sampler(case: dict) -> None:
     kinds = [KINDS[(case["first_kind"] + row) % len(KINDS)] for row in range(5)]
     check(logits_of(case), params_of(kinds))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES[5:], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_tokens_are_those_of_the_cpus_sampler_in_every_pair_of_shapes(case: dict) -> None:
     kinds = [KINDS[(case["first_kind"] + row) % len(KINDS)] for row in range(5)]
     check(logits_of(case), params_of(kinds))

@@ -1,0 +1,111 @@
+"""The tool that compiles kernels ahead of time, and what it finds at fault."""
+
+import dataclasses
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from kernels import compile as tool
+from kernels.launch import check_fp8
+from kernels.variant import Variant
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@triton.jit
+def _hoarding_kernel(x, out, SIZE: tl.constexpr):  # noqa: N803
+    """Keeps more numbers at once than there are registers."""
+    places = tl.arange(0, SIZE)
+    values = tl.load(x + places)
+    sums = tl.cumsum(values, axis=0)
+    tl.store(out + places, sums)
+    tl.store(out + SIZE + places, values)
+
+
+HOARDING = Variant(
+    name="hoarding",
+    kernel=_hoarding_kernel,
+    signature={"x": "*fp32", "out": "*fp32", "SIZE": "constexpr"},
+    constants={"SIZE": 8192},
+    num_warps=1,
+    num_stages=1,
+)
+
+
+def linear(dtype: str) -> Variant:
+    return next(v for v in tool.variants("kernels.linear") if v.name == f"linear {dtype}")
+
+
+def test_every_kernel_module_is_compiled() -> None:
+    paths = sorted((ROOT / "kernels").glob("*.py"))
+    names = [f"kernels.{path.stem}" for path in paths if "VARIANTS: Final" in path.read_text()]
+    assert sorted(tool.MODULES) == names
+
+
+def test_names_of_variants_are_unique() -> None:
+    names = [variant.name for module in tool.MODULES for variant in tool.variants(module)]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("module", tool.MODULES)
+def test_fusion_is_chosen_explicitly(module: str) -> None:
+    assert importlib.import_module(module).FP_FUSION in (True, False)
+
+
+@pytest.mark.parametrize("capability", tool.CAPABILITIES)
+def test_bf16_goes_through_the_tensor_cores_and_float32_does_not(capability: int) -> None:
+    for dtype in ("bf16", "fp16", "fp32"):
+        compiled = tool.compile_variant(linear(dtype), capability, fp_fusion=True)
+        found = tool.has_bf16_mma(compiled.asm["ptx"], compiled.asm["ttgir"])
+        assert found == (dtype == "bf16")
+
+
+def test_a_good_variant_has_no_fault() -> None:
+    usage = tool.judge(linear("bf16"), 90, fp_fusion=True)
+    assert usage.faults == ()
+    assert 0 < usage.registers <= 255
+    assert usage.dynamic_shared > 0
+
+
+def test_a_variant_that_spills_is_at_fault() -> None:
+    usage = tool.judge(HOARDING, 80, fp_fusion=True)
+    assert usage.spilled_bytes > 0
+    assert f"spills {usage.spilled_bytes} bytes of registers per thread" in usage.faults[0]
+
+
+def test_a_variant_that_takes_too_much_shared_memory_is_at_fault() -> None:
+    tiles = {"BLOCK_ROWS": 128, "BLOCK_COLUMNS": 256, "BLOCK_K": 128, "IS_PARTIAL": True}
+    large = dataclasses.replace(
+        linear("bf16"), constants=linear("bf16").constants | tiles, num_stages=4
+    )
+    usage = tool.judge(large, 90, fp_fusion=True)
+    assert any("of shared memory" in fault and "than sm_90 has" in fault for fault in usage.faults)
+
+
+def test_a_variant_without_the_matrix_instructions_it_needs_is_at_fault() -> None:
+    pretender = dataclasses.replace(linear("fp16"), needs_mma="bf16")
+    usage = tool.judge(pretender, 80, fp_fusion=True)
+    assert usage.faults == (
+        "has no bf16 matrix instruction in its PTX, so it does not use tensor cores",
+    )
+
+
+def test_variants_in_fp8_are_left_out_below_hopper(capsys: pytest.CaptureFixture[str]) -> None:
+    fp8 = dataclasses.replace(HOARDING, name="fp8", least_capability=90)
+    assert tool.report([(tool.Job("m", 0, 80), fp8)], {}) == 0
+    assert "fp8  sm_80   not launched here: needs sm_90" in capsys.readouterr().out
+
+
+def test_fp8_is_refused_below_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnGpu:
+        dtype, is_cuda, device = torch.float8_e4m3fn, True, torch.device("cuda")
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    with pytest.raises(ValueError, match=r"this GPU has 8\.0: choose bfloat16 or float16"):
+        check_fp8(OnGpu())  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    check_fp8(OnGpu())  # type: ignore[arg-type]
