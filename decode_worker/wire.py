@@ -27,6 +27,8 @@ def kv_ready(report: TransferReport, num_reused_blocks: int) -> pb.DecodeGenerat
         num_transferred_bytes=report.num_bytes,
         num_reused_blocks=num_reused_blocks,
         exposed=exposed,
+        connector=report.connector.value,
+        connector_reason=report.reason,
     )
     return pb.DecodeGenerateResponse(kv_ready=ready)
 

@@ -174,6 +174,10 @@ class GetLoadResponse(_message.Message):
     NUM_PREEMPTIONS_FIELD_NUMBER: _builtins.int
     NUM_PROMISED_BLOCKS_FIELD_NUMBER: _builtins.int
     NUM_STEPS_FIELD_NUMBER: _builtins.int
+    NUM_SWAPS_FIELD_NUMBER: _builtins.int
+    NUM_SWAPPED_FIELD_NUMBER: _builtins.int
+    NUM_DRAFTED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
     state: Global___WorkerState.ValueType
     """Whether it takes work."""
     phase: _builtins.str
@@ -198,6 +202,14 @@ class GetLoadResponse(_message.Message):
     """Decode capacity promised to admitted requests, in blocks."""
     num_steps: _builtins.int
     """Engine steps since the start."""
+    num_swaps: _builtins.int
+    """Of those preempted since the start, how many went to host memory and not to be computed again."""
+    num_swapped: _builtins.int
+    """Requests that wait in host memory."""
+    num_drafted_tokens: _builtins.int
+    """Tokens guessed ahead since the start."""
+    num_accepted_tokens: _builtins.int
+    """Of those, how many proved right."""
     def __init__(
         self,
         *,
@@ -213,10 +225,14 @@ class GetLoadResponse(_message.Message):
         num_preemptions: _builtins.int = ...,
         num_promised_blocks: _builtins.int = ...,
         num_steps: _builtins.int = ...,
+        num_swaps: _builtins.int = ...,
+        num_swapped: _builtins.int = ...,
+        num_drafted_tokens: _builtins.int = ...,
+        num_accepted_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_held_blocks", b"num_held_blocks", "num_leases", b"num_leases", "num_preemptions", b"num_preemptions", "num_promised_blocks", b"num_promised_blocks", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "phase", b"phase", "progress", b"progress", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_accepted_tokens", b"num_accepted_tokens", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_drafted_tokens", b"num_drafted_tokens", "num_held_blocks", b"num_held_blocks", "num_leases", b"num_leases", "num_preemptions", b"num_preemptions", "num_promised_blocks", b"num_promised_blocks", "num_running", b"num_running", "num_steps", b"num_steps", "num_swapped", b"num_swapped", "num_swaps", b"num_swaps", "num_waiting", b"num_waiting", "phase", b"phase", "progress", b"progress", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

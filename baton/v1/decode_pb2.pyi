@@ -145,12 +145,18 @@ class KvReady(_message.Message):
     NUM_TRANSFERRED_BYTES_FIELD_NUMBER: _builtins.int
     NUM_REUSED_BLOCKS_FIELD_NUMBER: _builtins.int
     EXPOSED_FIELD_NUMBER: _builtins.int
+    CONNECTOR_FIELD_NUMBER: _builtins.int
+    CONNECTOR_REASON_FIELD_NUMBER: _builtins.int
     num_transferred_blocks: _builtins.int
     """Blocks that were moved, of all cache groups."""
     num_transferred_bytes: _builtins.int
     """Their bytes."""
     num_reused_blocks: _builtins.int
     """Leading blocks of the sequence that this worker already held."""
+    connector: _builtins.str
+    """How the blocks came: "grpc", "shm"."""
+    connector_reason: _builtins.str
+    """Why that way."""
     @_builtins.property
     def exposed(self) -> _duration_pb2.Duration:
         """From the prefill result, as this worker received it, until the transfer was confirmed."""
@@ -162,10 +168,12 @@ class KvReady(_message.Message):
         num_transferred_bytes: _builtins.int = ...,
         num_reused_blocks: _builtins.int = ...,
         exposed: _duration_pb2.Duration | None = ...,
+        connector: _builtins.str = ...,
+        connector_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["exposed", b"exposed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exposed", b"exposed", "num_reused_blocks", b"num_reused_blocks", "num_transferred_blocks", b"num_transferred_blocks", "num_transferred_bytes", b"num_transferred_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connector", b"connector", "connector_reason", b"connector_reason", "exposed", b"exposed", "num_reused_blocks", b"num_reused_blocks", "num_transferred_blocks", b"num_transferred_blocks", "num_transferred_bytes", b"num_transferred_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

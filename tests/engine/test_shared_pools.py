@@ -1,0 +1,147 @@
+"""Pools in shared memory, and whole lists of blocks read, written and copied at once."""
+
+import fcntl
+import gc
+import itertools
+import mmap
+import os
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.engine import block_copy
+from baton.engine.block_copy import as_rows, copy_rows, runs
+from baton.engine.kv_pool import KvLayout, KvPool, KvShape, plan_layout, pool_bytes
+from baton.engine.shared_memory import SharedMemory, map_readonly
+
+CPU = torch.device("cpu")
+LAYOUT = plan_layout([KvShape(2, 8, 8)], torch.float32, 4)
+
+
+def filled(num_blocks: int, layout: KvLayout = LAYOUT, *, shared: bool = False) -> KvPool:
+    memory = SharedMemory("test", pool_bytes(layout, num_blocks)) if shared else None
+    pool = KvPool(layout, num_blocks, CPU, memory)
+    pool._bytes[1:] = torch.randint(256, pool._bytes[1:].shape, dtype=torch.uint8)
+    return pool
+
+
+def test_a_shared_pool_is_a_pool_like_any_other():
+    layout, num_blocks = LAYOUT, 5
+    pool = KvPool(layout, num_blocks, CPU, SharedMemory("test", pool_bytes(layout, num_blocks)))
+    assert not pool._bytes.any()
+    pool.layers[0].key_rows[7] = 1.0
+    seen = map_readonly(pool.shared.fd, pool_bytes(layout, num_blocks))
+    assert bytes(seen) == pool._bytes.numpy().tobytes()
+    pool.layers[0].value_rows[9] = 2.0
+    assert bytes(seen) == pool._bytes.numpy().tobytes()
+
+
+def test_nobody_else_can_write_or_resize_the_memory():
+    memory = SharedMemory("test", 8192)
+    with pytest.raises(OSError, match="Operation not permitted"):
+        os.ftruncate(memory.fd, 4096)
+    with pytest.raises(OSError, match="Operation not permitted"):
+        os.ftruncate(memory.fd, 16384)
+    with pytest.raises(OSError, match="Operation not permitted"):
+        os.pwrite(memory.fd, b"x", 0)
+    with pytest.raises(PermissionError):
+        mmap.mmap(memory.fd, 8192)
+    with pytest.raises(OSError, match="Operation not permitted"):
+        fcntl.fcntl(memory.fd, fcntl.F_ADD_SEALS, 0)
+    seen = map_readonly(memory.fd, 8192)
+    with pytest.raises(ValueError, match="read-only"):
+        seen[0] = 1
+    memory.content[0] = 7
+    assert seen[0] == 7
+
+
+@pytest.mark.parametrize("size", [4096, 8191, 8193, 16384])
+def test_memory_of_another_size_than_announced_is_not_mapped(size):
+    memory = SharedMemory("test", 8192)
+    with pytest.raises(ValueError, match=f"8192 bytes where {size}"):
+        map_readonly(memory.fd, size)
+
+
+def test_memory_that_could_shrink_under_its_reader_is_not_mapped():
+    fd = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, 4096)
+        with pytest.raises(ValueError, match="not sealed"):
+            map_readonly(fd, 4096)
+    finally:
+        os.close(fd)
+
+
+def test_memory_is_given_back_when_nobody_refers_to_it():
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for _ in range(10):
+        filled(4, shared=True)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+places = st.lists(st.integers(0, 19), unique=True, max_size=20)
+
+
+@given(places=places)
+def test_runs_are_what_follows_each_other(places):
+    found = runs(np.array(places, np.int64))
+    assert [i for start, stop in found for i in range(start, stop)] == list(range(len(places)))
+    for start, stop in found:
+        assert places[start:stop] == list(range(places[start], places[start] + stop - start))
+    for (_, stop), (start, _) in itertools.pairwise(found):
+        assert places[start] != places[stop - 1] + 1
+
+
+@given(data=st.data(), row_bytes=st.integers(1, 9), stage=st.integers(1, 64))
+def test_rows_go_where_they_are_told_to(data, row_bytes, stage):
+    sources = data.draw(places)
+    targets = data.draw(st.permutations(range(20)))[: len(sources)]
+    content = np.random.default_rng(0).integers(0, 255, 20 * row_bytes, np.uint8)
+    source, target = as_rows(content, row_bytes), as_rows(np.zeros_like(content), row_bytes)
+    expected = [b"\0" * row_bytes] * 20
+    for there, here in zip(sources, targets, strict=True):
+        expected[here] = bytes(source[there])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(block_copy, "_STAGE_BYTES", stage)
+        copy_rows(source, np.array(sources, np.int64), target, np.array(targets, np.int64))
+    assert [bytes(row) for row in target] == expected
+
+
+@given(data=st.data())
+def test_lists_of_blocks_are_read_and_written_as_one_by_one(data):
+    there = data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=12))
+    here = data.draw(st.permutations(range(1, 13)))[: len(there)]
+    source, target = filled(12), KvPool(LAYOUT, 12, CPU)
+    content = b"".join(source.read_blocks(there))
+    assert content == b"".join(bytes(source.read_block(block)) for block in there)
+    target.write_blocks(here, content)
+    for mine, theirs in zip(here, there, strict=True):
+        assert target.read_block(mine) == source.read_block(theirs)
+    assert not target._bytes[[b for b in range(13) if b not in here]].any()
+
+
+def test_adjacent_blocks_are_read_in_one_piece():
+    pool = filled(8)
+    assert [len(p) for p in pool.read_blocks([2, 3, 4, 7, 6])] == [
+        n * LAYOUT.block_bytes for n in (3, 1, 1)
+    ]
+
+
+@pytest.mark.parametrize("length", [0, 511, 513, 1023])
+def test_content_of_another_length_than_the_blocks_is_not_written(length):
+    pool = KvPool(LAYOUT, 3, CPU)
+    with pytest.raises(AssertionError):
+        pool.write_blocks([1, 2], b"\xff" * length)
+    assert not pool._bytes.any()
+
+
+@pytest.mark.gpu
+def test_a_pool_on_a_gpu_reads_and_writes_lists_of_blocks_too():
+    source, target = filled(8), KvPool(LAYOUT, 8, torch.device("cuda"))
+    target.write_blocks([5, 1, 2], b"".join(source.read_blocks([3, 4, 8])))
+    assert b"".join(target.read_blocks([5, 1, 2])) == b"".join(source.read_blocks([3, 4, 8]))

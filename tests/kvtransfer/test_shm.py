@@ -1,0 +1,200 @@
+"""The door to a worker's pools: who is let in, and what a claimant makes of what it finds."""
+
+import asyncio
+import os
+import socket
+from dataclasses import replace
+
+import pytest
+from held import abstract_sockets, num_mapped, open_files
+from loopback import HYBRID, LAYOUT, allocation, contents, filled_pool, transfer
+
+from baton.engine.kv_pool import KvPool
+from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
+from kvtransfer import shm_claimant, shm_source, sources
+from kvtransfer.connector import Connector, Integrity
+from kvtransfer.handle import FirstToken
+from kvtransfer.run import Run
+from kvtransfer.shm_claimant import attach
+from kvtransfer.shm_source import Doorkeeper
+from kvtransfer.unix_peer import GREETING, abstract
+
+TIMEOUT = 10.0
+
+
+async def attached(door, layouts=HYBRID):
+    return await asyncio.to_thread(attach, door, layouts)
+
+
+async def refusal(door, layouts=HYBRID) -> str:
+    with pytest.raises(UnavailableError) as caught:
+        await attached(door, layouts)
+    return str(caught.value)
+
+
+def two_pools() -> list[KvPool]:
+    return [filled_pool(5, layout) for layout in HYBRID]
+
+
+async def test_a_reader_finds_the_pools_and_each_notices_when_the_other_goes():
+    pools = two_pools()
+    async with Doorkeeper(pools) as keeper:
+        mapped = num_mapped()
+        receiver = await attached(keeper.door)
+        gone = asyncio.Event()
+        receiver.watch(gone.set)
+        assert (keeper.num_readers, num_mapped()) == (1, mapped + 2)
+        other = await attached(keeper.door)
+        assert keeper.num_readers == 2
+        other.close()
+        async with asyncio.timeout(2.0):
+            while keeper.num_readers > 1:  # noqa: ASYNC110 - looks from outside
+                await asyncio.sleep(0.005)
+    async with asyncio.timeout(2.0):
+        await gone.wait()
+    receiver.close()
+    receiver.close()
+    assert num_mapped() == mapped
+    with pytest.raises(UnavailableError):
+        await receiver.receive(Run(0, 0, source_blocks=(1,)), pools[0], (1,), Integrity.FENCE)
+
+
+async def test_the_door_is_gone_with_its_keeper():
+    async with Doorkeeper(two_pools()) as keeper:
+        assert any(keeper.door.address in name for name in abstract_sockets())
+    assert not any(keeper.door.address in name for name in abstract_sockets())
+    assert "refused" in await refusal(keeper.door)
+
+
+async def test_pools_of_memory_of_their_own_have_no_door():
+    pool = KvPool(LAYOUT, 2, two_pools()[0].device)
+    with pytest.raises(ValueError, match="not in shared memory"):
+        Doorkeeper([pool])
+
+
+async def test_a_worker_on_another_host_is_not_tried():
+    async with Doorkeeper(two_pools()) as keeper:
+        assert "another host" in await refusal(replace(keeper.door, host="elsewhere"))
+        assert keeper.num_readers == 0
+
+
+@pytest.mark.parametrize("side", [shm_source, shm_claimant], ids=["source", "claimant"])
+async def test_a_worker_of_another_user_is_refused_by_either_side(side, monkeypatch):
+    monkeypatch.setattr(side, "is_same_user", lambda _connection: False)
+    async with Doorkeeper(two_pools()) as keeper:
+        files = len(open_files())
+        await refusal(keeper.door)
+        await asyncio.sleep(0.01)
+        assert keeper.num_readers == 0
+        assert len(open_files()) <= files
+
+
+async def test_pools_of_another_number_or_size_are_not_mapped():
+    async with Doorkeeper(two_pools()) as keeper:
+        mapped = num_mapped()
+        assert "2 pools" in await refusal(keeper.door, HYBRID[:1])
+        assert "bytes where" in await refusal(replace(keeper.door, num_blocks=(5, 6)))
+        assert "bytes where" in await refusal(replace(keeper.door, num_blocks=(4, 5)))
+        assert "bytes where" in await refusal(replace(keeper.door, num_blocks=(5, 2**40)))
+        assert num_mapped() == mapped
+
+
+@pytest.mark.parametrize("greeting", [b"", b"somebody", GREETING])
+async def test_a_door_with_somebody_else_behind_it_is_left(greeting):
+    name = f"baton-kv-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.bind(abstract(name))
+        stranger.listen()
+
+        def answer() -> None:
+            connection, _ = stranger.accept()
+            with connection:
+                connection.sendall(greeting)
+
+        async with Doorkeeper(two_pools()) as keeper:
+            answering = asyncio.create_task(asyncio.to_thread(answer))
+            assert "0 descriptors for 2" in await refusal(replace(keeper.door, address=name))
+            await answering
+
+
+@pytest.mark.parametrize("blocks", [(0, 1), (1, 6), (2**31, 1), (1,), (1, 2, 3), ()])
+async def test_places_outside_of_the_pool_or_of_another_number_are_data_loss(blocks):
+    pools, target = two_pools(), filled_pool(5, HYBRID[0])
+    before = contents(target, (1, 2, 3, 4, 5))
+    async with Doorkeeper(pools) as keeper:
+        receiver = await attached(keeper.door)
+        for integrity in (Integrity.FENCE, Integrity.CHECKSUMS):
+            with pytest.raises(DataLossError):
+                await receiver.receive(Run(0, 0, source_blocks=blocks), target, (1, 2), integrity)
+        receiver.close()
+    assert contents(target, (1, 2, 3, 4, 5)) == before
+
+
+async def test_blocks_without_checksums_are_data_loss_where_they_should_have_them():
+    async with Doorkeeper(two_pools()) as keeper:
+        receiver = await attached(keeper.door)
+        run, target = Run(0, 0, source_blocks=(1, 2)), filled_pool(5, HYBRID[0])
+        with pytest.raises(DataLossError, match="checksum of block 0"):
+            await receiver.receive(run, target, (1, 2), Integrity.CHECKSUMS)
+        receiver.close()
+
+
+# Which way is taken.
+
+
+async def fetched(ends, turn: int = 0, **changes):
+    lease_id = bytes([turn]) * 16
+    with ends.lease_of(4, lease_id) as lease:
+        lease.advance(((3,),), 1)
+        lease.complete(FirstToken(0, 42), lambda: None)
+        handle = ends.handle(1, lease_id=lease_id, **changes)
+        _, report = await ends.fetcher.fetch(handle, allocation((2,)), TIMEOUT)
+    assert contents(ends.target, (2,)) == contents(ends.source, (3,))
+    return report
+
+
+async def test_the_fastest_that_both_have_is_taken_and_said(caplog):
+    caplog.set_level("INFO", logger=sources.__name__)
+    async with transfer(connector="auto") as ends:
+        report = await fetched(ends)
+        assert (report.connector, report.reason) == (
+            Connector.SHM,
+            "both are on one host and of one user",
+        )
+        assert f"blocks of {ends.endpoint} come by shm" in caplog.text
+        await fetched(ends, 1)
+        assert ends.doorkeeper.num_readers == 1
+        assert caplog.text.count("come by") == 1
+
+
+async def test_what_cannot_be_read_in_place_comes_over_the_wire_and_why_is_said(monkeypatch):
+    monkeypatch.setattr(shm_claimant, "host_id", lambda: "elsewhere")
+    async with transfer(connector="auto") as ends:
+        report = await fetched(ends)
+        assert report.connector is Connector.GRPC
+        assert report.reason == "not by shm: the other worker is on another host"
+
+
+async def test_a_way_that_is_demanded_and_not_there_is_refused_before_anything_moves(monkeypatch):
+    monkeypatch.setattr(shm_claimant, "host_id", lambda: "elsewhere")
+    async with transfer(connector="shm") as ends:
+        with pytest.raises(FailedPreconditionError, match=r"only come by shm, .* another host"):
+            await fetched(ends)
+
+
+async def test_the_fence_alone_is_not_enough_on_a_wire():
+    async with transfer(connector="grpc") as ends:
+        with pytest.raises(FailedPreconditionError, match="grpc needs checksums"):
+            await fetched(ends, integrity=Integrity.FENCE)
+
+
+async def test_a_source_that_has_restarted_is_asked_again(monkeypatch):
+    async with transfer(connector="auto") as ends:
+        assert (await fetched(ends)).connector is Connector.SHM
+        for reader in tuple(ends.doorkeeper._readers):
+            ends.doorkeeper._let_go(reader)
+        async with asyncio.timeout(2.0):
+            while ends.fetcher._sources._ways:  # noqa: ASYNC110 - looks from outside
+                await asyncio.sleep(0.005)
+        assert (await fetched(ends, 1)).connector is Connector.SHM
+        assert ends.doorkeeper.num_readers == 1

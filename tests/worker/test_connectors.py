@@ -1,0 +1,101 @@
+"""How the blocks come makes no difference to what becomes of them."""
+
+import grpc
+import pytest
+
+from baton.cluster.prefix import hash_chain
+from baton.errors import InvalidArgumentError
+from baton.rpc_errors import error_of
+from baton.sampling import SamplingParams
+from baton.v1 import admin_pb2
+
+from .pair import TIMEOUT, Answer, pair_of, rest_of
+from .reference import alone, prompt_of
+
+GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)
+LENGTHS = (1, 16, 75, 160)
+WAYS = {
+    "grpc": ({"kv_connector": "grpc"}, "grpc", "no other is allowed here"),
+    "shm": ({"kv_connector": "shm"}, "shm", "both are on one host and of one user"),
+    "auto": ({}, "shm", "both are on one host and of one user"),
+    "auto, not shared": (
+        {"shared_pools": False},
+        "grpc",
+        "not by shm: its pools are not in shared memory",
+    ),
+}
+
+
+@pytest.mark.parametrize(("settings", "connector", "reason"), WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+async def test_every_way_gives_the_same_tokens_and_says_which_it_was(
+    checkpoint, family, settings, connector, reason
+):
+    model, prompts = checkpoint(family), [prompt_of(n) for n in LENGTHS]
+    expected = alone(model, prompts, GREEDY)
+    async with pair_of(model, max_num_batched_tokens=24, **settings) as pair:
+        for prompt, tokens in zip(prompts, expected, strict=True):
+            answer = await pair.hand_over(prompt, GREEDY)
+            assert [o.token_ids for o in answer.outputs] == tokens
+            ready = answer.kv_ready
+            assert (ready.connector, ready.connector_reason) == (connector, reason)
+        await pair.nothing_held()
+
+
+async def test_load_tells_of_swaps_and_of_drafts(checkpoint):
+    params = SamplingParams(max_tokens=200, ignore_eos=True)
+    async with pair_of(checkpoint("llama"), decode={"max_drafts": 4}) as pair:
+        await pair.hand_over(prompt_of(8) * 4, params)
+        load = await pair.decode_admin.GetLoad(admin_pb2.GetLoadRequest())
+        stats = pair.decode.engine.stats()
+        assert load.num_drafted_tokens == stats.num_drafted_tokens > 0
+        assert load.num_accepted_tokens == stats.num_accepted_tokens
+        assert (load.num_swaps, load.num_swapped) == (stats.num_swaps, 0)
+
+
+async def test_hashes_that_came_with_the_handle_are_those_the_worker_would_make(checkpoint):
+    model, prompt = checkpoint("llama"), prompt_of(75)
+    async with pair_of(model) as pair:
+        info = pair.decode.engine.engine.info
+        hashes = hash_chain(info.namespace.root(b"", b""), prompt, 16)
+        assert len(hashes) == 4
+        for is_given, num_reused in ((True, 0), (False, 4), (True, 4)):
+            to_prefill = pair.prefill_request(prompt, GREEDY)
+            request = pair.decode_request(prompt, GREEDY, to_prefill.lease_id)
+            request.handle.block_hashes = b"".join(hashes) if is_given else b""
+            decoding = pair.to_decode.Generate(request, timeout=TIMEOUT)
+            prefilling = pair.to_prefill.Prefill(to_prefill, timeout=TIMEOUT)
+            answer = Answer(await rest_of(prefilling), await rest_of(decoding))
+            assert answer.kv_ready.num_reused_blocks == num_reused
+            assert [o.token_ids for o in answer.outputs] == alone(model, [prompt], GREEDY)[0]
+        await pair.nothing_held()
+
+
+async def test_more_hashes_than_full_blocks_are_refused(checkpoint):
+    async with pair_of(checkpoint("llama")) as pair:
+        request = pair.decode_request(prompt_of(31), GREEDY, bytes(16))
+        request.handle.block_hashes = bytes(32)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await pair.to_decode.Generate(request, timeout=TIMEOUT).read()
+        failure = error_of(caught.value)
+        assert isinstance(failure, InvalidArgumentError)
+        assert failure.field == "handle.block_hashes"
+        assert "at most one for each full block, 1" in str(failure)
+
+
+async def test_a_lease_is_found_under_its_tenant_only(checkpoint):
+    async with pair_of(checkpoint("llama"), prefill={"lease_timeout_s": 0.3}) as pair:
+        for tenant, is_found in (("acme", True), ("globex", False), ("", False)):
+            to_prefill = pair.prefill_request(prompt_of(20), GREEDY, tenant="acme")
+            request = pair.decode_request(prompt_of(20), GREEDY, to_prefill.lease_id)
+            request.handle.tenant = tenant
+            decoding = pair.to_decode.Generate(request, timeout=2.0)
+            prefilling = pair.to_prefill.Prefill(to_prefill, timeout=TIMEOUT)
+            if is_found:
+                await rest_of(prefilling)
+                assert (await rest_of(decoding))[-1].HasField("finished")
+                continue
+            with pytest.raises(grpc.aio.AioRpcError):  # nobody comes for it
+                await rest_of(prefilling)
+            decoding.cancel()
+        await pair.nothing_held()
