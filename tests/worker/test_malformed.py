@@ -1,0 +1,153 @@
+"""Whatever arrives in place of a message is answered with a typed error, and nothing is held."""
+
+import random
+
+import grpc
+import pytest
+from google.protobuf.message import DecodeError, Message
+
+from baton.sampling import SamplingParams
+from baton.v1 import decode_pb2, prefill_pb2
+from baton.v1 import kv_transfer_pb2 as kv
+from kvtransfer.wire import fetch_request, handle_of
+
+from .pair import Pair, pair_of
+from .reference import prompt_of
+
+GREEDY = SamplingParams(max_tokens=4, ignore_eos=True)
+CODE = grpc.StatusCode
+TYPED = {
+    CODE.OK,
+    CODE.INVALID_ARGUMENT,
+    CODE.FAILED_PRECONDITION,
+    CODE.NOT_FOUND,
+    CODE.ALREADY_EXISTS,
+    CODE.RESOURCE_EXHAUSTED,
+    CODE.UNAVAILABLE,
+    CODE.DATA_LOSS,
+    CODE.DEADLINE_EXCEEDED,
+}
+# No lease will come for what is fetched here.
+PATIENCE = 0.15
+NUM_DAMAGED = 60
+
+
+def messages(pair: Pair) -> dict[str, Message]:
+    """A good request of each call."""
+    prompt = prompt_of(20)
+    handle = pair.handle(bytes(range(16)), len(prompt))
+    fetch = fetch_request(handle_of(handle), pair.decode.id, pair.prefill.pairing(), 0)
+    return {
+        "KvTransfer/Describe": kv.DescribeRequest(),
+        "KvTransfer/Fetch": fetch,
+        "KvTransfer/Confirm": kv.ConfirmRequest(lease_id=bytes(16), generation=1),
+        "Prefill/Prefill": pair.prefill_request(prompt, GREEDY, decode_worker=""),
+        "Decode/Generate": pair.decode_request(prompt, GREEDY, bytes(range(16))),
+    }
+
+
+async def answered(pair: Pair, call: str, request: bytes) -> grpc.StatusCode:
+    """How a call ends that is given these bytes."""
+    worker = pair.decode if call.startswith("Decode") else pair.prefill
+    async with grpc.aio.insecure_channel(worker.server.endpoint) as channel:
+        streaming = channel.unary_stream(f"/baton.v1.{call}")(request, timeout=PATIENCE)
+        try:
+            async for _ in streaming:
+                pass
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+        return CODE.OK
+
+
+def damaged(request: bytes, chance: random.Random) -> bytes:
+    """A message with some bytes changed, left out or put in."""
+    content = bytearray(request)
+    for _ in range(chance.randint(1, 4)):
+        place = chance.randrange(len(content) + 1)
+        match chance.randrange(4):
+            case 0:
+                content[place : place + 1] = bytes([chance.randrange(256)])
+            case 1:
+                content[place:place] = chance.randbytes(chance.randint(1, 8))
+            case 2:
+                del content[place : place + chance.randint(1, 8)]
+            case 3:
+                content[place:place] = b"\xff" * 9 + b"\x01"  # the largest number there is
+    return bytes(content[: chance.choice([None, None, chance.randrange(len(content) + 1)])])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "KvTransfer/Describe", "KvTransfer/Fetch", "KvTransfer/Confirm", "Prefill/Prefill",
+        "Decode/Generate",
+    ],
+)  # fmt: skip
+async def test_a_damaged_request_is_answered_with_a_typed_error(checkpoint, call):
+    chance = random.Random(call)
+    async with pair_of(checkpoint("llama")) as pair:
+        request = messages(pair)[call].SerializeToString(deterministic=True)
+        for _ in range(NUM_DAMAGED):
+            content = damaged(request, chance)
+            assert await answered(pair, call, content) in TYPED, content.hex()
+        await pair.nothing_held()
+        answer = await pair.hand_over(prompt_of(20), GREEDY)
+        assert len(answer.outputs) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+async def test_many_damaged_requests(checkpoint, seed):
+    chance = random.Random(seed)
+    async with pair_of(checkpoint("llama")) as pair:
+        requests = messages(pair)
+        for _ in range(300):
+            call = chance.choice(sorted(requests))
+            content = damaged(requests[call].SerializeToString(), chance)
+            assert await answered(pair, call, content) in TYPED, content.hex()
+        await pair.nothing_held()
+
+
+HUGE = 2**32 - 1
+BOUNDLESS = {
+    "tokens": kv.KvHandle(num_tokens=HUGE),
+    "a block": kv.KvHandle(layouts=[kv.KvLayout(block_bytes=2**64 - 1, tensor_parallel_size=1)]),
+    "a block size of nothing": kv.KvHandle(layouts=[kv.KvLayout(tensor_parallel_size=1)]),
+    "a window": kv.KvHandle(layouts=[kv.KvLayout(window=HUGE, tensor_parallel_size=1)]),
+    "layers": kv.KvHandle(
+        layouts=[kv.KvLayout(layers=[kv.KvLayerLayout()] * 50_000, tensor_parallel_size=1)]
+    ),
+    "ranks": kv.KvHandle(layouts=[kv.KvLayout(tensor_parallel_rank=7, tensor_parallel_size=HUGE)]),
+    "groups": kv.KvHandle(layouts=[kv.KvLayout(tensor_parallel_size=1)] * 20_000),
+    "an epoch": kv.KvHandle(source_epoch=2**64 - 1),
+    "a version": kv.KvHandle(version=HUGE),
+}
+
+
+@pytest.mark.parametrize("strange", BOUNDLESS.values(), ids=BOUNDLESS)
+async def test_no_number_in_a_handle_is_taken_for_a_size(checkpoint, strange):
+    async with pair_of(checkpoint("llama")) as pair:
+        request = pair.decode_request(prompt_of(20), GREEDY, bytes(range(16)))
+        for field, value in strange.ListFields():
+            request.handle.ClearField(field.name)
+            if isinstance(value, int):
+                setattr(request.handle, field.name, value)
+            else:
+                getattr(request.handle, field.name).extend(value)
+        code = await answered(pair, "Decode/Generate", request.SerializeToString())
+        assert code in {CODE.INVALID_ARGUMENT, CODE.FAILED_PRECONDITION}
+        await pair.nothing_held()
+
+
+def test_the_damage_is_damage():
+    chance, request = random.Random(0), bytes(range(100))
+    found = [damaged(request, chance) for _ in range(200)]
+    assert sum(content != request for content in found) > 190
+    num_unreadable = 0
+    good = decode_pb2.DecodeGenerateRequest(token_ids=range(50), request_id="r", priority=4)
+    for _ in range(200):
+        try:
+            prefill_pb2.PrefillRequest.FromString(damaged(good.SerializeToString(), chance))
+        except DecodeError:
+            num_unreadable += 1
+    assert 20 < num_unreadable < 190
