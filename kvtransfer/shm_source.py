@@ -15,8 +15,8 @@ from kvtransfer.unix_peer import GREETING, Door, abstract, host_id, is_same_user
 
 # What one run refers to at most: a message costs as much as some hundred KiB of copying, and with
 # checksums both ends have something to do at once only if there are several.
-RUN_BYTES = 64 * 2**20
-CHECKED_RUN_BYTES = 4 * 2**20
+RUN_BYTES = 256 * 2**20
+CHECKED_RUN_BYTES = 16 * 2**20
 
 logger = logging.getLogger(__name__)
 

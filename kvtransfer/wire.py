@@ -183,7 +183,10 @@ def top_logprobs_to_message(logprobs: TokenLogprobs) -> inference_pb2.TopLogprob
 
 
 def claim_of(request: pb.FetchRequest | pb.ConfirmRequest) -> Claim:
-    return Claim(lease_id_of(request.lease_id), request.claimant, request.tenant)
+    lease_id = lease_id_of(request.lease_id)
+    if not request.claimant:  # a prompt that is for no worker has a lease that is for none
+        raise InvalidArgumentError("claimant", "is empty; must be the id of a worker")
+    return Claim(lease_id, request.claimant, request.tenant)
 
 
 def shm_offer(door: Door) -> pb.KvOffer:

@@ -32,7 +32,7 @@ def assemble(settings: PrefillSettings) -> Worker:
     worker.on_load(pools.open)
     prefill = PrefillService(worker, leases)
     worker.server.add(prefill_pb2_grpc.add_PrefillServicer_to_server, prefill)
-    worker.server.add(add_to_server, KvTransferService(leases, pools.served))
+    worker.kv_server.add(add_to_server, KvTransferService(leases, pools.served))
     worker.server.add(admin_pb2_grpc.add_AdminServicer_to_server, WorkerAdmin(worker))
     return worker
 

@@ -112,6 +112,19 @@ class WorkerSettings(ServingSettings):
         description="Keep KV pools on a CPU in memory that workers of the same user on this host "
         "may read, so that blocks are handed over at the speed of memory.",
     )
+    kv_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port on which blocks are handed over, apart from everything else; 0 takes any "
+        "free one. Unset: --port.",
+    )
+    kv_max_message_bytes: int = Field(
+        64 * 2**20,
+        ge=4096,
+        le=2**31 - 1,
+        description="Largest message with blocks, on --kv-port: at least one block.",
+    )
     kv_connector: Literal["auto", "grpc", "shm"] = Field(
         "auto",
         description="How blocks are fetched from another worker. grpc: over the network. shm: from "

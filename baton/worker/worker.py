@@ -37,9 +37,11 @@ SWITCH_INTERVAL = 0.0005
 
 
 class Worker:
-    """One worker process. Roles add their services to `server`, then call `run`.
+    """One worker process. Roles add their services to `server`, and what hands blocks over to
+    `kv_server`, then call `run`.
 
     Attributes:
+        kv_server: has a port and limits of its own, or is `server`.
         epoch: grows from start to start.
         channels: to other workers, for their blocks.
         num_leases, num_promised_blocks: what the role holds beside the engine, for reports.
@@ -49,7 +51,10 @@ class Worker:
         self.role = role
         self.settings = settings
         self.server = Server(settings)
-        self.channels = Channels(settings.max_message_bytes, options=CHANNEL_OPTIONS)
+        self.kv_server = _kv_server(settings) or self.server
+        self.channels = Channels(
+            max(settings.max_message_bytes, settings.kv_max_message_bytes), options=CHANNEL_OPTIONS
+        )
         self.epoch = new_epoch()
         self.phase = "starting"
         self.progress = 0.0
@@ -113,9 +118,7 @@ class Worker:
         sys.setswitchinterval(SWITCH_INTERVAL)
         keep_freed_memory()
         async with AsyncExitStack() as stack:
-            await self.server.start()
-            stack.push_async_callback(self.channels.close)
-            stack.push_async_callback(self.server.stop)
+            await self.listen(stack)
             self.server.on_drain(self.drain)
             serving = asyncio.create_task(self.server.run_until_signal())
             starting = asyncio.create_task(self.load(stack))
@@ -129,6 +132,13 @@ class Worker:
             if self._failed.is_set():
                 raise UnavailableError("the engine failed; see the log above")
             await serving
+
+    async def listen(self, stack: AsyncExitStack) -> None:
+        """Starts the servers, which answer before there is a model. Closing `stack` stops them."""
+        for server in dict.fromkeys((self.server, self.kv_server)):
+            await server.start()
+            stack.push_async_callback(server.stop)
+        stack.push_async_callback(self.channels.close)
 
     async def load(self, stack: AsyncExitStack) -> None:
         """Loads the model, starts the engine, and makes the worker known. The server has started.
@@ -169,7 +179,7 @@ class Worker:
             id=self.id,
             role=self.role,
             endpoint=self.server.endpoint,
-            kv_endpoint=self.server.endpoint,
+            kv_endpoint=self.kv_server.endpoint,
             epoch=self.epoch,
             model=engine.info.name,
             fingerprint=engine.info.fingerprint,
@@ -188,6 +198,14 @@ class Worker:
     def _on_cache_events(self, events: CacheEvents) -> None:
         if self._publisher is not None:
             self._publisher.publish(KvEvents(events.stored, events.removed, events.cleared))
+
+
+def _kv_server(settings: WorkerSettings) -> Server | None:
+    """A server for blocks alone, if they are to have a port of their own."""
+    if settings.kv_port is None:
+        return None
+    apart = {"port": settings.kv_port, "max_message_bytes": settings.kv_max_message_bytes}
+    return Server(settings.model_copy(update=apart))
 
 
 async def _nothing_more(_stack: AsyncExitStack) -> None:

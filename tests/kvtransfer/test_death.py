@@ -30,9 +30,11 @@ from loopback import (
 )
 
 from baton.engine.core.block_pool import NULL_BLOCK
-from baton.errors import BatonError, UnavailableError
+from baton.errors import BatonError, NotFoundError, UnavailableError
 from baton.rpc_errors import error_of
 from baton.serving.channels import Channels
+from baton.v1.kv_transfer_pb2 import ConfirmRequest
+from baton.v1.kv_transfer_pb2_grpc import KvTransferStub
 from kvtransfer.client import KvFetcher
 from kvtransfer.handle import FirstToken, Handle, Pairing
 from kvtransfer.lease_machine import LeaseState
@@ -205,6 +207,31 @@ async def test_a_source_that_was_stopped_for_a_moment_goes_on():
     assert token == FirstToken(0, 42)
     origin = filled_pool(NUM_BLOCKS, HYBRID[0])
     assert contents(targets[0], HERE[0]) == contents(origin, THERE[0])
+    fetcher.close()
+    await channels.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("connector", ["grpc", "shm"])
+async def test_a_source_that_comes_back_knows_nothing_of_the_lease_any_more(connector):
+    targets = [pool_of(NUM_BLOCKS, layout) for layout in HYBRID]
+    channels = Channels()
+    fetcher = KvFetcher(targets, PAIRING, CLAIMANT, channels.get, connector=connector)
+    async with far_side("source") as source:
+        handle = Handle("source", source.about[0], EPOCH, LEASE, PAIRING, NUM_TOKENS, ())
+        fetching = asyncio.create_task(fetcher.fetch(handle, allocation(*HERE), 30.0))
+        await reach("amid the blocks", source, targets)
+        source.signal(signal.SIGSTOP)
+        assert isinstance(await failure_of(fetching), UnavailableError)
+        source.signal(signal.SIGCONT)
+        await source.tell("advance", THERE, COUNT)
+        await source.tell("complete")
+        late = ConfirmRequest(lease_id=LEASE, generation=1, claimant=CLAIMANT)
+        stub = KvTransferStub(channels.get(source.about[0]))
+        call = stub.Confirm(late, timeout=5.0, wait_for_ready=True)
+        assert isinstance(await failure_of(call), NotFoundError)
+        again = asyncio.create_task(fetcher.fetch(handle, allocation(*HERE), 5.0))
+        assert isinstance(await failure_of(again), NotFoundError)
     fetcher.close()
     await channels.close()
 

@@ -589,3 +589,16 @@ async def test_a_needed_block_that_was_given_back_is_our_own_fault_and_sends_not
             failure = await failure_of(ends.fetcher.fetch(handle, into, TIMEOUT))
         assert isinstance(failure, InternalError)
         assert untouched(ends.targets[1], (5, 6))
+
+
+async def test_a_claim_of_nobody_is_an_invalid_argument():
+    async with transfer() as ends:
+        stub = pb_grpc.KvTransferStub(ends.channels.get(ends.endpoint))
+        request = fetch_request(ends.handle(), "", PAIRING, 0)
+        for call in (
+            stub.Confirm(pb.ConfirmRequest(lease_id=LEASE, generation=1)),
+            stub.Fetch(request, timeout=TIMEOUT).read(),
+        ):
+            failure = await failure_of(call)
+            assert isinstance(failure, InvalidArgumentError)
+            assert failure.field == "claimant"

@@ -144,7 +144,7 @@ class Pair:
         return kv_transfer_pb2.KvHandle(
             version=1,
             source_worker=self.prefill.id,
-            source_endpoint=self.prefill.server.endpoint,
+            source_endpoint=self.prefill.kv_server.endpoint,
             source_epoch=self.prefill.epoch,
             lease_id=lease_id,
             fingerprint=pairing.fingerprint,
@@ -211,8 +211,9 @@ async def pair_of(
     )
     async with AsyncExitStack() as stack:
         for worker in workers:
-            await worker.server.start()
+            for server in dict.fromkeys((worker.server, worker.kv_server)):
+                await server.start()
+                stack.push_async_callback(server.stop, 0.0)
             stack.push_async_callback(worker.channels.close)
-            stack.push_async_callback(worker.server.stop, 0.0)
             await worker.load(stack)
         yield Pair(*workers, stack)

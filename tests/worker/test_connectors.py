@@ -8,6 +8,8 @@ from baton.errors import InvalidArgumentError
 from baton.rpc_errors import error_of
 from baton.sampling import SamplingParams
 from baton.v1 import admin_pb2
+from baton.v1.kv_transfer_pb2 import DescribeRequest
+from baton.v1.kv_transfer_pb2_grpc import KvTransferStub
 
 from .pair import TIMEOUT, Answer, pair_of, rest_of
 from .reference import alone, prompt_of
@@ -40,6 +42,19 @@ async def test_every_way_gives_the_same_tokens_and_says_which_it_was(
             ready = answer.kv_ready
             assert (ready.connector, ready.connector_reason) == (connector, reason)
         await pair.nothing_held()
+
+
+async def test_blocks_have_a_port_of_their_own_where_they_are_given_one(checkpoint):
+    model, prompt = checkpoint("llama"), prompt_of(75)
+    settings = {"kv_port": 0, "kv_connector": "grpc"}
+    async with pair_of(model, **settings) as pair:
+        assert pair.prefill.kv_server.port != pair.prefill.server.port
+        answer = await pair.hand_over(prompt, GREEDY)
+        assert [o.token_ids for o in answer.outputs] == alone(model, [prompt], GREEDY)[0]
+        async with grpc.aio.insecure_channel(pair.prefill.server.endpoint) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await KvTransferStub(channel).Describe(DescribeRequest())
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_load_tells_of_swaps_and_of_drafts(checkpoint):
