@@ -72,13 +72,8 @@ class Sources:
         if source not in self._ways:
             self._forget_others(source)
             self._ways[source] = asyncio.create_task(self._choose(source))
-        choosing = self._ways[source]
-        try:
-            return await asyncio.shield(choosing)
-        except Exception:
-            if self._ways.get(source) is choosing:
-                del self._ways[source]
-            raise
+            self._ways[source].add_done_callback(partial(self._forget_failed, source))
+        return await asyncio.shield(self._ways[source])
 
     def close(self) -> None:
         """Lets go of all of them. Idempotent."""
@@ -106,6 +101,12 @@ class Sources:
     def _chosen(self, source: _Source, receiver: Receiver, reason: str) -> Way:
         logger.info("blocks of %s come by %s: %s", source[0], receiver.connector.value, reason)
         return Way(receiver, reason)
+
+    def _forget_failed(self, source: _Source, choosing: "asyncio.Task[Way]") -> None:
+        """The next one asks again, whether or not somebody is still there to be told."""
+        failed = choosing.cancelled() or choosing.exception() is not None
+        if failed and self._ways.get(source) is choosing:
+            del self._ways[source]
 
     def _forget_others(self, source: _Source) -> None:
         """An endpoint has one life at a time."""

@@ -198,3 +198,24 @@ async def test_a_source_that_has_restarted_is_asked_again(monkeypatch):
                 await asyncio.sleep(0.005)
         assert (await fetched(ends, 1)).connector is Connector.SHM
         assert ends.doorkeeper.num_readers == 1
+
+
+async def test_a_source_that_could_not_say_is_asked_again():
+    answers = [UnavailableError("the cat"), None]
+
+    async def describe(_endpoint):
+        answer = answers.pop(0)
+        if answer is not None:
+            raise answer
+        return sources.Description(7, None, "nothing to offer")
+
+    ways = sources.Sources(two_pools(), "auto", describe)
+    first = asyncio.create_task(ways.way("source", 7))
+    await asyncio.sleep(0)
+    first.cancel()  # whoever asked is gone before the answer
+    await asyncio.gather(first, return_exceptions=True)
+    await asyncio.sleep(0.01)
+    way = await ways.way("source", 7)
+    assert (way.receiver.connector, way.reason) == (Connector.GRPC, "not by shm: nothing to offer")
+    assert not answers
+    ways.close()
