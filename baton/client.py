@@ -4,14 +4,18 @@
         for chunk in client.generate("Once upon a time", SamplingParams(max_tokens=32)):
             print(chunk.text, end="", flush=True)
 
-Every failed call raises a type of `baton.errors`. Nothing is repeated by itself. The two clients
-differ only in how they wait.
+Every failed call raises a type of `baton.errors`. A generation whose router is lost goes on with
+another one; of several routers the first that answers is asked. Nothing else is repeated by itself.
+The two clients differ only in how they wait.
 """
 
+import asyncio
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import grpc
 
+from baton.client_resume import Leg, Resumption, Routers, is_silence
 from baton.client_types import (
     Accepted,
     Candidate,
@@ -39,7 +43,8 @@ from baton.client_wire import (
     tokens_of,
     worker_of,
 )
-from baton.generation import AsyncGeneration, Generation
+from baton.errors import InvalidArgumentError
+from baton.generation import AsyncGeneration, Call, Calls, Generation
 from baton.rpc_errors import error_of
 from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
 from baton.v1 import admin_pb2 as admin
@@ -86,40 +91,55 @@ _OPTIONS = [
     # A server that was not there yet, or restarts, is found at once.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # A router that falls silent in the middle of a call is noticed within some seconds.
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.http2.ping_timeout_ms", 2000),
+    ("grpc.http2.max_pings_without_data", 0),
 ]
+
+# Another router may know more.
+_ELSEWHERE = (grpc.StatusCode.NOT_FOUND,)
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 
 
 class Client:
-    """Talks to one router, blocking. Safe to share between threads. Close it, or use it in `with`.
+    """Talks to one router, or to any of several, blocking. Safe to share between threads. Close it,
+    or use it in `with`.
 
     Args:
-        address: "host:port".
+        address: "host:port"; of several routers, in the order in which they are asked.
         timeout: seconds a call may take as a whole, unless it says otherwise.
         credentials: for TLS; without them the connection is plain.
         wait_for_ready: wait, within the timeout, for a server that is not there yet; otherwise
-            `UnavailableError` at once.
+            `UnavailableError` at once. Of several routers each is waited for in turn.
+        resume: a generation whose router dies goes on with another one, or with the same if it
+            comes back soon; its reader sees nothing of it but the time it takes.
     """
 
     def __init__(
         self,
-        address: str = "127.0.0.1:50051",
+        address: str | Sequence[str] = "127.0.0.1:50051",
         *,
         timeout: float = 120.0,
         credentials: grpc.ChannelCredentials | None = None,
         wait_for_ready: bool = False,
+        resume: bool = True,
     ) -> None:
         self._timeout = timeout
         self._wait = wait_for_ready
-        self._channel = (
-            grpc.insecure_channel(address, _OPTIONS)
+        self._resume = resume
+        self._channels = [
+            grpc.insecure_channel(one, _OPTIONS)
             if credentials is None
-            else grpc.secure_channel(address, credentials, _OPTIONS)
-        )
-        self._inference = InferenceStub(self._channel)
-        self._admin = AdminStub(self._channel)
+            else grpc.secure_channel(one, credentials, _OPTIONS)
+            for one in _addresses(address)
+        ]
+        self._routers = Routers(len(self._channels))
+        self._inference = [InferenceStub(channel) for channel in self._channels]
+        self._admin = [AdminStub(channel) for channel in self._channels]
 
     def __enter__(self) -> Self:
         return self
@@ -128,8 +148,9 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection and every generation on it. Idempotent."""
-        self._channel.close()
+        """Ends the connections and every generation on them. Idempotent."""
+        for channel in self._channels:
+            channel.close()
 
     def generate(
         self,
@@ -152,39 +173,60 @@ class Client:
         """
         request = generate_request(prompt, params, model, request_id, priority)
         limit = self._timeout if timeout is None else timeout
-        call = self._inference.Generate(request, limit, wait_for_ready=self._wait)
-        return Generation(call, _num_returned(params))
+        resumption = Resumption(request, self._routers, limit)
+        calls = Calls(resumption, self._open) if self._resume else None
+        return Generation(self._open(resumption.first_leg()), _num_returned(params), calls)
 
     def tokenize(self, prompt: str | Chat, *, model: str = "") -> Tokens:
         """The tokens `generate` would make of a prompt."""
-        return tokens_of(self._answer(self._inference.Tokenize, tokenize_request(prompt, model)))
+        request = tokenize_request(prompt, model)
+        return tokens_of(self._answer(lambda i: self._inference[i].Tokenize, request))
 
     def get_model(self) -> Model:
-        return model_of(self._answer(self._inference.GetModel, pb.GetModelRequest()))
+        request = pb.GetModelRequest()
+        return model_of(self._answer(lambda i: self._inference[i].GetModel, request))
 
     def list_workers(self) -> list[Worker]:
-        answer = self._answer(self._admin.ListWorkers, admin.ListWorkersRequest())
+        request = admin.ListWorkersRequest()
+        answer = self._answer(lambda i: self._admin[i].ListWorkers, request)
         return [worker_of(worker) for worker in answer.workers]
 
     def get_load(self) -> Load:
         """What the process at this address is doing. Workers answer too, while starting also."""
-        return load_of(self._answer(self._admin.GetLoad, admin.GetLoadRequest()))
+        request = admin.GetLoadRequest()
+        return load_of(self._answer(lambda i: self._admin[i].GetLoad, request))
 
     def flush_cache(self) -> int:
         """Forgets all cached prefixes that no request uses; returns how many blocks they had."""
-        return self._answer(self._admin.FlushCache, admin.FlushCacheRequest()).num_blocks
+        request = admin.FlushCacheRequest()
+        return self._answer(lambda i: self._admin[i].FlushCache, request).num_blocks
 
     def abort(self, request_id: str) -> None:
         """Ends a request, whoever started it. `NotFoundError`: there is none of this name."""
-        self._answer(self._admin.Abort, admin.AbortRequest(request_id=request_id))
+        request = admin.AbortRequest(request_id=request_id)
+        self._answer(lambda i: self._admin[i].Abort, request, _ELSEWHERE)
+
+    def _open(self, leg: Leg) -> Call:
+        stub = self._inference[leg.router]
+        return stub.Generate(leg.request, leg.timeout, wait_for_ready=self._wait)
 
     def _answer(
-        self, method: "grpc.UnaryUnaryMultiCallable[_Request, _Response]", request: _Request
+        self,
+        method_of: "Callable[[int], grpc.UnaryUnaryMultiCallable[_Request, _Response]]",
+        request: _Request,
+        also: Collection[grpc.StatusCode] = (),
     ) -> _Response:
-        try:
-            return method(request, self._timeout, wait_for_ready=self._wait)
-        except grpc.RpcError as error:
-            raise error_of(error) from error
+        """The answer of the first router that gives one, other than what is `also` no answer."""
+        router = self._routers.first
+        for is_last in _turns(self._routers.number):
+            try:
+                return method_of(router)(request, self._timeout, wait_for_ready=self._wait)
+            except grpc.RpcError as error:
+                self._routers.note(router, error)
+                if is_last or not (is_silence(error) or error.code() in also):
+                    raise error_of(error) from error
+                router = self._routers.after(router)
+        raise AssertionError("a turn is the last one")
 
 
 class AsyncClient:
@@ -192,21 +234,25 @@ class AsyncClient:
 
     def __init__(
         self,
-        address: str = "127.0.0.1:50051",
+        address: str | Sequence[str] = "127.0.0.1:50051",
         *,
         timeout: float = 120.0,
         credentials: grpc.ChannelCredentials | None = None,
         wait_for_ready: bool = False,
+        resume: bool = True,
     ) -> None:
         self._timeout = timeout
         self._wait = wait_for_ready
-        self._channel = (
-            grpc.aio.insecure_channel(address, _OPTIONS)
+        self._resume = resume
+        self._channels = [
+            grpc.aio.insecure_channel(one, _OPTIONS)
             if credentials is None
-            else grpc.aio.secure_channel(address, credentials, _OPTIONS)
-        )
-        self._inference: InferenceAsyncStub = InferenceStub(self._channel)
-        self._admin: AdminAsyncStub = AdminStub(self._channel)
+            else grpc.aio.secure_channel(one, credentials, _OPTIONS)
+            for one in _addresses(address)
+        ]
+        self._routers = Routers(len(self._channels))
+        self._inference: list[InferenceAsyncStub] = [InferenceStub(c) for c in self._channels]
+        self._admin: list[AdminAsyncStub] = [AdminStub(c) for c in self._channels]
 
     async def __aenter__(self) -> Self:
         return self
@@ -215,8 +261,8 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Ends the connection and every generation on it. Idempotent."""
-        await self._channel.close()
+        """Ends the connections and every generation on them. Idempotent."""
+        await asyncio.gather(*(channel.close() for channel in self._channels))
 
     def generate(
         self,
@@ -231,41 +277,76 @@ class AsyncClient:
         """Starts a generation, as `Client.generate`."""
         request = generate_request(prompt, params, model, request_id, priority)
         limit = self._timeout if timeout is None else timeout
-        call = self._inference.Generate(request, timeout=limit, wait_for_ready=self._wait)
-        return AsyncGeneration(call, _num_returned(params))
+        resumption = Resumption(request, self._routers, limit)
+        calls = Calls(resumption, self._open) if self._resume else None
+        return AsyncGeneration(self._open(resumption.first_leg()), _num_returned(params), calls)
 
     async def tokenize(self, prompt: str | Chat, *, model: str = "") -> Tokens:
         """The tokens `generate` would make of a prompt."""
         request = tokenize_request(prompt, model)
-        return tokens_of(await self._answer(self._inference.Tokenize, request))
+        return tokens_of(await self._answer(lambda i: self._inference[i].Tokenize, request))
 
     async def get_model(self) -> Model:
-        return model_of(await self._answer(self._inference.GetModel, pb.GetModelRequest()))
+        request = pb.GetModelRequest()
+        return model_of(await self._answer(lambda i: self._inference[i].GetModel, request))
 
     async def list_workers(self) -> list[Worker]:
-        answer = await self._answer(self._admin.ListWorkers, admin.ListWorkersRequest())
+        request = admin.ListWorkersRequest()
+        answer = await self._answer(lambda i: self._admin[i].ListWorkers, request)
         return [worker_of(worker) for worker in answer.workers]
 
     async def get_load(self) -> Load:
         """What the process at this address is doing. Workers answer too, while starting also."""
-        return load_of(await self._answer(self._admin.GetLoad, admin.GetLoadRequest()))
+        request = admin.GetLoadRequest()
+        return load_of(await self._answer(lambda i: self._admin[i].GetLoad, request))
 
     async def flush_cache(self) -> int:
         """Forgets all cached prefixes that no request uses; returns how many blocks they had."""
-        answer = await self._answer(self._admin.FlushCache, admin.FlushCacheRequest())
-        return answer.num_blocks
+        request = admin.FlushCacheRequest()
+        return (await self._answer(lambda i: self._admin[i].FlushCache, request)).num_blocks
 
     async def abort(self, request_id: str) -> None:
         """Ends a request, whoever started it. `NotFoundError`: there is none of this name."""
-        await self._answer(self._admin.Abort, admin.AbortRequest(request_id=request_id))
+        request = admin.AbortRequest(request_id=request_id)
+        await self._answer(lambda i: self._admin[i].Abort, request, _ELSEWHERE)
+
+    def _open(
+        self, leg: Leg
+    ) -> "grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]":
+        stub = self._inference[leg.router]
+        return stub.Generate(leg.request, timeout=leg.timeout, wait_for_ready=self._wait)
 
     async def _answer(
-        self, method: "grpc.aio.UnaryUnaryMultiCallable[_Request, _Response]", request: _Request
+        self,
+        method_of: "Callable[[int], grpc.aio.UnaryUnaryMultiCallable[_Request, _Response]]",
+        request: _Request,
+        also: Collection[grpc.StatusCode] = (),
     ) -> _Response:
-        try:
-            return await method(request, timeout=self._timeout, wait_for_ready=self._wait)
-        except grpc.RpcError as error:
-            raise error_of(error) from error
+        """The answer of the first router that gives one, other than what is `also` no answer."""
+        router = self._routers.first
+        for is_last in _turns(self._routers.number):
+            try:
+                return await method_of(router)(
+                    request, timeout=self._timeout, wait_for_ready=self._wait
+                )
+            except grpc.RpcError as error:
+                self._routers.note(router, error)
+                if is_last or not (is_silence(error) or error.code() in also):
+                    raise error_of(error) from error
+                router = self._routers.after(router)
+        raise AssertionError("a turn is the last one")
+
+
+def _addresses(address: str | Sequence[str]) -> Sequence[str]:
+    addresses = [address] if isinstance(address, str) else address
+    if not addresses:
+        raise InvalidArgumentError("address", "is empty; give one router at least")
+    return addresses
+
+
+def _turns(number: int) -> list[bool]:
+    """One for each router; whether it is the last."""
+    return [i == number - 1 for i in range(number)]
 
 
 def _num_returned(params: SamplingParams | None) -> int:

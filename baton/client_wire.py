@@ -55,6 +55,22 @@ def generate_request(
     return request
 
 
+def resumed_request(
+    request: pb.GenerateRequest, accepted: Accepted | None, received: Sequence[Sequence[int]]
+) -> pb.GenerateRequest:
+    """The same request for what is left of it, as it was accepted before, if it was."""
+    if accepted is None:
+        return request
+    resumed = pb.GenerateRequest()
+    resumed.CopyFrom(request)
+    resumed.request_id = accepted.request_id
+    resumed.sampling.seed = accepted.seed
+    if any(received):
+        resumed.continue_from.extend(pb.TokenIds(ids=token_ids) for token_ids in received)
+        resumed.sampling.ClearField("prompt_logprobs")  # they came before the first token
+    return resumed
+
+
 def tokenize_request(prompt: str | Chat, model: str) -> pb.TokenizeRequest:
     if isinstance(prompt, str):
         return pb.TokenizeRequest(model=model, text=prompt)

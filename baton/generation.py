@@ -1,29 +1,58 @@
 """A running generation, to iterate over or to await: the stream behind `Client.generate`."""
 
 import asyncio
-from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol, Self
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Generic, Protocol, Self, TypeAlias, TypeVar
 
 import grpc
 
+from baton.client_progress import Progress
+from baton.client_resume import Leg, Resumption
 from baton.client_types import Accepted, Chunk, Completion, Finished, TokenLogprobs
-from baton.client_wire import accepted_of, chunk_of, finished_of, prompt_logprobs_of
-from baton.errors import BatonError, CancelledError, InternalError
+from baton.errors import CancelledError
 from baton.rpc_errors import error_of
 from baton.v1 import inference_pb2 as pb
+
+
+class Call(Protocol):
+    """A stream of events as `grpc` gives it."""
+
+    def __next__(self) -> pb.GenerateResponse: ...
+
+    def cancel(self) -> object: ...
+
+
+AsyncCall: TypeAlias = "grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]"
+_AnyCall = TypeVar("_AnyCall")
+
+
+class Calls(Generic[_AnyCall]):
+    """The calls of one generation, one after the other. `open` makes one of them."""
+
+    def __init__(self, resumption: Resumption, open_leg: Callable[[Leg], _AnyCall]) -> None:
+        self.after = resumption.next_leg
+        self.open = open_leg
 
 
 class Generation(Iterator[Chunk]):
     """A running generation: iterate over its chunks. Leaving its `with` block early cancels it.
 
     Where several sequences were asked for, their chunks come in any mixture.
+
+    Attributes:
+        num_resumed: how often it went on with another router, or again with the same.
     """
 
-    def __init__(self, call: "_Call", num_sequences: int = 1) -> None:
+    def __init__(
+        self, call: "Call", num_sequences: int = 1, calls: "Calls[Call] | None" = None
+    ) -> None:
+        """`calls`: makes another call where one is lost; None: its end is the end."""
+        self.num_resumed = 0
         self._call = call
-        self._progress = _Progress(num_sequences)
+        self._calls = calls
+        self._cancelled = threading.Event()
+        self._progress = Progress(num_sequences)
 
     def __enter__(self) -> Self:
         return self
@@ -78,6 +107,7 @@ class Generation(Iterator[Chunk]):
 
     def cancel(self) -> None:
         """Ends it now; reading on raises `CancelledError`. Idempotent, and harmless at the end."""
+        self._cancelled.set()
         self._call.cancel()
 
     def _drain(self) -> None:
@@ -91,7 +121,19 @@ class Generation(Iterator[Chunk]):
             self._progress.check_complete()
             raise
         except grpc.RpcError as error:
+            self._resume(error)
+
+    def _resume(self, error: grpc.RpcError) -> None:
+        """Goes on with another call, or raises what ended this one."""
+        leg = None if self._calls is None else self._calls.after(error, self._progress)
+        if self._calls is None or leg is None:
             raise error_of(error) from error
+        if self._cancelled.wait(leg.pause):
+            raise CancelledError("the generation was cancelled")
+        self._call = self._calls.open(leg)
+        self.num_resumed += 1
+        if self._cancelled.is_set():  # by another thread, a moment ago
+            self._call.cancel()
 
 
 class AsyncGeneration(AsyncIterator[Chunk]):
@@ -99,16 +141,21 @@ class AsyncGeneration(AsyncIterator[Chunk]):
 
     Leaving its `async with` block early cancels it, and so does cancelling a task that reads it.
     Where several sequences were asked for, their chunks come in any mixture.
+
+    Attributes:
+        num_resumed: how often it went on with another router, or again with the same.
     """
 
     def __init__(
-        self,
-        call: "grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]",
-        num_sequences: int = 1,
+        self, call: "AsyncCall", num_sequences: int = 1, calls: "Calls[AsyncCall] | None" = None
     ) -> None:
+        """`calls`: makes another call where one is lost; None: its end is the end."""
+        self.num_resumed = 0
         self._call = call
+        self._calls = calls
+        self._cancelled = asyncio.Event()
         self._events = aiter(call)
-        self._progress = _Progress(num_sequences)
+        self._progress = Progress(num_sequences)
 
     async def __aenter__(self) -> Self:
         return self
@@ -167,6 +214,7 @@ class AsyncGeneration(AsyncIterator[Chunk]):
 
     def cancel(self) -> None:
         """Ends it now; reading on raises `CancelledError`. Idempotent, and harmless at the end."""
+        self._cancelled.set()
         self._call.cancel()
 
     async def _drain(self) -> None:
@@ -187,97 +235,22 @@ class AsyncGeneration(AsyncIterator[Chunk]):
             # grpc.aio says so when the call, not the task, was cancelled.
             raise self._progress.fail(CancelledError("the generation was cancelled")) from None
         except grpc.RpcError as error:
+            await self._resume(error)
+
+    async def _resume(self, error: grpc.RpcError) -> None:
+        """Goes on with another call, or raises what ended this one."""
+        leg = None if self._calls is None else self._calls.after(error, self._progress)
+        if self._calls is None or leg is None:
             raise self._progress.fail(error_of(error)) from error
+        if await self._is_cancelled_within(leg.pause):
+            raise self._progress.fail(CancelledError("the generation was cancelled"))
+        self._call = self._calls.open(leg)
+        self._events = aiter(self._call)
+        self.num_resumed += 1
 
-
-@dataclass(slots=True)
-class _SequenceProgress:
-    """What the chunks of one sequence have added up to."""
-
-    texts: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    top_logprobs: list[Mapping[int, float]] = field(default_factory=list)
-    finished: Finished | None = None
-
-    def add(self, chunk: Chunk) -> None:
-        self.texts.append(chunk.text)
-        self.token_ids.extend(chunk.token_ids)
-        self.logprobs.extend(chunk.logprobs)
-        self.top_logprobs.extend(chunk.top_logprobs)
-
-    def completion(self) -> Completion:
-        assert self.finished is not None, "a stream that was not complete"
-        return Completion(
-            "".join(self.texts),
-            tuple(self.token_ids),
-            tuple(self.logprobs),
-            tuple(self.top_logprobs),
-            self.finished,
-        )
-
-
-class _Progress:
-    """What the events of one stream have added up to. Waits for nothing."""
-
-    def __init__(self, num_sequences: int) -> None:
-        self.accepted: Accepted | None = None
-        self.finished: Finished | None = None
-        self.prompt_logprobs: list[TokenLogprobs] = []
-        self.unread: deque[Chunk] = deque()
-        self._num_unfinished = num_sequences
-        self._sequences: defaultdict[int, _SequenceProgress] = defaultdict(_SequenceProgress)
-        self._failure: BatonError | None = None
-
-    def add(self, event: pb.GenerateResponse) -> None:
-        kind = event.WhichOneof("event")
-        if kind == "accepted":
-            self.accepted = accepted_of(event.accepted)
-        elif self.accepted is None:
-            raise InternalError(f"the stream began with {kind}, not with accepted")
-        elif kind == "prompt_logprobs":
-            self.prompt_logprobs += prompt_logprobs_of(event.prompt_logprobs)
-        elif kind == "tokens":
-            chunk = chunk_of(event.tokens)
-            self.unread.append(chunk)
-            self._sequences[chunk.sequence_index].add(chunk)
-        elif kind == "finished":
-            self._finish(finished_of(event.finished))
-
-    def text_of(self, index: int) -> str:
-        return "".join(self._sequences[index].texts)
-
-    def token_ids_of(self, index: int) -> list[int]:
-        return list(self._sequences[index].token_ids)
-
-    def completions(self) -> list[Completion]:
-        """The sequences in the order of their indices. Valid once the stream was complete."""
-        return [self._sequences[index].completion() for index in sorted(self._sequences)]
-
-    def check_complete(self) -> None:
-        """At the end of the stream: raises `InternalError` where it was cut."""
-        if self.finished is None:
-            raise InternalError("the stream ended before the generation did")
-
-    def fail(self, error: BatonError) -> BatonError:
-        """Remembers the error, for whoever reads on."""
-        self._failure = error
-        return error
-
-    def check_not_failed(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    def _finish(self, finished: Finished) -> None:
-        self._sequences[finished.sequence_index].finished = finished
-        self._num_unfinished -= 1
-        if self._num_unfinished == 0:
-            self.finished = finished
-
-
-class _Call(Protocol):
-    """A stream of events as `grpc` gives it."""
-
-    def __next__(self) -> pb.GenerateResponse: ...
-
-    def cancel(self) -> object: ...
+    async def _is_cancelled_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._cancelled.wait()
+        except TimeoutError:
+            return False

@@ -1,6 +1,7 @@
 """A router that plays back what the test gives, on a real socket."""
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,6 +71,7 @@ class FakeRouter(InferenceServicer, AdminServicer):
     Attributes:
         requests: what it was asked.
         ended: set when a generation is over, however it ended.
+        known: the requests it can abort.
     """
 
     def __init__(self) -> None:
@@ -77,6 +79,7 @@ class FakeRouter(InferenceServicer, AdminServicer):
         self.requests: list[object] = []
         self.remaining: list[float | None] = []
         self.ended = threading.Event()
+        self.known: tuple[str, ...] = ("r-1",)
 
     async def Generate(self, request, context):  # noqa: N802
         self.requests.append(request)
@@ -107,7 +110,7 @@ class FakeRouter(InferenceServicer, AdminServicer):
         return admin.ListWorkersResponse(workers=[worker])
 
     async def Abort(self, request, context):  # noqa: N802
-        if request.request_id != "r-1":
+        if request.request_id not in self.known:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no request {request.request_id}")
         return admin.AbortResponse()
 
@@ -140,3 +143,8 @@ def running(router: FakeRouter, port: int = 0) -> Iterator[str]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]

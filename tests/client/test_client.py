@@ -1,4 +1,3 @@
-import socket
 import threading
 from collections.abc import Iterator
 
@@ -8,7 +7,16 @@ from baton import Client, SamplingParams, errors
 from baton.client import FinishReason, Message, TokenLogprobs
 from baton.v1 import inference_pb2 as pb
 
-from .fake_router import ANSWER, TWO, FakeRouter, accepted, finished, running, tokens
+from .fake_router import (
+    ANSWER,
+    TWO,
+    FakeRouter,
+    accepted,
+    finished,
+    free_port,
+    running,
+    tokens,
+)
 
 
 @pytest.fixture
@@ -295,8 +303,3 @@ def test_a_server_that_is_starting_is_waited_for_when_asked():
         with running(FakeRouter(), port):
             asking.join(10.0)
     assert name == ["tiny"]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]

@@ -121,9 +121,11 @@ async def test_a_decode_worker_may_be_killed(client, pair, at, num_migrations):
     await until_nothing_is_held(pair)
 
 
-async def computed(client: AsyncClient, cluster: LocalCluster, length: int) -> AsyncGeneration:
+async def computed(
+    client: AsyncClient, cluster: LocalCluster, prompt: list[int]
+) -> AsyncGeneration:
     """A generation whose long prompt a prefill worker is computing."""
-    generation = client.generate(prompt_of(length, seed=4), replace(PLAIN, max_tokens=20))
+    generation = client.generate(prompt, replace(PLAIN, max_tokens=20))
     name = name_of(cluster, (await generation.wait_accepted()).placement.prefill_worker)
     endpoint = cluster.process(name).endpoint
     await until(lambda: load_of(endpoint).num_running == 1, within=2.0, what="the prefill")
@@ -135,14 +137,15 @@ async def computed(client: AsyncClient, cluster: LocalCluster, length: int) -> A
 )
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_a_worker_may_be_lost_while_the_prompt_is_computed(client, pair, role, signum):
-    generation = await computed(client, pair, 1900)
+    prompt = prompt_of(1900, seed=10 * len(role) + signum)  # one that nobody has cached
+    generation = await computed(client, pair, prompt)
     seen = Told((await generation.wait_accepted()).placement)
     lost = name_of(pair, getattr(seen.placement, f"{role}_worker"))
     pair.kill(lost, signum)
     tokens = await generation.token_ids()
     assert generation.finished.usage.num_migrations >= 1
     pair.kill(lost, signal.SIGCONT)
-    undisturbed = client.generate(prompt_of(1900, seed=4), replace(PLAIN, max_tokens=20))
+    undisturbed = client.generate(prompt, replace(PLAIN, max_tokens=20))
     assert tokens == await undisturbed.token_ids()
     await until_nothing_is_held(pair, within=3.0)
 

@@ -1,0 +1,124 @@
+"""Where a generation goes on when its router is lost. Waits for nothing and opens no connection."""
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+
+from baton.client_progress import Progress
+from baton.client_wire import resumed_request
+from baton.rpc_errors import is_from_server
+from baton.v1 import inference_pb2 as pb
+
+# Calls in a row that bring no new token, after which a generation is given up.
+MAX_FAILURES = 10
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 2.0
+
+# What a router may say that another one, or itself a little later, will not. ALREADY_EXISTS: it has
+# not noticed yet that the call before was lost.
+_PASSING = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.ALREADY_EXISTS,
+)
+
+
+class Routers:
+    """The routers that a client may ask, by their place in its list.
+
+    Attributes:
+        number: how many there are.
+        first: the one to ask first: of those that answered, as far as is known.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.first = 0
+
+    def after(self, router: int) -> int:
+        """The next one in the list, which begins again behind its end."""
+        return (router + 1) % self.number
+
+    def note(self, router: int, error: grpc.RpcError) -> None:
+        """What a call to a router ended with: one that does not answer is not asked first again."""
+        if is_silence(error) and router == self.first:
+            self.first = self.after(router)
+
+
+def is_silence(error: grpc.RpcError) -> bool:
+    """Whether no router has said it: it is gone, or was never there."""
+    return error.code() is grpc.StatusCode.UNAVAILABLE and not is_from_server(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """One call of a generation: what to ask of which router, when, and in how many seconds."""
+
+    request: pb.GenerateRequest
+    router: int
+    timeout: float
+    pause: float = 0.0
+
+
+class Resumption:
+    """The calls of one generation.
+
+    Before it is accepted, each router is asked once. From then on it goes on, on whichever router
+    answers, with the tokens it has; but not where a router that lives has given it up.
+    """
+
+    def __init__(
+        self,
+        request: pb.GenerateRequest,
+        routers: Routers,
+        timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._request = request
+        self._routers = routers
+        self._clock = clock
+        self._expires_at = clock() + timeout
+        self._router = routers.first
+        self._num_failures = 0
+        self._num_received = 0
+
+    def first_leg(self) -> Leg:
+        return Leg(self._request, self._router, self._expires_at - self._clock())
+
+    def next_leg(self, error: grpc.RpcError, progress: Progress) -> Leg | None:
+        """What to do about the end of the latest call; None: nothing, it is the end."""
+        num_received = sum(map(len, progress.received))
+        if num_received > self._num_received:
+            self._num_failures, self._num_received = 0, num_received
+        self._num_failures += 1
+        self._routers.note(self._router, error)
+        if not self._may_go_on(error, progress):
+            return None
+        self._router = self._routers.after(self._router)
+        pause = self._pause() if progress.accepted is not None else 0.0
+        timeout = self._expires_at - self._clock() - pause
+        if timeout <= 0.0:
+            return None
+        progress.begin_call()
+        request = resumed_request(self._request, progress.accepted, progress.received)
+        return Leg(request, self._router, timeout, pause)
+
+    def _may_go_on(self, error: grpc.RpcError, progress: Progress) -> bool:
+        code = error.code()
+        if progress.accepted is None:
+            return code is grpc.StatusCode.UNAVAILABLE and self._num_failures < self._routers.number
+        if self._num_failures > MAX_FAILURES:
+            return False
+        if progress.is_accepted:
+            return is_silence(error)
+        return code in _PASSING
+
+    def _pause(self) -> float:
+        """The first call after some progress is made at once; the others wait longer each time."""
+        if self._num_failures == 1:
+            return 0.0
+        whole = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** (self._num_failures - 2))
+        return whole * (1.0 + random.random()) / 2.0  # noqa: S311 - spreads the calls, no more

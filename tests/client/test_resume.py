@@ -1,0 +1,235 @@
+"""A generation whose router is lost, seen by its reader and by the routers."""
+
+import grpc
+import pytest
+
+from baton import AsyncClient, Client, SamplingParams, errors
+from baton.client import TokenLogprobs
+from baton.client_progress import Progress
+from baton.client_resume import MAX_FAILURES, Resumption, Routers
+from baton.rpc_errors import DETAILS_KEY
+from baton.v1 import inference_pb2 as pb
+
+from .fake_router import FakeRouter, accepted, finished, free_port, of, running, tokens
+
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+
+
+class Failed(grpc.RpcError):
+    """A call that ended, by what a server said or by what gRPC did."""
+
+    def __init__(self, code: grpc.StatusCode = UNAVAILABLE, *, is_said: bool = False) -> None:
+        self._code = code
+        self._metadata = ((DETAILS_KEY, b""),) if is_said else ()
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
+        return self._metadata
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def begun(num_routers: int = 1) -> tuple[Resumption, Progress]:
+    request = pb.GenerateRequest(text="Hi")
+    request.sampling.prompt_logprobs = 0
+    return Resumption(request, Routers(num_routers), 10.0, Clock()), Progress(1)
+
+
+def accept(progress: Progress, *events: pb.GenerateResponse) -> None:
+    message = accepted()
+    message.accepted.seed = 77
+    for event in (message, *events):
+        progress.add(event)
+
+
+def test_before_it_is_accepted_each_router_is_asked_once_and_at_once():
+    resumption, progress = begun(3)
+    assert resumption.first_leg().router == 0
+    legs = [resumption.next_leg(Failed(is_said=i == 0), progress) for i in range(3)]
+    assert [(leg.router, leg.pause, leg.request.text) for leg in legs[:2]] == [
+        *[(1, 0.0, "Hi"), (2, 0.0, "Hi")]
+    ]
+    assert legs[2] is None
+
+
+def test_of_one_router_that_is_not_there_the_error_is_told_at_once():
+    resumption, progress = begun()
+    assert resumption.next_leg(Failed(), progress) is None
+
+
+def test_the_rest_is_asked_for_as_it_was_accepted():
+    resumption, progress = begun()
+    accept(progress, tokens(0, [5, 6], "He"))
+    leg = resumption.next_leg(Failed(), progress)
+    assert (leg.pause, leg.timeout) == (0.0, 10.0)
+    assert [list(sequence.ids) for sequence in leg.request.continue_from] == [[5, 6]]
+    assert (leg.request.request_id, leg.request.sampling.seed) == ("r-1", 77)
+    assert not leg.request.sampling.HasField("prompt_logprobs")
+
+
+def test_without_a_token_all_is_asked_for_again_with_the_same_seed():
+    resumption, progress = begun()
+    accept(progress, pb.GenerateResponse(prompt_logprobs=pb.PromptLogprobs(logprobs=[-1.0])))
+    assert progress.prompt_logprobs == [TokenLogprobs(-1.0, {})]
+    leg = resumption.next_leg(Failed(), progress)
+    assert (list(leg.request.continue_from), leg.request.sampling.seed) == ([], 77)
+    assert leg.request.sampling.HasField("prompt_logprobs")
+    assert progress.prompt_logprobs == []
+
+
+@pytest.mark.parametrize("code", [UNAVAILABLE, grpc.StatusCode.INTERNAL])
+def test_what_a_living_router_has_given_up_is_not_asked_for_again(code):
+    resumption, progress = begun(2)
+    accept(progress)
+    assert resumption.next_leg(Failed(code, is_said=True), progress) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "goes_on"),
+    [
+        (UNAVAILABLE, True),
+        (grpc.StatusCode.ALREADY_EXISTS, True),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, True),
+        (grpc.StatusCode.INVALID_ARGUMENT, False),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, False),
+    ],
+)
+def test_a_router_that_cannot_yet_take_it_over_is_asked_again(code, goes_on):
+    resumption, progress = begun()
+    accept(progress)
+    resumption.next_leg(Failed(), progress)
+    leg = resumption.next_leg(Failed(code, is_said=True), progress)
+    assert (leg is not None) == goes_on
+    if leg is not None:
+        assert 0.05 <= leg.pause <= 0.1
+
+
+def test_without_progress_it_gives_up_and_each_token_gives_it_new_patience():
+    resumption, progress = begun()
+    accept(progress)
+    for position in range(2):
+        for _ in range(MAX_FAILURES):
+            assert resumption.next_leg(Failed(), progress) is not None
+        accept(progress, tokens(position, [5], "a"))
+    for _ in range(MAX_FAILURES):
+        assert resumption.next_leg(Failed(), progress) is not None
+    assert resumption.next_leg(Failed(), progress) is None
+
+
+def test_no_call_is_made_that_would_be_late():
+    clock = Clock()
+    resumption, progress = Resumption(pb.GenerateRequest(), Routers(1), 10.0, clock), Progress(1)
+    accept(progress)
+    clock.now = 9.0
+    assert resumption.next_leg(Failed(), progress).timeout == 1.0
+    clock.now = 9.99
+    assert resumption.next_leg(Failed(), progress) is None
+
+
+def test_what_two_routers_say_is_added_up_once():
+    progress = Progress(2)
+    accept(progress, of(0, tokens(0, [5], "a")), of(0, tokens(0, [], "b")), of(1, finished()))
+    progress.begin_call()
+    # The second one does not know that the text and the ending had arrived.
+    accept(progress, of(1, tokens(0, [], "x")), of(1, finished()))
+    accept(progress, of(0, tokens(0, [], "b")), of(0, finished()))
+    assert [c.text for c in progress.completions()] == ["ab", ""]
+    assert progress.finished is not None
+
+
+def test_a_router_that_begins_again_is_not_believed():
+    progress = Progress(1)
+    accept(progress, tokens(0, [5, 6], "He"))
+    progress.begin_call()
+    with pytest.raises(errors.InternalError, match="position 0, where 2 was next"):
+        accept(progress, tokens(0, [5], "H"))
+
+
+# With real connections.
+
+HALF = [accepted(), tokens(0, [5, 6], "Hel"), None]
+REST = [accepted(), tokens(2, [7], "lo"), finished()]
+
+
+def test_a_generation_goes_on_on_another_router():
+    dying, other = FakeRouter(), FakeRouter()
+    dying.script, other.script = HALF, REST
+    with running(other) as second:
+        first_router = running(dying)
+        with Client([first_router.__enter__(), second], timeout=10.0) as client:
+            generation = client.generate("Hi", SamplingParams(max_tokens=3))
+            assert next(generation).text == "Hel"
+            first_router.__exit__(None, None, None)
+            assert (generation.text(), generation.token_ids()) == ("Hello", [5, 6, 7])
+            assert generation.num_resumed == 1
+            (resumed,) = other.requests
+            assert [list(s.ids) for s in resumed.continue_from] == [[5, 6]]
+            # The one that answers is asked first from now on.
+            assert client.tokenize("Hi").token_ids == (1, 2)
+            assert len(other.requests) == 2
+
+
+async def test_a_generation_goes_on_on_another_router_awaited():
+    dying, other = FakeRouter(), FakeRouter()
+    dying.script, other.script = HALF, REST
+    with running(other) as second:
+        first_router = running(dying)
+        async with AsyncClient([first_router.__enter__(), second], timeout=10.0) as client:
+            generation = client.generate("Hi", SamplingParams(max_tokens=3))
+            assert (await anext(generation)).text == "Hel"
+            first_router.__exit__(None, None, None)
+            assert await generation.text() == "Hello"
+            assert generation.num_resumed == 1
+
+
+def test_who_does_not_want_it_is_told_of_the_loss():
+    dying = FakeRouter()
+    dying.script = HALF
+    first_router = running(dying)
+    with Client(first_router.__enter__(), timeout=10.0, resume=False) as client:
+        generation = client.generate("Hi")
+        next(generation)
+        first_router.__exit__(None, None, None)
+        with pytest.raises(errors.UnavailableError):
+            generation.text()
+
+
+async def test_a_generation_is_cancelled_while_it_looks_for_a_router():
+    dying = FakeRouter()
+    dying.script = HALF
+    first_router = running(dying)
+    async with AsyncClient(first_router.__enter__(), timeout=10.0) as client:
+        generation = client.generate("Hi")
+        await anext(generation)
+        first_router.__exit__(None, None, None)
+        generation.cancel()
+        with pytest.raises(errors.CancelledError):
+            await generation.text()
+
+
+def test_a_router_that_is_not_there_is_passed_over(router, address):
+    with Client([f"127.0.0.1:{free_port()}", address], timeout=10.0) as client:
+        assert client.get_model().name == "tiny"
+        assert client.generate("Hi").text() == "Hello"
+
+
+def test_an_abort_finds_its_request_on_whichever_router(router, address):
+    knows_nothing = FakeRouter()
+    knows_nothing.known = ()
+    with running(knows_nothing) as other, Client([other, address], timeout=10.0) as client:
+        client.abort("r-1")
+        with pytest.raises(errors.NotFoundError):
+            client.abort("r-2")
+
+
+def test_a_client_of_no_router_is_a_mistake():
+    with pytest.raises(errors.InvalidArgumentError, match="address"):
+        Client([])
