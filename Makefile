@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full check bench gpu protos clean
+.PHONY: help demo test test-full soak check bench gpu protos clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -28,6 +28,9 @@ test: $(VENV)/.dev  ## the tests, under 10 minutes on 2 cores
 
 test-full: $(VENV)/.dev  ## the slower tests, under 40 minutes
 	$(BIN)/pytest -m 'slow and not gpu'
+
+soak: $(VENV)/.dev  ## ten minutes of random faults: nothing lost, wrong or held
+	$(BIN)/python -m tests.e2e.soak
 
 check: $(VENV)/.dev  ## lint, types, imports, protos, kernels for every GPU
 	$(BIN)/ruff check .

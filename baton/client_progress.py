@@ -57,12 +57,14 @@ class Progress:
     Attributes:
         accepted: by the latest router that did.
         is_accepted: by the router that is asked now.
+        num_accepted: by how many routers, one after the other.
         unread: chunks that the caller is still to be given.
     """
 
     def __init__(self, num_sequences: int) -> None:
         self.accepted: Accepted | None = None
         self.is_accepted = False
+        self.num_accepted = 0
         self.finished: Finished | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.unread: deque[Chunk] = deque()
@@ -86,6 +88,7 @@ class Progress:
         kind = event.WhichOneof("event")
         if kind == "accepted":
             self.accepted, self.is_accepted = accepted_of(event.accepted), True
+            self.num_accepted += 1
         elif not self.is_accepted:
             raise InternalError(f"the stream began with {kind}, not with accepted")
         elif kind == "prompt_logprobs":

@@ -39,16 +39,12 @@ class Generation(Iterator[Chunk]):
     """A running generation: iterate over its chunks. Leaving its `with` block early cancels it.
 
     Where several sequences were asked for, their chunks come in any mixture.
-
-    Attributes:
-        num_resumed: how often it went on with another router, or again with the same.
     """
 
     def __init__(
         self, call: "Call", num_sequences: int = 1, calls: "Calls[Call] | None" = None
     ) -> None:
         """`calls`: makes another call where one is lost; None: its end is the end."""
-        self.num_resumed = 0
         self._call = call
         self._calls = calls
         self._cancelled = threading.Event()
@@ -77,6 +73,11 @@ class Generation(Iterator[Chunk]):
         """How it ended; None until the last chunk has been read. Of several sequences, how the one
         that ended last did: its usage and timings are the whole request's."""
         return self._progress.finished
+
+    @property
+    def num_resumed(self) -> int:
+        """How often it went on with another router, or anew with the same, because one was lost."""
+        return max(0, self._progress.num_accepted - 1)
 
     @property
     def prompt_logprobs(self) -> list[TokenLogprobs]:
@@ -131,7 +132,6 @@ class Generation(Iterator[Chunk]):
         if self._cancelled.wait(leg.pause):
             raise CancelledError("the generation was cancelled")
         self._call = self._calls.open(leg)
-        self.num_resumed += 1
         if self._cancelled.is_set():  # by another thread, a moment ago
             self._call.cancel()
 
@@ -141,16 +141,12 @@ class AsyncGeneration(AsyncIterator[Chunk]):
 
     Leaving its `async with` block early cancels it, and so does cancelling a task that reads it.
     Where several sequences were asked for, their chunks come in any mixture.
-
-    Attributes:
-        num_resumed: how often it went on with another router, or again with the same.
     """
 
     def __init__(
         self, call: "AsyncCall", num_sequences: int = 1, calls: "Calls[AsyncCall] | None" = None
     ) -> None:
         """`calls`: makes another call where one is lost; None: its end is the end."""
-        self.num_resumed = 0
         self._call = call
         self._calls = calls
         self._cancelled = asyncio.Event()
@@ -178,6 +174,11 @@ class AsyncGeneration(AsyncIterator[Chunk]):
         """How it ended; None until the last chunk has been read. Of several sequences, how the one
         that ended last did: its usage and timings are the whole request's."""
         return self._progress.finished
+
+    @property
+    def num_resumed(self) -> int:
+        """How often it went on with another router, or anew with the same, because one was lost."""
+        return max(0, self._progress.num_accepted - 1)
 
     @property
     def prompt_logprobs(self) -> list[TokenLogprobs]:
@@ -246,7 +247,6 @@ class AsyncGeneration(AsyncIterator[Chunk]):
             raise self._progress.fail(CancelledError("the generation was cancelled"))
         self._call = self._calls.open(leg)
         self._events = aiter(self._call)
-        self.num_resumed += 1
 
     async def _is_cancelled_within(self, seconds: float) -> bool:
         try:

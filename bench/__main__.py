@@ -7,7 +7,7 @@ import sys
 
 from bench.report import NotPossibleError, show
 
-NAMES = ("engine", "serve", "scheduler", "prefix", "speculate", "transfer", "gpu")
+NAMES = ("engine", "serve", "scheduler", "prefix", "speculate", "transfer", "migrate", "gpu")
 
 
 def main() -> None:

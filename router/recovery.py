@@ -20,7 +20,7 @@ from router.budget import RetryBudget
 
 # Setbacks in a row, without a new token in between, after which an accepted request gives up.
 MAX_SETBACKS = 10
-# Of two workers that are lost so few tokens apart, the same token may be to blame.
+# Of two workers of one role that are lost so few tokens apart, the same token may be to blame.
 SAME_PLACE_TOKENS = 16
 PAUSES = Backoff(first=0.05, longest=2.0)
 
@@ -75,6 +75,7 @@ class _Loss:
 
     worker: str
     num_tokens: int
+    is_prefill: bool
 
 
 class Recovery:
@@ -97,7 +98,7 @@ class Recovery:
         self._budget = budget
         self._pauses = pauses
         self._refusal: BatonError | None = None
-        self._last_loss: _Loss | None = None
+        self._losses: dict[bool, _Loss] = {}  # the last one of each role
         self._num_setbacks = 0
         self._num_tokens = 0
 
@@ -105,7 +106,8 @@ class Recovery:
         """Seconds to wait before the next try, `num_tokens` into the output. Raises what ends the
         request."""
         if setback.was_computing:
-            self._check_not_poison(_Loss(setback.worker, num_tokens), setback.error)
+            is_prefill = setback.worker == setback.pair[0]
+            self._check_not_poison(_Loss(setback.worker, num_tokens, is_prefill), setback.error)
         pause = self._pause(setback, num_tokens) if self.is_accepted else self._pass_on(setback)
         if setback.kind is not SetbackKind.NOBODY and not self._budget.withdraw():
             raise self._over_budget(setback)
@@ -144,8 +146,10 @@ class Recovery:
                 self.refused.add(setback.worker)
 
     def _check_not_poison(self, loss: _Loss, error: BatonError) -> None:
-        """One that goes on well past the place where a worker was lost was not to blame for it."""
-        last, self._last_loss = self._last_loss, loss
+        """A request that goes on well past the place where a worker was lost was not to blame; one
+        that is to blame ends workers of one role at one place."""
+        last = self._losses.get(loss.is_prefill)
+        self._losses[loss.is_prefill] = loss
         if last is not None and loss.num_tokens - last.num_tokens < SAME_PLACE_TOKENS:
             raise InternalError(
                 f"request {self._request_id} is poison: {last.worker} and {loss.worker} were lost "

@@ -7,6 +7,8 @@ import pytest
 from baton.cli.local_cluster import LocalCluster
 from baton.client import AsyncClient
 
+from .wide import made_whole
+
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
@@ -27,3 +29,18 @@ def cluster() -> Iterator[LocalCluster]:
 async def client(cluster: LocalCluster) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(cluster.address) as open_client:
         yield open_client
+
+
+@pytest.fixture(scope="session")
+def pair_cluster() -> Iterator[LocalCluster]:
+    """For the tests that break it: two workers of each role with room for a dozen sequences."""
+    with LocalCluster(
+        num_prefill=2, num_decode=2, worker_flags={"max_num_batched_tokens": 32, "num_blocks": 1024}
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def pair(pair_cluster: LocalCluster) -> LocalCluster:
+    """The pair of pairs, whatever an earlier test did to them."""
+    return made_whole(pair_cluster)

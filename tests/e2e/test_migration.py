@@ -4,40 +4,27 @@ for token as if nothing had happened."""
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client import AsyncClient, Chunk, Completion
-from baton.client_types import FinishReason, Placement, TokenLogprobs
+from baton.client import AsyncClient, Chunk
+from baton.client_types import FinishReason, Placement
 from baton.generation import AsyncGeneration
-from baton.sampling import Grammar, GrammarKind, SamplingParams
+from baton.sampling import SamplingParams
 
 from .checkpoints import prompt_of
 from .watch import load_of, until, until_nothing_is_held
-from .wide import listed, made_whole, name_of, stopped
+from .ways import CODE, SEEDED, answer_of, check_same, with_late_stop_string
+from .wide import listed, name_of, stopped
 
 pytestmark = pytest.mark.e2e
 
 PLAIN = SamplingParams(max_tokens=300, ignore_eos=True)
 # What is noticed within the silence bound, placed anew and computed again.
 GOES_ON_WITHIN = 3.0
-
-
-@pytest.fixture(scope="module")
-def pair_cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(
-        num_prefill=2, num_decode=2, worker_flags={"max_num_batched_tokens": 32, "num_blocks": 1024}
-    ) as running:
-        yield running
-
-
-@pytest.fixture
-def pair(pair_cluster: LocalCluster) -> LocalCluster:
-    """Two workers of each role, whatever an earlier test did to them."""
-    return made_whole(pair_cluster)
 
 
 @pytest.fixture
@@ -162,7 +149,7 @@ async def test_a_prefill_worker_may_be_killed_once_its_blocks_are_handed_over(cl
 
 async def test_a_decode_worker_that_falls_silent_is_replaced_and_wakes_up_to_nothing(client, pair):
     """Whatever it still had to say of the request is heard by nobody, and it takes work again."""
-    long = replace(PLAIN, max_tokens=1500)
+    long = replace(PLAIN, max_tokens=1000)
     prompt = prompt_of(60, seed=6)
     undisturbed = await client.generate(prompt, long).token_ids()
     generation = client.generate(prompt, long)
@@ -187,68 +174,21 @@ async def test_a_decode_worker_that_falls_silent_is_replaced_and_wakes_up_to_not
     pair.wait_ready(5.0)
 
 
-# Every way of choosing tokens.
-
-SEEDED = SamplingParams(max_tokens=300, temperature=0.9, seed=7, ignore_eos=True)
-WORDS = Grammar(GrammarKind.REGEX, "([a-z]{3,9} ){90}")
-WAYS = {
-    "greedy": PLAIN,
-    "seeded": SEEDED,
-    "penalties": replace(
-        SEEDED, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.4, min_tokens=250
-    ),
-    "bans": replace(PLAIN, bad_words=(" self", " return"), logit_bias=((40, 2.0), (41, -2.0))),
-    "logprobs": replace(SEEDED, logprobs=True, top_logprobs=3, prompt_logprobs=2, seed=8),
-    "grammar": replace(SEEDED, grammar=WORDS, max_tokens=290, seed=9, ignore_eos=False),
-    "several": replace(SEEDED, n=3, seed=10),
-    "best": replace(SEEDED, n=2, best_of=3, seed=11),
-    "beams": SamplingParams(max_tokens=200, n=2, beam_width=2),
-}
-
-
-async def completed(generation: AsyncGeneration) -> tuple[list[Completion], list[TokenLogprobs]]:
-    return await generation.completions(), generation.prompt_logprobs
-
-
 async def test_every_way_of_choosing_tokens_survives_its_decode_worker(client, pair):
-    with_stop = {**WAYS}
-    code = "def fibonacci(n):\n    "
-    text = await client.generate(code, SEEDED).text()
-    # What comes late, and in more than one token.
-    stop = next(text[i : i + 9] for i in range(len(text) // 2, len(text)) if _is_first(text, i))
-    with_stop["stop string"] = replace(SEEDED, stop=(stop,))
-    undisturbed = {
-        name: await completed(client.generate(code, params)) for name, params in with_stop.items()
-    }
+    ways = with_late_stop_string(await client.generate(CODE, SEEDED).text())
+    undisturbed = {n: await answer_of(client.generate(CODE, p)) for n, p in ways.items()}
     # All on one worker, and the other one there again when it dies.
     with stopped(pair, "decode-1"):
-        await until(lambda: _excludes(pair, "decode-1"), within=4.0, what="its silence")
-        running = {n: client.generate(code, params) for n, params in with_stop.items()}
+        await until(
+            lambda: listed(pair)["decode-1"].state == "unreachable", within=4.0, what="its silence"
+        )
+        running = {name: client.generate(CODE, params) for name, params in ways.items()}
         await asyncio.gather(*(generation.wait_accepted() for generation in running.values()))
         for name in ("greedy", "several", "grammar"):
             await anext(running[name])
     pair.kill("decode-0")
-    answers = await asyncio.gather(*(completed(generation) for generation in running.values()))
-    for (name, generation), (answer, scores) in zip(running.items(), answers, strict=True):
+    answers = await asyncio.gather(*(answer_of(generation) for generation in running.values()))
+    for (name, generation), answer in zip(running.items(), answers, strict=True):
         assert generation.finished.usage.num_migrations >= 1, name
-        expected, expected_scores = undisturbed[name]
-        for one, other in zip(answer, expected, strict=True):
-            assert one.token_ids == other.token_ids, name
-            assert one.text == other.text, name
-            assert one.finished.reason == other.finished.reason, name
-            assert one.finished.stop_string == other.finished.stop_string, name
-            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3), name
-            assert [tuple(t) for t in one.top_logprobs] == [tuple(t) for t in other.top_logprobs]
-        assert [s.logprob for s in scores] == pytest.approx(
-            [s.logprob for s in expected_scores], abs=1e-3
-        )
+        check_same(name, answer, undisturbed[name])
     await until_nothing_is_held(pair)
-
-
-def _is_first(text: str, at: int) -> bool:
-    part = text[at : at + 9]
-    return len(part) == 9 and text.find(part) == at and part.isprintable()
-
-
-def _excludes(cluster: LocalCluster, name: str) -> bool:
-    return listed(cluster)[name].state == "unreachable"

@@ -67,13 +67,14 @@ class Scripts(list[list[Any]]):
 
 @dataclass
 class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
-    """Plays its script for every call, and notes the calls and those that were cancelled."""
+    """Plays its script for every call, and notes the calls, and how much of it was taken."""
 
     name: str
     role: str
     script: list[Any]
     requests: list[Any] = field(default_factory=list)
     num_running: int = 0
+    num_said: int = 0
     endpoint: str = ""
     load: int = 0
     num_losses: int = 0
@@ -98,6 +99,7 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
                         await asyncio.Event().wait()
                     case _:
                         yield step
+                        self.num_said += 1
         finally:
             self.num_running -= 1
 

@@ -35,8 +35,9 @@ def setback(
     worker: str = "d0",
     *,
     computing: bool = False,
+    prefill: str = "p0",
 ) -> Setback:
-    made = Setback(kind, error or UnavailableError("gone"), worker, ("p0", "d0"))
+    made = Setback(kind, error or UnavailableError("gone"), worker, (prefill, "d0"))
     made.was_computing = computing
     return made
 
@@ -102,6 +103,14 @@ def test_two_workers_lost_at_the_same_place_are_a_poison_and_elsewhere_chance(at
             trying.after(again, at + further)
     else:
         trying.after(again, at + further)
+
+
+def test_a_prefill_and_a_decode_worker_lost_at_the_same_place_are_chance():
+    trying = recovery()
+    trying.after(setback(worker="d0", computing=True), 5)
+    trying.after(setback(worker="p0", computing=True), 5)
+    with pytest.raises(InternalError, match="poison: p0 and p1 were lost"):
+        trying.after(setback(worker="p1", computing=True, prefill="p1"), 5)
 
 
 def test_workers_lost_while_the_request_only_waited_there_count_for_nothing():

@@ -193,6 +193,23 @@ async def test_an_abort_frees_both_workers_though_the_client_reads_no_more():
                 pass
 
 
+async def test_of_what_the_client_does_not_read_little_is_read_of_the_workers():
+    tops = [pb.TopLogprobs(token_ids=range(1000), logprobs=[-1.0] * 1000)]
+    chatter = [tokens(i, 1) for i in range(1, 4000)]
+    for message in chatter:
+        message.tokens.top_logprobs.extend(tops)
+    talking = decode(*chatter, Forever())
+    async with fleet_of(prefill(first(), Forever()), talking) as fleet:
+        events = saga_of(fleet, max_tokens=4000).run()
+        await anext(events)
+        said = -1
+        while talking.num_said > said:
+            said = talking.num_said
+            await asyncio.sleep(0.3)
+        assert 64 < said < 2000
+        await events.aclose()
+
+
 async def test_leaving_early_ends_both_calls():
     async with fleet_of(prefill(first(), Forever()), decode(Forever())) as fleet:
         events = saga_of(fleet).run()
