@@ -1,6 +1,6 @@
 """Blocks on their way. Knows no transport."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,13 @@ class Run:
 
 def checksums_of(pieces: "Sequence[memoryview[Any]]", block_bytes: int) -> tuple[int, ...]:
     """xxh3-64 of each block; each piece holds whole blocks."""
-    return tuple(map(xxhash.xxh3_64_intdigest, _blocks(pieces, block_bytes)))
+    return tuple(
+        xxhash.xxh3_64_intdigest(
+            piece if len(piece) == block_bytes else piece[start : start + block_bytes]
+        )
+        for piece in pieces
+        for start in range(0, len(piece), block_bytes)
+    )
 
 
 def check(
@@ -63,9 +69,3 @@ def check(
                 f"the checksum of block {run.first_block + first + i} of group {run.group} is "
                 "another"
             )
-
-
-def _blocks(pieces: "Sequence[memoryview[Any]]", block_bytes: int) -> "Iterator[memoryview[Any]]":
-    for piece in pieces:
-        for start in range(0, len(piece), block_bytes):
-            yield piece[start : start + block_bytes]

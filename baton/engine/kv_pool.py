@@ -168,10 +168,9 @@ class KvPool:
             return [memoryview(copied)]
         whole: Any = self._bytes.view(-1).numpy()  # some numpy releases type it as no buffer
         size, content = self.layout.block_bytes, memoryview(whole)
-        places = np.asarray(block_ids, np.int64)
         return [
-            content[places[start] * size : (places[stop - 1] + 1) * size]
-            for start, stop in runs(places)
+            content[block_ids[start] * size : (block_ids[stop - 1] + 1) * size]
+            for start, stop in runs(np.asarray(block_ids, np.int64))
         ]
 
     def write_blocks(self, block_ids: Sequence[int], content: "bytes | memoryview[Any]") -> None:
