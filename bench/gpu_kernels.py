@@ -157,7 +157,7 @@ def _sampling() -> Callable[[], float]:
     from baton.sampling import SamplingParams
 
     num_rows, vocab_size = 256, 128 * 1024
-    sampler = Sampler(num_rows, vocab_size, _GPU, frozenset())
+    sampler = Sampler(num_rows, vocab_size, _GPU, frozenset(), on_triton=True)
     params = SamplingParams(temperature=0.8, top_p=0.95, top_k=50, seed=1)
     for seat in range(num_rows):
         sampler.assign(seat, params, 1)

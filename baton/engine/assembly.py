@@ -38,6 +38,7 @@ class LoadedModel:
 
     info: ModelInfo
     model: DecoderModel
+    on_triton: bool
     attention: Attention
     cache: KvCache
     device: torch.device
@@ -104,7 +105,7 @@ def assemble(
     attention = attend_over(cache)
     model.use(attention)
     on_progress("ready", 1.0)
-    return LoadedModel(info, model, attention, cache, hf_model.device, folder)
+    return LoadedModel(info, model, on_triton, attention, cache, hf_model.device, folder)
 
 
 def _decoder(

@@ -1,14 +1,28 @@
 """Draws tokens from scores: temperature, top-k, top-p, min-p, and the inverse transform.
 
 All in float64 over the whole vocabulary and by a strict order of tokens, so that a row gets the
-same token in any batch. Where the random numbers come from is not known here.
+same token in any batch.
 """
+
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from baton.engine.random import uniform
 from baton.engine.sampling_columns import MIN_P, TRUNCATION, Int64Array, Rows
+
+# scores, rows, sequence indices, positions in the output -> tokens
+Draw = Callable[[torch.Tensor, Rows, Int64Array, Int64Array], torch.Tensor]
+
+
+def draw_by_torch(
+    scores: torch.Tensor, rows: Rows, sequence_indices: Int64Array, positions: Int64Array
+) -> torch.Tensor:
+    """`draw` with the numbers of (seed, sequence index, position)."""
+    numbers = uniform(rows.numbers["seed"], sequence_indices, positions)
+    return draw(scores, rows, to_tensor(numbers, scores.device))
 
 
 def draw(scores: torch.Tensor, rows: Rows, uniforms: torch.Tensor) -> torch.Tensor:

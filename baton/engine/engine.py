@@ -64,7 +64,13 @@ class Engine:
         device = loaded.device
         self._max_chunk = config.tokens_per_step(device.type)
         self._scheduler = make_scheduler(config, loaded)
-        sampler = Sampler(config.max_num_seqs, info.vocab_size, device, info.eos_token_ids)
+        sampler = Sampler(
+            config.max_num_seqs,
+            info.vocab_size,
+            device,
+            info.eos_token_ids,
+            on_triton=loaded.on_triton,
+        )
         self._runner = ModelRunner(
             loaded.model,
             loaded.attention,

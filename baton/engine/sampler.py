@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from baton.engine.draw import draw, largest, to_tensor
+from baton.engine.draw import Draw, draw_by_torch, largest, to_tensor
 from baton.engine.logits_processors import Bitmask, Int32Array, process, restrict
-from baton.engine.random import uniform
 from baton.engine.sampling_columns import (
     GRAMMAR,
     HISTORY,
@@ -106,7 +105,17 @@ class Sampler:
         vocab_size: int,
         device: torch.device,
         eos_token_ids: frozenset[int],
+        *,
+        on_triton: bool = False,
     ) -> None:
+        """Args: on_triton: draw by our kernel."""
+        self._draw: Draw = draw_by_torch
+        # It leaves logits as they are, reads any type of them and knows what a temperature of 0 is.
+        self._draws_from_logits = on_triton
+        if on_triton:
+            from baton.engine import triton_draw
+
+            self._draw = triton_draw.draw
         self._columns = SamplingColumns(num_seats, vocab_size, eos_token_ids)
         self._device = device
 
@@ -186,6 +195,9 @@ class Sampler:
         allowed: tuple[Int64Array, Bitmask] | None,
     ) -> torch.Tensor:
         """`[num_rows]`. The rows that are more than an argmax are worked on in a float32 copy."""
+        if self._draws_from_logits and not rows.that_use(PROCESSING).size:
+            positions = rows.lengths - rows.numbers["num_prompt_tokens"]
+            return self._draw(logits, rows, sequence_indices, positions)
         special = rows.that_use(RANDOM | PROCESSING)
         if not special.size:
             return logits.argmax(-1)
@@ -206,11 +218,10 @@ class Sampler:
             return scores.argmax(-1)
         asking = rows.take(random)
         positions = asking.lengths - asking.numbers["num_prompt_tokens"]
-        draws = uniform(asking.numbers["seed"], sequence_indices[random], positions)
         if random.size == len(scores):
-            return draw(scores, asking, to_tensor(draws, self._device))
+            return self._draw(scores, asking, sequence_indices, positions)
         index = to_tensor(random, self._device)
-        drawn = draw(scores[index], asking, to_tensor(draws, self._device))
+        drawn = self._draw(scores[index], asking, sequence_indices[random], positions)
         return scores.argmax(-1).index_copy_(0, index, drawn)
 
     def _copy(self, logits: torch.Tensor, rows: Int64Array) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Whole engines on our kernels: token for token what torch's attention and products give, replayed
 from recorded steps or not; and, in the deterministic mode, bit for bit the same in any batch."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,21 @@ def test_the_tokens_are_those_of_torch(folder: Any, load: Any, family: str) -> N
     assert tokens(engine) == tokens(load(folder(family), kernels="torch", device="cpu"))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "logprobs": True, "top_logprobs": 2},
+        pytest.param({"temperature": 1.3, "min_p": 0.05, "repetition_penalty": 1.2}, marks=SLOW),
+    ],
+)
+def test_draws_are_those_of_torch(folder: Any, load: Any, changes: dict[str, Any]) -> None:
+    params = [replace(GREEDY, seed=i, **changes) for i in range(3)] + [GREEDY]
+    engines = load(folder("llama")), load(folder("llama"), kernels="torch", device="cpu")
+    drawn, expected = (engine.generate(PROMPTS, params) for engine in engines)
+    assert [r.token_ids for r in drawn] == [r.token_ids for r in expected]
+
+
 class Rerun:
     """Records a step by noting it down; the output stays where it was at first."""
 
@@ -130,7 +146,8 @@ def test_recorded_steps_give_the_same_tokens(
     assert tokens(engine) == tokens(load(folder(family), kernels="torch", device="cpu"))
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_swapped_blocks_come_back_as_they_were(folder: Any, load: Any, dtype: str) -> None:
     settings = {"dtype": dtype, "preemption": "swap", "max_num_batched_tokens": 64}
     prompts = [[i, *PROMPTS[1][1:]] for i in range(3)]  # a block each, and soon another
