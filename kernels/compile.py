@@ -30,6 +30,7 @@ from kernels.variant import Variant
 # is what its launches ask for too.
 MODULES: Final = (
     "kernels.activation",
+    "kernels.attention_variants",
     "kernels.block_copy",
     "kernels.cache_write",
     "kernels.experts",
@@ -100,6 +101,7 @@ def compile_variant(variant: Variant, capability: int, fp_fusion: bool) -> Any:
         options={
             "num_warps": variant.num_warps,
             "num_stages": variant.num_stages,
+            "maxnreg": variant.max_registers,
             "enable_fp_fusion": fp_fusion,
         },
     )

@@ -1,0 +1,145 @@
+"""Attention of few queries over splits of the context, against float64."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from attention_cases import Case, decode, make_case, poisoned_workspace
+from kernel_checks import FLOATS, pairwise
+
+from kernels.attention_inputs import HEAD_DIMS, check_model
+from kernels.attention_plan import plan_splits
+from kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack
+from kernels.attention_tiling import Tiling, choose_tiling
+from kernels.paged_decode import paged_decode
+
+TILING = Tiling(16, 32, 4, 2)
+SPLIT = 64
+# One token in all, one before a block is full, a full one, one behind; a split's edge; no sequence.
+CONTEXTS, NUM_QUERIES = (0, 14, 15, 16, 63, 64, 3, 150), (1, 1, 1, 1, 1, 1, 0, 1)
+CASES = pairwise(
+    dtype=FLOATS,
+    head_dim=HEAD_DIMS,
+    group=(1, 2, 3, 4, 5, 7, 8, 12, 16),
+    block_size=(16, 32),
+    window=(None, 1, 21, 64, 100),
+    softcap=(None, 4.0),
+    has_sinks=(False, True),
+    is_fp8=(False, True),
+    num_kv_heads=(1, 2),
+)
+
+
+def check(case: Case) -> None:
+    case.check(decode(case, TILING, SPLIT))
+
+
+@pytest.mark.parametrize("shape", CASES[:6], ids=str)
+def test_one_token_of_each_sequence_attends_over_its_context(shape: dict) -> None:
+    check(make_case(CONTEXTS, NUM_QUERIES, **shape))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", CASES[6:], ids=str)
+def test_one_token_attends_in_every_pair_of_shapes_and_types(shape: dict) -> None:
+    check(make_case(CONTEXTS, NUM_QUERIES, **shape))
+
+
+@pytest.mark.parametrize("group", [1, 3, 16])
+def test_several_tokens_of_a_sequence_see_one_more_key_each(group: int) -> None:
+    check(make_case((0, 15, 60, 100), (5, 3, 6, 1), group=group, num_kv_heads=1, window=21))
+
+
+def test_a_token_is_the_same_alone_and_in_any_batch() -> None:
+    case = make_case((5, 150, 70, 64), (1, 3, 1, 1), softcap=4.0, has_sinks=True)
+    together = decode(case, TILING, SPLIT)
+    for i in range(len(case.spans)):
+        span = case.spans[i : i + 1]
+        alone = decode(case.of(span), TILING, SPLIT)
+        tokens = slice(span.first_tokens[0], span.first_tokens[0] + span.num_queries[0])
+        assert torch.equal(alone[tokens], together[tokens])
+
+
+def test_tokens_of_no_member_stay_as_they_are() -> None:
+    case = make_case((5, 20, 70), (1, 1, 1))
+    some = case.of(case.spans[np.array([0, 2])])
+    out = decode(some, TILING, SPLIT)
+    assert out[1].isnan().all()
+    assert torch.equal(out[[0, 2]], decode(case, TILING, SPLIT)[[0, 2]])
+
+
+def test_a_plan_in_more_room_gives_the_same_and_zeros_behind_it() -> None:
+    case = make_case((5, 100, 0, 0), (1, 1, 1, 1))
+    spans = case.spans[:2]
+    plan = plan_splits(spans, SPLIT, TILING.keys, TILING.num_tokens(case.group))
+    capacity = SplitCapacity(items=20, shared_items=3, members=4)
+    arrays = SplitArrays.view(torch.from_numpy(pack(plan, capacity)), capacity)
+    out, workspace = case.poisoned_out(), poisoned_workspace(case, 20)
+    arguments = (case.query, out, case.kv, case.rule, case.tables, arrays, workspace)
+    paged_decode(*arguments, TILING, TILING)
+    assert torch.equal(out[:2], decode(case.of(spans), TILING, SPLIT)[:2])
+    assert not out[2:].any()
+
+
+def test_a_batch_of_nobody_is_no_launch() -> None:
+    case = make_case((5, 9), (1, 1))
+    assert decode(case.of(case.spans[:0]), TILING, SPLIT).isnan().all()
+
+
+def test_sinks_alone_leave_nothing_of_values_that_weigh_little() -> None:
+    case = make_case((40,), (1,), has_sinks=True)
+    assert case.rule.sinks is not None
+    case.rule.sinks.fill_(200.0)
+    assert decode(case, TILING, SPLIT).abs().max() < 1e-30
+
+
+@pytest.mark.parametrize("chosen", [(64, torch.bfloat16), (128, torch.float16)], ids=str)
+def test_the_chosen_tiles_give_the_same(chosen: tuple[int, torch.dtype]) -> None:
+    head_dim, dtype = chosen
+    tiling = choose_tiling(head_dim, dtype, num_kv_heads=1, max_context=4096)
+    case = make_case((600, 255, 3), (1, 1, 2), dtype, head_dim, group=4, num_kv_heads=1)
+    case.check(decode(case, tiling.decode, tiling.split_tokens))
+
+
+def test_what_no_kernel_computes_is_refused_in_a_sentence() -> None:
+    def run(**changes: object) -> None:
+        decode(replace(make_case((5,), (1,)), **changes), TILING, SPLIT)
+
+    case = make_case((5,), (1,))
+    with pytest.raises(
+        ValueError, match=r"head size of 72 .* 64, 80, 96, 128 and 256 have: use the"
+    ):
+        check_model(num_heads=4, num_kv_heads=2, head_dim=72)
+    with pytest.raises(
+        ValueError, match=r"34 query heads over 2 KV heads .* may be 1 to 16 for each"
+    ):
+        check_model(num_heads=34, num_kv_heads=2, head_dim=64)
+    with pytest.raises(ValueError, match="5 query heads over 2 KV heads"):
+        check_model(num_heads=5, num_kv_heads=2, head_dim=64)
+    with pytest.raises(
+        ValueError, match="query is float64; must be bfloat16 or float16 or float32"
+    ):
+        run(query=case.query.double())
+    with pytest.raises(ValueError, match="the KV cache is float32; must be float16"):
+        run(query=case.query.half())
+    with pytest.raises(ValueError, match="block tables is int64; must be int32"):
+        run(tables=case.tables.long())
+    with pytest.raises(ValueError, match="window is 0; must be at least 1, or None"):
+        run(rule=replace(case.rule, window=0))
+    with pytest.raises(ValueError, match=r"softcap is 0.0; must be above 0, or None"):
+        run(rule=replace(case.rule, softcap=0.0))
+    with pytest.raises(ValueError, match=r"scale is -1.0; must be above 0"):
+        run(rule=replace(case.rule, scale=-1.0))
+    with pytest.raises(ValueError, match=r"sinks has shape \(3,\); must have \(4,\)"):
+        run(rule=replace(case.rule, sinks=torch.zeros(3)))
+    with pytest.raises(ValueError, match=r"keys has shape .*; must have \(4, 1024\)"):
+        run(kv=replace(case.kv, block_size=8))
+
+
+def test_a_plan_larger_than_its_room_is_refused() -> None:
+    plan = plan_splits(make_case((5,), (1,)).spans, SPLIT, 32, 8)
+    with pytest.raises(
+        ValueError, match=r"items=1, .* more than .*items=0, .* capture a larger one"
+    ):
+        pack(plan, SplitCapacity(0, 0, 1))

@@ -1,0 +1,84 @@
+"""Attention of chunks of prompts over the paged cache, against float64."""
+
+import numpy as np
+import pytest
+import torch
+from attention_cases import make_case, poisoned_workspace, prefill
+from kernel_checks import FLOATS, pairwise
+
+from kernels.attention_inputs import HEAD_DIMS
+from kernels.attention_plan_arrays import SplitCapacity
+from kernels.attention_tiling import Tiling, choose_tiling
+from kernels.paged_attention import AttentionArrays, paged_attention, plan_attention
+
+TILING = Tiling(32, 32, 4, 2)
+# One token in all, chunks that begin and end anywhere in a block, a whole prompt, no token.
+CONTEXTS, NUM_QUERIES = (0, 0, 31, 9, 5, 64), (1, 16, 18, 40, 0, 3)
+CASES = pairwise(
+    dtype=FLOATS,
+    head_dim=HEAD_DIMS,
+    group=(1, 2, 3, 4, 5, 7, 8, 12, 16),
+    block_size=(16, 32),
+    window=(None, 1, 21, 32, 50),
+    softcap=(None, 4.0),
+    has_sinks=(False, True),
+    is_fp8=(False, True),
+    split_tokens=(None, 32),
+)
+
+
+def check(shape: dict) -> None:
+    shape = dict(shape)
+    split_tokens = shape.pop("split_tokens")
+    case = make_case(CONTEXTS, NUM_QUERIES, num_kv_heads=1, **shape)
+    case.check(prefill(case, TILING, split_tokens))
+
+
+@pytest.mark.parametrize("shape", CASES[:6], ids=str)
+def test_chunks_of_prompts_attend_over_their_contexts(shape: dict) -> None:
+    check(shape)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", CASES[6:], ids=str)
+def test_chunks_attend_in_every_pair_of_shapes_and_types(shape: dict) -> None:
+    check(shape)
+
+
+def test_tokens_of_no_tile_stay_as_they_are() -> None:
+    case = make_case((5, 20, 40), (9, 3, 30))
+    out = prefill(case.of(case.spans[np.array([0, 2])]), TILING)
+    assert out[9:12].isnan().all()
+    assert not out[:9].isnan().any()
+    assert not out[12:].isnan().any()
+
+
+def test_a_batch_of_nobody_is_no_launch() -> None:
+    case = make_case((5, 9), (1, 1))
+    assert prefill(case.of(case.spans[:0]), TILING).isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "capability", "deterministic"),
+    [
+        (torch.bfloat16, 128, (9, 0), False),
+        (torch.float16, 80, (8, 0), False),
+        (torch.bfloat16, 256, (9, 0), True),
+        (torch.float32, 64, (9, 0), False),
+    ],
+    ids=str,
+)
+def test_a_ragged_batch_of_prefills_and_decodes_is_shared_out(
+    dtype: torch.dtype, head_dim: int, capability: tuple[int, int], deterministic: bool
+) -> None:
+    case = make_case((0, 300, 17, 600, 0, 2), (200, 1, 4, 33, 1, 0), dtype, head_dim, 4, 1)
+    tiling = choose_tiling(head_dim, dtype, 1, 4096, capability, deterministic)
+    plan = plan_attention(case.spans, case.group, tiling)
+    assert len(plan.tiles)
+    assert len(plan.splits.items)
+    arrays = AttentionArrays.of(plan, case.query.device)
+    assert arrays.splits.capacity == SplitCapacity.of(plan.splits)
+    out, workspace = case.poisoned_out(), poisoned_workspace(case, plan.splits.num_slots)
+    arguments = (case.query, out, case.kv, case.rule, case.tables, arrays, workspace)
+    paged_attention(*arguments, tiling)
+    case.check(out)
