@@ -8,6 +8,8 @@ from baton.errors import FailedPreconditionError
 from kvtransfer.connector import Connector, Integrity
 
 LEASE_ID_BYTES = 16
+# Groups, and shapes in one, that a refusal names: the other side may claim any number.
+_MOST_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +84,19 @@ class TransferReport:
 
 
 def _describe(layouts: tuple[KvLayout, ...]) -> str:
-    return " and ".join(map(_describe_group, layouts)) or "that of no cache group"
+    named = list(map(_describe_group, layouts[:_MOST_NAMED]))
+    if len(layouts) > _MOST_NAMED:
+        named.append(f"{len(layouts) - _MOST_NAMED} more")
+    return " and ".join(named) or "that of no cache group"
 
 
 def _describe_group(layout: KvLayout) -> str:
     heads = {(m.num_kv_heads, m.key_head_dim, m.value_head_dim): None for m in layout.layers}
-    shapes = ", ".join(f"{n} heads of {key} + {value}" for n, key, value in heads)
+    shapes = ", ".join(
+        f"{n} heads of {key} + {value}" for n, key, value in list(heads)[:_MOST_NAMED]
+    )
+    if len(heads) > _MOST_NAMED:
+        shapes += f", {len(heads) - _MOST_NAMED} more"
     window = "" if layout.window is None else f", window {layout.window}"
     return (
         f"{layout.dtype}, block size {layout.block_size}, {layout.block_bytes} bytes a block, "

@@ -28,7 +28,7 @@ from loopback import (
 
 from baton.engine.core.block_pool import NULL_BLOCK
 from baton.engine.core.plan import TokenLogprobs
-from baton.engine.kv_pool import KvLayout, KvShape, plan_layout
+from baton.engine.kv_pool import KvLayout, KvShape, LayerLayout, plan_layout
 from baton.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -247,6 +247,16 @@ async def test_a_worker_refuses_other_layouts_and_names_both(layouts, named):
 def test_a_handle_without_layouts_is_refused():
     with pytest.raises(FailedPreconditionError, match="no cache group"):
         PAIRING.check(Pairing(MODEL, ()), "prefill-0")
+
+
+def test_a_refusal_is_short_however_much_the_other_side_claims():
+    layout = layout_of(1)
+    many = tuple(replace(layout, window=i) for i in range(1, 1000))
+    shapes = tuple(LayerLayout(0, heads, 1, 1) for heads in range(1000))
+    for other in (many, (replace(layout, layers=shapes),)):
+        with pytest.raises(FailedPreconditionError, match=r"99\d more") as caught:
+            PAIRING.check(Pairing(MODEL, other), "prefill-0")
+        assert len(str(caught.value)) < 1000
 
 
 def test_layouts_of_equal_size_that_place_their_heads_otherwise_are_told_apart():

@@ -46,11 +46,13 @@ def messages(pair: Pair) -> dict[str, Message]:
     }
 
 
-async def answered(pair: Pair, call: str, request: bytes) -> grpc.StatusCode:
+async def answered(
+    pair: Pair, call: str, request: bytes, timeout: float = PATIENCE
+) -> grpc.StatusCode:
     """How a call ends that is given these bytes."""
     worker = pair.decode if call.startswith("Decode") else pair.prefill
     async with grpc.aio.insecure_channel(worker.server.endpoint) as channel:
-        streaming = channel.unary_stream(f"/baton.v1.{call}")(request, timeout=PATIENCE)
+        streaming = channel.unary_stream(f"/baton.v1.{call}")(request, timeout=timeout)
         try:
             async for _ in streaming:
                 pass
@@ -118,6 +120,14 @@ BOUNDLESS = {
         layouts=[kv.KvLayout(layers=[kv.KvLayerLayout()] * 50_000, tensor_parallel_size=1)]
     ),
     "ranks": kv.KvHandle(layouts=[kv.KvLayout(tensor_parallel_rank=7, tensor_parallel_size=HUGE)]),
+    "shapes": kv.KvHandle(
+        layouts=[
+            kv.KvLayout(
+                layers=[kv.KvLayerLayout(num_kv_heads=i) for i in range(50_000)],
+                tensor_parallel_size=1,
+            )
+        ]
+    ),
     "groups": kv.KvHandle(layouts=[kv.KvLayout(tensor_parallel_size=1)] * 20_000),
     "an epoch": kv.KvHandle(source_epoch=2**64 - 1),
     "a version": kv.KvHandle(version=HUGE),
@@ -134,7 +144,7 @@ async def test_no_number_in_a_handle_is_taken_for_a_size(checkpoint, strange):
                 setattr(request.handle, field.name, value)
             else:
                 getattr(request.handle, field.name).extend(value)
-        code = await answered(pair, "Decode/Generate", request.SerializeToString())
+        code = await answered(pair, "Decode/Generate", request.SerializeToString(), 20.0)
         assert code in {CODE.INVALID_ARGUMENT, CODE.FAILED_PRECONDITION}
         await pair.nothing_held()
 
