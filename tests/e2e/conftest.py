@@ -34,9 +34,8 @@ async def client(cluster: LocalCluster) -> AsyncIterator[AsyncClient]:
 @pytest.fixture(scope="session")
 def pair_cluster() -> Iterator[LocalCluster]:
     """For the tests that break it: two workers of each role with room for a dozen sequences."""
-    with LocalCluster(
-        num_prefill=2, num_decode=2, worker_flags={"max_num_batched_tokens": 32, "num_blocks": 1024}
-    ) as running:
+    flags = {"max_num_batched_tokens": 32, "num_blocks": 1024, "drain_timeout_s": 1.0}
+    with LocalCluster(num_prefill=2, num_decode=2, worker_flags=flags) as running:
         yield running
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
+import psutil
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
@@ -18,7 +19,7 @@ from baton.sampling import SamplingParams
 from .checkpoints import prompt_of
 from .watch import load_of, until, until_nothing_is_held
 from .ways import CODE, SEEDED, answer_of, check_same, with_late_stop_string
-from .wide import listed, name_of, stopped
+from .wide import listed, made_whole, name_of, stopped
 
 pytestmark = pytest.mark.e2e
 
@@ -172,6 +173,35 @@ async def test_a_decode_worker_that_falls_silent_is_replaced_and_wakes_up_to_not
     assert generation.finished.usage.num_migrations == 1
     await until_nothing_is_held(pair, within=3.0)
     pair.wait_ready(5.0)
+
+
+async def test_a_decode_worker_that_is_told_to_end_gives_up_what_takes_too_long(client, pair):
+    """It finishes what it can in the time it is given; the rest is computed again elsewhere."""
+    long = replace(PLAIN, max_tokens=1900)
+    prompt = prompt_of(40, seed=12)
+    generation, short = client.generate(prompt, long), client.generate(prompt, PLAIN)
+
+    async def end(seen: Told) -> None:
+        pair.process(name_of(pair, seen.placement.decode_worker)).signal(signal.SIGTERM)
+
+    seen = await told(generation, 20, end)
+    assert generation.finished.usage.num_migrations >= 1
+    assert seen.longest_gap < GOES_ON_WITHIN
+    assert (await short.token_ids()) == seen.token_ids[:300]
+    await until_nothing_is_held(pair)
+    assert seen.token_ids == await client.generate(prompt, long).token_ids()
+
+
+async def test_the_router_keeps_no_connection_to_what_is_gone(client, pair):
+    undisturbed = await client.generate(prompt_of(30, seed=13), PLAIN).token_ids()
+    router = psutil.Process(pair.process("router").pid)
+    before = router.num_fds()
+    generation = client.generate(prompt_of(30, seed=13), PLAIN)
+    seen = await told(generation, 10, killer(pair, "decode"))
+    assert seen.token_ids == undisturbed
+    made_whole(pair)
+    await until_nothing_is_held(pair)
+    await until(lambda: router.num_fds() <= before, within=5.0, what="that all are closed")
 
 
 async def test_every_way_of_choosing_tokens_survives_its_decode_worker(client, pair):

@@ -1,0 +1,121 @@
+"""A worker that lives, and cannot be reached any more, one way or both."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from scripted import (
+    PREFILL_ADMITTED,
+    READY,
+    RELEASED,
+    Forever,
+    Scripts,
+    Worker,
+    at,
+    decode,
+    finished,
+    first,
+    fleet_of,
+    letter_ids,
+    saga_of,
+    tokens,
+)
+
+from baton.errors import UnavailableError
+
+SILENCE_BOUND = 2.0
+
+
+class Wire:
+    """Carries bytes between a router and a worker until it is cut; then it drops them, and neither
+    side is told."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._is_cut = {"there": False, "back": False}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def cut(self, *directions: str) -> None:
+        for direction in directions:
+            self._is_cut[direction] = True
+
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, port = self._target.split(":")
+        there = await asyncio.open_connection(host, int(port))
+        self._tasks += [
+            asyncio.create_task(self._pump(reader, there[1], "there")),
+            asyncio.create_task(self._pump(there[0], writer, "back")),
+        ]
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: str
+    ) -> None:
+        try:
+            while data := await reader.read(65536):
+                if not self._is_cut[direction]:
+                    writer.write(data)
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+
+@asynccontextmanager
+async def behind_a_wire(worker: Worker) -> AsyncIterator[Wire]:
+    """The worker is reached over the wire alone."""
+    wire = Wire(worker.endpoint)
+    server = await asyncio.start_server(wire.carry, "127.0.0.1", 0)
+    worker.endpoint = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield wire
+    finally:
+        server.close()
+        wire.close()
+
+
+@pytest.mark.parametrize("directions", [("there",), ("back",), ("there", "back")])
+async def test_a_decode_worker_that_is_cut_off_is_replaced_within_the_silence_bound(directions):
+    cut_off = decode(READY, tokens(1, 1), Forever())
+    other = decode(READY, tokens(2, 2), finished(), name="d1")
+    results = Scripts([[PREFILL_ADMITTED, first(), RELEASED], [PREFILL_ADMITTED, at(2), RELEASED]])
+    async with (
+        fleet_of(Worker("p0", "prefill", results), cut_off, other) as fleet,
+        behind_a_wire(cut_off) as wire,
+    ):
+        seen: list[int] = []
+        cut_at = 0.0
+        async for event in saga_of(fleet).run():
+            seen += event.tokens.token_ids
+            if len(seen) == 2:
+                wire.cut(*directions)
+                cut_at = time.monotonic()
+        assert time.monotonic() - cut_at < SILENCE_BOUND + 0.5
+        assert seen == letter_ids()[:3]
+        # It learns of nothing, and must find out by itself that nobody listens.
+        async with asyncio.timeout(SILENCE_BOUND + 0.5):
+            while cut_off.num_running:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    assert (cut_off.num_losses, other.num_losses) == (1, 0)
+
+
+async def test_workers_that_cannot_reach_each_other_are_each_placed_with_others():
+    cannot = UnavailableError("cannot fetch from p0")
+    apart = decode(cannot)
+    # It is not its fault, and nobody else's: with another prefill worker it goes on.
+    together = Scripts([apart.script, decode(READY, tokens(1, 1), finished()).script])
+    workers = [
+        Worker("p0", "prefill", [PREFILL_ADMITTED, first(), Forever()]),
+        Worker("p1", "prefill", [PREFILL_ADMITTED, first(), RELEASED]),
+        Worker("d0", "decode", together),
+    ]
+    async with fleet_of(*workers) as fleet:
+        seen = [t async for event in saga_of(fleet).run() for t in event.tokens.token_ids]
+    assert seen == letter_ids()[:2]
+    assert [len(worker.requests) for worker in workers] == [1, 1, 2]
+    assert all(worker.num_losses == 0 for worker in workers)
