@@ -9,24 +9,19 @@ import torch
 from baton.cluster.prefix import PrefixNamespace
 from baton.engine import loader
 from baton.engine.attention import Attention
+from baton.engine.backend import Backend, choose_backend
+from baton.engine.cache_allocation import allocate
 from baton.engine.cache_plan import CachePlan
 from baton.engine.config import EngineConfig
 from baton.engine.core.block_pool import BlockPool
 from baton.engine.core.cache_group import CacheGroup
 from baton.engine.core.scheduler import Scheduler
 from baton.engine.core.settings import Preemption, SchedulerConfig
-from baton.engine.fused_model import FusedModel, can_fuse
-from baton.engine.gpu_memory import largest_step, measure
-from baton.engine.graphs import CudaRecorder, DecodeGraphs
 from baton.engine.hf import PreTrainedModel, without_progress_bars
-from baton.engine.kernel_choice import uses_triton
-from baton.engine.kv_pool import KvCache, KvPool, share_memory
+from baton.engine.kv_pool import KvCache, KvPool
 from baton.engine.messages import ModelInfo
-from baton.engine.pool_size import GpuMemory, bytes_for_pools, check_holds_longest, num_blocks
 from baton.engine.runner import DecoderModel
-from baton.engine.torch_attention import TorchAttention
-from baton.engine.transformers_model import AttentionHook, ProbedLayer, TransformersModel, probe
-from baton.errors import InvalidArgumentError
+from baton.engine.transformers_model import AttentionHook, probe
 from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder
 
 LoadProgress = Callable[[str, float], None]
@@ -38,7 +33,7 @@ class LoadedModel:
 
     info: ModelInfo
     model: DecoderModel
-    on_triton: bool
+    backend: Backend
     attention: Attention
     cache: KvCache
     device: torch.device
@@ -72,22 +67,18 @@ def assemble(
 ) -> LoadedModel:
     """Makes a model of transformers that is on its device, with `hook` as its attention, ready to
     run. `folder` is where its tokenizer is."""
-    max_len = hook.max_len
+    max_len, device, dtype = hook.max_len, hf_model.device, hf_model.dtype
     on_progress("probing layers", 0.7)
     layers = probe(hf_model, hook)
-    on_triton = uses_triton(config, hf_model.device, layers)
-    model = _decoder(config, hf_model, hook, layers, on_triton=on_triton)
-    fingerprint = loader.fingerprint(hf_model.config, hf_model, model.execution)
+    backend = choose_backend(config, hf_model, layers, max_len)
+    weights = loader.fingerprint(hf_model.config, hf_model)
+    model = backend.decoder(hf_model, hook)
+    fingerprint = loader.bound_to(weights, model.execution)
     on_progress("allocating the KV cache", 0.9)
-    plan = CachePlan.of(layers, hf_model.dtype, config.block_size)
-
-    def attend_over(cache: KvCache) -> Attention:
-        if not on_triton:
-            return TorchAttention(cache)
-        return _triton_attention(config, cache, layers, hf_model.dtype, max_len)
-
-    gpu = _measured(config, model, plan, attend_over, hf_model.device, max_len)
-    cache = _allocate(config, plan, hf_model.device, max_len, gpu)
+    plan = CachePlan.of(layers, dtype, config.block_size)
+    cache = allocate(config, plan, model, backend, device, max_len)
+    attention = backend.attention(cache)
+    model.use(attention)
     info = ModelInfo(
         name=name,
         architecture=type(hf_model).__name__,
@@ -102,65 +93,8 @@ def assemble(
             config.block_size,
         ),
     )
-    attention = attend_over(cache)
-    model.use(attention)
     on_progress("ready", 1.0)
-    return LoadedModel(info, model, on_triton, attention, cache, hf_model.device, folder)
-
-
-def _decoder(
-    config: EngineConfig,
-    hf_model: PreTrainedModel,
-    hook: AttentionHook,
-    layers: list[ProbedLayer],
-    *,
-    on_triton: bool,
-) -> DecoderModel:
-    """The model in its fastest form."""
-    attentions = [layer.attention for layer in layers]
-    if not can_fuse(hf_model):
-        if config.deterministic:
-            raise InvalidArgumentError(
-                "deterministic",
-                f"is True; of {type(hf_model).__name__} there is no form whose products do not "
-                "depend on the batch, only of Llama, Mistral, Qwen 2 and Qwen 3",
-            )
-        return TransformersModel(hf_model, hook)
-    if not on_triton:
-        return FusedModel(hf_model, attentions, hook.max_len)
-    from baton.engine.triton_model import TritonModel, batch_invariant, library
-
-    product = batch_invariant if config.deterministic else library
-    return TritonModel(hf_model, attentions, hook.max_len, product)
-
-
-def _triton_attention(
-    config: EngineConfig,
-    cache: KvCache,
-    layers: list[ProbedLayer],
-    dtype: torch.dtype,
-    max_len: int,
-) -> Attention:
-    from baton.engine.triton_attention import TritonAttention
-
-    num_heads = [layer.num_heads for layer in layers]
-    return TritonAttention(cache, num_heads, dtype, max_len, deterministic=config.deterministic)
-
-
-def make_graphs(config: EngineConfig, loaded: LoadedModel) -> DecodeGraphs | None:
-    """Recorded decode steps, where the device and the attention have them."""
-    if loaded.device.type != "cuda" or not config.cuda_graphs:
-        return None
-    from baton.engine.static_batch import StaticTritonBatch
-    from baton.engine.triton_attention import TritonAttention
-
-    if not isinstance(loaded.attention, TritonAttention):
-        return None
-    max_blocks = -(-(loaded.info.max_model_len + config.max_drafts + 1) // config.block_size)
-    batch = StaticTritonBatch(loaded.attention, config.max_num_seqs, max_blocks)
-    return DecodeGraphs(
-        loaded.model.forward, batch, config.max_num_seqs, loaded.device, CudaRecorder()
-    )
+    return LoadedModel(info, model, backend, attention, cache, device, folder)
 
 
 def make_scheduler(config: EngineConfig, loaded: LoadedModel) -> Scheduler:
@@ -192,39 +126,3 @@ def _cache_group(pool: KvPool, host: KvPool | None) -> CacheGroup:
         pool.layout.window,
         BlockPool(host.num_blocks) if host is not None else None,
     )
-
-
-def _measured(
-    config: EngineConfig,
-    model: DecoderModel,
-    plan: CachePlan,
-    attend_over: Callable[[KvCache], Attention],
-    device: torch.device,
-    max_len: int,
-) -> GpuMemory | None:
-    """What the model takes of its GPU; None on a CPU, and where it does not matter."""
-    if device.type != "cuda" or config.num_blocks or config.kv_cache_bytes:
-        return None
-    chunk = config.tokens_per_step(device.type)
-    step, num_needed = largest_step(chunk, max_len, config.block_size, len(plan.layouts))
-    counts = [num_needed] * len(plan.layouts)
-    attention = attend_over(plan.cache(plan.pools(counts, device), []))
-    model.use(attention)
-    return measure(model, attention, step, min(chunk, config.max_num_seqs), device)
-
-
-def _allocate(
-    config: EngineConfig,
-    plan: CachePlan,
-    device: torch.device,
-    max_len: int,
-    gpu: GpuMemory | None,
-) -> KvCache:
-    """As many blocks as there is memory for, and on the host as many as may be swapped to."""
-    chunk = config.tokens_per_step(device.type)
-    counts = num_blocks(config, plan.layouts, max_len, chunk, bytes_for_pools(config, gpu))
-    if device.type == "cuda":
-        check_holds_longest(counts, plan.layouts, max_len, chunk)
-    hosts = share_memory(plan.layouts, config.swap_bytes, counts) if config.swap_bytes else []
-    shared = config.shared_pools and device.type == "cpu"
-    return plan.cache(plan.shared_pools(counts) if shared else plan.pools(counts, device), hosts)

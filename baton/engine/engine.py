@@ -17,7 +17,6 @@ from baton.engine.assembly import (
     LoadedModel,
     LoadProgress,
     load,
-    make_graphs,
     make_scheduler,
 )
 from baton.engine.config import EngineConfig
@@ -39,7 +38,6 @@ from baton.engine.messages import (
 from baton.engine.pool_size import peak_blocks
 from baton.engine.ranking import ranked
 from baton.engine.runner import Launched, ModelRunner
-from baton.engine.sampler import Sampler
 from baton.engine.updates import updates_of
 from baton.errors import AlreadyExistsError, InvalidArgumentError, OverloadedError
 from baton.sampling import SamplingParams, check_length, check_token_ids, check_vocabulary
@@ -64,13 +62,8 @@ class Engine:
         device = loaded.device
         self._max_chunk = config.tokens_per_step(device.type)
         self._scheduler = make_scheduler(config, loaded)
-        sampler = Sampler(
-            config.max_num_seqs,
-            info.vocab_size,
-            device,
-            info.eos_token_ids,
-            on_triton=loaded.on_triton,
-        )
+        backend = loaded.backend
+        sampler = backend.sampler(config.max_num_seqs, info.vocab_size, device, info.eos_token_ids)
         self._runner = ModelRunner(
             loaded.model,
             loaded.attention,
@@ -79,7 +72,7 @@ class Engine:
             sampler,
             info.vocab_size,
             device,
-            graphs=make_graphs(config, loaded),
+            graphs=backend.graphs(loaded.model, loaded.attention, device),
         )
         self._drafter: Drafter = NgramDrafter()
         self._meter = CostMeter(self._scheduler.costs, loaded.cache)

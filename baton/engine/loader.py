@@ -111,22 +111,29 @@ def max_model_len(config: PretrainedConfig, engine: EngineConfig) -> int:
     return wanted or own or 1
 
 
-def fingerprint(config: PretrainedConfig, model: PreTrainedModel, execution: str) -> bytes:
-    """16 bytes that two workers share exactly when their KV means the same.
-
-    Binds the configuration, names, shapes and a sample of the weights, and `execution`, which names
-    how the cache's content is arranged.
-    """
+def fingerprint(config: PretrainedConfig, model: PreTrainedModel) -> bytes:
+    """16 bytes that bind a model's configuration and type, and of its weights names, shapes and a
+    sample."""
     digest = hashlib.sha256()
     described = {k: v for k, v in config.to_dict().items() if not k.startswith("_")}
     digest.update(json.dumps(described, sort_keys=True, default=str).encode())
-    digest.update(f"{execution}|{model.dtype}".encode())
+    digest.update(str(model.dtype).encode())
     for name, weight in sorted(model.state_dict().items()):
         digest.update(f"{name}{tuple(weight.shape)}".encode())
         step = max(1, weight.numel() // 256)
         sample = weight.flatten()[::step].float().cpu().contiguous()
         digest.update(sample.numpy().tobytes())
     return digest.digest()[:16]
+
+
+def bound_to(model: bytes, execution: str) -> bytes:
+    """16 bytes that two workers share exactly when their KV means the same.
+
+    Args:
+        model: its `fingerprint`.
+        execution: names how it is computed, and how the content of the cache is arranged.
+    """
+    return hashlib.sha256(model + execution.encode()).digest()[:16]
 
 
 def tokenizer_hash(path: str) -> bytes:

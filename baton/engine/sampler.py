@@ -106,16 +106,13 @@ class Sampler:
         device: torch.device,
         eos_token_ids: frozenset[int],
         *,
-        on_triton: bool = False,
+        draw_from_logits: Draw | None = None,
     ) -> None:
-        """Args: on_triton: draw by our kernel."""
-        self._draw: Draw = draw_by_torch
-        # It leaves logits as they are, reads any type of them and knows what a temperature of 0 is.
-        self._draws_from_logits = on_triton
-        if on_triton:
-            from baton.engine import triton_draw
-
-            self._draw = triton_draw.draw
+        """Args: draw_from_logits: what draws instead of torch; it leaves logits as they are, reads
+        any type of them and takes the most likely token where the temperature is 0.
+        """
+        self._draw = draw_from_logits or draw_by_torch
+        self._draws_from_logits = draw_from_logits is not None
         self._columns = SamplingColumns(num_seats, vocab_size, eos_token_ids)
         self._device = device
 

@@ -128,9 +128,9 @@ class _Layer:
         self.input_norm = layer.input_layernorm.weight
         self._post_norm = layer.post_attention_layernorm.weight
         self._eps: float = layer.input_layernorm.variance_epsilon
-        self._qkv = merged([(p.weight, p.bias) for p in (attn.q_proj, attn.k_proj, attn.v_proj)])
+        self._qkv = _spent(attn.q_proj, attn.k_proj, attn.v_proj)
         self._out = (attn.o_proj.weight, attn.o_proj.bias)
-        self._gate_up = merged([(p.weight, p.bias) for p in (mlp.gate_proj, mlp.up_proj)])
+        self._gate_up = _spent(mlp.gate_proj, mlp.up_proj)
         self._down = (mlp.down_proj.weight, mlp.down_proj.bias)
         self._norms: HeadNorms | None = None
         if hasattr(attn, "q_norm"):
@@ -164,6 +164,14 @@ class _Layer:
         normed = add_rms_norm(out, stream, self._post_norm, self._eps)
         middle = silu_and_multiply(self._product(normed, *self._gate_up))
         return add_rms_norm(self._product(middle, *self._down), stream, next_norm, self._eps)
+
+
+def _spent(*projections: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Several projections as one. They give up their weights, so that none is held twice."""
+    together = merged([(p.weight, p.bias) for p in projections])
+    for projection in projections:
+        projection.weight = projection.bias = None
+    return together
 
 
 def _rotation(decoder: Any, max_len: int) -> Rotation:

@@ -1,0 +1,111 @@
+"""What an engine computes with: torch's operations, or our kernels. Chosen once, at load."""
+
+import logging
+from typing import Protocol
+
+import torch
+
+from baton.engine.attention import Attention, LayerAttention
+from baton.engine.config import EngineConfig
+from baton.engine.fused_model import FusedModel, can_fuse
+from baton.engine.graphs import DecodeGraphs
+from baton.engine.hf import PreTrainedModel
+from baton.engine.kv_pool import KvCache
+from baton.engine.runner import DecoderModel
+from baton.engine.sampler import Sampler
+from baton.engine.torch_attention import TorchAttention
+from baton.engine.transformers_model import AttentionHook, ProbedLayer, TransformersModel
+from baton.errors import InvalidArgumentError
+
+logger = logging.getLogger(__name__)
+
+
+class Backend(Protocol):
+    """Makes the computing parts of an engine, which fit each other."""
+
+    def decoder(self, model: PreTrainedModel, hook: AttentionHook) -> DecoderModel:
+        """The model in its fastest form; the model itself is spent then."""
+        ...
+
+    def attention(self, cache: KvCache) -> Attention: ...
+
+    def sampler(
+        self, num_seats: int, vocab_size: int, device: torch.device, eos_token_ids: frozenset[int]
+    ) -> Sampler: ...
+
+    def graphs(
+        self, model: DecoderModel, attention: Attention, device: torch.device
+    ) -> DecodeGraphs | None:
+        """Recorded decode steps, where there are such."""
+        ...
+
+
+class TorchBackend:
+    """Any device that torch has; the one for CPUs."""
+
+    def __init__(self, layers: list[LayerAttention]) -> None:
+        self._layers = layers
+
+    def decoder(self, model: PreTrainedModel, hook: AttentionHook) -> DecoderModel:
+        if can_fuse(model):
+            return FusedModel(model, self._layers, hook.max_len)
+        return TransformersModel(model, hook)
+
+    def attention(self, cache: KvCache) -> Attention:
+        return TorchAttention(cache)
+
+    def sampler(
+        self, num_seats: int, vocab_size: int, device: torch.device, eos_token_ids: frozenset[int]
+    ) -> Sampler:
+        return Sampler(num_seats, vocab_size, device, eos_token_ids)
+
+    def graphs(
+        self, _model: DecoderModel, _attention: Attention, _device: torch.device
+    ) -> DecodeGraphs | None:
+        return None
+
+
+def choose_backend(
+    config: EngineConfig, model: PreTrainedModel, layers: list[ProbedLayer], max_len: int
+) -> Backend:
+    """Raises `InvalidArgumentError`, with a sentence on what to change, if our kernels are asked
+    for and cannot be had."""
+    wanted = config.kernels == "triton" or config.deterministic
+    if config.kernels != "torch" and (wanted or model.device.type == "cuda"):
+        why_not = _why_no_kernels(config, model, layers)
+        if why_not is None:
+            from baton.engine.triton_backend import TritonBackend
+
+            return TritonBackend(config, layers, model.dtype, max_len)
+        if wanted:
+            field = "deterministic" if config.deterministic else "kernels"
+            raise InvalidArgumentError(
+                field, f"is {getattr(config, field)!r}, which needs Triton's kernels; {why_not}"
+            )
+        logger.warning("torch computes attention, which is slower: %s", why_not)
+    return TorchBackend([layer.attention for layer in layers])
+
+
+def _why_no_kernels(
+    config: EngineConfig, model: PreTrainedModel, layers: list[ProbedLayer]
+) -> str | None:
+    import triton
+
+    from kernels.attention_inputs import check_model
+
+    if model.device.type != "cuda" and not triton.knobs.runtime.interpret:
+        return "they run on a GPU and the device is a CPU: use kernels=torch there"
+    if config.deterministic and not can_fuse(model):
+        return (
+            f"of {type(model).__name__} there is no form whose products do not depend on the "
+            "batch, only of Llama, Mistral, Qwen 2 and Qwen 3"
+        )
+    for layer in layers:
+        shape = layer.shape
+        if shape.key_head_dim != shape.value_head_dim:
+            return f"K has heads of {shape.key_head_dim} and V of {shape.value_head_dim}"
+        try:
+            check_model(layer.num_heads, shape.num_kv_heads, shape.key_head_dim)
+        except ValueError as error:
+            return str(error)
+    return None

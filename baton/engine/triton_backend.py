@@ -1,0 +1,58 @@
+"""An engine on our kernels: on a GPU, or in Triton's interpreter."""
+
+import torch
+
+from baton.engine.attention import Attention
+from baton.engine.config import EngineConfig
+from baton.engine.fused_model import can_fuse
+from baton.engine.graphs import CudaRecorder, DecodeGraphs
+from baton.engine.hf import PreTrainedModel
+from baton.engine.kv_pool import KvCache
+from baton.engine.runner import DecoderModel
+from baton.engine.sampler import Sampler
+from baton.engine.static_batch import StaticTritonBatch
+from baton.engine.transformers_model import AttentionHook, ProbedLayer, TransformersModel
+from baton.engine.triton_attention import TritonAttention
+from baton.engine.triton_draw import draw
+from baton.engine.triton_model import TritonModel, batch_invariant, library
+
+
+class TritonBackend:
+    """A `Backend`."""
+
+    def __init__(
+        self, config: EngineConfig, layers: list[ProbedLayer], dtype: torch.dtype, max_len: int
+    ) -> None:
+        self._config = config
+        self._layers = layers
+        self._dtype = dtype
+        self._max_len = max_len
+
+    def decoder(self, model: PreTrainedModel, hook: AttentionHook) -> DecoderModel:
+        if not can_fuse(model):
+            return TransformersModel(model, hook)
+        product = batch_invariant if self._config.deterministic else library
+        attentions = [layer.attention for layer in self._layers]
+        return TritonModel(model, attentions, self._max_len, product)
+
+    def attention(self, cache: KvCache) -> TritonAttention:
+        num_heads = [layer.num_heads for layer in self._layers]
+        return TritonAttention(
+            cache, num_heads, self._dtype, self._max_len, deterministic=self._config.deterministic
+        )
+
+    def sampler(
+        self, num_seats: int, vocab_size: int, device: torch.device, eos_token_ids: frozenset[int]
+    ) -> Sampler:
+        return Sampler(num_seats, vocab_size, device, eos_token_ids, draw_from_logits=draw)
+
+    def graphs(
+        self, model: DecoderModel, attention: Attention, device: torch.device
+    ) -> DecodeGraphs | None:
+        config = self._config
+        if device.type != "cuda" or not config.cuda_graphs:
+            return None
+        assert isinstance(attention, TritonAttention), "another backend's attention"
+        max_blocks = -(-(self._max_len + config.max_drafts + 1) // config.block_size)
+        batch = StaticTritonBatch(attention, config.max_num_seqs, max_blocks)
+        return DecodeGraphs(model.forward, batch, config.max_num_seqs, device, CudaRecorder())
