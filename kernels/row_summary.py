@@ -13,7 +13,7 @@ from kernels.truncation import NO_TOKEN, SMALLEST
 from kernels.variant import Variant
 
 FP_FUSION: Final = False
-_NUM_WARPS: Final = 8
+_NUM_WARPS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Tiling:
         strip: logits of which the largest is kept; divides `tile`. Both are powers of 2.
     """
 
-    tile: int = 8192
+    tile: int = 4096
     strip: int = 128
 
     def num_tiles(self, vocab_size: int) -> int:
@@ -188,7 +188,7 @@ def _logprob_variant(dtype: torch.dtype) -> Variant:
         signature={"logits": f"*{TRITON_TYPES[dtype]}", "stride": "i32", "token_ids": "*i64"}
         | {"tile_maxima": "*fp32", "tile_sums": "*fp32", "out": "*fp32"}
         | {"NUM_TILES": "constexpr", "BLOCK_TILES": "constexpr"},
-        constants={"NUM_TILES": 16, "BLOCK_TILES": 16},
+        constants={"NUM_TILES": 32, "BLOCK_TILES": 32},
         num_warps=1,
         num_stages=1,
     )

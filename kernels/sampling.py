@@ -48,7 +48,9 @@ from kernels.variant import Variant
 # So that scores are bitwise those of the sampler of the CPU.
 FP_FUSION: Final = False
 MOST_TOKENS: Final = 2**18  # so that sums of chances fit into 63 bits
-_NUM_WARPS: Final = 8
+# Chosen so that two rows fit on a multiprocessor.
+_GATHER_WARPS: Final = 4
+_DRAW_WARPS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,8 @@ class Plan:
     """
 
     tiling: Tiling = field(default_factory=Tiling)
-    capacity: int = 2048
-    wanted: int = 512
+    capacity: int = 1024
+    wanted: int = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +275,7 @@ def _gather(logits: torch.Tensor, rows: SamplingRows, summary: RowSummary, plan:
     _gather_kernel[(num_rows,)](
         logits, logits.stride(0), rows.temperature, rows.top_k, rows.top_p, rows.min_p,
         summary.strip_maxima, *_tensors(nearest), vocab_size,
-        **_gather_constants(plan, vocab_size), num_warps=_NUM_WARPS, enable_fp_fusion=FP_FUSION,
+        **_gather_constants(plan, vocab_size), num_warps=_GATHER_WARPS, enable_fp_fusion=FP_FUSION,
     )  # fmt: skip
     return nearest
 
@@ -294,7 +296,7 @@ def _draw(
         rows.seeds, rows.sequence_indices, rows.positions,
         summary.maxima, summary.tokens, summary.masses,
         *_tensors(nearest), out, left_over, vocab_size,
-        **_draw_constants(plan, vocab_size), num_warps=_NUM_WARPS, enable_fp_fusion=FP_FUSION,
+        **_draw_constants(plan, vocab_size), num_warps=_DRAW_WARPS, enable_fp_fusion=FP_FUSION,
     )  # fmt: skip
     return left_over
 
@@ -347,7 +349,7 @@ def _variants(dtype: torch.dtype) -> tuple[Variant, Variant]:
             | _NEAR_SIGNATURE
             | dict.fromkeys(gather, "constexpr"),
             constants=gather,
-            num_warps=_NUM_WARPS,
+            num_warps=_GATHER_WARPS,
             num_stages=3,
         ),
         Variant(
@@ -360,7 +362,7 @@ def _variants(dtype: torch.dtype) -> tuple[Variant, Variant]:
             | {"out": "*i64", "left_over": "*i32"}
             | dict.fromkeys(draw, "constexpr"),
             constants=draw,
-            num_warps=_NUM_WARPS,
+            num_warps=_DRAW_WARPS,
             num_stages=3,
         ),
     )

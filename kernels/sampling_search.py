@@ -30,7 +30,6 @@ from kernels.variant import Variant
 
 FP_FUSION: Final = False
 _NUM_WARPS: Final = 8
-_MOST_TILE: Final = 4096  # of what a program has in registers
 
 
 @triton.jit
@@ -151,7 +150,7 @@ def _constants(tiling: Tiling, vocab_size: int) -> dict[str, Any]:
     return {
         "NUM_TILES": num_tiles,
         "BLOCK_TILES": triton.next_power_of_2(num_tiles),
-        "TILE": min(tiling.tile, _MOST_TILE),
+        "TILE": tiling.tile,
     }
 
 
