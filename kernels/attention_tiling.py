@@ -72,6 +72,12 @@ _DECODE: Final = {
     128: Tiling(16, 64, 4, 5, 168),
     256: Tiling(16, 32, 4, 5, None),
 }
+# Numbers of fp8 are turned into longer ones in registers.
+_DECODE_FP8: Final = {
+    64: Tiling(16, 128, 4, 5),
+    128: Tiling(16, 64, 4, 5),
+    256: Tiling(16, 32, 4, 5),
+}
 _PREFILL: Final = {
     64: Tiling(128, 128, 8, 5),
     128: Tiling(128, 64, 8, 5),
@@ -92,7 +98,7 @@ _UNIFORM: Final = {
 # Without matrix instructions; float32 is there to check models with.
 _FLOAT32: Final = {
     64: Tiling(32, 32, 4, 3),
-    128: Tiling(16, 32, 4, 3),
+    128: Tiling(16, 32, 8, 2),
     256: Tiling(16, 16, 8, 3),
 }
 
@@ -100,6 +106,7 @@ _FLOAT32: Final = {
 def choose_tiling(
     head_dim: int,
     dtype: torch.dtype,
+    cache_dtype: torch.dtype,
     num_kv_heads: int,
     max_context: int,
     capability: tuple[int, int] = (9, 0),
@@ -108,7 +115,7 @@ def choose_tiling(
     """The tiling for a model.
 
     Args:
-        dtype: of the queries.
+        dtype, cache_dtype: of the queries, and of K and V.
         max_context: the longest that is served.
         capability: of the GPU.
         deterministic: a token's output is the same, bit by bit, whether it is decoded or prefilled,
@@ -119,8 +126,9 @@ def choose_tiling(
     if deterministic or dtype == torch.float32:
         tiling = (_FLOAT32 if dtype == torch.float32 else _UNIFORM)[dim]
         return AttentionTiling(tiling, tiling, tiling, split, deterministic)
+    decode = _DECODE_FP8 if cache_dtype == torch.float8_e4m3fn else _DECODE
     prefill = _PREFILL if capability >= (9, 0) else _PREFILL_AMPERE
-    return AttentionTiling(_DECODE[dim], _UNIFORM[dim], prefill[dim], split, False)
+    return AttentionTiling(decode[dim], _UNIFORM[dim], prefill[dim], split, False)
 
 
 def tile_dim(head_dim: int) -> int:

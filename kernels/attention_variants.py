@@ -70,7 +70,9 @@ def _attention(
     cache = cache or query
     kernel = prefill_kernel if purpose == "prefill" else split_kernel
     version = divmod(capability, 10)
-    tilings = choose_tiling(head_dim, query, _NUM_KV_HEADS, _MAX_CONTEXT, version, deterministic)
+    tilings = choose_tiling(
+        head_dim, query, cache, _NUM_KV_HEADS, _MAX_CONTEXT, version, deterministic
+    )
     tiling: Tiling = getattr(tilings, purpose)
     constants = {
         "NUM_KV_HEADS": _NUM_KV_HEADS,

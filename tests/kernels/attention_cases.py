@@ -12,10 +12,11 @@ import torch
 from kernel_checks import apart, assert_close, poisoned, random
 
 from kernels.attention_inputs import PagedKv, ScoreRule
-from kernels.attention_plan import Spans, plan_splits, plan_tiles
+from kernels.attention_plan import SharedPrefix, Spans, plan_splits, plan_tiles
 from kernels.attention_plan_arrays import SplitArrays
 from kernels.attention_reference import reference_attention
-from kernels.attention_tiling import Tiling
+from kernels.attention_tiling import AttentionTiling, Tiling
+from kernels.paged_attention import AttentionArrays, paged_attention, plan_attention
 from kernels.paged_decode import Workspace, paged_decode
 from kernels.paged_prefill import paged_prefill
 
@@ -151,3 +152,24 @@ def every_token(case: Case) -> Spans:
     tokens = np.arange(len(of))
     steps = tokens - spans.first_tokens[of]
     return Spans(spans.seats[of], spans.starts[of] + steps, np.ones_like(of), tokens)
+
+
+def share(case: Case, members: Sequence[int], num_tokens: int) -> SharedPrefix:
+    """Lets the members begin with the blocks of the first of them."""
+    seats = torch.from_numpy(case.spans.seats[list(members)])
+    num_blocks = num_tokens // case.kv.block_size
+    case.tables[seats, :num_blocks] = case.tables[seats[0], :num_blocks]
+    return SharedPrefix(np.array(members), num_tokens)
+
+
+def attend(
+    case: Case, tiling: AttentionTiling, shared: Sequence[SharedPrefix] = ()
+) -> torch.Tensor:
+    """By the kernel that each sequence is given to."""
+    plan = plan_attention(case.spans, case.group, tiling, case.rule.window, shared)
+    assert len(plan.splits.shared_items) >= len(shared)
+    arrays = AttentionArrays.of(plan, case.query.device)
+    out, workspace = case.poisoned_out(), poisoned_workspace(case, plan.splits.num_slots)
+    arguments = (case.query, out, case.kv, case.rule, case.tables, arrays, workspace)
+    paged_attention(*arguments, tiling)
+    return out

@@ -97,7 +97,7 @@ def test_sinks_alone_leave_nothing_of_values_that_weigh_little() -> None:
 @pytest.mark.parametrize("chosen", [(64, torch.bfloat16), (128, torch.float16)], ids=str)
 def test_the_chosen_tiles_give_the_same(chosen: tuple[int, torch.dtype]) -> None:
     head_dim, dtype = chosen
-    tiling = choose_tiling(head_dim, dtype, num_kv_heads=1, max_context=4096)
+    tiling = choose_tiling(head_dim, dtype, dtype, num_kv_heads=1, max_context=4096)
     case = make_case((600, 255, 3), (1, 1, 2), dtype, head_dim, group=4, num_kv_heads=1)
     case.check(decode(case, tiling.decode, tiling.split_tokens))
 

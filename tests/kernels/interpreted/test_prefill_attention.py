@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from attention_cases import make_case, poisoned_workspace, prefill
+from attention_cases import attend, make_case, prefill
 from kernel_checks import FLOATS, pairwise
 
 from kernels.attention_inputs import HEAD_DIMS
-from kernels.attention_plan_arrays import SplitCapacity
 from kernels.attention_tiling import Tiling, choose_tiling
-from kernels.paged_attention import AttentionArrays, paged_attention, plan_attention
 
 TILING = Tiling(32, 32, 4, 2)
 # One token in all, chunks that begin and end anywhere in a block, a whole prompt, no token.
@@ -72,13 +70,5 @@ def test_a_ragged_batch_of_prefills_and_decodes_is_shared_out(
     dtype: torch.dtype, head_dim: int, capability: tuple[int, int], deterministic: bool
 ) -> None:
     case = make_case((0, 300, 17, 600, 0, 2), (200, 1, 4, 33, 1, 0), dtype, head_dim, 4, 1)
-    tiling = choose_tiling(head_dim, dtype, 1, 4096, capability, deterministic)
-    plan = plan_attention(case.spans, case.group, tiling)
-    assert len(plan.tiles)
-    assert len(plan.splits.items)
-    arrays = AttentionArrays.of(plan, case.query.device)
-    assert arrays.splits.capacity == SplitCapacity.of(plan.splits)
-    out, workspace = case.poisoned_out(), poisoned_workspace(case, plan.splits.num_slots)
-    arguments = (case.query, out, case.kv, case.rule, case.tables, arrays, workspace)
-    paged_attention(*arguments, tiling)
-    case.check(out)
+    tiling = choose_tiling(head_dim, dtype, dtype, 1, 4096, capability, deterministic)
+    case.check(attend(case, tiling))

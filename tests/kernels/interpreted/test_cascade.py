@@ -1,0 +1,38 @@
+"""Prefixes that running sequences share, attended once for all of them, against float64."""
+
+import pytest
+import torch
+from attention_cases import decode, make_case, share
+from kernel_checks import pairwise
+
+from kernels.attention_tiling import Tiling
+
+TILING, SHARED = Tiling(16, 32, 4, 2), Tiling(32, 64, 4, 2)
+SPLIT = 64
+CASES = pairwise(
+    dtype=(torch.bfloat16, torch.float32),
+    head_dim=(64, 80),
+    group=(1, 3, 8),
+    softcap=(None, 4.0),
+    has_sinks=(False, True),
+    is_fp8=(False, True),
+)
+
+
+@pytest.mark.parametrize("shape", CASES, ids=str)
+def test_a_shared_prefix_counts_once_for_each_member(shape: dict) -> None:
+    case = make_case((140, 3, 150, 128), (1, 1, 1, 2), num_kv_heads=1, **shape)
+    prefix = share(case, [3, 0, 2], 128)
+    case.check(decode(case, TILING, SPLIT, SHARED, shared=[prefix]))
+
+
+def test_several_prefixes_have_their_own_members() -> None:
+    case = make_case((140, 3, 150, 128, 130, 64), (1, 1, 1, 2, 1, 1), group=1)
+    prefixes = [share(case, [3, 0], 128), share(case, [5, 2], 64)]
+    case.check(decode(case, TILING, SPLIT, SHARED, shared=prefixes))
+
+
+def test_a_prefix_of_more_members_than_a_tile_holds_is_cut() -> None:
+    case = make_case([64] * 9, [1] * 9, group=5, num_kv_heads=1)
+    prefix = share(case, list(range(9)), 64)
+    case.check(decode(case, TILING, SPLIT, SHARED, shared=[prefix]))

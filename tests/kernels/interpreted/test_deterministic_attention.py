@@ -1,0 +1,100 @@
+"""The deterministic mode: a token's attention is the same, bit by bit, however it is computed."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from attention_cases import Case, attend, decode, every_token, make_case, prefill, share
+from kernel_checks import pairwise
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+from kernels.attention_plan import Spans
+from kernels.attention_tiling import Tiling, choose_tiling
+
+TILING = Tiling(32, 32, 4, 2)
+SPLIT = 64
+SHAPES = sorted(
+    pairwise(
+        dtype=(torch.bfloat16, torch.float16, torch.float32),
+        head_dim=(64, 80, 128),
+        group=(1, 3, 4, 16),
+        window=(None, 21, 70),
+        softcap=(None, 4.0),
+        has_sinks=(False, True),
+        is_fp8=(False, True),
+    ),
+    key=lambda shape: shape["group"],
+)
+
+
+@pytest.fixture(autouse=True)
+def _rows_are_computed_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What numpy's matmul gives for a row depends on the row's place among the others; matrix
+    instructions, for which it stands here, treat all rows alike."""
+
+    def create_dot(_, left, right, acc, *_options) -> TensorHandle:
+        total = acc.data.copy()
+        for k in range(left.data.shape[1]):
+            total += left.data[:, k : k + 1] * right.data[k]
+        return TensorHandle(total, acc.dtype.scalar)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
+
+
+def cut_at_random(spans: Spans) -> Spans:
+    """The same tokens in chunks of any size, shuffled."""
+    pieces = []
+    for seat, start, count, first in zip(
+        spans.seats, spans.starts, spans.num_queries, spans.first_tokens, strict=True
+    ):
+        inner = np.flatnonzero(torch.rand(max(count - 1, 0)).numpy() < 0.1) + 1
+        edges = [0, *inner.tolist(), int(count)]
+        for begin, end in itertools.pairwise(edges):
+            pieces.append((seat, start + begin, end - begin, first + begin))
+    order = torch.randperm(len(pieces)).tolist()
+    return Spans(*np.array([pieces[i] for i in order]).T)
+
+
+def check(case: Case, tiling: Tiling, split_tokens: int) -> None:
+    whole = prefill(case, tiling, split_tokens)
+    case.check(whole)
+    assert torch.equal(prefill(case.of(cut_at_random(case.spans)), tiling, split_tokens), whole)
+    decoded = case.of(every_token(case))
+    assert torch.equal(decode(decoded, tiling, split_tokens), whole)
+    assert torch.equal(decode(case.of(cut_at_random(case.spans)), tiling, split_tokens), whole)
+    token = int(torch.randint(len(whole), ()))
+    alone = decoded.of(decoded.spans[token : token + 1])
+    for compute in (prefill, decode):
+        assert torch.equal(compute(alone, tiling, split_tokens)[token], whole[token])
+
+
+@pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
+def test_a_token_is_the_same_decoded_or_in_a_chunk_of_any_size(shape: dict) -> None:
+    check(make_case((0, 100), (19, 7), num_kv_heads=1, **shape), TILING, SPLIT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES[3:], ids=str)
+def test_a_token_is_the_same_in_every_pair_of_shapes_and_types(shape: dict) -> None:
+    check(make_case((0, 100), (19, 7), num_kv_heads=1, **shape), TILING, SPLIT)
+
+
+@pytest.mark.parametrize("head_dim", [64, pytest.param(256, marks=pytest.mark.slow)])
+def test_a_token_is_the_same_with_the_tiles_of_the_mode(head_dim: int) -> None:
+    bf16 = torch.bfloat16
+    tiling = choose_tiling(head_dim, bf16, bf16, 1, 4096, deterministic=True)
+    assert tiling.decode == tiling.shared == tiling.prefill
+    assert tiling.prefill_split == tiling.split_tokens
+    case = make_case((505, 3), (12, 2), bf16, head_dim, group=4, num_kv_heads=1)
+    check(case, tiling.prefill, tiling.split_tokens)
+
+
+def test_a_shared_prefix_changes_no_bit() -> None:
+    bf16 = torch.bfloat16
+    tiling = choose_tiling(64, bf16, bf16, 1, 4096, deterministic=True)
+    case = make_case((600, 5, 530), (1, 1, 3), bf16, group=4, num_kv_heads=1)
+    prefix = share(case, [0, 2], tiling.split_tokens)
+    out = attend(case, tiling)
+    case.check(out)
+    assert torch.equal(attend(case, tiling, [prefix]), out)

@@ -1,0 +1,114 @@
+"""Plans of attention: every token's keys exactly once, whatever the batch; when sharing pays."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels.attention_plan import SharedPrefix, Spans, plan_splits, plan_tiles
+from kernels.attention_tiling import choose_tiling
+from kernels.cascade import find_shared, pays
+
+SPLIT, KEYS = 64, 16
+SPANS = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 9)), min_size=1, max_size=8)
+
+
+def batch(spans: list[tuple[int, int]]) -> Spans:
+    starts, counts = (np.array(column) for column in zip(*spans, strict=True))
+    return Spans.of_batch(np.arange(len(spans)) + 3, starts, counts)
+
+
+@given(SPANS, st.integers(1, 16), st.none() | st.integers(1, 200), st.integers(0, 2))
+def test_the_slots_of_a_token_cover_what_it_sees_once_and_in_order(
+    spans: list[tuple[int, int]], tokens_per_item: int, window: int | None, num_shared: int
+) -> None:
+    asked = batch(spans)
+    members = np.flatnonzero(asked.starts >= SPLIT * num_shared)
+    shared = []
+    if num_shared and len(members) and window is None:
+        shared = [SharedPrefix(members, SPLIT * num_shared)]
+    plan = plan_splits(asked, SPLIT, KEYS, tokens_per_item, window, shared, 3)
+    covered: dict[int, list[tuple[int, int]]] = {slot: [] for slot in range(plan.num_slots)}
+    for item in np.concatenate([plan.items, plan.shared_items]).tolist():
+        first, count, _, begin, end, seen_begin, seen_end, slot = item
+        assert begin % KEYS == 0
+        assert begin // SPLIT == (end - 1) // SPLIT
+        for member in range(first, first + count):
+            assert seen_end <= plan.positions[member] + 1
+            assert seen_begin >= (0 if window is None else plan.positions[member] - window + 1)
+            assert plan.first_slots[member] + slot < plan.first_slots[member + 1]
+            covered[int(plan.first_slots[member]) + slot].append((begin, end))
+    assert all(len(parts) == 1 for parts in covered.values())
+    assert sorted(plan.members.tolist()) == list(range(int(asked.num_queries.sum())))
+    for member, position in enumerate(plan.positions.tolist()):
+        slots = range(plan.first_slots[member], plan.first_slots[member + 1])
+        parts = [covered[slot][0] for slot in slots]
+        first = 0 if window is None else max(position - window + 1, 0)
+        assert parts[0][0] <= first
+        assert parts[-1][1] > position
+        assert all(end == begin for (_, end), (begin, _) in itertools.pairwise(parts))
+
+
+@given(SPANS, st.integers(1, 16))
+def test_tiles_cover_every_token_once_and_begin_with_the_longest(
+    spans: list[tuple[int, int]], tokens_per_tile: int
+) -> None:
+    asked = batch(spans)
+    tiles = plan_tiles(asked, tokens_per_tile).tolist()
+    found = {}
+    for first, count, seat, position in tiles:
+        assert 1 <= count <= tokens_per_tile
+        found |= {first + i: (seat, position + i) for i in range(count)}
+    expected = [
+        (3 + i, start + step) for i, (start, count) in enumerate(spans) for step in range(count)
+    ]
+    assert [found[token] for token in range(len(expected))] == expected
+    assert sum(count for _, count, _, _ in tiles) == len(expected)
+    ends = [position + count for _, count, _, position in tiles]
+    assert ends == sorted(ends, reverse=True)
+
+
+def test_splits_are_a_matter_of_the_model_and_in_the_deterministic_mode_of_nothing() -> None:
+    def split(max_context: int, num_kv_heads: int, deterministic: bool = False) -> int:
+        bf16 = torch.bfloat16
+        tiling = choose_tiling(
+            128, bf16, bf16, num_kv_heads, max_context, deterministic=deterministic
+        )
+        return tiling.split_tokens
+
+    assert [split(n, 8) for n in (512, 32768, 131072)] == [256, 512, 1024]
+    assert split(32768, 1) == 256
+    assert {split(n, h, True) for n in (512, 131072) for h in (1, 8)} == {512}
+
+
+def test_sharing_pays_where_it_saves_more_reading_than_a_launch_takes() -> None:
+    token_bytes = 2 * 8 * 128 * 2
+    assert not pays(1, 10**6, 16, token_bytes)
+    assert not pays(2, 512, 16, token_bytes)
+    assert pays(64, 512, 16, token_bytes)
+    assert pays(2, 32768, 16, token_bytes)
+    assert not pays(64, 512, 1, token_bytes)
+
+
+def test_shared_prefixes_are_found_in_the_tables() -> None:
+    tables = np.zeros((6, 20), np.int32)
+    tables[[0, 2, 5], :8] = np.arange(1, 9)
+    tables[[0, 2, 5], 8:12] = [[9, 10, 11, 12], [9, 10, 11, 13], [9, 10, 14, 15]]
+    tables[[1, 3], :12] = np.arange(20, 32)
+    tables[4, :12] = np.arange(40, 52)
+    spans = Spans.of_batch(np.array([5, 4, 2, 3, 0, 1]), np.full(6, 190), np.ones(6, np.int64))
+    shared = find_shared(spans, tables, 16, SPLIT, 16, 2**20)
+    found = [(prefix.members.tolist(), prefix.num_tokens) for prefix in shared]
+    assert found == [([0, 2, 4], 128), ([3, 5], 192 - SPLIT)]
+    assert find_shared(spans, tables, 16, SPLIT, 16, 1) == []
+
+
+@pytest.mark.parametrize("start", [63, 64, 65])
+def test_a_prefix_ends_before_the_first_token_that_asks(start: int) -> None:
+    tables = np.tile(np.arange(1, 9, dtype=np.int32), (2, 1))
+    spans = Spans.of_batch(np.arange(2), np.array([start, 100]), np.ones(2, np.int64))
+    shared = find_shared(spans, tables, 16, SPLIT, 16, 2**30)
+    assert [prefix.num_tokens for prefix in shared] == ([64] if start >= 64 else [])
