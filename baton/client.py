@@ -114,7 +114,8 @@ class Client:
         timeout: seconds a call may take as a whole, unless it says otherwise.
         credentials: for TLS; without them the connection is plain.
         wait_for_ready: wait, within the timeout, for a server that is not there yet; otherwise
-            `UnavailableError` at once. Of several routers each is waited for in turn.
+            `UnavailableError` at once. Of several routers generations wait for any, other calls for
+            none.
         resume: a generation whose router dies goes on with another one, or with the same if it
             comes back soon; its reader sees nothing of it but the time it takes.
     """
@@ -129,7 +130,7 @@ class Client:
         resume: bool = True,
     ) -> None:
         self._timeout = timeout
-        self._wait = wait_for_ready
+        self._waits = wait_for_ready
         self._resume = resume
         self._channels = [
             grpc.insecure_channel(one, _OPTIONS)
@@ -138,6 +139,7 @@ class Client:
             for one in _addresses(address)
         ]
         self._routers = Routers(len(self._channels))
+        self._wait = wait_for_ready and len(self._channels) == 1
         self._inference = [InferenceStub(channel) for channel in self._channels]
         self._admin = [AdminStub(channel) for channel in self._channels]
 
@@ -173,7 +175,7 @@ class Client:
         """
         request = generate_request(prompt, params, model, request_id, priority)
         limit = self._timeout if timeout is None else timeout
-        resumption = Resumption(request, self._routers, limit)
+        resumption = Resumption(request, self._routers, limit, waits=self._waits)
         calls = Calls(resumption, self._open) if self._resume else None
         return Generation(self._open(resumption.first_leg()), _num_returned(params), calls)
 
@@ -242,7 +244,7 @@ class AsyncClient:
         resume: bool = True,
     ) -> None:
         self._timeout = timeout
-        self._wait = wait_for_ready
+        self._waits = wait_for_ready
         self._resume = resume
         self._channels = [
             grpc.aio.insecure_channel(one, _OPTIONS)
@@ -251,6 +253,7 @@ class AsyncClient:
             for one in _addresses(address)
         ]
         self._routers = Routers(len(self._channels))
+        self._wait = wait_for_ready and len(self._channels) == 1
         self._inference: list[InferenceAsyncStub] = [InferenceStub(c) for c in self._channels]
         self._admin: list[AdminAsyncStub] = [AdminStub(c) for c in self._channels]
 
@@ -277,7 +280,7 @@ class AsyncClient:
         """Starts a generation, as `Client.generate`."""
         request = generate_request(prompt, params, model, request_id, priority)
         limit = self._timeout if timeout is None else timeout
-        resumption = Resumption(request, self._routers, limit)
+        resumption = Resumption(request, self._routers, limit, waits=self._waits)
         calls = Calls(resumption, self._open) if self._resume else None
         return AsyncGeneration(self._open(resumption.first_leg()), _num_returned(params), calls)
 

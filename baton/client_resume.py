@@ -66,8 +66,9 @@ class Leg:
 class Resumption:
     """The calls of one generation.
 
-    Before it is accepted, each router is asked once. From then on it goes on, on whichever router
-    answers, with the tokens it has; but not where a router that lives has given it up.
+    Before it is accepted, each router is asked once, or, if it `waits`, until one is there. From
+    then on it goes on, on whichever router answers, with the tokens it has; but not where a router
+    that lives has given it up.
     """
 
     def __init__(
@@ -75,10 +76,13 @@ class Resumption:
         request: pb.GenerateRequest,
         routers: Routers,
         timeout: float,
+        *,
+        waits: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._request = request
         self._routers = routers
+        self._waits = waits
         self._clock = clock
         self._expires_at = clock() + timeout
         self._router = routers.first
@@ -98,7 +102,7 @@ class Resumption:
         if not self._may_go_on(error, progress):
             return None
         self._router = self._routers.after(self._router)
-        pause = self._pause() if progress.accepted is not None else 0.0
+        pause = self._pause(progress)
         timeout = self._expires_at - self._clock() - pause
         if timeout <= 0.0:
             return None
@@ -108,6 +112,8 @@ class Resumption:
 
     def _may_go_on(self, error: grpc.RpcError, progress: Progress) -> bool:
         code = error.code()
+        if progress.accepted is None and self._waits and is_silence(error):
+            return True
         if progress.accepted is None:
             return code is grpc.StatusCode.UNAVAILABLE and self._num_failures < self._routers.number
         if self._num_failures > MAX_FAILURES:
@@ -116,9 +122,13 @@ class Resumption:
             return is_silence(error)
         return code in _PASSING
 
-    def _pause(self) -> float:
-        """The first call after some progress is made at once; the others wait longer each time."""
-        if self._num_failures == 1:
+    def _pause(self, progress: Progress) -> float:
+        """The first call after some progress is made at once, and so is the first to each router
+        before; the others wait longer each time."""
+        num_prompt = self._routers.number - 1 if progress.accepted is None else 1
+        if self._num_failures <= num_prompt:
             return 0.0
-        whole = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** (self._num_failures - 2))
+        whole = min(
+            _LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(self._num_failures - num_prompt - 1, 60)
+        )
         return whole * (1.0 + random.random()) / 2.0  # noqa: S311 - spreads the calls, no more

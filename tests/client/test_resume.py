@@ -40,7 +40,7 @@ class Clock:
 def begun(num_routers: int = 1) -> tuple[Resumption, Progress]:
     request = pb.GenerateRequest(text="Hi")
     request.sampling.prompt_logprobs = 0
-    return Resumption(request, Routers(num_routers), 10.0, Clock()), Progress(1)
+    return Resumption(request, Routers(num_routers), 10.0, clock=Clock()), Progress(1)
 
 
 def accept(progress: Progress, *events: pb.GenerateResponse) -> None:
@@ -58,6 +58,14 @@ def test_before_it_is_accepted_each_router_is_asked_once_and_at_once():
         *[(1, 0.0, "Hi"), (2, 0.0, "Hi")]
     ]
     assert legs[2] is None
+
+
+def test_who_waits_asks_all_routers_again_until_one_is_there():
+    resumption = Resumption(pb.GenerateRequest(), Routers(2), 10.0, waits=True, clock=Clock())
+    legs = [resumption.next_leg(Failed(), Progress(1)) for _ in range(30)]
+    assert [leg.router for leg in legs[:4]] == [1, 0, 1, 0]
+    assert legs[0].pause == 0.0
+    assert all(0.05 <= leg.pause <= 2.0 for leg in legs[1:])
 
 
 def test_of_one_router_that_is_not_there_the_error_is_told_at_once():
@@ -126,7 +134,10 @@ def test_without_progress_it_gives_up_and_each_token_gives_it_new_patience():
 
 def test_no_call_is_made_that_would_be_late():
     clock = Clock()
-    resumption, progress = Resumption(pb.GenerateRequest(), Routers(1), 10.0, clock), Progress(1)
+    resumption, progress = (
+        Resumption(pb.GenerateRequest(), Routers(1), 10.0, clock=clock),
+        Progress(1),
+    )
     accept(progress)
     clock.now = 9.0
     assert resumption.next_leg(Failed(), progress).timeout == 1.0
@@ -219,6 +230,15 @@ def test_a_router_that_is_not_there_is_passed_over(router, address):
     with Client([f"127.0.0.1:{free_port()}", address], timeout=10.0) as client:
         assert client.get_model().name == "tiny"
         assert client.generate("Hi").text() == "Hello"
+
+
+def test_several_routers_that_are_not_there_yet_are_waited_for(router):
+    ports = [free_port(), free_port()]
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    with Client(addresses, timeout=10.0, wait_for_ready=True) as client:
+        generation = client.generate("Hi")
+        with running(router, ports[1]):
+            assert generation.text() == "Hello"
 
 
 def test_an_abort_finds_its_request_on_whichever_router(router, address):

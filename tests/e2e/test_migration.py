@@ -13,6 +13,7 @@ import pytest
 from baton.cli.local_cluster import LocalCluster
 from baton.client import AsyncClient, Chunk
 from baton.client_types import FinishReason, Placement
+from baton.errors import InternalError
 from baton.generation import AsyncGeneration
 from baton.sampling import SamplingParams
 
@@ -138,6 +139,7 @@ async def test_a_worker_may_be_lost_while_the_prompt_is_computed(client, pair, r
     await until_nothing_is_held(pair, within=3.0)
 
 
+@pytest.mark.slow
 async def test_a_prefill_worker_may_be_killed_once_its_blocks_are_handed_over(client, pair):
     prompt = prompt_of(50, seed=5)
     undisturbed = await client.generate(prompt, PLAIN).token_ids()
@@ -175,6 +177,7 @@ async def test_a_decode_worker_that_falls_silent_is_replaced_and_wakes_up_to_not
     pair.wait_ready(5.0)
 
 
+@pytest.mark.slow
 async def test_a_decode_worker_that_is_told_to_end_gives_up_what_takes_too_long(client, pair):
     """It finishes what it can in the time it is given; the rest is computed again elsewhere."""
     long = replace(PLAIN, max_tokens=1900)
@@ -192,6 +195,34 @@ async def test_a_decode_worker_that_is_told_to_end_gives_up_what_takes_too_long(
     assert seen.token_ids == await client.generate(prompt, long).token_ids()
 
 
+@pytest.mark.slow
+async def test_a_request_at_which_two_decode_workers_die_is_given_to_no_third(client, pair):
+    generation = client.generate(prompt_of(30, seed=14), replace(PLAIN, max_tokens=1900))
+    first = name_of(pair, (await generation.wait_accepted()).placement.decode_worker)
+    second = "decode-1" if first == "decode-0" else "decode-0"
+    num_tokens = 0
+
+    async def read() -> None:
+        nonlocal num_tokens
+        async for chunk in generation:
+            num_tokens += len(chunk.token_ids)
+
+    reading = asyncio.create_task(read())
+    await until(lambda: num_tokens >= 20, what="the first tokens")
+    pair.kill(first)
+    await until(lambda: listed(pair)[second].num_requests == 1, what="the second attempt")
+    shown_by_first = num_tokens
+    # One of them may be the prefill worker's, before the second one has anything to compute.
+    while num_tokens < shown_by_first + 3:  # noqa: ASYNC110 - no slower than a token
+        await asyncio.sleep(0.001)
+    pair.kill(second)
+    with pytest.raises(InternalError, match="poison"):
+        await reading
+    prefills = [p.endpoint for p in pair.processes if p.role == "prefill"]
+    await until(lambda: not any(load_of(e).num_held_blocks for e in prefills), within=1.0)
+
+
+@pytest.mark.slow
 async def test_the_router_keeps_no_connection_to_what_is_gone(client, pair):
     undisturbed = await client.generate(prompt_of(30, seed=13), PLAIN).token_ids()
     router = psutil.Process(pair.process("router").pid)

@@ -62,6 +62,7 @@ async def test_a_flushed_redis_loses_no_worker_and_no_request(pair):
     assert len(listed(pair)) == 4
 
 
+@pytest.mark.slow
 async def test_a_redis_that_takes_two_seconds_for_an_answer_holds_nobody_up(pair):
     assert pair.redis is not None
     async with under_load(pair):
@@ -75,6 +76,7 @@ async def test_a_redis_that_takes_two_seconds_for_an_answer_holds_nobody_up(pair
             assert {w.state for w in listed(pair).values()} == {"ready"}
 
 
+@pytest.mark.slow
 async def test_a_redis_restored_from_an_old_copy_brings_no_dead_worker_back(pair):
     redis = connect(pair.redis_url)
     before = {name: worker.epoch for name, worker in listed(pair).items()}

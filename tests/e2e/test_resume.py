@@ -57,6 +57,7 @@ async def test_every_way_of_choosing_tokens_survives_its_router(client, pair):
     await until_nothing_is_held(pair)
 
 
+@pytest.mark.slow
 async def test_chunks_go_on_without_a_gap_or_a_repetition(client, pair):
     undisturbed = client.generate(CODE, SEEDED)
     generation, position = client.generate(CODE, SEEDED), 0
@@ -69,6 +70,7 @@ async def test_chunks_go_on_without_a_gap_or_a_repetition(client, pair):
     assert generation.num_resumed == 1
 
 
+@pytest.mark.slow
 async def test_a_conversation_goes_on_too(client, pair):
     chat = [{"role": "user", "content": "Write a function."}]
     model = await client.get_model()
@@ -81,6 +83,7 @@ async def test_a_conversation_goes_on_too(client, pair):
     assert await generation.text() == undisturbed
 
 
+@pytest.mark.slow
 async def test_a_router_that_falls_silent_is_left(client, pair):
     undisturbed = await client.generate(prompt_of(9), GREEDY).token_ids()
     generation = client.generate(prompt_of(9), replace(GREEDY, max_tokens=300))
@@ -107,6 +110,7 @@ async def test_the_only_router_may_die_and_come_back(pair):
     await until_nothing_is_held(pair)
 
 
+@pytest.mark.slow
 async def test_where_no_router_is_left_the_reader_is_told_in_the_end(pair):
     async with AsyncClient(pair.address, timeout=2.0) as client:
         generation = client.generate(prompt_of(9), replace(GREEDY, max_tokens=1900))

@@ -14,7 +14,7 @@ from baton.sampling import SamplingParams
 from .checkpoints import prompt_of
 from .watch import loads, until, until_nothing_is_held
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 MUCH = SamplingParams(max_tokens=1000, ignore_eos=True, logprobs=True, top_logprobs=20)
 NUM_SLOW = 12
