@@ -1,9 +1,9 @@
 """The life of one request: attempts in a row, until its answer is complete.
 
 An attempt that comes to nothing is a setback; the next one, on whichever workers are there, goes on
-behind the tokens that the client has. Of several sequences it generates all anew, and what the
-client has is dropped: that takes as long as it took before, but one engine can fork them only from
-their prompt.
+behind the tokens that the client has. Of several sequences it generates all anew, since an engine
+forks them from their prompt alone; that takes as long as it took before, and what the client has is
+dropped, if it is the same.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from baton.errors import BatonError, CancelledError, UnavailableError
+from baton.errors import CancelledError, UnavailableError
 from baton.serving.deadline import Deadline
 from baton.v1 import decode_pb2
 from baton.v1 import inference_pb2 as pb
@@ -70,7 +70,7 @@ class Saga:
 
     async def _try(self) -> AsyncGenerator[pb.GenerateResponse, None]:
         """One attempt. Ends with the answer, or raises `Setback`."""
-        async with self._place() as attempt:
+        async with self._next_attempt() as attempt:
             self._attempt = attempt
             await attempt.admit()
             self._raise_if_aborted()
@@ -88,7 +88,7 @@ class Saga:
                         attempt.succeed()
                         return
 
-    def _place(self) -> Attempt:
+    def _next_attempt(self) -> Attempt:
         """Chooses the workers for what is left to do. Raises `Setback` where there are none."""
         work = self._answer.work()
         candidates = [
@@ -122,8 +122,8 @@ class Saga:
         self._raise_if_aborted()
         self._deadline.check()
         pause = self._recovery.after(setback, self._answer.num_output_tokens)
-        logger.info("trying again: %s", setback)
         if self._recovery.is_accepted:
+            logger.info("going on elsewhere: %s", setback)
             self._answer.restart()
         try:
             async with asyncio.timeout(min(pause, self._deadline.remaining())):
@@ -134,7 +134,4 @@ class Saga:
 
     def _raise_if_aborted(self) -> None:
         if self._aborted.is_set():
-            raise self._abort_error()
-
-    def _abort_error(self) -> BatonError:
-        return CancelledError(f"request {self.request.request_id} was aborted")
+            raise CancelledError(f"request {self.request.request_id} was aborted")

@@ -178,7 +178,7 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
 def _state(member: Member) -> admin_pb2.WorkerState.ValueType:
     if member.record.draining:
         return admin_pb2.WORKER_STATE_DRAINING
-    if member.is_serving:
+    if member.is_serving and member.circuit.is_closed:
         return admin_pb2.WORKER_STATE_READY
     if member.was_reached:
         return admin_pb2.WORKER_STATE_UNREACHABLE

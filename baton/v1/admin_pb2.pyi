@@ -33,7 +33,7 @@ class _WorkerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkerSta
     WORKER_STATE_DRAINING: _WorkerState.ValueType  # 2
     """It finishes what it has."""
     WORKER_STATE_UNREACHABLE: _WorkerState.ValueType  # 3
-    """It does not answer."""
+    """It does not answer, or failed a moment ago and is yet to say that it is well."""
     WORKER_STATE_STARTING: _WorkerState.ValueType  # 4
     """It is not ready yet."""
 
@@ -47,7 +47,7 @@ WORKER_STATE_READY: WorkerState.ValueType  # 1
 WORKER_STATE_DRAINING: WorkerState.ValueType  # 2
 """It finishes what it has."""
 WORKER_STATE_UNREACHABLE: WorkerState.ValueType  # 3
-"""It does not answer."""
+"""It does not answer, or failed a moment ago and is yet to say that it is well."""
 WORKER_STATE_STARTING: WorkerState.ValueType  # 4
 """It is not ready yet."""
 Global___WorkerState: _TypeAlias = WorkerState  # noqa: Y015

@@ -30,7 +30,7 @@ class InferenceStub:
 
     Errors are canonical gRPC codes with google.rpc details: INVALID_ARGUMENT + BadRequest (names the
     field), RESOURCE_EXHAUSTED + RetryInfo (overload), UNAVAILABLE (no worker, or draining),
-    DEADLINE_EXCEEDED, CANCELLED, INTERNAL.
+    DEADLINE_EXCEEDED, CANCELLED, INTERNAL (a bug, or a request at which workers of one role die).
     """
 
     def __init__(self, channel):
@@ -61,7 +61,7 @@ class InferenceServicer:
 
     Errors are canonical gRPC codes with google.rpc details: INVALID_ARGUMENT + BadRequest (names the
     field), RESOURCE_EXHAUSTED + RetryInfo (overload), UNAVAILABLE (no worker, or draining),
-    DEADLINE_EXCEEDED, CANCELLED, INTERNAL.
+    DEADLINE_EXCEEDED, CANCELLED, INTERNAL (a bug, or a request at which workers of one role die).
     """
 
     def Generate(self, request, context):
@@ -70,8 +70,9 @@ class InferenceServicer:
         The stream is: one `accepted`, the `prompt_logprobs` if asked for, any number of `tokens`, one
         `finished` for each of the `sampling.n` sequences, behind the last of its tokens; then status OK.
         The sequences come as they are made, in any mixture; those that are ranked (`best_of`, beams)
-        come once all have ended, sequence 0 being the best. Cancelling the call frees everything it
-        holds. The call's gRPC deadline bounds the whole request on every hop; without one the router's
+        come once all have ended, sequence 0 being the best. A worker that dies or falls silent ends no
+        request: others go on with it, and what was sent stays as it is. Cancelling the call frees
+        everything it holds. The call's gRPC deadline bounds the whole request on every hop; without one the router's
         default deadline applies. Not idempotent unless `sampling.seed` is set or
         `sampling.temperature` is 0, in which case a repetition gives the same tokens.
         """
@@ -124,7 +125,7 @@ class Inference:
 
     Errors are canonical gRPC codes with google.rpc details: INVALID_ARGUMENT + BadRequest (names the
     field), RESOURCE_EXHAUSTED + RetryInfo (overload), UNAVAILABLE (no worker, or draining),
-    DEADLINE_EXCEEDED, CANCELLED, INTERNAL.
+    DEADLINE_EXCEEDED, CANCELLED, INTERNAL (a bug, or a request at which workers of one role die).
     """
 
     @staticmethod

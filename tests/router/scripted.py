@@ -31,6 +31,8 @@ from router.placement import Candidate
 from router.recovery import Recovery
 from router.saga import Saga
 
+NO_PAUSES = Backoff(0.001, 0.002)
+
 
 @cache
 def card() -> ModelCard:
@@ -185,13 +187,15 @@ def saga_of(
     priority: int = 0,
     received: tuple[tuple[int, ...], ...] = (),
     budget: RetryBudget | None = None,
+    pauses: Backoff = NO_PAUSES,
+    seconds: float = 10.0,
     **params: Any,
 ) -> Saga:
     sampling = SamplingParams(**{"max_tokens": 5, **params})
     request = Request("r", (5, 6, 7), sampling, priority, received)
-    recovery = Recovery("r", budget or RetryBudget(), Backoff(0.001, 0.002))
+    recovery = Recovery("r", budget or RetryBudget(), pauses)
     answer = Answer(request, card(), time.monotonic())
-    return Saga(request, fleet, answer, recovery, Deadline.after(10.0))  # type: ignore[arg-type]
+    return Saga(request, fleet, answer, recovery, Deadline.after(seconds))  # type: ignore[arg-type]
 
 
 @dataclass

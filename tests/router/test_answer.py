@@ -196,3 +196,51 @@ def test_the_most_likely_tokens_go_along_with_their_token(from_prefill):
         )
         events = shown(answer(), decode_pb2.DecodeGenerateResponse(tokens=decoded))
         assert list(events[0].tokens.top_logprobs) == tops
+
+
+@given(
+    st.lists(st.text("abcde", min_size=1, max_size=12), min_size=1, max_size=3),
+    st.lists(st.integers(0, 8), max_size=4),
+    st.randoms(),
+)
+def test_however_often_others_go_on_each_token_is_shown_once_and_in_order(
+    letters: list[str], cuts: list[int], order: random.Random
+):
+    asked = answer(n=len(letters), max_tokens=12)
+    events: list[pb.GenerateResponse] = []
+    for cut in [*cuts, None]:
+        if asked.is_complete:
+            break
+        work = asked.work()
+        begin = len(work.output)
+        assert begin == (len(shown_letters(events, 0)) if len(letters) == 1 else 0)
+        messages = [READY]
+        for index, text in enumerate(letters):
+            at = begin
+            while at < len(text):
+                size = order.randint(1, len(text) - at)
+                messages.append(tokens(index, at, text[at : at + size]))
+                at += size
+            messages.append(finished(index))
+        if 0 < begin < len(letters[0]):
+            # The prefill worker chose the first one, and the decode worker says it again.
+            token = prefill_pb2.FirstToken(token_id=ids(letters[0])[begin], position=begin)
+            result = prefill_pb2.PrefillResult(first_tokens=[token])
+            events += asked.on_prefill(prefill_pb2.PrefillResponse(result=result))
+        for message in messages[:cut]:
+            events += asked.on_decode(message)
+        asked.restart()
+        events += asked.conclude()
+    assert asked.is_complete
+    assert texts(events) == dict(enumerate(letters))
+    assert sorted(endings(events)) == [(i, LENGTH) for i in range(len(letters))]
+    assert events[-1].finished.usage.num_output_tokens == sum(map(len, letters))
+
+
+def shown_letters(events: list[pb.GenerateResponse], index: int) -> list[int]:
+    return [
+        token_id
+        for event in events
+        if event.HasField("tokens") and event.tokens.sequence_index == index
+        for token_id in event.tokens.token_ids
+    ]

@@ -38,6 +38,17 @@ def chat(*messages: tuple[str, str]) -> pb.Chat:
 
 
 REFUSED = {
+    "more output than sequences": (
+        {"continue_from": [ids(1), ids(2)]},
+        "continue_from",
+        "has 2 entries; must have sampling.n = 1",
+    ),
+    "more output than is asked for": (
+        {"continue_from": [ids(*[5] * 17)]},
+        "continue_from[0].ids",
+        "at most sampling.max_tokens = 16",
+    ),
+    "output of no token": ({"continue_from": [ids(3072)]}, "continue_from[0].ids[0]", "[0, 3072)"),
     "no input": ({"text": ""}, "input.text", "at least 1"),
     "no ids": ({"token_ids": ids()}, "input.token_ids", "at least 1"),
     "no messages": ({"chat": chat()}, "input.chat.messages", "at least 1"),
@@ -223,6 +234,13 @@ async def test_parameters_that_contradict_each_other_are_refused(fields, refusal
 async def test_parameters_that_go_together_are_taken(fields):
     good = await read(sampling=sampling(**fields))
     assert good.params.n == fields.get("n", 1)
+
+
+async def test_the_output_that_the_client_has_is_taken_along_also_where_it_is_none():
+    fields = {"sampling": sampling(n=2, temperature=1.0, seed=4)}
+    request = await read(continue_from=[ids(7, 8), ids()], **fields)
+    assert (request.received, request.params.seed) == (((7, 8), ()), 4)
+    assert (await read(**fields)).received == ()
 
 
 async def test_the_priority_is_taken_along():

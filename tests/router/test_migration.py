@@ -23,18 +23,21 @@ from scripted import (
     prefill,
     run,
     saga_of,
+    seen_of,
     tokens,
 )
 
 from baton.errors import (
     CancelledError,
     DataLossError,
+    DeadlineExceededError,
     InternalError,
     OverloadedError,
     UnavailableError,
 )
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import prefill_pb2
+from router.backoff import Backoff
 
 
 async def test_another_worker_goes_on_behind_the_tokens_that_were_sent():
@@ -167,6 +170,14 @@ async def test_an_abort_between_two_attempts_ends_the_request():
         saga.abort()
         with pytest.raises(CancelledError, match="r was aborted"):
             await reading
+
+
+async def test_attempts_end_with_the_deadline():
+    full = Scripts([[ADMITTED, READY, UnavailableError("gone")], [OverloadedError("full")]])
+    async with fleet_of(prefill(first(), RELEASED), Worker("d0", "decode", full)) as fleet:
+        saga = saga_of(fleet, seconds=0.3, pauses=Backoff(0.1, 0.1))
+        with pytest.raises(DeadlineExceededError):
+            await seen_of(saga)
 
 
 # Going on where another router was.
