@@ -178,10 +178,10 @@ class Attempt:
         cause = error_of(error)
         if error.code() in _LOSSES and not is_from_server(error):
             kind, cause = SetbackKind.LOST, UnavailableError(f"{member.record.id} is lost: {cause}")
+            self._fleet.report_loss(member)
         elif isinstance(cause, InternalError):
             kind = SetbackKind.LOST
-        if kind is SetbackKind.LOST:
-            self._fleet.report_loss(member)
+            self._fleet.report_failure(member)
         return self._made(kind, cause, member)
 
     def _cut(self, member: Member) -> Setback:

@@ -130,9 +130,17 @@ class Fleet:
             self._close_unused(endpoint)
 
     def report_loss(self, member: Member) -> None:
-        """A call found the worker gone, silent or broken: it gets no work until it is well."""
+        """A call found the worker dead or silent: it gets no work until it is well."""
+        member.circuit.lose()
+        self._look_after(member)
+
+    def report_failure(self, member: Member) -> None:
+        """The worker says that it has failed within: so too, if that goes on."""
         member.circuit.fail()
-        if member not in self._probes:
+        self._look_after(member)
+
+    def _look_after(self, member: Member) -> None:
+        if not member.circuit.is_closed and member not in self._probes:
             self._probes[member] = asyncio.create_task(self._probe(member))
 
     @property

@@ -80,6 +80,7 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
     endpoint: str = ""
     load: int = 0
     num_losses: int = 0
+    num_failures: int = 0
     circuit: Circuit = field(default_factory=Circuit)
 
     async def _play(self, request: Any) -> AsyncIterator[Any]:
@@ -156,6 +157,9 @@ class FakeFleet:
 
     def report_loss(self, member: Worker) -> None:
         member.num_losses += 1
+
+    def report_failure(self, member: Worker) -> None:
+        member.num_failures += 1
 
     def block_hashes(self, member: Worker, token_ids: tuple[int, ...]) -> list[bytes]:
         return []

@@ -32,7 +32,7 @@ def test_a_delay_doubles_up_to_its_limit_and_is_at_least_half_of_that(n: int, ch
 def test_a_worker_that_fails_is_probed_after_a_while_and_takes_work_once_it_is_well():
     circuit, clock = circuit_and_clock()
     assert circuit.state is CLOSED
-    circuit.fail()
+    circuit.lose()
     assert circuit.state is OPEN
     clock.now = 1.0
     assert circuit.state is HALF_OPEN
@@ -40,10 +40,22 @@ def test_a_worker_that_fails_is_probed_after_a_while_and_takes_work_once_it_is_w
     assert circuit.state is CLOSED
 
 
-def test_requests_that_fail_together_count_as_one_failure():
+def test_a_worker_that_answers_may_fail_now_and_then_and_not_always():
+    circuit, _ = circuit_and_clock()
+    for _ in range(10):
+        circuit.fail()
+        circuit.fail()
+        assert circuit.state is CLOSED
+        circuit.succeed()
+    for _ in range(3):
+        circuit.fail()
+    assert circuit.state is OPEN
+
+
+def test_calls_that_end_together_count_as_one_loss():
     circuit, _ = circuit_and_clock()
     for _ in range(100):
-        circuit.fail()
+        circuit.lose()
     assert circuit.seconds_to_probe <= 1.0
 
 
@@ -51,13 +63,13 @@ def test_a_worker_that_only_says_that_it_is_well_stays_away_longer_each_time():
     circuit, clock = circuit_and_clock()
     waits = []
     for _ in range(5):
-        circuit.fail()
+        circuit.lose()
         waits.append(round(circuit.seconds_to_probe))
         clock.now += circuit.seconds_to_probe
         circuit.probe_succeeded()
     assert waits == [1, 2, 4, 8, 8]
     circuit.succeed()
-    circuit.fail()
+    circuit.lose()
     assert round(circuit.seconds_to_probe) == 1
 
 
@@ -69,9 +81,15 @@ class AnyHistory(RuleBasedStateMachine):
         self.circuit, self.clock = circuit_and_clock(0.5)
 
     @rule()
-    def fail(self) -> None:
-        self.circuit.fail()
+    def lose(self) -> None:
+        self.circuit.lose()
         assert self.circuit.state is not CLOSED
+
+    @rule()
+    def fail(self) -> None:
+        was_closed = self.circuit.is_closed
+        self.circuit.fail()
+        assert was_closed or not self.circuit.is_closed
 
     @rule()
     def succeed(self) -> None:

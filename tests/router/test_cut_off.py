@@ -81,7 +81,7 @@ async def behind_a_wire(worker: Worker) -> AsyncIterator[Wire]:
 
 @pytest.mark.parametrize("directions", [("there",), ("back",), ("there", "back")])
 async def test_a_decode_worker_that_is_cut_off_is_replaced_within_the_silence_bound(directions):
-    cut_off = decode(READY, tokens(1, 1), Forever())
+    cut_off = decode(READY, tokens(0, 0, 1), Forever())
     other = decode(READY, tokens(2, 2), finished(), name="d1")
     results = Scripts([[PREFILL_ADMITTED, first(), RELEASED], [PREFILL_ADMITTED, at(2), RELEASED]])
     async with (

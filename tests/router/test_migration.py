@@ -41,7 +41,7 @@ from router.backoff import Backoff
 
 
 async def test_another_worker_goes_on_behind_the_tokens_that_were_sent():
-    failing = decode(READY, tokens(1, 1, 2), UnavailableError("the worker has stopped"))
+    failing = decode(READY, tokens(0, 0, 1, 2), UnavailableError("the worker has stopped"))
     second = decode(READY, tokens(3, 3), tokens(4, 4), finished(), name="d1")
     results = Scripts([[PREFILL_ADMITTED, first(), RELEASED], [PREFILL_ADMITTED, at(3), RELEASED]])
     async with fleet_of(Worker("p0", "prefill", results), failing, second) as fleet:
@@ -71,7 +71,7 @@ async def test_what_an_earlier_attempt_still_says_is_heard_by_nobody():
 
 
 async def test_a_sequence_of_which_only_the_ending_was_lost_needs_no_worker():
-    script = [READY, tokens(1, 1, 2, 3, 4), UnavailableError("the worker has stopped")]
+    script = [READY, tokens(0, 0, 1, 2, 3, 4), UnavailableError("the worker has stopped")]
     async with fleet_of(prefill(first(), RELEASED), decode(*script)) as fleet:
         seen = await run(fleet)
         assert len(fleet.member("d0").requests) == 1
@@ -79,7 +79,7 @@ async def test_a_sequence_of_which_only_the_ending_was_lost_needs_no_worker():
 
 
 async def test_text_and_stop_strings_go_on_over_the_seam():
-    failing = decode(READY, tokens(1, 1), UnavailableError("gone"))
+    failing = decode(READY, tokens(0, 0, 1), UnavailableError("gone"))
     second = decode(READY, tokens(2, 2, 3), Forever(), name="d1")
     results = Scripts([[PREFILL_ADMITTED, first(), RELEASED], [PREFILL_ADMITTED, at(2), RELEASED]])
     async with fleet_of(Worker("p0", "prefill", results), failing, second) as fleet:
@@ -128,13 +128,13 @@ async def test_prompt_logprobs_that_were_told_are_not_told_again():
 
 
 async def test_a_worker_that_fails_within_is_reported_and_one_that_refuses_is_not():
-    failing = decode(READY, tokens(1, 1), InternalError("the engine failed"))
+    failing = decode(READY, tokens(0, 0, 1), InternalError("the engine failed"))
     refusing = Worker("d1", "decode", [OverloadedError("full")])
     results = Scripts([[PREFILL_ADMITTED, first()], [PREFILL_ADMITTED, at(2), RELEASED]])
     last = decode(READY, tokens(3, 3), finished(), name="d2")
     async with fleet_of(Worker("p0", "prefill", results), failing, refusing, last) as fleet:
         assert (await run(fleet)).text == "abcd"
-    assert [w.num_losses for w in (failing, refusing, last)] == [1, 0, 0]
+    assert [w.num_failures for w in (failing, refusing, last)] == [1, 0, 0]
 
 
 async def test_a_request_that_two_workers_fail_of_is_given_to_no_third():
@@ -150,7 +150,9 @@ async def test_a_request_that_two_workers_fail_of_is_given_to_no_third():
 
 
 async def test_a_worker_that_may_come_back_is_waited_for():
-    failing = Scripts([[ADMITTED, READY, UnavailableError("gone")], [OverloadedError("full")]])
+    failing = Scripts(
+        [[ADMITTED, READY, tokens(0, 0), UnavailableError("gone")], [OverloadedError("full")]]
+    )
     failing += [[OverloadedError("full")], [ADMITTED, READY, tokens(1, 1), finished()]]
     results = Scripts([[PREFILL_ADMITTED, first()], [PREFILL_ADMITTED, at(1), RELEASED]])
     async with fleet_of(Worker("p0", "prefill", results), Worker("d0", "decode", failing)) as fleet:
@@ -159,7 +161,9 @@ async def test_a_worker_that_may_come_back_is_waited_for():
 
 async def test_an_abort_between_two_attempts_ends_the_request():
     cue = Cue()
-    scripts = Scripts([[ADMITTED, READY, UnavailableError("gone")], [Go(cue), Forever()]])
+    scripts = Scripts(
+        [[ADMITTED, READY, tokens(0, 0), UnavailableError("gone")], [Go(cue), Forever()]]
+    )
     async with fleet_of(prefill(first(), RELEASED), Worker("d0", "decode", scripts)) as fleet:
         saga = saga_of(fleet)
         events = saga.run()
@@ -173,7 +177,7 @@ async def test_an_abort_between_two_attempts_ends_the_request():
 
 
 async def test_attempts_end_with_the_deadline():
-    full = Scripts([[ADMITTED, READY, UnavailableError("gone")], [OverloadedError("full")]])
+    full = Scripts([[ADMITTED, UnavailableError("gone")], [OverloadedError("full")]])
     async with fleet_of(prefill(first(), RELEASED), Worker("d0", "decode", full)) as fleet:
         saga = saga_of(fleet, seconds=0.3, pauses=Backoff(0.1, 0.1))
         with pytest.raises(DeadlineExceededError):

@@ -92,7 +92,7 @@ async def test_why_the_prefill_failed_is_told_rather_than_that_its_lease_is_over
 
 
 async def test_a_damaged_handoff_is_a_retryable_failure():
-    async with fleet_of(prefill(first(), Forever()), decode(DataLossError("bad"))) as fleet:
+    async with fleet_of(prefill(Forever()), decode(DataLossError("bad"))) as fleet:
         with pytest.raises(UnavailableError, match="the handoff failed: bad"):
             await run(fleet)
         # Of these tries every second one finds the only pair avoided.
