@@ -125,6 +125,7 @@ class TritonAttention:
             kind: choose_tiling(
                 kind.head_dim,
                 dtype,
+                dtype,
                 kind.num_kv_heads,
                 max_context,
                 _capability(self.device),

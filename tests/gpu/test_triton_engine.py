@@ -193,6 +193,7 @@ def logits_of(engine: Engine, others: list[list[int]]) -> dict[int, torch.Tensor
     return listening.logits
 
 
+@pytest.mark.usefixtures("_rows_are_computed_alike")
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [("llama", "float32"), *(pytest.param(f, "bfloat16", marks=SLOW) for f in ("llama", "qwen3"))],
