@@ -4,6 +4,7 @@ Whatever attention must not read is NaN: other layers' part of the pool, blocks 
 a block holds behind the last token of its sequence.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -152,6 +153,20 @@ def every_token(case: Case) -> Spans:
     tokens = np.arange(len(of))
     steps = tokens - spans.first_tokens[of]
     return Spans(spans.seats[of], spans.starts[of] + steps, np.ones_like(of), tokens)
+
+
+def cut_at_random(spans: Spans) -> Spans:
+    """The same tokens in chunks of any size, shuffled."""
+    pieces = []
+    for seat, start, count, first in zip(
+        spans.seats, spans.starts, spans.num_queries, spans.first_tokens, strict=True
+    ):
+        inner = np.flatnonzero(torch.rand(max(count - 1, 0)).numpy() < 0.1) + 1
+        edges = [0, *inner.tolist(), int(count)]
+        for begin, end in itertools.pairwise(edges):
+            pieces.append((seat, start + begin, end - begin, first + begin))
+    order = torch.randperm(len(pieces)).tolist()
+    return Spans(*np.array([pieces[i] for i in order]).T)
 
 
 def share(case: Case, members: Sequence[int], num_tokens: int) -> SharedPrefix:

@@ -1,15 +1,20 @@
 """The deterministic mode: a token's attention is the same, bit by bit, however it is computed."""
 
-import itertools
-
-import numpy as np
 import pytest
 import torch
-from attention_cases import Case, attend, decode, every_token, make_case, prefill, share
+from attention_cases import (
+    Case,
+    attend,
+    cut_at_random,
+    decode,
+    every_token,
+    make_case,
+    prefill,
+    share,
+)
 from kernel_checks import pairwise
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from kernels.attention_plan import Spans
 from kernels.attention_tiling import Tiling, choose_tiling
 
 TILING = Tiling(32, 32, 4, 2)
@@ -40,20 +45,6 @@ def _rows_are_computed_alike(monkeypatch: pytest.MonkeyPatch) -> None:
         return TensorHandle(total, acc.dtype.scalar)
 
     monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
-
-
-def cut_at_random(spans: Spans) -> Spans:
-    """The same tokens in chunks of any size, shuffled."""
-    pieces = []
-    for seat, start, count, first in zip(
-        spans.seats, spans.starts, spans.num_queries, spans.first_tokens, strict=True
-    ):
-        inner = np.flatnonzero(torch.rand(max(count - 1, 0)).numpy() < 0.1) + 1
-        edges = [0, *inner.tolist(), int(count)]
-        for begin, end in itertools.pairwise(edges):
-            pieces.append((seat, start + begin, end - begin, first + begin))
-    order = torch.randperm(len(pieces)).tolist()
-    return Spans(*np.array([pieces[i] for i in order]).T)
 
 
 def check(case: Case, tiling: Tiling, split_tokens: int) -> None:

@@ -1,0 +1,162 @@
+"""Attention on a GPU at real sizes: against float64, and bitwise the same where it has to be."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attention_cases import (
+    Case,
+    attend,
+    cut_at_random,
+    decode,
+    every_token,
+    make_case,
+    poisoned_workspace,
+    prefill,
+    share,
+)
+from kernel_checks import FLOATS, pairwise
+
+from kernels.attention_inputs import HEAD_DIMS
+from kernels.attention_plan import plan_splits
+from kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack
+from kernels.attention_tiling import AttentionTiling, choose_tiling
+from kernels.paged_decode import paged_decode
+
+pytestmark = pytest.mark.gpu
+TYPES = pytest.mark.parametrize(
+    ("dtype", "is_fp8"), [(d, False) for d in FLOATS] + [(torch.bfloat16, True)], ids=str
+)
+RULES = (
+    {},
+    {"window": 1000},
+    {"softcap": 20.0, "has_sinks": True},
+    {"window": 77, "has_sinks": True},
+)
+KINDS = [*({"dtype": dtype} for dtype in FLOATS), {"dtype": torch.bfloat16, "is_fp8": True}]
+# Numbers stand for kinds and rules, since every case is a kernel to compile.
+CASES = pairwise(kind=range(len(KINDS)), rule=range(len(RULES)), head_dim=HEAD_DIMS)
+
+
+def shape_of(case: dict[str, int]) -> dict[str, Any]:
+    return {**KINDS[case["kind"]], **RULES[case["rule"]], "head_dim": case["head_dim"]}
+
+
+def large_case(gpu: torch.device, contexts: Any, num_queries: Any, **shape: Any) -> Case:
+    if shape.get("is_fp8") and torch.cuda.get_device_capability(gpu) < (9, 0):
+        pytest.skip("fp8 is refused below compute capability 9.0")
+    return make_case(contexts, num_queries, device=gpu, **{"group": 4, "num_kv_heads": 8, **shape})
+
+
+def tiling_of(case: Case, deterministic: bool = False) -> AttentionTiling:
+    return choose_tiling(
+        case.kv.head_dim,
+        case.query.dtype,
+        case.kv.keys.dtype,
+        case.kv.num_kv_heads,
+        32768,
+        torch.cuda.get_device_capability(case.query.device),
+        deterministic,
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_chunks_of_prompts_beside_decodes_of_ragged_contexts(
+    gpu: torch.device, case: dict[str, int]
+) -> None:
+    contexts = [0, 1, 15, 16, 511, 512, *torch.randint(0, 6000, (58,)).tolist(), 0, 3000, 17, 0]
+    num_queries = [1] * 64 + [2048, 513, 300, 77]
+    batch = large_case(gpu, contexts, num_queries, **shape_of(case))
+    batch.check(attend(batch, tiling_of(batch)))
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 5, 7, 8, 12, 16])
+@pytest.mark.parametrize("block_size", [16, 32])
+def test_any_number_of_query_heads_for_each_kv_head(
+    gpu: torch.device, block_size: int, group: int
+) -> None:
+    case = large_case(
+        gpu,
+        [0, 3000, 100, 5],
+        [400, 1, 16, 3],
+        dtype=torch.bfloat16,
+        head_dim=128,
+        group=group,
+        num_kv_heads=2,
+        block_size=block_size,
+    )
+    case.check(attend(case, tiling_of(case)))
+
+
+@TYPES
+def test_one_sequence_of_a_long_context(
+    gpu: torch.device, dtype: torch.dtype, is_fp8: bool
+) -> None:
+    case = large_case(gpu, [131000], [1], dtype=dtype, head_dim=128, is_fp8=is_fp8)
+    case.check(attend(case, tiling_of(case)))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_decode_is_the_same_alone_and_in_any_batch(
+    gpu: torch.device, deterministic: bool
+) -> None:
+    contexts = torch.randint(0, 6000, (64,)).tolist()
+    case = large_case(gpu, contexts, [1] * 64, dtype=torch.bfloat16, head_dim=128)
+    tiling = tiling_of(case, deterministic)
+    together = attend(case, tiling)
+    for i in range(0, 64, 7):
+        assert torch.equal(attend(case.of(case.spans[i : i + 1]), tiling)[i], together[i])
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_in_the_deterministic_mode_a_token_is_the_same_however_it_is_computed(
+    gpu: torch.device, case: dict[str, int]
+) -> None:
+    batch = large_case(gpu, [0, 2000, 5], [1100, 333, 1], **shape_of(case))
+    tiling = tiling_of(batch, deterministic=True)
+    whole = attend(batch, tiling)
+    batch.check(whole)
+    single = batch.of(every_token(batch))
+    assert torch.equal(attend(single, tiling), whole)
+    for _ in range(3):
+        assert torch.equal(attend(batch.of(cut_at_random(batch.spans)), tiling), whole)
+    assert torch.equal(prefill(single, tiling.prefill, tiling.split_tokens), whole)
+    assert torch.equal(decode(batch, tiling.decode, tiling.split_tokens), whole)
+
+
+@TYPES
+def test_a_shared_prefix(gpu: torch.device, dtype: torch.dtype, is_fp8: bool) -> None:
+    contexts = torch.randint(4096, 6000, (100,)).tolist()
+    case = large_case(gpu, contexts, [1] * 100, dtype=dtype, head_dim=128, is_fp8=is_fp8)
+    prefix = share(case, range(0, 100, 2), 4096)
+    case.check(attend(case, tiling_of(case), [prefix]))
+    tiling = tiling_of(case, deterministic=True)
+    assert torch.equal(attend(case, tiling, [prefix]), attend(case, tiling))
+
+
+def test_a_captured_graph_replays_over_plans_of_any_size(gpu: torch.device) -> None:
+    case = large_case(gpu, [3000, 40, 511, 0], [1] * 4, dtype=torch.bfloat16, head_dim=128)
+    tiling = tiling_of(case)
+    capacity = SplitCapacity(items=64, shared_items=8, members=4)
+    packed = torch.zeros(sum(capacity.sizes), dtype=torch.int32, device=gpu)
+    arrays, out = SplitArrays.view(packed, capacity), case.poisoned_out()
+    workspace = poisoned_workspace(case, 64)
+    arguments = (case.query, out, case.kv, case.rule, case.tables, arrays, workspace)
+    paged_decode(*arguments, tiling.decode, tiling.shared)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        paged_decode(*arguments, tiling.decode, tiling.shared)
+    for num_running in (4, 2, 3, 1):
+        running = case.of(case.spans[np.arange(num_running)])
+        plan = plan_splits(
+            running.spans,
+            tiling.split_tokens,
+            tiling.decode.keys,
+            tiling.decode.num_tokens(case.group),
+        )
+        packed.copy_(torch.from_numpy(pack(plan, capacity)))
+        graph.replay()
+        assert torch.equal(out[:num_running], attend(running, tiling)[:num_running])
+        assert not out[num_running:].any()
