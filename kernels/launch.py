@@ -1,7 +1,8 @@
 """What every launcher here needs: checks of its arguments, and what the interpreter does otherwise.
 
-Knows nothing of any one kernel. Launchers run on the current device and stream, allocate only what
-they return, and raise `ValueError` with a sentence that names the value and says what to do.
+Knows nothing of any one kernel. Launchers run on the current device and stream, never wait for
+them, allocate what they return and scratch of their own, and raise `ValueError` with a sentence
+that names the value and says what to do.
 """
 
 import torch

@@ -25,7 +25,7 @@ def run(selection: str, timeout: float) -> None:
 
 
 def test_kernels_agree_with_their_references_in_the_interpreter() -> None:
-    run("not slow and not gpu", timeout=240)
+    run("not slow and not gpu", timeout=280)
 
 
 @pytest.mark.slow
