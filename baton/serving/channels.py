@@ -26,6 +26,9 @@ def channel_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[st
         *_message_limits(max_message_bytes),
         *_KEEPALIVE,
         ("grpc.enable_http_proxy", 0),
+        # How long a peer may take to shake hands, 20 s by default: one that is stopped takes the
+        # connection and then says nothing.
+        ("grpc.min_reconnect_backoff_ms", 1500),
         # A worker that restarts is found again at once.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1000),

@@ -189,6 +189,22 @@ async def source_is_gone(connector: Any, stage: str, signum: int) -> None:
     await channels.close()
 
 
+@pytest.mark.parametrize("connector", ["grpc", "shm"])
+async def test_a_source_that_stops_before_anybody_has_connected_is_noticed_as_soon(connector):
+    targets = [pool_of(NUM_BLOCKS, layout) for layout in HYBRID]
+    channels = Channels()
+    fetcher = KvFetcher(targets, PAIRING, CLAIMANT, channels.get, connector=connector)
+    async with far_side("source") as source:
+        source.signal(signal.SIGSTOP)
+        handle = Handle("source", source.about[0], EPOCH, LEASE, PAIRING, NUM_TOKENS, ())
+        started = asyncio.get_running_loop().time()
+        failure = await failure_of(fetcher.fetch(handle, allocation(*HERE), 30.0))
+        assert isinstance(failure, UnavailableError), failure
+        assert asyncio.get_running_loop().time() - started < BOUND
+    fetcher.close()
+    await channels.close()
+
+
 @pytest.mark.slow
 async def test_a_source_that_was_stopped_for_a_moment_goes_on():
     targets = [pool_of(NUM_BLOCKS, layout) for layout in HYBRID]
