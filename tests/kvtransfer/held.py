@@ -33,4 +33,5 @@ def abstract_sockets() -> set[str]:
 
 
 def shared_files() -> set[Path]:
-    return set(Path("/dev/shm").iterdir())
+    """Of ours; others on this host have some, too."""
+    return {path for path in Path("/dev/shm").iterdir() if "baton" in path.name}
