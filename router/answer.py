@@ -3,6 +3,7 @@
 Awaits nothing, and knows nothing of calls or of how they fail.
 """
 
+import math
 import time
 
 from baton.v1 import decode_pb2, prefill_pb2
@@ -13,6 +14,9 @@ from router.intake import Request
 from router.model_card import ModelCard
 from router.output import Output
 from router.work import Work, work_of
+
+# For so long a loss of an answer that is not seen before its end counts as one at its beginning.
+_UNSEEN_SECONDS = 1.0
 
 
 class Answer:
@@ -38,6 +42,8 @@ class Answer:
         self._awaits_prompt = params.prompt_logprobs is not None
         self._num_scored = 1  # The first token of a prompt has no log-probability.
         self._held_back: list[decode_pb2.DecodeGenerateResponse] = []
+        self._handed_over_at = math.inf
+        self._num_heard = 0  # tokens of the decode worker, those among them that were shown before
         self._take_received(request.received)
 
     @property
@@ -59,6 +65,20 @@ class Answer:
         """Of all sequences, as far as they were shown."""
         return self._account.num_output_tokens
 
+    @property
+    def place(self) -> int | None:
+        """How many tokens the present attempt has come to, with those it went on behind.
+
+        What is ranked is seen only at its end: there it is 0 for a second, and then not known.
+        """
+        params = self._request.params
+        if self._takes_first_token:
+            return len(self._outputs[0].token_ids)
+        is_ranked = params.beam_width > 0 or params.num_sequences > params.n
+        if is_ranked and time.monotonic() - self._handed_over_at > _UNSEEN_SECONDS:
+            return None
+        return self._num_heard
+
     # From attempt to attempt.
 
     def work(self) -> Work:
@@ -77,6 +97,7 @@ class Answer:
     def restart(self) -> None:
         """What is left to be done is done by others from now on. What was shown stays."""
         self.is_prefilling = self.is_handed_over = False
+        self._handed_over_at, self._num_heard = math.inf, 0
         self._held_back.clear()
         for index in self._unfinished:
             self._endings.pop(index, None)
@@ -114,11 +135,12 @@ class Answer:
         """
         kind = event.WhichOneof("event")
         if kind == "kv_ready":
-            self.is_handed_over = True
+            self.is_handed_over, self._handed_over_at = True, time.monotonic()
             self._account.handed_over(event.kv_ready)
         elif self._awaits_prompt:
             self._held_back.append(event)
         elif kind == "tokens":
+            self._num_heard += len(event.tokens.token_ids)
             return self._show(event.tokens.sequence_index, wire.decoded_tokens(event.tokens))
         elif kind == "finished":
             return self._end(event.finished.sequence_index, wire.ending(event.finished))

@@ -55,7 +55,8 @@ class Setback(Exception):  # noqa: N818 - what it becomes, another try or an err
     Attributes:
         worker: who refused or was lost; empty where that is nobody.
         pair: the two that were asked.
-        was_computing: the worker that was lost was computing the request.
+        place: how many tokens the attempt had come to when a worker was lost that was computing it;
+            None: it was not, or nobody knows.
     """
 
     def __init__(
@@ -66,16 +67,15 @@ class Setback(Exception):  # noqa: N818 - what it becomes, another try or an err
         self.error = error
         self.worker = worker
         self.pair = pair
-        self.was_computing = False
+        self.place: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """A worker that was lost while it computed the request, so many tokens into the output."""
+    """A worker that was lost while it computed the request, and the place it had come to."""
 
     worker: str
-    num_tokens: int
-    is_prefill: bool
+    place: int
 
 
 class Recovery:
@@ -105,9 +105,8 @@ class Recovery:
     def after(self, setback: Setback, num_tokens: int) -> float:
         """Seconds to wait before the next try, `num_tokens` into the output. Raises what ends the
         request."""
-        if setback.was_computing:
-            is_prefill = setback.worker == setback.pair[0]
-            self._check_not_poison(_Loss(setback.worker, num_tokens, is_prefill), setback.error)
+        if setback.place is not None:
+            self._check_not_poison(setback, _Loss(setback.worker, setback.place))
         pause = self._pause(setback, num_tokens) if self.is_accepted else self._pass_on(setback)
         if setback.kind is not SetbackKind.NOBODY and not self._budget.withdraw():
             raise self._over_budget(setback)
@@ -145,15 +144,17 @@ class Recovery:
             case _:
                 self.refused.add(setback.worker)
 
-    def _check_not_poison(self, loss: _Loss, error: BatonError) -> None:
-        """A request that goes on well past the place where a worker was lost was not to blame; one
+    def _check_not_poison(self, setback: Setback, loss: _Loss) -> None:
+        """A request that comes well past the place where a worker was lost was not to blame; one
         that is to blame ends workers of one role at one place."""
-        last = self._losses.get(loss.is_prefill)
-        self._losses[loss.is_prefill] = loss
-        if last is not None and loss.num_tokens - last.num_tokens < SAME_PLACE_TOKENS:
+        is_prefill = setback.worker == setback.pair[0]
+        last = self._losses.get(is_prefill)
+        self._losses[is_prefill] = loss
+        if last is not None and abs(loss.place - last.place) < SAME_PLACE_TOKENS:
             raise InternalError(
                 f"request {self._request_id} is poison: {last.worker} and {loss.worker} were lost "
-                f"while they computed it, and it is given to no third worker ({error})"
+                "while they computed it, and it is given to no third worker "
+                f"({setback.error})"
             )
 
     def _over_budget(self, setback: Setback) -> BatonError:

@@ -111,9 +111,9 @@ class Saga:
         is_of_prefill = event.worker == event.pair[0]
         if is_of_prefill and not self._answer.needs_prefill:
             return []
-        event.was_computing = event.kind is SetbackKind.LOST and (
-            self._answer.is_prefilling if is_of_prefill else self._answer.is_handed_over
-        )
+        is_computing = self._answer.is_prefilling if is_of_prefill else self._answer.is_handed_over
+        if event.kind is SetbackKind.LOST and is_computing:
+            event.place = self._answer.place
         raise event
 
     async def _recover(self, setback: Setback) -> None:

@@ -244,3 +244,24 @@ def shown_letters(events: list[pb.GenerateResponse], index: int) -> list[int]:
         if event.HasField("tokens") and event.tokens.sequence_index == index
         for token_id in event.tokens.token_ids
     ]
+
+
+def test_how_far_an_attempt_has_come_counts_what_it_went_on_behind_or_says_again():
+    single, several = answer(), answer(n=2)
+    shown(single, READY, tokens(0, 0, "abc"))
+    shown(several, READY, tokens(0, 0, "abc"), tokens(1, 0, "a"))
+    assert (single.place, several.place) == (3, 4)
+    single.restart()
+    several.restart()
+    shown(single, READY, tokens(0, 3, "d"))
+    shown(several, READY, tokens(0, 0, "ab"))
+    assert (single.place, several.place) == (4, 2)
+
+
+@pytest.mark.parametrize("params", [{"best_of": 2}, {"beam_width": 2, "temperature": 0.0}])
+def test_how_far_a_ranked_answer_has_come_is_soon_not_known(params):
+    ranked = answer(**params)
+    shown(ranked, READY)
+    assert ranked.place == 0
+    ranked._handed_over_at -= 60.0
+    assert ranked.place is None
