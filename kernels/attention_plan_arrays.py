@@ -3,13 +3,15 @@
 The places of a capacity are fixed, for captured graphs to replay over plans of many sizes.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import Final
 
 import numpy as np
 import torch
 
 from kernels.attention_plan import ITEM_FIELDS, Int32Array, SplitPlan
+
+_ALIGNED: Final = 4  # numbers of 4 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +28,18 @@ class SplitCapacity:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of the two counts and the arrays, in their order in memory."""
-        items, shared = self.items * ITEM_FIELDS, self.shared_items * ITEM_FIELDS
-        return 1, 1, items, shared, self.members, self.members, self.members + 1
+        """Of the arrays in memory, in their order. Each begins at a multiple of 16 bytes, since
+        Triton compiles a kernel anew for pointers that do not where others did."""
+        lengths = (
+            1,
+            1,
+            self.items * ITEM_FIELDS,
+            self.shared_items * ITEM_FIELDS,
+            self.members,
+            self.members,
+            self.members + 1,
+        )
+        return tuple(-(-length // _ALIGNED) * _ALIGNED for length in lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +76,19 @@ def pack(plan: SplitPlan, capacity: SplitCapacity) -> Int32Array:
     Raises `ValueError` if there is too little room.
     """
     needed = SplitCapacity.of(plan)
-    if any(need > has for need, has in zip(needed.sizes, capacity.sizes, strict=True)):
+    if any(need > has for need, has in zip(astuple(needed), astuple(capacity), strict=True)):
         raise ValueError(f"the plan needs {needed}, more than {capacity}: capture a larger one")
-    return np.concatenate(list(_padded(plan, capacity)))
-
-
-def _padded(plan: SplitPlan, capacity: SplitCapacity) -> Iterator[Int32Array]:
-    num_members = len(plan.members)
-    yield np.array([len(plan.items), len(plan.shared_items)], np.int32)
-    for items, room in ((plan.items, capacity.items), (plan.shared_items, capacity.shared_items)):
-        yield np.pad(items, ((0, room - len(items)), (0, 0))).ravel()
-    yield plan.members
-    yield np.arange(num_members, capacity.members, dtype=np.int32)
-    yield np.pad(plan.positions, (0, capacity.members - num_members))
-    yield np.pad(plan.first_slots, (0, capacity.members - num_members), mode="edge")
+    nobody = np.arange(needed.members, capacity.members, dtype=np.int32)
+    arrays = (
+        np.array([needed.items], np.int32),
+        np.array([needed.shared_items], np.int32),
+        plan.items.ravel(),
+        plan.shared_items.ravel(),
+        np.concatenate([plan.members, nobody]),
+        plan.positions,
+        np.concatenate([plan.first_slots, np.full_like(nobody, plan.num_slots)]),
+    )
+    sizes = capacity.sizes
+    return np.concatenate(
+        [np.pad(array, (0, size - len(array))) for array, size in zip(arrays, sizes, strict=True)]
+    )

@@ -72,12 +72,6 @@ _DECODE: Final = {
     128: Tiling(16, 64, 4, 5, 168),
     256: Tiling(16, 32, 4, 5, None),
 }
-# Numbers of fp8 are turned into longer ones in registers.
-_DECODE_FP8: Final = {
-    64: Tiling(16, 128, 4, 5),
-    128: Tiling(16, 64, 4, 5),
-    256: Tiling(16, 32, 4, 5),
-}
 _PREFILL: Final = {
     64: Tiling(128, 128, 8, 5),
     128: Tiling(128, 64, 8, 5),
@@ -95,6 +89,14 @@ _UNIFORM: Final = {
     128: Tiling(64, 64, 8, 5),
     256: Tiling(32, 64, 8, 3),
 }
+# Numbers of fp8 are turned into longer ones in registers, which leaves fewer.
+_DECODE_FP8: Final = {
+    64: Tiling(16, 128, 4, 5),
+    128: Tiling(16, 64, 4, 5),
+    256: Tiling(16, 32, 4, 5),
+}
+_PREFILL_FP8: Final = {**_PREFILL, 256: Tiling(64, 32, 8, 5)}
+_UNIFORM_FP8: Final = {**_UNIFORM, 256: Tiling(32, 32, 8, 5)}
 # Without matrix instructions; float32 is there to check models with.
 _FLOAT32: Final = {
     64: Tiling(32, 32, 4, 3),
@@ -121,14 +123,18 @@ def choose_tiling(
         deterministic: a token's output is the same, bit by bit, whether it is decoded or prefilled,
             and whatever else is in its chunk.
     """
-    dim = tile_dim(head_dim)
+    dim, is_fp8 = tile_dim(head_dim), cache_dtype == torch.float8_e4m3fn
     split = DETERMINISTIC_SPLIT if deterministic else _split_tokens(max_context, num_kv_heads)
+    uniform = (_UNIFORM_FP8 if is_fp8 else _UNIFORM)[dim]
+    if dtype == torch.float32:
+        uniform = _FLOAT32[dim]
     if deterministic or dtype == torch.float32:
-        tiling = (_FLOAT32 if dtype == torch.float32 else _UNIFORM)[dim]
-        return AttentionTiling(tiling, tiling, tiling, split, deterministic)
-    decode = _DECODE_FP8 if cache_dtype == torch.float8_e4m3fn else _DECODE
-    prefill = _PREFILL if capability >= (9, 0) else _PREFILL_AMPERE
-    return AttentionTiling(decode[dim], _UNIFORM[dim], prefill[dim], split, False)
+        return AttentionTiling(uniform, uniform, uniform, split, deterministic)
+    decode = _DECODE_FP8 if is_fp8 else _DECODE
+    prefill = _PREFILL_FP8 if is_fp8 else _PREFILL
+    if capability < (9, 0):
+        prefill = _PREFILL_AMPERE
+    return AttentionTiling(decode[dim], uniform, prefill[dim], split, False)
 
 
 def tile_dim(head_dim: int) -> int:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.attention_plan import SharedPrefix, Spans, plan_splits, plan_tiles
+from kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack
 from kernels.attention_tiling import choose_tiling
 from kernels.cascade import find_shared, pays
 
@@ -112,3 +113,25 @@ def test_a_prefix_ends_before_the_first_token_that_asks(start: int) -> None:
     spans = Spans.of_batch(np.arange(2), np.array([start, 100]), np.ones(2, np.int64))
     shared = find_shared(spans, tables, 16, SPLIT, 16, 2**30)
     assert [prefix.num_tokens for prefix in shared] == ([64] if start >= 64 else [])
+
+
+@given(SPANS, st.integers(0, 3), st.integers(0, 3))
+def test_a_packed_plan_holds_its_arrays_aligned_and_nobody_behind_them(
+    spans: list[tuple[int, int]], more_items: int, more_members: int
+) -> None:
+    plan = plan_splits(batch(spans), SPLIT, KEYS, 4)
+    num_members = len(plan.members)
+    capacity = SplitCapacity(len(plan.items) + more_items, 0, num_members + more_members)
+    arrays = SplitArrays.view(torch.from_numpy(pack(plan, capacity)), capacity)
+    views = (arrays.num_items, arrays.items, arrays.members, arrays.positions, arrays.first_slots)
+    base = arrays.num_items.data_ptr()
+    assert all((view.data_ptr() - base) % 16 == 0 for view in views)
+    assert arrays.num_items[0] == len(plan.items)
+    assert np.array_equal(arrays.items[: plan.items.size].numpy(), plan.items.ravel())
+    assert np.array_equal(arrays.members[:num_members].numpy(), plan.members)
+    assert np.array_equal(arrays.positions[:num_members].numpy(), plan.positions)
+    slots = arrays.first_slots[: capacity.members + 1].numpy()
+    assert np.array_equal(slots[: num_members + 1], plan.first_slots)
+    assert (slots[num_members:] == plan.num_slots).all()
+    nobody = np.arange(num_members, capacity.members)
+    assert np.array_equal(arrays.members[num_members : capacity.members].numpy(), nobody)
