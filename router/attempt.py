@@ -14,7 +14,13 @@ from typing import Any, Self
 
 import grpc
 
-from baton.errors import BatonError, InternalError, NotFoundError, UnavailableError
+from baton.errors import (
+    BatonError,
+    DeadlineExceededError,
+    InternalError,
+    NotFoundError,
+    UnavailableError,
+)
 from baton.rpc_errors import error_of, is_from_server
 from baton.serving.deadline import Deadline
 from baton.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
@@ -174,9 +180,12 @@ class Attempt:
 
     def _setback(self, member: Member, error: grpc.aio.AioRpcError, kind: SetbackKind) -> Setback:
         """What a failed call means. The worker is lost where it was not it that has spoken, or
-        where what it says is that it has failed."""
+        where what it says is that it has failed. Nobody is where the deadline may have ended the
+        call on the worker's side, which looks here as if the worker had gone."""
         cause = error_of(error)
-        if error.code() in _LOSSES and not is_from_server(error):
+        if self._deadline.may_have_ended():
+            cause = DeadlineExceededError("the request's deadline has passed")
+        elif error.code() in _LOSSES and not is_from_server(error):
             kind, cause = SetbackKind.LOST, UnavailableError(f"{member.record.id} is lost: {cause}")
             self._fleet.report_loss(member)
         elif isinstance(cause, InternalError):

@@ -10,6 +10,7 @@ from baton.errors import DeadlineExceededError
 Clock = Callable[[], float]
 
 MIN_FORWARDED = 0.001
+FORWARD_MARGIN = 0.05
 
 
 class TimeLimited(Protocol):
@@ -55,7 +56,11 @@ class Deadline:
         if self.expired:
             raise DeadlineExceededError("the request's deadline has passed")
 
-    def forward(self, margin: float = 0.05) -> float:
+    def may_have_ended(self, margin: float = FORWARD_MARGIN) -> bool:
+        """Whether a call it was forwarded to can have ended by it, on the other side, by now."""
+        return self.remaining() <= 2 * margin
+
+    def forward(self, margin: float = FORWARD_MARGIN) -> float:
         """The timeout in seconds for a call to the next hop, always positive.
 
         `margin` seconds are kept for the way back, so that this hop can still answer when the next

@@ -63,6 +63,13 @@ class Forever:
     """A step of a script that waits until the call is cancelled."""
 
 
+class Vanish:
+    """A step of a script that ends the call without a word, after a while."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+
 class Scripts(list[list[Any]]):
     """A script for each call of a worker, the last one for all that follow."""
 
@@ -83,7 +90,7 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
     num_failures: int = 0
     circuit: Circuit = field(default_factory=Circuit)
 
-    async def _play(self, request: Any) -> AsyncIterator[Any]:
+    async def _play(self, request: Any, context: Any) -> AsyncIterator[Any]:
         self.requests.append(request)
         self.num_running += 1
         script = self.script
@@ -98,6 +105,9 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
                         await step.event.wait()
                     case Go():
                         step.cue.event.set()
+                    case Vanish():
+                        await asyncio.sleep(step.seconds)
+                        await context.abort(grpc.StatusCode.CANCELLED)
                     case Forever():
                         await asyncio.Event().wait()
                     case _:
@@ -107,11 +117,11 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
             self.num_running -= 1
 
     async def Prefill(self, request, context):  # noqa: N802
-        async for response in self._play(request):
+        async for response in self._play(request, context):
             yield response
 
     async def Generate(self, request, context):  # noqa: N802
-        async for response in self._play(request):
+        async for response in self._play(request, context):
             yield response
 
     # What a saga sees of a `Member`.

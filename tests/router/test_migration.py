@@ -12,6 +12,7 @@ from scripted import (
     Forever,
     Go,
     Scripts,
+    Vanish,
     Worker,
     at,
     decode,
@@ -182,6 +183,22 @@ async def test_attempts_end_with_the_deadline():
         saga = saga_of(fleet, seconds=0.3, pauses=Backoff(0.1, 0.1))
         with pytest.raises(DeadlineExceededError):
             await seen_of(saga)
+
+
+@pytest.mark.parametrize(("seconds", "num_losses"), [(10.0, 1), (0.4, 0)])
+async def test_a_call_that_the_deadline_may_have_ended_is_no_loss(seconds, num_losses):
+    """On the worker's side it runs out a little earlier, which looks here as if it had gone."""
+    scripts = Scripts(
+        [[ADMITTED, READY, Vanish(0.32)], [ADMITTED, READY, tokens(0, 0), finished()]]
+    )
+    async with fleet_of(prefill(first(), RELEASED), Worker("d0", "decode", scripts)) as fleet:
+        saga = saga_of(fleet, seconds=seconds)
+        if num_losses:
+            await seen_of(saga)
+        else:
+            with pytest.raises(DeadlineExceededError):
+                await seen_of(saga)
+        assert fleet.member("d0").num_losses == num_losses
 
 
 # Going on where another router was.
