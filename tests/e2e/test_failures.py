@@ -99,12 +99,13 @@ async def test_a_repeated_prompt_goes_where_it_is_cached(client, wide):
         assert again.finished.usage.num_cached_prompt_tokens == 192
 
 
-async def test_a_router_killed_in_the_middle_leaves_nothing_held(client, wide):
-    generation, _ = await streaming(client, wide)
-    waiting, _ = await prefilling(client, wide)
-    wide.kill("router")
-    for ended in (generation, waiting):
-        assert isinstance(await failure_of(ended), UnavailableError)
+async def test_a_router_killed_in_the_middle_leaves_nothing_held(wide):
+    async with AsyncClient(wide.address, resume=False) as client:
+        generation, _ = await streaming(client, wide)
+        waiting, _ = await prefilling(client, wide)
+        wide.kill("router")
+        for ended in (generation, waiting):
+            assert isinstance(await failure_of(ended), UnavailableError)
     await until_nothing_is_held(wide)
 
 
