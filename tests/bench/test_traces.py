@@ -1,0 +1,113 @@
+"""Traces are read to the row, and what is wrong with one is said with its file, line and field."""
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.traces import MOONCAKE_BLOCK_SIZE, TraceError, TraceRow, read_trace, trace_folder
+
+GOOD = {"timestamp": 1500, "input_length": 513, "output_length": 7, "hash_ids": [0, 3]}
+HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+
+
+def mooncake(folder: Path, *rows: Any) -> Path:
+    path = folder / "trace.jsonl"
+    path.write_text("\n".join(r if isinstance(r, str) else json.dumps(r) for r in rows) + "\n")
+    return path
+
+
+def azure(folder: Path, text: str) -> Path:
+    path = folder / "trace.csv"
+    path.write_text(text)
+    return path
+
+
+def test_a_mooncake_row_is_read_in_seconds_and_tokens(tmp_path: Path) -> None:
+    path = mooncake(tmp_path, GOOD, "", {**GOOD, "timestamp": 1500.5})
+    assert list(read_trace(path)) == [
+        TraceRow(1.5, 513, 7, (0, 3)),
+        TraceRow(1.5005, 513, 7, (0, 3)),
+    ]
+
+
+def test_azure_arrivals_count_from_the_first_row(tmp_path: Path) -> None:
+    rows = "2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0319601,3180,8\n"
+    first, second = read_trace(azure(tmp_path, HEADER + rows))
+    assert first == TraceRow(0.0, 4808, 10)
+    assert second.arrival == pytest.approx(0.052)
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ("{", "line 2: is not JSON"),
+        ([1], "line 2: is no JSON object"),
+        ({k: v for k, v in GOOD.items() if k != "hash_ids"}, "line 2, field hash_ids: missing"),
+        ({**GOOD, "input_length": "9"}, "line 2, field input_length: '9' is no count"),
+        ({**GOOD, "output_length": -1}, "line 2, field output_length: -1 is no count"),
+        ({**GOOD, "output_length": True}, "line 2, field output_length: True is no count"),
+        ({**GOOD, "hash_ids": 4}, "line 2, field hash_ids: 4 is no list"),
+        ({**GOOD, "hash_ids": [0, 0.5]}, "line 2, field hash_ids: 0.5 is no count"),
+        ({**GOOD, "hash_ids": [0]}, "line 2, field hash_ids: has 1 ids; the prompt has 2 blocks"),
+        ({**GOOD, "timestamp": float("nan")}, "line 2, field timestamp: nan is no time"),
+        ({**GOOD, "timestamp": 3}, "line 2, field timestamp: comes before the row above it"),
+    ],
+)
+def test_a_bad_mooncake_row_is_named(tmp_path: Path, row: Any, problem: str) -> None:
+    path = mooncake(tmp_path, GOOD, row)
+    with pytest.raises(TraceError) as caught:
+        list(read_trace(path))
+    assert str(caught.value).startswith(f"{path}, {problem}")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("TIMESTAMP,ContextTokens\n", "line 1, field GeneratedTokens: missing"),
+        ("", "line 1, field TIMESTAMP: missing"),
+        (HEADER + "yesterday,1,2\n", "line 2, field TIMESTAMP: 'yesterday' is no time"),
+        (HEADER + "2023-11-16 18:17:03.9,1\n", "line 2, field GeneratedTokens: missing"),
+        (HEADER + "2023-11-16 18:17:03.9,-1,2\n", "line 2, field ContextTokens: '-1' is no count"),
+        (
+            HEADER + "2023-11-16 18:17:03.9,1,2\n2023-11-16 18:17:03,1,2\n",
+            "line 3, field TIMESTAMP: comes before",
+        ),
+    ],
+)
+def test_a_bad_azure_row_is_named(tmp_path: Path, text: str, problem: str) -> None:
+    path = azure(tmp_path, text)
+    with pytest.raises(TraceError) as caught:
+        list(read_trace(path))
+    assert str(caught.value).startswith(f"{path}, {problem}")
+
+
+def test_a_trace_of_another_ending_is_refused() -> None:
+    with pytest.raises(TraceError, match=r"a trace ends in \.jsonl or \.csv"):
+        read_trace(Path("trace.parquet"))
+
+
+def test_rows_before_a_bad_one_are_read_without_it(tmp_path: Path) -> None:
+    path = mooncake(tmp_path, GOOD, GOOD, "{")
+    assert len(list(islice(read_trace(path), 2))) == 2
+
+
+def test_the_folder_is_told_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_TRACES", "elsewhere")
+    assert trace_folder() == Path("elsewhere")
+
+
+def test_the_conversation_trace_has_its_published_rows_and_blocks(conversation_trace: Path) -> None:
+    rows = list(read_trace(conversation_trace))
+    assert len(rows) == 12_031
+    assert sum(len(row.block_ids or ()) for row in rows) == 288_500
+    assert rows[-1].arrival == pytest.approx(3537, abs=1)
+    assert max(row.num_prompt_tokens for row in rows) <= 247 * MOONCAKE_BLOCK_SIZE
+
+
+def test_the_code_trace_has_its_published_rows(code_trace: Path) -> None:
+    rows = list(read_trace(code_trace))
+    assert len(rows) == 8_819
+    assert all(row.block_ids is None for row in rows)
