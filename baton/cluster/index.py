@@ -4,7 +4,7 @@ A map from chain hash to a bitmap of worker slots. Pure; knows nothing of where 
 and promises nothing: a block it names may be gone by the time it is asked for.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -18,11 +18,13 @@ _LEAST_SWEPT = 1024
 
 @dataclass(slots=True)
 class _Slot:
-    """One worker epoch's place in the bitmaps."""
+    """One worker epoch's place in the bitmaps. `bit` is the bitmap of this worker alone: most
+    blocks have one holder, and share it."""
 
     worker: str
     epoch: int
     position: int
+    bit: int
     num_blocks: int = 0
 
 
@@ -41,13 +43,12 @@ class LocalityIndex:
         self._max_entries = max_entries
         self._entries: dict[BlockHash, int] = {}  # oldest first
         self._slots: dict[str, _Slot] = {}
-        self._by_position: dict[int, _Slot] = {}
+        self._by_position: list[_Slot] = []  # those of dropped workers are still there
         self._live = 0  # the slots of known workers; all other bits of an entry mean nothing
         self._free: list[int] = []
         self._dropped: list[int] = []  # positions whose bits are still in the entries
         self._swept: list[int] = []  # those of them that the sweep under way clears
         self._unswept: list[BlockHash] = []
-        self._num_positions = 0
 
     def __len__(self) -> int:
         """How many hashes it holds, those of dropped workers included until they are swept."""
@@ -63,10 +64,8 @@ class LocalityIndex:
             return
         if events.cleared:
             slot = self._renew(worker, epoch)
-        for block in events.removed:
-            self._remove(slot, block)
-        for block in events.stored:
-            self._store(slot, block)
+        self._remove(slot, events.removed)
+        self._store(slot, events.stored)
         self._tidy(len(events.removed) + len(events.stored))
 
     def replace(self, worker: str, epoch: int, hashes: Iterable[BlockHash]) -> None:
@@ -77,8 +76,7 @@ class LocalityIndex:
         """Forgets the worker and its epoch at once. Its bits are cleared little by little."""
         slot = self._slots.pop(worker, None)
         if slot is not None:
-            del self._by_position[slot.position]
-            self._live &= ~(1 << slot.position)
+            self._live &= ~slot.bit
             self._dropped.append(slot.position)
         self._tidy(0)
 
@@ -88,16 +86,18 @@ class LocalityIndex:
         Workers that hold not even the first are left out. Stops where the last worker does.
         """
         matches: dict[str, int] = {}
-        holders = self._live
+        if not hashes:
+            return matches
+        find = self._entries.get
+        holders = self._live & find(hashes[0], 0)
         for num_blocks, block in enumerate(hashes):
-            remaining = holders & self._entries.get(block, 0)
-            if num_blocks:
+            remaining = holders & find(block, 0)
+            if remaining != holders:
                 self._note(matches, holders ^ remaining, num_blocks)
-            holders = remaining
+                holders = remaining
             if not holders:
                 return matches
-        if hashes:
-            self._note(matches, holders, len(hashes))
+        self._note(matches, holders, len(hashes))
         return matches
 
     def num_blocks(self, worker: str) -> int:
@@ -109,10 +109,11 @@ class LocalityIndex:
         for slot in self._slots_of(holders):
             matches[slot.worker] = num_blocks
 
-    def _slots_of(self, bits: int) -> Iterable[_Slot]:
+    def _slots_of(self, bits: int) -> Iterator[_Slot]:
         while bits:
-            yield self._by_position[(bits & -bits).bit_length() - 1]
-            bits &= bits - 1
+            position = bits.bit_length() - 1
+            yield self._by_position[position]
+            bits ^= 1 << position
 
     def _slot(self, worker: str, epoch: int) -> _Slot | None:
         """The worker's slot; None if a later epoch of it is known."""
@@ -124,33 +125,35 @@ class LocalityIndex:
     def _renew(self, worker: str, epoch: int) -> _Slot:
         """An empty slot for the worker in place of the one it may have."""
         self.drop(worker)
-        if self._free:
-            position = self._free.pop()
-        else:
-            position = self._num_positions
-            self._num_positions += 1
-        slot = _Slot(worker, epoch, position)
-        self._slots[worker] = self._by_position[position] = slot
-        self._live |= 1 << position
+        position = self._free.pop() if self._free else len(self._by_position)
+        slot = _Slot(worker, epoch, position, 1 << position)
+        self._by_position[position : position + 1] = [slot]
+        self._slots[worker] = slot
+        self._live |= slot.bit
         return slot
 
-    def _store(self, slot: _Slot, block: BlockHash) -> None:
-        holders = self._entries.get(block, 0) & self._live
-        slot.num_blocks += not holders >> slot.position & 1
-        self._entries[block] = holders | 1 << slot.position
-        if len(self._entries) > self._max_entries:
-            self._evict()
+    def _store(self, slot: _Slot, blocks: Iterable[BlockHash]) -> None:
+        entries, bit = self._entries, slot.bit
+        for block in blocks:
+            holders = entries.get(block, 0) & self._live
+            if holders & bit:
+                continue
+            slot.num_blocks += 1
+            entries[block] = holders | bit if holders else bit
+            if len(entries) > self._max_entries:
+                self._evict()
 
-    def _remove(self, slot: _Slot, block: BlockHash) -> None:
-        holders = self._entries.get(block, 0) & self._live
-        if not holders >> slot.position & 1:
-            return
-        slot.num_blocks -= 1
-        remaining = holders ^ 1 << slot.position
-        if remaining:
-            self._entries[block] = remaining
-        else:
-            del self._entries[block]
+    def _remove(self, slot: _Slot, blocks: Iterable[BlockHash]) -> None:
+        entries, bit = self._entries, slot.bit
+        for block in blocks:
+            holders = entries.get(block, 0) & self._live
+            if not holders & bit:
+                continue
+            slot.num_blocks -= 1
+            if holders != bit:
+                entries[block] = holders ^ bit
+            else:
+                del entries[block]
 
     def _evict(self) -> None:
         """Evicts the oldest entries. Several at once, for a dict finds its first entry slowly."""
