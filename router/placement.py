@@ -1,65 +1,40 @@
 """Which workers a request runs on, and why: a pure function of the request and a snapshot.
 
-Costs are in tokens of prefill work. The terms:
-
-    prefill worker   uncached       prompt tokens it would have to compute
-                     queue          prompt tokens it has been given and not finished
-    decode worker    transfer       prompt tokens whose KV it lacks, times `TRANSFER_WEIGHT`
-                     interference   sequences it runs, times `INTERFERENCE_WEIGHT`
-
-The pair of least cost wins, among workers that may pair. Equal costs are decided by rendezvous
-hashing, so that all routers agree and load spreads.
+A policy (`router.policy`) says what each candidate costs. The pair of least cost wins, among
+workers that may pair. Equal costs are decided by rendezvous hashing, so that all routers agree and
+load spreads. Knows nothing of what the costs mean.
 """
 
-import hashlib
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
-# Moving a token's KV costs about this part of computing it.
-TRANSFER_WEIGHT = 0.05
-# A sequence more slows the others of a decode worker about as much as this many prefill tokens.
-INTERFERENCE_WEIGHT = 8.0
+from xxhash import xxh64_intdigest
 
-Role = Literal["prefill", "decode"]
+from router.candidate import Candidate, Role
+from router.policy import Policy, Terms, baton
 
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One worker at this moment.
-
-    Attributes:
-        pairing: workers hand blocks to each other only if theirs is equal.
-        num_cached_tokens: leading prompt tokens whose KV it holds.
-        num_queued_tokens: prompt tokens it was given and has not finished.
-        num_sequences: sequences it was given and has not finished.
-        excluded: why it cannot be chosen; empty if it can.
-    """
-
-    worker: str
-    role: Role
-    pairing: bytes
-    num_cached_tokens: int = 0
-    num_queued_tokens: int = 0
-    num_sequences: int = 0
-    excluded: str = ""
+__all__ = ["Candidate", "Placement", "Role", "Scored", "place", "why_none"]
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A candidate with its cost, term by term."""
+    """A candidate with its cost, which is the sum of the terms.
+
+    Attributes:
+        rank: its place among candidates of equal cost; another one for each request.
+    """
 
     candidate: Candidate
-    terms: dict[str, float]
-
-    @property
-    def cost(self) -> float:
-        return sum(self.terms.values())
+    terms: Terms
+    cost: float
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The chosen workers, and every candidate in the order of its cost."""
+    """The chosen workers, and every candidate: first those that can take work, the cheapest one
+    first."""
 
     prefill: str
     decode: str
@@ -69,36 +44,22 @@ class Placement:
 def place(
     request_id: str,
     num_tokens: int,
-    candidates: list[Candidate],
+    candidates: Collection[Candidate],
     broken: Collection[tuple[str, str]] = (),
+    policy: Policy = baton,
 ) -> Placement | None:
     """Chooses a prefill and a decode worker, or None if no two workers may pair.
 
     `broken`: prefill and decode workers that have just failed to work together.
     """
-    scored = [Scored(c, _terms(c, num_tokens)) for c in candidates]
-    usable = [s for s in scored if not s.candidate.excluded]
-    prefills, decodes = (
-        [s for s in usable if s.candidate.role == role] for role in ("prefill", "decode")
-    )
-    pairs = [
-        (p, d)
-        for p in prefills
-        for d in decodes
-        if p.candidate.pairing == d.candidate.pairing
-        and (p.candidate.worker, d.candidate.worker) not in broken
-    ]
+    seed = xxh64_intdigest(request_id.encode())
+    scored = [_score(candidate, num_tokens, policy, seed) for candidate in candidates]
+    scored.sort(key=_order)
+    pairs = [p for ready in _by_pairing(scored) for p in _pairs(*ready, broken)]
     if not pairs:
         return None
-
-    def order(pair: tuple[Scored, Scored]) -> tuple[float, bytes]:
-        prefill, decode = pair
-        names = (request_id, prefill.candidate.worker, decode.candidate.worker)
-        return prefill.cost + decode.cost, _rendezvous(*names)
-
-    prefill, decode = min(pairs, key=order)
-    by_cost = sorted(scored, key=lambda s: (bool(s.candidate.excluded), s.cost, s.candidate.worker))
-    return Placement(prefill.candidate.worker, decode.candidate.worker, tuple(by_cost))
+    prefill, decode = min(pairs, key=_pair_order)
+    return Placement(prefill.candidate.worker, decode.candidate.worker, tuple(scored))
 
 
 def why_none(candidates: list[Candidate]) -> str:
@@ -112,15 +73,46 @@ def why_none(candidates: list[Candidate]) -> str:
     return "no prefill and decode worker serve the same model with the same KV layout"
 
 
-def _terms(candidate: Candidate, num_tokens: int) -> dict[str, float]:
-    missing = float(max(0, num_tokens - candidate.num_cached_tokens))
-    if candidate.role == "prefill":
-        return {"uncached": missing, "queue": float(candidate.num_queued_tokens)}
-    return {
-        "transfer": missing * TRANSFER_WEIGHT,
-        "interference": candidate.num_sequences * INTERFERENCE_WEIGHT,
-    }
+def _score(candidate: Candidate, num_tokens: int, policy: Policy, seed: int) -> Scored:
+    terms = policy(candidate, num_tokens)
+    rank = xxh64_intdigest(candidate.worker.encode(), seed)
+    return Scored(candidate, terms, sum(terms.values()), rank)
 
 
-def _rendezvous(*names: str) -> bytes:
-    return hashlib.sha256("\0".join(names).encode()).digest()
+def _order(scored: Scored) -> tuple[bool, float, int, str]:
+    candidate = scored.candidate
+    return candidate.excluded != "", scored.cost, scored.rank, candidate.worker
+
+
+def _pair_order(pair: tuple[Scored, Scored]) -> tuple[float, int, int]:
+    prefill, decode = pair
+    return prefill.cost + decode.cost, prefill.rank, decode.rank
+
+
+def _by_pairing(scored: list[Scored]) -> Iterator[tuple[list[Scored], list[Scored]]]:
+    """The prefill and the decode workers that can take work, for each pairing."""
+    groups: dict[bytes, tuple[list[Scored], list[Scored]]] = {}
+    for one in scored:
+        if not one.candidate.excluded:
+            group = groups.setdefault(one.candidate.pairing, ([], []))
+            group[one.candidate.role == "decode"].append(one)
+    return iter(groups.values())
+
+
+def _pairs(
+    prefills: list[Scored], decodes: list[Scored], broken: Collection[tuple[str, str]]
+) -> Iterator[tuple[Scored, Scored]]:
+    """Each prefill worker with the best decode worker for it, as far as they may be the best pair.
+
+    Both lists are in order. A pair's cost is the sum of its workers', so once a prefill worker with
+    the first decode worker of all is dearer than a pair that was found, so are all that follow.
+    """
+    least = math.inf
+    for prefill in prefills:
+        if decodes and prefill.cost + decodes[0].cost > least:
+            return
+        for decode in decodes:
+            if (prefill.candidate.worker, decode.candidate.worker) not in broken:
+                least = min(least, prefill.cost + decode.cost)
+                yield prefill, decode
+                break

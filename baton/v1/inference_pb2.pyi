@@ -371,7 +371,9 @@ class PlacementCandidate(_message.Message):
     """Why the worker could not be chosen. Empty: it could."""
     @_builtins.property
     def terms(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """The cost terms by name, in tokens of work. Their sum is the worker's cost; the least cost wins."""
+        """The cost terms by name. Their sum is the worker's cost; the least cost wins. Seconds under the
+        default policy; under another one, what that one counts.
+        """
 
     def __init__(
         self,

@@ -1,0 +1,38 @@
+"""A worker as placement sees it: one moment's snapshot, from which everything is decided.
+
+Knows nothing of how the snapshot came about, nor of what is made of it.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Role = Literal["prefill", "decode"]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One worker at this moment.
+
+    Attributes:
+        pairing: workers hand blocks to each other only if theirs is equal.
+        num_cached_tokens: leading prompt tokens whose KV it holds.
+        num_queued_tokens: prompt tokens it was given and has not finished.
+        num_recent_tokens: prompt tokens it was given to compute of late (`router.recent`).
+        num_sequences: sequences it was given and has not finished.
+        num_held_tokens: tokens whose KV those sequences hold or were promised.
+        max_held_tokens: tokens whose KV it has room for; None: not known.
+        last_turn: the number of the latest request it was given; 0 before the first.
+        excluded: why it cannot be chosen; empty if it can.
+    """
+
+    worker: str
+    role: Role
+    pairing: bytes
+    num_cached_tokens: int = 0
+    num_queued_tokens: int = 0
+    num_recent_tokens: float = 0.0
+    num_sequences: int = 0
+    num_held_tokens: int = 0
+    max_held_tokens: int | None = None
+    last_turn: int = 0
+    excluded: str = ""

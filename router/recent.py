@@ -1,0 +1,25 @@
+"""How much work a worker was given of late: a sum that fades.
+
+Knows nothing of workers, and of time only what it is told.
+"""
+
+import math
+
+HALF_LIFE = 600.0  # seconds; long beside a request, short beside a working day
+
+
+class RecentTokens:
+    """Tokens, of which half are forgotten in each half-life. `now` never goes back."""
+
+    def __init__(self, half_life: float = HALF_LIFE) -> None:
+        self._half_life = half_life
+        self._tokens = 0.0
+        self._at = 0.0
+
+    def add(self, num_tokens: float, now: float) -> None:
+        self._tokens = self.value(now) + num_tokens
+        self._at = now
+
+    def value(self, now: float) -> float:
+        """What is left of all that was added."""
+        return self._tokens * math.exp2((self._at - now) / self._half_life)

@@ -1,0 +1,141 @@
+"""What holds for every policy, and what each one is for."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from router.candidate import Candidate
+from router.placement import place
+from router.policy import POLICY_NAMES, policy_named
+
+NUM_TOKENS = 1024
+
+names = st.sampled_from(POLICY_NAMES)
+request_ids = st.text(max_size=8)
+
+
+def candidate(role: str) -> st.SearchStrategy[Candidate]:
+    return st.builds(
+        Candidate,
+        worker=st.integers(0, 99).map(lambda i: f"{role}-{i}"),
+        role=st.just(role),
+        pairing=st.sampled_from([b"a", b"b"]),
+        num_cached_tokens=st.integers(0, NUM_TOKENS // 16 + 2).map(lambda blocks: blocks * 16),
+        num_queued_tokens=st.integers(0, 4096),
+        num_recent_tokens=st.floats(0, 1e9),
+        num_sequences=st.integers(0, 64),
+        num_held_tokens=st.integers(0, 4096),
+        max_held_tokens=st.none() | st.integers(1, 4096),
+        last_turn=st.integers(0, 99),
+        excluded=st.sampled_from(["", "", "", "draining", "not answering"]),
+    )
+
+
+def pool(role: str) -> st.SearchStrategy[list[Candidate]]:
+    return st.lists(candidate(role), max_size=5, unique_by=lambda c: c.worker)
+
+
+clusters = st.builds(lambda p, d: p + d, pool("prefill"), pool("decode"))
+
+
+@given(names, request_ids, clusters, st.data())
+def test_no_policy_chooses_a_dead_a_draining_or_an_unpaired_worker(name, request_id, cluster, data):
+    pairs = {(p.worker, d.worker) for p in cluster for d in cluster if may_pair(p, d)}
+    broken = data.draw(st.sets(st.sampled_from(sorted(pairs)))) if pairs else set()
+    placement = place(request_id, NUM_TOKENS, cluster, broken, policy_named(name))
+    assert (placement is None) == (pairs <= broken)
+    if placement is not None:
+        assert (placement.prefill, placement.decode) in pairs - broken
+
+
+@given(names, request_ids, clusters, st.randoms())
+def test_every_policy_is_a_function_of_the_snapshot(name, request_id, cluster, shuffled):
+    other = [replace(c) for c in cluster]
+    shuffled.shuffle(other)
+    policy = policy_named(name)
+    first, second = (place(request_id, NUM_TOKENS, c, (), policy) for c in (cluster, other))
+    assert first == second
+
+
+@given(names, candidate("prefill") | candidate("decode"), st.integers(0, NUM_TOKENS))
+def test_more_overlap_never_costs_more(name, one, num_tokens):
+    policy = policy_named(name)
+    more = replace(one, num_cached_tokens=one.num_cached_tokens + 16)
+    before, after = policy(one, num_tokens), policy(more, num_tokens)
+    assert all(after[term] <= before[term] for term in before)
+
+
+@given(names, request_ids, clusters, st.data())
+def test_the_chosen_pair_is_the_cheapest_of_those_not_broken(name, request_id, cluster, data):
+    pairs = [(p.worker, d.worker) for p in cluster for d in cluster if may_pair(p, d)]
+    assume(pairs)
+    broken = data.draw(st.sets(st.sampled_from(pairs)))
+    placement = place(request_id, NUM_TOKENS, cluster, broken, policy_named(name))
+    assume(placement is not None)
+    cost = {s.candidate.worker: s.cost for s in placement.scored}
+    chosen = cost[placement.prefill] + cost[placement.decode]
+    assert chosen == min(cost[p] + cost[d] for p, d in pairs if (p, d) not in broken)
+
+
+@given(names, request_ids, clusters)
+def test_the_explanation_names_every_candidate_and_every_term_of_its_cost(
+    name, request_id, cluster
+):
+    placement = place(request_id, NUM_TOKENS, cluster, (), policy_named(name))
+    assume(placement is not None)
+    assert {s.candidate for s in placement.scored} == set(cluster)
+    for scored in placement.scored:
+        assert scored.terms
+        assert scored.cost == sum(scored.terms.values())
+
+
+def may_pair(p: Candidate, d: Candidate) -> bool:
+    roles = (p.role, d.role)
+    return roles == ("prefill", "decode") and p.pairing == d.pairing and not p.excluded + d.excluded
+
+
+def prefills(*candidates: Candidate) -> list[Candidate]:
+    return [*candidates, Candidate("decode-0", "decode", b"")]
+
+
+def chosen_by(name: str, *candidates: Candidate) -> str:
+    placement = place("request", NUM_TOKENS, prefills(*candidates), (), policy_named(name))
+    assert placement is not None
+    return placement.prefill
+
+
+HOLDER = Candidate("holder", "prefill", b"", num_cached_tokens=NUM_TOKENS // 2, last_turn=9)
+OTHER = Candidate("other", "prefill", b"", last_turn=8)
+
+
+@pytest.mark.parametrize(
+    ("num_queued_tokens", "expected"),
+    [
+        (NUM_TOKENS // 4, {"baton": "holder", "prefix-only": "holder"}),
+        (NUM_TOKENS * 16, {"baton": "other", "prefix-only": "holder"}),
+    ],
+)
+def test_a_busy_holder_of_the_prefix_is_worth_waiting_for_but_not_for_ever(
+    num_queued_tokens, expected
+):
+    busy = replace(HOLDER, num_queued_tokens=num_queued_tokens)
+    chosen = {name: chosen_by(name, busy, OTHER) for name in POLICY_NAMES}
+    assert chosen == {**expected, "least-loaded": "other", "round-robin": "other"}
+
+
+def test_of_idle_equals_the_one_that_was_given_least_of_late_is_chosen():
+    used = replace(OTHER, worker="used", num_recent_tokens=1000.0)
+    assert chosen_by("baton", used, OTHER) == "other"
+
+
+def test_round_robin_goes_around():
+    turns = dict.fromkeys(("a", "b", "c"), 0)
+    order = []
+    for turn in range(1, 10):
+        candidates = [Candidate(w, "prefill", b"", last_turn=last) for w, last in turns.items()]
+        order.append(chosen_by("round-robin", *candidates))
+        turns[order[-1]] = turn
+    assert sorted(order[:3]) == ["a", "b", "c"]
+    assert order[:3] * 3 == order
