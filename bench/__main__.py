@@ -7,7 +7,17 @@ import sys
 
 from bench.report import NotPossibleError, show
 
-NAMES = ("engine", "serve", "scheduler", "prefix", "speculate", "transfer", "migrate", "gpu")
+NAMES = (
+    "engine",
+    "serve",
+    "scheduler",
+    "prefix",
+    "locality",
+    "speculate",
+    "transfer",
+    "migrate",
+    "gpu",
+)
 
 
 def main() -> None:
