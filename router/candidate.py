@@ -21,7 +21,7 @@ class Candidate:
         num_sequences: sequences it was given and has not finished.
         num_held_tokens: tokens whose KV those sequences hold or were promised.
         max_held_tokens: tokens whose KV it has room for; None: not known.
-        last_turn: the number of the latest request it was given; 0 before the first.
+        last_turn: grows from request to request that it is given; 0 before the first.
         excluded: why it cannot be chosen; empty if it can.
     """
 

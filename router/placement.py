@@ -40,6 +40,12 @@ class Placement:
     decode: str
     scored: tuple[Scored, ...]
 
+    @property
+    def num_cached_tokens(self) -> int:
+        """Leading prompt tokens that the prefill worker is thought to hold."""
+        chosen = (s.candidate for s in self.scored if s.candidate.worker == self.prefill)
+        return next(chosen).num_cached_tokens
+
 
 def place(
     request_id: str,

@@ -48,6 +48,8 @@ def test_no_policy_chooses_a_dead_a_draining_or_an_unpaired_worker(name, request
     assert (placement is None) == (pairs <= broken)
     if placement is not None:
         assert (placement.prefill, placement.decode) in pairs - broken
+        (chosen,) = (c for c in cluster if c.worker == placement.prefill)
+        assert placement.num_cached_tokens == chosen.num_cached_tokens
 
 
 @given(names, request_ids, clusters, st.randoms())
