@@ -11,7 +11,7 @@ from itertools import islice
 from baton.cluster.events import KvEvents
 from baton.cluster.prefix import BlockHash
 
-_EVICTED_SHARE = 32  # one of so many entries is evicted at a time
+_EVICTED_SHARE = 512  # one of so many entries is evicted at a time
 _SWEPT_SHARE = 64  # a sweep takes about so many operations
 _LEAST_SWEPT = 1024
 _MAX_NAMED = 4096  # bitmaps whose workers are remembered
