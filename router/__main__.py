@@ -11,6 +11,7 @@ from baton.v1 import admin_pb2_grpc, inference_pb2_grpc
 from router.fleet import Fleet
 from router.intake import Intake
 from router.model_card import read_model_card
+from router.policy import policy_named
 from router.service import InferenceService, Requests, RouterAdmin
 from router.settings import RouterSettings
 
@@ -33,7 +34,10 @@ async def serve(settings: RouterSettings) -> None:
         stack.push_async_callback(fleet.stop)
         requests = Requests()
         intake = Intake(card, settings.max_prompt_bytes)
-        inference = InferenceService(card, intake, fleet, requests, settings.default_timeout_s)
+        policy = policy_named(settings.placement)
+        inference = InferenceService(
+            card, intake, fleet, requests, settings.default_timeout_s, policy
+        )
         server.add(inference_pb2_grpc.add_InferenceServicer_to_server, inference)
         server.add(admin_pb2_grpc.add_AdminServicer_to_server, RouterAdmin(fleet, requests))
         server.on_drain(requests.drain)

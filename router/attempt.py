@@ -85,6 +85,9 @@ class Attempt:
     async def admit(self) -> None:
         """Opens both calls and waits for their admissions. Raises `Setback`.
 
+        Both workers' load is counted before anything is awaited, so that of requests that come at
+        once each sees what those before it were given.
+
         The prefill worker is asked as soon as the decode worker has admitted, so that prompts are
         computed in the order of admission, lest two requests wait for each other's blocks.
         """
@@ -92,14 +95,18 @@ class Attempt:
         hashes = self._fleet.block_hashes(self._prefill, work.token_ids)
         handle = wire.handle(self._prefill, lease_id, work, hashes)
         num_sequences = work.params.num_sequences
-        self._stack.enter_context(self._decode.loaded(num_sequences=num_sequences))
+        num_tokens = len(work.token_ids)
+        num_uncached = max(0, num_tokens - self.placement.num_cached_tokens)
+        self._stack.enter_context(self._prefill_load)
+        self._prefill_load.enter_context(self._prefill.loaded(num_tokens=num_uncached))
+        self._stack.enter_context(
+            self._decode.loaded(num_sequences=num_sequences, num_held_tokens=num_tokens)
+        )
         decode_stub = decode_pb2_grpc.DecodeStub(self._channel_to(self._decode))
         request = wire.decode_request(work, handle)
         await self._open(
             self._decode, decode_stub.Generate(request, timeout=self._deadline.forward())
         )
-        self._stack.enter_context(self._prefill_load)
-        self._prefill_load.enter_context(self._prefill.loaded(num_tokens=len(work.token_ids)))
         prefill_stub = prefill_pb2_grpc.PrefillStub(self._channel_to(self._prefill))
         asked = wire.prefill_request(work, lease_id, self.placement.decode)
         await self._open(

@@ -8,6 +8,7 @@ router placed and saw end, and not polled.
 import asyncio
 import contextlib
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from baton.serving.channels import Channels
 from baton.v1.kv_transfer_pb2 import KvLayouts
 from router.circuit import Circuit
 from router.placement import Candidate
+from router.recent import RecentTokens
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +45,9 @@ class Member:
         self.was_reached = False
         self.num_sequences = 0
         self.num_queued_tokens = 0
+        self.num_held_tokens = 0
+        self.recent = RecentTokens()
+        self.last_turn = 0
         self.layouts = KvLayouts.FromString(record.layout).layouts
         self.circuit = Circuit()
 
@@ -54,22 +59,35 @@ class Member:
     def max_len(self) -> int:
         """Tokens of one sequence at most. A decode worker must hold all of it in its pool, unless
         even the layers that see furthest back have a window."""
-        record = self.record
-        is_windowed = any(layout.HasField("window") for layout in self.layouts[:1])
-        if record.role == "prefill" or is_windowed:
+        record, room = self.record, self.max_held_tokens
+        if record.role == "prefill" or room is None:
             return record.max_model_len
-        return min(record.max_model_len, record.num_blocks * record.block_size)
+        return min(record.max_model_len, room)
+
+    @property
+    def max_held_tokens(self) -> int | None:
+        """Tokens of all its sequences at most; None where every layer has a window."""
+        if any(layout.HasField("window") for layout in self.layouts[:1]):
+            return None
+        return self.record.num_blocks * self.record.block_size
 
     @contextmanager
-    def loaded(self, *, num_sequences: int = 1, num_tokens: int = 0) -> Iterator[None]:
-        """Counts sequences, and prompt tokens yet to be computed, for the length of the block."""
+    def loaded(
+        self, *, num_sequences: int = 1, num_tokens: int = 0, num_held_tokens: int = 0
+    ) -> Iterator[None]:
+        """Counts sequences, prompt tokens yet to be computed, and tokens whose KV is held, for the
+        length of the block."""
         self.num_sequences += num_sequences
         self.num_queued_tokens += num_tokens
+        self.num_held_tokens += num_held_tokens
+        self.recent.add(num_tokens, time.monotonic())
+        self.last_turn = time.monotonic_ns()
         try:
             yield
         finally:
             self.num_sequences -= num_sequences
             self.num_queued_tokens -= num_tokens
+            self.num_held_tokens -= num_held_tokens
 
     def excluded(self, tokenizer_hash: bytes) -> str:
         """Why it cannot take work now; empty if it can."""
@@ -150,7 +168,7 @@ class Fleet:
 
     def candidates(self, token_ids: tuple[int, ...]) -> list[Candidate]:
         """A snapshot for placement, with what each worker has cached of the prompt."""
-        cached = self._cached_blocks(token_ids)
+        cached, now = self._cached_blocks(token_ids), time.monotonic()
         return [
             Candidate(
                 worker=m.record.id,
@@ -158,7 +176,11 @@ class Fleet:
                 pairing=m.pairing,
                 num_cached_tokens=cached.get(m.record.id, 0) * m.record.block_size,
                 num_queued_tokens=m.num_queued_tokens,
+                num_recent_tokens=m.recent.value(now),
                 num_sequences=m.num_sequences,
+                num_held_tokens=m.num_held_tokens,
+                max_held_tokens=m.max_held_tokens,
+                last_turn=m.last_turn,
                 excluded=m.excluded(self._tokenizer_hash),
             )
             for m in self.members

@@ -21,6 +21,7 @@ from router.attempt import Attempt, Event
 from router.fleet import Fleet
 from router.intake import Request
 from router.placement import place, why_none
+from router.policy import Policy, baton
 from router.recovery import Recovery, Setback, SetbackKind
 
 logger = logging.getLogger(__name__)
@@ -36,12 +37,14 @@ class Saga:
         answer: Answer,
         recovery: Recovery,
         deadline: Deadline,
+        policy: Policy = baton,
     ) -> None:
         self.request = request
         self._fleet = fleet
         self._answer = answer
         self._recovery = recovery
         self._deadline = deadline
+        self._policy = policy
         self._attempt: Attempt | None = None
         self._aborted = asyncio.Event()
 
@@ -97,7 +100,9 @@ class Saga:
             if candidate.worker not in self._recovery.refused
         ]
         broken = self._recovery.broken
-        placement = place(self.request.request_id, len(work.token_ids), candidates, broken)
+        placement = place(
+            self.request.request_id, len(work.token_ids), candidates, broken, self._policy
+        )
         if placement is None:
             raise Setback(SetbackKind.NOBODY, UnavailableError(why_none(candidates)))
         return Attempt(work, self._fleet, placement, self._deadline)

@@ -20,6 +20,7 @@ from router.budget import RetryBudget
 from router.fleet import Fleet, Member
 from router.intake import Intake
 from router.model_card import ModelCard
+from router.policy import Policy
 from router.recovery import Recovery
 from router.saga import Saga
 from router.wire import role_to_message
@@ -61,13 +62,20 @@ class InferenceService(pb_grpc.InferenceServicer):
     """Text in, tokens out."""
 
     def __init__(
-        self, card: ModelCard, intake: Intake, fleet: Fleet, requests: Requests, timeout: float
+        self,
+        card: ModelCard,
+        intake: Intake,
+        fleet: Fleet,
+        requests: Requests,
+        timeout: float,
+        policy: Policy,
     ) -> None:
         self._card = card
         self._intake = intake
         self._fleet = fleet
         self._requests = requests
         self._timeout = timeout
+        self._policy = policy
         self._budget = RetryBudget()
 
     async def Generate(
@@ -80,7 +88,7 @@ class InferenceService(pb_grpc.InferenceServicer):
         good = await self._intake.read(request, self._fleet.max_model_len)
         answer = Answer(good, self._card, arrived)
         recovery = Recovery(good.request_id, self._budget)
-        saga = Saga(good, self._fleet, answer, recovery, deadline)
+        saga = Saga(good, self._fleet, answer, recovery, deadline, self._policy)
         self._requests.add(saga)
         self._budget.deposit()
         try:

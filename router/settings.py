@@ -4,6 +4,7 @@ from pydantic import Field
 
 from baton.models import DEFAULT_MODEL, locate
 from baton.serving.settings import ServingSettings
+from router.policy import PolicyName
 
 
 class RouterSettings(ServingSettings):
@@ -20,6 +21,12 @@ class RouterSettings(ServingSettings):
     )
     max_prompt_bytes: int = Field(
         2**20, ge=1, description="Largest prompt text in bytes, before it is tokenized."
+    )
+
+    placement: PolicyName = Field(
+        "baton",
+        description="How workers are chosen: by all that is known to cost time, by the prefix they "
+        "hold alone, by their load alone, or in turn.",
     )
 
     @property

@@ -137,7 +137,9 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
     layouts = (kv_transfer_pb2.KvLayout(block_size=16),)
 
     @contextmanager
-    def loaded(self, *, num_sequences: int = 1, num_tokens: int = 0) -> Iterator[None]:
+    def loaded(
+        self, *, num_sequences: int = 1, num_tokens: int = 0, num_held_tokens: int = 0
+    ) -> Iterator[None]:
         self.load += num_sequences
         try:
             yield

@@ -130,11 +130,16 @@ async def test_a_worker_that_restarts_on_the_same_endpoint_is_a_new_member():
 async def test_load_is_counted_for_as_long_as_it_lasts():
     async with worker_and_fleet() as (server, fleet, redis), registered(redis, record_of(server)):
         await until(lambda: reason(fleet) is not None)
-        with fleet.members[0].loaded(num_tokens=7), fleet.members[0].loaded():
-            candidate = fleet.candidates(())[0]
-            assert (candidate.num_sequences, candidate.num_queued_tokens) == (2, 7)
-        candidate = fleet.candidates(())[0]
-        assert (candidate.num_sequences, candidate.num_queued_tokens) == (0, 0)
+        fresh = fleet.candidates(())[0]
+        member = fleet.members[0]
+        with member.loaded(num_tokens=7), member.loaded(num_held_tokens=5):
+            loaded = fleet.candidates(())[0]
+            assert (loaded.num_sequences, loaded.num_queued_tokens) == (2, 7)
+            assert loaded.num_held_tokens == 5
+        after = fleet.candidates(())[0]
+        assert (after.num_sequences, after.num_queued_tokens, after.num_held_tokens) == (0, 0, 0)
+        assert after.num_recent_tokens == pytest.approx(7, rel=0.01)
+        assert after.last_turn > fresh.last_turn == 0
 
 
 @pytest.mark.parametrize(
