@@ -1,0 +1,45 @@
+"""The router's setting decides where requests go."""
+
+import random
+import time
+
+import pytest
+
+from baton import Client, SamplingParams
+from baton.cli.local_cluster import LocalCluster
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+NUM_REQUESTS = 8
+
+
+def prefill_workers(placement: str) -> list[str]:
+    """Those that requests of one long prompt, one after the other, were placed on."""
+    source = random.Random(0)
+    prompt = [source.randrange(3, 3000) for _ in range(128)]
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    chosen = []
+    cluster = LocalCluster(num_prefill=2, router_flags={"placement": placement})
+    with cluster, Client(cluster.address) as client:
+        for _ in range(NUM_REQUESTS):
+            generation = client.generate(prompt, params)
+            generation.token_ids()
+            chosen.append(generation.accepted.placement.prefill_worker)
+            wait_until_indexed(client, chosen[-1])
+    return chosen
+
+
+def wait_until_indexed(client: Client, worker: str) -> None:
+    deadline = time.monotonic() + 10.0
+    while not {w.id: w.num_indexed_blocks for w in client.list_workers()}[worker]:
+        assert time.monotonic() < deadline, "the router never heard what the worker holds"
+        time.sleep(0.05)
+
+
+def test_by_default_a_prompt_goes_where_its_prefix_is():
+    assert len(set(prefill_workers("baton"))) == 1
+
+
+def test_round_robin_goes_around_whatever_is_cached():
+    chosen = prefill_workers("round-robin")
+    assert set(chosen[::2]).isdisjoint(chosen[1::2])
