@@ -73,9 +73,6 @@ async def test_chunks_go_on_without_a_gap_or_a_repetition(client, pair):
 @pytest.mark.slow
 async def test_a_conversation_goes_on_too(client, pair):
     chat = [{"role": "user", "content": "Write a function."}]
-    model = await client.get_model()
-    if not model.has_chat_template:
-        pytest.skip("the shipped model has no chat template")
     undisturbed = await client.generate(chat, GREEDY).text()
     generation = client.generate(chat, GREEDY)
     await anext(generation)
