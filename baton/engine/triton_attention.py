@@ -12,7 +12,7 @@ import torch
 
 from baton.engine.attention import LayerAttention, RaggedBatch, uploader
 from baton.engine.core.seats import Int64Array, TokenArray
-from baton.engine.kv_pool import KvCache, KvLayout, LayerCache
+from baton.engine.kv_pool import KvCache, LayerPlace
 from kernels.attention_inputs import PagedKv, ScoreRule
 from kernels.attention_plan import Spans
 from kernels.attention_plan_arrays import SplitCapacity
@@ -56,14 +56,15 @@ class LayerKind:
         """
         shared = []
         if self.window is None and len(spans) > 1:
-            few = Spans(
+            is_decode = spans.num_queries == 1
+            decodes = Spans(
                 spans.seats,
                 spans.starts,
-                np.where(spans.num_queries == 1, spans.num_queries, 0),
+                is_decode.astype(np.int64),  # of the others, none asks
                 spans.first_tokens,
             )
             shared = find_shared(
-                few,
+                decodes,
                 table,
                 block_size,
                 tiling.split_tokens,
@@ -117,9 +118,7 @@ class TritonAttention:
         self.block_size = cache.layouts[0].block_size
         self.device = cache.pools[0].device
         self.kinds = [
-            _kind(place.group, cache.pools[place.group].layers[place.index], layout, heads)
-            for place, heads in zip(cache.places, num_heads, strict=True)
-            for layout in (cache.layouts[place.group],)
+            _kind(cache, place, heads) for place, heads in zip(cache.places, num_heads, strict=True)
         ]
         self.tilings = {
             kind: choose_tiling(
@@ -249,16 +248,17 @@ def slots_of(
     ]
 
 
-def _kind(group: int, layer: LayerCache, layout: KvLayout, num_heads: int) -> LayerKind:
-    keys = layer.key_blocks
-    width = keys.shape[1] // layout.block_size
+def _kind(cache: KvCache, place: LayerPlace, num_heads: int) -> LayerKind:
+    layout = cache.layouts[place.group]
+    layer = layout.layers[place.index]
+    keys = cache.pools[place.group].layers[place.index].key_blocks
     return LayerKind(
-        cache_group=group,
+        cache_group=place.group,
         num_heads=num_heads,
         num_kv_heads=layer.num_kv_heads,
-        head_dim=width // layer.num_kv_heads,
+        head_dim=layer.key_head_dim,
         window=layout.window,
-        token_bytes=2 * width * keys.element_size(),
+        token_bytes=2 * layer.num_kv_heads * layer.key_head_dim * keys.element_size(),
     )
 
 
