@@ -76,6 +76,11 @@ def test_each_option_sets_its_parameter(option: str) -> None:
     assert said(option, *values).params() == SamplingParams(**{"max_tokens": 128, **fields})
 
 
+def test_every_parameter_has_an_option() -> None:
+    set_by_some = {name for _, fields in OPTIONS.values() for name in fields}
+    assert set_by_some == {field.name for field in dataclasses.fields(SamplingParams)}
+
+
 def test_no_logprobs_of_others_are_logprobs_all_the_same() -> None:
     params = said("--logprobs", "0").params()
     assert (params.logprobs, params.top_logprobs) == (True, 0)
