@@ -2,18 +2,16 @@
 their own (`tests/engine/test_on_triton.py`). They need no package of a server's or of other
 tests'."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+from tests.kernels.interpreter import IS_INTERPRETED, configure
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Infinities are as good as any number on a GPU, and numpy warns of each.
-    config.addinivalue_line("filterwarnings", "ignore::RuntimeWarning:triton.runtime.interpreter")
+    configure(config)
 
 
 @pytest.hookimpl(tryfirst=True)

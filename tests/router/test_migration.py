@@ -215,7 +215,7 @@ async def test_what_the_client_has_is_not_sent_again():
 
 
 async def test_what_was_held_back_of_what_the_client_has_is_shown_in_its_place():
-    async with fleet_of(prefill(at(2), RELEASED), decode(finished())) as fleet:
+    async with fleet_of(prefill(at(2), RELEASED), decode(tokens(2, 2), finished())) as fleet:
         seen = await run(fleet, received=(tuple(letter_ids()[:2]),), stop=("abd",))
     assert (seen.text, seen.token_ids) == ("abc", letter_ids()[2:3])
 
