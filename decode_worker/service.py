@@ -9,6 +9,7 @@ from baton.engine.core.sequence import KvSource
 from baton.engine.messages import EngineRequest
 from baton.errors import DataLossError, InvalidArgumentError
 from baton.sampling import SamplingParams
+from baton.serving.pace import Pace
 from baton.v1 import decode_pb2 as pb
 from baton.v1 import decode_pb2_grpc as pb_grpc
 from baton.worker.patience import unless_ended
@@ -115,7 +116,7 @@ async def _answer(
         for response in wire.ranked_responses(updates, params):
             yield response
         return
-    async for batch in stream.updates():
+    async for batch in stream.updates(Pace().turn):
         for response in wire.responses(batch, params):
             yield response
 

@@ -36,7 +36,13 @@ async def serve(settings: RouterSettings) -> None:
         intake = Intake(card, settings.max_prompt_bytes)
         policy = policy_named(settings.placement)
         inference = InferenceService(
-            card, intake, fleet, requests, settings.default_timeout_s, policy
+            card,
+            intake,
+            fleet,
+            requests,
+            settings.default_timeout_s,
+            policy,
+            settings.coalesce_ms / 1000,
         )
         server.add(inference_pb2_grpc.add_InferenceServicer_to_server, inference)
         server.add(admin_pb2_grpc.add_AdminServicer_to_server, RouterAdmin(fleet, requests))

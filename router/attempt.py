@@ -23,6 +23,7 @@ from baton.errors import (
 )
 from baton.rpc_errors import error_of, is_from_server
 from baton.serving.deadline import Deadline
+from baton.serving.pace import Pace
 from baton.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from router import wire
 from router.fleet import Fleet, Member
@@ -54,8 +55,11 @@ class Attempt:
         placement: the workers it runs on.
     """
 
-    def __init__(self, work: Work, fleet: Fleet, placement: Placement, deadline: Deadline) -> None:
+    def __init__(
+        self, work: Work, fleet: Fleet, placement: Placement, deadline: Deadline, pace: Pace
+    ) -> None:
         self.placement = placement
+        self._pace = pace
         self._work = work
         self._fleet = fleet
         self._deadline = deadline
@@ -114,14 +118,19 @@ class Attempt:
         )
         self._start_readers()
 
-    async def events(self) -> AsyncGenerator[Event | Setback, None]:
+    async def events(self) -> AsyncGenerator[list[Event | Setback], None]:
         """What either worker says, in the order in which it comes, without end; a setback where one
-        says no more."""
+        says no more. What gathers before the pace allows another message comes together."""
         while True:
-            event = await self._events.get()
-            if isinstance(event, prefill_pb2.PrefillResponse) and event.HasField("result"):
-                self._prefill_load.close()
-            yield event
+            gathered = [await self._events.get()]
+            if self._pace.seconds:
+                await self._pace.turn()
+                while not self._events.empty():
+                    gathered.append(self._events.get_nowait())
+            for event in gathered:
+                if isinstance(event, prefill_pb2.PrefillResponse) and event.HasField("result"):
+                    self._prefill_load.close()
+            yield gathered
 
     def succeed(self) -> None:
         """The request has got all it needed of both workers."""

@@ -8,11 +8,12 @@ dropped, if it is the same.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
 from baton.errors import CancelledError, UnavailableError
 from baton.serving.deadline import Deadline
+from baton.serving.pace import Pace
 from baton.v1 import decode_pb2
 from baton.v1 import inference_pb2 as pb
 from router import wire
@@ -38,6 +39,7 @@ class Saga:
         recovery: Recovery,
         deadline: Deadline,
         policy: Policy = baton,
+        pace: Pace | None = None,
     ) -> None:
         self.request = request
         self._fleet = fleet
@@ -45,6 +47,7 @@ class Saga:
         self._recovery = recovery
         self._deadline = deadline
         self._policy = policy
+        self._pace = pace or Pace()
         self._attempt: Attempt | None = None
         self._aborted = asyncio.Event()
 
@@ -84,8 +87,8 @@ class Saga:
                 for response in self._answer.conclude():
                     yield response
             async with aclosing(attempt.events()) as events:
-                async for event in events:
-                    for response in self._book(event):
+                async for gathered in events:
+                    for response in self._book_all(gathered):
                         yield response
                     if self._answer.is_complete:
                         attempt.succeed()
@@ -105,7 +108,19 @@ class Saga:
         )
         if placement is None:
             raise Setback(SetbackKind.NOBODY, UnavailableError(why_none(candidates)))
-        return Attempt(work, self._fleet, placement, self._deadline)
+        return Attempt(work, self._fleet, placement, self._deadline, self._pace)
+
+    def _book_all(self, gathered: list[Event | Setback]) -> Iterator[pb.GenerateResponse]:
+        """Books events until the answer is complete; what the client is to see of them, in as few
+        messages as can be. What was booked counts as shown, so it goes out before a setback is
+        raised that came behind it."""
+        responses: list[pb.GenerateResponse] = []
+        try:
+            for event in gathered:
+                if not self._answer.is_complete:
+                    responses += self._book(event)
+        finally:
+            yield from wire.coalesced(responses)
 
     def _book(self, event: Event | Setback) -> list[pb.GenerateResponse]:
         """Books one event; returns what the client is to see of it."""

@@ -12,6 +12,7 @@ import grpc
 from baton.errors import AlreadyExistsError, NotFoundError, UnavailableError
 from baton.serving.deadline import Deadline
 from baton.serving.logs import request_logged_as
+from baton.serving.pace import Pace
 from baton.v1 import admin_pb2, admin_pb2_grpc
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc as pb_grpc
@@ -69,6 +70,7 @@ class InferenceService(pb_grpc.InferenceServicer):
         requests: Requests,
         timeout: float,
         policy: Policy,
+        coalesce_seconds: float,
     ) -> None:
         self._card = card
         self._intake = intake
@@ -76,6 +78,7 @@ class InferenceService(pb_grpc.InferenceServicer):
         self._requests = requests
         self._timeout = timeout
         self._policy = policy
+        self._coalesce_seconds = coalesce_seconds
         self._budget = RetryBudget()
 
     async def Generate(
@@ -88,7 +91,8 @@ class InferenceService(pb_grpc.InferenceServicer):
         good = await self._intake.read(request, self._fleet.max_model_len)
         answer = Answer(good, self._card, arrived)
         recovery = Recovery(good.request_id, self._budget)
-        saga = Saga(good, self._fleet, answer, recovery, deadline, self._policy)
+        pace = Pace(self._coalesce_seconds)
+        saga = Saga(good, self._fleet, answer, recovery, deadline, self._policy, pace)
         self._requests.add(saga)
         self._budget.deposit()
         try:

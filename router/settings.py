@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from baton.models import DEFAULT_MODEL, locate
+from baton.serving.pace import INTERVAL_SECONDS
 from baton.serving.settings import ServingSettings
 from router.policy import PolicyName
 
@@ -22,7 +23,13 @@ class RouterSettings(ServingSettings):
     max_prompt_bytes: int = Field(
         2**20, ge=1, description="Largest prompt text in bytes, before it is tokenized."
     )
-
+    coalesce_ms: float = Field(
+        1000 * INTERVAL_SECONDS,
+        ge=0,
+        le=100,
+        description="Tokens that come within so many milliseconds of a stream's last message go "
+        "out together. 0: each by itself.",
+    )
     placement: PolicyName = Field(
         "baton",
         description="How workers are chosen: by all that is known to cost time, by the prefix they "

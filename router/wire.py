@@ -1,6 +1,7 @@
 """Messages of `baton.v1` to the router's data and back."""
 
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from google.protobuf.duration_pb2 import Duration
@@ -219,6 +220,29 @@ def chunk(index: int, tokens: list[Token], text: str) -> pb.GenerateResponse:
         if token.top is not None:
             message.top_logprobs.add(token_ids=token.top.token_ids, logprobs=token.top.logprobs)
     return pb.GenerateResponse(tokens=message)
+
+
+def coalesced(responses: list[pb.GenerateResponse]) -> Iterator[pb.GenerateResponse]:
+    """The same in fewer messages: the tokens of a sequence that come together become one chunk."""
+    held: dict[int, pb.GenerateResponse] = {}
+    for response in responses:
+        index = response.tokens.sequence_index
+        if not response.HasField("tokens"):
+            yield from held.values()
+            held.clear()
+            yield response
+        elif index in held:
+            _append(held[index].tokens, response.tokens)
+        else:
+            held[index] = response
+    yield from held.values()
+
+
+def _append(chunk: pb.TokenChunk, more: pb.TokenChunk) -> None:
+    chunk.token_ids.extend(more.token_ids)
+    chunk.text += more.text
+    chunk.logprobs.extend(more.logprobs)
+    chunk.top_logprobs.extend(more.top_logprobs)
 
 
 def finished(index: int, ending: Ending, account: Account) -> pb.GenerateResponse:

@@ -9,7 +9,7 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Self
@@ -67,12 +67,20 @@ class SequenceStream:
         assert isinstance(event, ExternalAllocation), "an update before its blocks"
         return event
 
-    async def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
+    async def updates(
+        self, turn: Callable[[], Awaitable[None]] | None = None
+    ) -> AsyncIterator[list[SequenceUpdate]]:
         """What happened to the sequences of the request, until all of them have finished; updates
-        that have gathered since the last look come together."""
+        that have gathered since the last look come together.
+
+        Args:
+            turn: awaited once there is something to tell; what comes meanwhile is told with it.
+        """
         num_running = _num_finishing(self._request)
         while num_running:
             batch = [_as_update(await self._next())]
+            if turn is not None:
+                await turn()
             while self._events and not isinstance(self._events[0], BatonError):
                 batch.append(_as_update(self._events.popleft()))
             num_running -= sum(update.finish_reason is not None for update in batch)

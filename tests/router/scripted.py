@@ -17,6 +17,7 @@ from baton.models import locate
 from baton.sampling import SamplingParams
 from baton.serving.channels import Channels
 from baton.serving.deadline import Deadline
+from baton.serving.pace import Pace
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1 import decode_pb2, decode_pb2_grpc, kv_transfer_pb2, prefill_pb2, prefill_pb2_grpc
@@ -205,13 +206,15 @@ def saga_of(
     budget: RetryBudget | None = None,
     pauses: Backoff = NO_PAUSES,
     seconds: float = 10.0,
+    pace: Pace | None = None,
     **params: Any,
 ) -> Saga:
     sampling = SamplingParams(**{"max_tokens": 5, **params})
     request = Request("r", (5, 6, 7), sampling, priority, received)
     recovery = Recovery("r", budget or RetryBudget(), pauses)
     answer = Answer(request, card(), time.monotonic())
-    return Saga(request, fleet, answer, recovery, Deadline.after(seconds))  # type: ignore[arg-type]
+    deadline = Deadline.after(seconds)
+    return Saga(request, fleet, answer, recovery, deadline, pace=pace)  # type: ignore[arg-type]
 
 
 @dataclass

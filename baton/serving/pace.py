@@ -1,0 +1,25 @@
+"""How often one stream sends: what comes in between is gathered into the next message."""
+
+import asyncio
+import time
+
+# Far below what anybody sees, and long enough that a fast stream sends a tenth of the messages.
+INTERVAL_SECONDS = 0.001
+
+
+class Pace:
+    """Lets a stream send at most once in `seconds`. One that is slower never waits.
+
+    Zero: nothing waits, and nothing is to be gathered.
+    """
+
+    def __init__(self, seconds: float = INTERVAL_SECONDS) -> None:
+        self.seconds = seconds
+        self._next = 0.0
+
+    async def turn(self) -> None:
+        """Waits until something may be sent again, and counts it as sent."""
+        wait = self._next - time.monotonic()
+        if wait > 0:
+            await asyncio.sleep(wait)
+        self._next = time.monotonic() + self.seconds

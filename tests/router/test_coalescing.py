@@ -1,0 +1,137 @@
+"""Tokens that come fast go out in few messages, and are the same."""
+
+import asyncio
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted import (
+    PREFILL_ADMITTED,
+    READY,
+    Cue,
+    Forever,
+    Go,
+    Worker,
+    decode,
+    finished,
+    first,
+    fleet_of,
+    letter_ids,
+    prefill,
+    run,
+    saga_of,
+    seen_of,
+    tokens,
+)
+
+from baton.errors import InternalError
+from baton.serving.pace import Pace
+from baton.v1 import inference_pb2 as pb
+from router.wire import coalesced
+
+
+async def test_tokens_that_come_at_once_go_out_together():
+    decoder = decode(READY, *(tokens(i, i) for i in range(1, 5)), finished())
+    async with fleet_of(prefill(first(), Forever()), decoder) as fleet:
+        chunks, ids = 0, []
+        async for response in saga_of(fleet, pace=Pace(0.05)).run():
+            if response.HasField("tokens"):
+                chunks += 1
+                ids += response.tokens.token_ids
+    assert ids == letter_ids()
+    assert chunks <= 3, "the first token, perhaps one alone, and the rest"
+
+
+async def test_without_a_pace_each_message_goes_by_itself():
+    decoder = decode(READY, *(tokens(i, i) for i in range(1, 5)), finished())
+    async with fleet_of(prefill(first(), Forever()), decoder) as fleet:
+        responses = [r async for r in saga_of(fleet, pace=Pace(0)).run()]
+    assert [len(r.tokens.token_ids) for r in responses if r.HasField("tokens")] == [1] * 5
+
+
+async def test_tokens_gathered_with_a_failure_behind_them_are_shown():
+    """What was booked counts as shown: were it not sent, it would be lost."""
+    said = Cue()
+    dying = decode(READY, tokens(1, 1), tokens(2, 2), InternalError("it broke"))
+    heir = decode(Go(said), READY, tokens(3, 3), tokens(4, 4), finished(), name="d1")
+    source = Worker("p0", "prefill", [PREFILL_ADMITTED, first(), Forever()])
+    async with fleet_of(source, dying, heir) as fleet:
+        seen = await seen_of(saga_of(fleet, pace=Pace(0.05)))
+    assert seen.token_ids == letter_ids()
+
+
+async def test_a_slow_stream_never_waits(monkeypatch):
+    moment = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: moment)
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    pace = Pace(0.001)
+    for _ in range(5):
+        await pace.turn()
+        moment += 0.002
+    assert not waits
+    moment -= 0.0015
+    await pace.turn()
+    assert waits == [pytest.approx(0.0005)]
+
+
+async def test_the_default_pace_gives_the_whole_answer():
+    decoder = decode(READY, tokens(1, 1, 2), tokens(3, 3), tokens(4, 4), finished())
+    async with fleet_of(prefill(first(), Forever()), decoder) as fleet:
+        assert (await run(fleet)).token_ids == letter_ids()
+
+
+_EVENTS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.booleans()), max_size=30)
+
+
+@given(_EVENTS)
+def test_coalescing_changes_nothing_but_the_number_of_messages(events):
+    """`events`: sequence, number of tokens, whether the sequence ends there."""
+    responses, position, ended = [], [0, 0, 0], set()
+    for index, count, ends in events:
+        if index in ended:
+            continue
+        chunk = pb.TokenChunk(
+            sequence_index=index,
+            position=position[index],
+            token_ids=range(position[index], position[index] + count),
+            text=f"<{position[index]}>",
+            logprobs=[-float(i) for i in range(count)],
+            top_logprobs=[pb.TopLogprobs(token_ids=[i]) for i in range(count)],
+        )
+        position[index] += count
+        responses.append(pb.GenerateResponse(tokens=chunk))
+        if ends:
+            ended.add(index)
+            responses.append(pb.GenerateResponse(finished=pb.Finished(sequence_index=index)))
+    before = _streams(responses)
+    fewer = list(coalesced(responses))
+    assert _streams(fewer) == before
+    kinds = [r.WhichOneof("event") for r in fewer]
+    assert kinds.count("tokens") <= 3 * (1 + kinds.count("finished"))
+
+
+def _streams(responses: list[pb.GenerateResponse]) -> list[tuple[object, ...]]:
+    """What each sequence's reader gets: positions in order, text, and nothing behind the end."""
+    streams = []
+    for index in range(3):
+        token_ids: list[int] = []
+        text, logprobs, tops, has_ended = "", [], [], False
+        for response in responses:
+            if response.HasField("finished"):
+                has_ended |= response.finished.sequence_index == index
+            elif response.tokens.sequence_index == index:
+                chunk = response.tokens
+                assert not has_ended
+                assert chunk.position == len(token_ids)
+                token_ids += chunk.token_ids
+                text += chunk.text
+                logprobs += chunk.logprobs
+                tops += [list(t.token_ids) for t in chunk.top_logprobs]
+        streams.append((token_ids, text, logprobs, tops, has_ended))
+    return streams
