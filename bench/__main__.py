@@ -16,6 +16,7 @@ NAMES = (
     "speculate",
     "transfer",
     "migrate",
+    "router",
     "gpu",
 )
 

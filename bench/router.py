@@ -1,0 +1,340 @@
+"""What the router adds: to a message, to a request, and what it saves by sending less.
+
+Client, router and workers are processes of their own; the workers are scripted
+(`bench.router_worker`), so that nothing but the way is measured. The reference is a bare grpc.aio
+relay between the same client and the same worker, that passes the same messages on without looking
+at them. A hop is the CPU time that the process in the middle spends on a message: on few cores wall
+time measures the client and the worker as well. Tokens are counted at the end of every stream.
+"""
+
+import asyncio
+import json
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+
+from baton.cli.ports import free_port
+from baton.cli.process import Process
+from baton.cluster.redis import EmbeddedRedis
+from baton.v1 import decode_pb2, decode_pb2_grpc, inference_pb2_grpc, sampling_pb2
+from baton.v1 import inference_pb2 as pb
+from bench.child import Child
+from bench.report import Row, medians
+from bench.router_worker import ADMIT, STREAM
+
+NUM_MESSAGES = 4_000
+NUM_STREAMS = 8
+PACED_SECONDS = 0.004
+NUM_PACED = 250
+NUM_REQUESTS = 100
+NUM_AT_ONCE = 16
+NUM_PROMPT_TOKENS = 512
+FAST_SECONDS = 20e-6  # between the tokens of each of the streams that are coalesced
+NUM_FAST = 1_500
+NUM_ROUNDS = 4
+GATHER_SECONDS = 0.001
+
+HOP_AIM = 1 / 1.2
+ADMISSION_AIM = 1 / 1.5
+COALESCING_AIM = 5.0
+
+_READY_SECONDS = 60.0
+_PROMPT = "the " * NUM_PROMPT_TOKENS
+
+
+def run(repeats: int) -> list[Row]:
+    """All cases, the contenders of each in turns."""
+    with EmbeddedRedis() as redis, tempfile.TemporaryDirectory() as folder:
+        routers = {
+            name: Process(
+                name,
+                "router",
+                free_port(set()),
+                {"redis_url": redis.url, "coalesce_ms": coalesce_ms},
+            )
+            for name, coalesce_ms in (("router", 0), ("coalescing", 1))
+        }
+        try:
+            for router in routers.values():
+                router.start(Path(folder))
+            return asyncio.run(_compare(redis.url, routers, repeats))
+        finally:
+            for router in routers.values():
+                router.signal(signal.SIGKILL)
+
+
+@dataclass(slots=True)
+class Way:
+    """How messages come from the worker to this process.
+
+    Attributes:
+        call: opens a stream of so many tokens.
+        count: the tokens in a message of it.
+        cpu: CPU seconds that the process in the middle has used; None: there is none.
+    """
+
+    call: Callable[[int], Any]
+    count: Callable[[Any], int]
+    cpu: Callable[[], Any] | None = None
+
+
+@dataclass(slots=True)
+class Figures:
+    """Of one contender, a figure per repetition."""
+
+    of: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, name: str, value: float) -> None:
+        self.of.setdefault(name, []).append(value)
+
+
+async def _compare(redis_url: str, routers: dict[str, Process], repeats: int) -> list[Row]:
+    async with AsyncExitStack() as stack:
+        worker, endpoint = await stack.enter_async_context(_child("worker", redis_url))
+        relay, relay_endpoint = await stack.enter_async_context(_child("relay", endpoint))
+        channels = [
+            await stack.enter_async_context(grpc.aio.insecure_channel(target))
+            for target in (endpoint, relay_endpoint, *(r.endpoint for r in routers.values()))
+        ]
+        direct, through_relay, *through_routers = channels
+        stub = decode_pb2_grpc.DecodeStub(direct)
+        ways = {
+            "direct": Way(lambda n: stub.Generate(_decode(n)), _tokens),
+            "relay": Way(_relayed(through_relay, STREAM), _tokens, lambda: relay.ask("cpu")),
+            "relay of two calls": Way(_relayed(through_relay, ADMIT), _tokens),
+        }
+        for (name, process), channel in zip(routers.items(), through_routers, strict=True):
+            ways[name] = Way(_routed(channel), _shown, _cpu_of(process))
+            await _until_ready(ways[name])
+        bench = _Bench(worker, ways)
+        figures: dict[str, Figures] = {name: Figures() for name in ways}
+        for i in range(repeats + 1):
+            of = figures if i else {name: Figures() for name in ways}  # the first is a warm-up
+            await bench.hop(of)
+            await bench.latency(of)
+            await bench.admission(of)
+            await bench.coalescing(of)
+        return _rows({name: medians(f.of) for name, f in figures.items()})
+
+
+@asynccontextmanager
+async def _child(*arguments: str) -> AsyncIterator[tuple[Child, str]]:
+    child = Child("bench.router_worker", *arguments)
+    try:
+        yield child, await child.hear()
+    finally:
+        await child.close()
+
+
+class _Bench:
+    def __init__(self, worker: Child, ways: dict[str, Way]) -> None:
+        self._worker = worker
+        self._ways = ways
+
+    async def hop(self, figures: dict[str, Figures]) -> None:
+        """Messages of one token as fast as they go, in several streams."""
+        await self._tell(pace=0, gather=0)
+        for name in ("relay", "router"):
+            way = self._ways[name]
+            assert way.cpu is not None, "what is measured"
+            before, began = float(await way.cpu()), time.perf_counter()
+            await asyncio.gather(
+                *(_read(way, NUM_MESSAGES // NUM_STREAMS) for _ in range(NUM_STREAMS))
+            )
+            elapsed, cpu = time.perf_counter() - began, float(await way.cpu()) - before
+            figures[name].add("messages/s", NUM_MESSAGES / elapsed)
+            figures[name].add("hop", 1e6 * cpu / NUM_MESSAGES)
+
+    async def latency(self, figures: dict[str, Figures]) -> None:
+        """One slow stream: from the worker's sending to the client's having, message by message."""
+        await self._tell(pace=PACED_SECONDS, gather=0)
+        for name in ("direct", "relay", "router", "coalescing"):
+            moments = await _read(self._ways[name], NUM_PACED)
+            sent = json.loads(await self._worker.ask("sent"))
+            delays = sorted(1e3 * (m - s) for m, s in zip(moments[1:], sent[1:], strict=False))
+            gaps = sorted(1e3 * (b - a) for a, b in pairwise(moments))
+            figures[name].add("p50", statistics.median(delays))
+            figures[name].add("p99", delays[int(0.99 * len(delays))])
+            figures[name].add("itl", gaps[int(0.99 * len(gaps))])
+
+    async def admission(self, figures: dict[str, Figures]) -> None:
+        """Requests one by one until they are accepted, then many at once to their only token."""
+        await self._tell(pace=0, gather=0)
+        for name in ("relay of two calls", "router"):
+            way = self._ways[name]
+            waits = [1e3 * await _accepted(way) for _ in range(NUM_REQUESTS)]
+            figures[name].add("admission", statistics.median(waits))
+            began = time.perf_counter()
+            await asyncio.gather(*(_in_a_row(way) for _ in range(NUM_AT_ONCE)))
+            total = NUM_AT_ONCE * (NUM_REQUESTS // NUM_AT_ONCE)
+            figures[name].add("requests/s", total / (time.perf_counter() - began))
+
+    async def coalescing(self, figures: dict[str, Figures]) -> None:
+        """Streams of a worker faster than messages are, singly and gathered."""
+        for name, gather in (("router", 0.0), ("coalescing", GATHER_SECONDS)):
+            await self._tell(pace=FAST_SECONDS, gather=gather)
+            began = time.perf_counter()
+            for _ in range(NUM_ROUNDS):
+                await asyncio.gather(
+                    *(_read(self._ways[name], NUM_FAST) for _ in range(NUM_STREAMS))
+                )
+            rate = NUM_ROUNDS * NUM_STREAMS * NUM_FAST / (time.perf_counter() - began)
+            figures[name].add("tokens/s", rate)
+
+    async def _tell(self, pace: float, gather: float) -> None:
+        await self._worker.ask(f"pace {pace}")
+        await self._worker.ask(f"gather {gather}")
+
+
+async def _read(way: Way, num_tokens: int) -> list[float]:
+    """Reads one stream to its end; when each message of tokens came."""
+    moments, received = [], 0
+    async for message in way.call(num_tokens):
+        count = way.count(message)
+        if count:
+            moments.append(time.monotonic())
+            received += count
+    assert received == num_tokens, f"{received} tokens of {num_tokens} came"
+    return moments
+
+
+async def _accepted(way: Way) -> float:
+    """Seconds until the first message of a request, which is then read to its end."""
+    began = time.perf_counter()
+    moments = [time.perf_counter() async for _message in way.call(1)]
+    return moments[0] - began
+
+
+async def _in_a_row(way: Way) -> None:
+    for _ in range(NUM_REQUESTS // NUM_AT_ONCE):
+        await _read(way, 1)
+
+
+async def _until_ready(way: Way) -> None:
+    """Until the router knows the workers, and answers."""
+    async with asyncio.timeout(_READY_SECONDS):
+        while True:
+            try:
+                await _read(way, 2)
+            except grpc.aio.AioRpcError:
+                await asyncio.sleep(0.1)
+            else:
+                return
+
+
+def _decode(num_tokens: int) -> decode_pb2.DecodeGenerateRequest:
+    return decode_pb2.DecodeGenerateRequest(
+        token_ids=[1] * NUM_PROMPT_TOKENS,
+        num_prompt_tokens=NUM_PROMPT_TOKENS,
+        sampling=sampling_pb2.SamplingParams(max_tokens=num_tokens),
+    )
+
+
+def _relayed(channel: grpc.aio.Channel, path: str) -> Callable[[int], Any]:
+    method = channel.unary_stream(
+        path,
+        request_serializer=decode_pb2.DecodeGenerateRequest.SerializeToString,
+        response_deserializer=decode_pb2.DecodeGenerateResponse.FromString,
+    )
+    return lambda num_tokens: method(_decode(num_tokens))
+
+
+def _routed(channel: grpc.aio.Channel) -> Callable[[int], Any]:
+    stub = inference_pb2_grpc.InferenceStub(channel)
+
+    def call(num_tokens: int) -> Any:
+        sampling = sampling_pb2.SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+        return stub.Generate(pb.GenerateRequest(text=_PROMPT, sampling=sampling))
+
+    return call
+
+
+def _tokens(message: decode_pb2.DecodeGenerateResponse) -> int:
+    return len(message.tokens.token_ids)
+
+
+def _shown(message: pb.GenerateResponse) -> int:
+    return len(message.tokens.token_ids)
+
+
+def _cpu_of(process: Process) -> Callable[[], Any]:
+    async def cpu() -> float:
+        times = psutil.Process(process.pid).cpu_times()
+        return float(times.user + times.system)
+
+    return cpu
+
+
+def _rows(of: dict[str, dict[str, float]]) -> list[Row]:
+    direct, relay, twice = of["direct"], of["relay"], of["relay of two calls"]
+    router, coalescing = of["router"], of["coalescing"]
+
+    return [
+        _less("hop of a message", router["hop"], "us", "relay", relay["hop"], HOP_AIM),
+        Row(
+            f"{NUM_STREAMS} streams, singly",
+            router["messages/s"],
+            "messages/s",
+            "relay",
+            relay["messages/s"],
+            router["messages/s"] / relay["messages/s"],
+            None,
+        ),
+        *(
+            _less(
+                f"added latency, {p}",
+                router[p] - direct["p50"],
+                "ms",
+                "relay",
+                relay[p] - direct["p50"],
+                None,
+            )
+            for p in ("p50", "p99")
+        ),
+        _less(
+            "admission",
+            router["admission"],
+            "ms",
+            "relay of two calls",
+            twice["admission"],
+            ADMISSION_AIM,
+        ),
+        Row(
+            f"{NUM_AT_ONCE} requests at once",
+            router["requests/s"],
+            "requests/s",
+            "relay of two calls",
+            twice["requests/s"],
+            router["requests/s"] / twice["requests/s"],
+            None,
+        ),
+        Row(
+            f"{NUM_STREAMS} fast streams, coalesced",
+            coalescing["tokens/s"],
+            "tokens/s",
+            "singly",
+            router["tokens/s"],
+            coalescing["tokens/s"] / router["tokens/s"],
+            COALESCING_AIM,
+        ),
+        _less(
+            "slow stream coalesced, p99 ITL", coalescing["itl"], "ms", "singly", router["itl"], None
+        ),
+    ]
+
+
+def _less(
+    case: str, value: float, unit: str, against: str, reference: float, aim: float | None
+) -> Row:
+    """A row of which less is better."""
+    return Row(case, value, unit, against, reference, reference / value, aim)
