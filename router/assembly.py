@@ -7,6 +7,7 @@ over, is dropped, if it is the same.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from baton.errors import UnavailableError
 
@@ -19,13 +20,12 @@ class TopLogprobs:
     logprobs: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """One token at its position in the output. `logprob` and `top` are None unless asked for."""
 
     position: int
     token_id: int
-    logprob: float | None
+    logprob: float | None = None
     top: TopLogprobs | None = None
 
 

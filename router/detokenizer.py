@@ -4,11 +4,32 @@ Knows nothing of requests or workers.
 """
 
 from collections.abc import Sequence
+from functools import cache
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
 # What the decoder writes for bytes that are no character (yet).
 _INCOMPLETE = "�"
+
+
+class _LoneTexts(dict[int, str]):
+    """The text of each token that is whole characters, as far as they were asked for; empty where
+    a token has none of its own."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        # Text is the tokens' bytes in a row here; other decoders look at neighbours.
+        self._is_bytes = isinstance(tokenizer.decoder, decoders.ByteLevel)
+
+    def __missing__(self, token_id: int) -> str:
+        text = ""
+        if self._is_bytes:
+            text = self._tokenizer.decode([token_id], skip_special_tokens=True)
+        self[token_id] = "" if _INCOMPLETE in text else text
+        return self[token_id]
+
+
+_lone_texts = cache(_LoneTexts)
 
 
 class Detokenizer:
@@ -20,14 +41,16 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._lone = _lone_texts(tokenizer)
         self._token_ids: list[int] = []
         self._context = 0  # the first token that is still decoded as context
         self._shown = 0  # tokens before this one are given out
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; empty while a character is incomplete."""
+        lone = self._lone[token_id] if self._shown == len(self._token_ids) else ""
         self._token_ids.append(token_id)
-        text = self._new_text()
+        text = lone or self._new_text()
         if text.endswith(_INCOMPLETE):
             return ""
         if text:

@@ -148,6 +148,8 @@ def first_tokens(result: prefill_pb2.PrefillResult) -> list[Token]:
 
 def decoded_tokens(message: decode_pb2.DecodeTokens) -> list[Token]:
     count = len(message.token_ids)
+    if not message.logprobs and not message.top_logprobs:
+        return [Token(*pair) for pair in enumerate(message.token_ids, message.position)]
     logprobs: list[float | None] = list(message.logprobs) or [None] * count
     tops: list[TopLogprobs | None] = [_top(m) for m in message.top_logprobs] or [None] * count
     return [
