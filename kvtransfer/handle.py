@@ -29,12 +29,14 @@ class Pairing:
             raise FailedPreconditionError(
                 f"this worker's model fingerprint is {self.fingerprint.hex()}, that of "
                 f"{other_name} is {other.fingerprint.hex()}: they serve different models or "
-                "versions"
+                "versions, or compute them in other ways (dtype, kernels, deterministic, "
+                "kv_cache_dtype)"
             )
         if self.layouts != other.layouts:
             raise FailedPreconditionError(
                 f"this worker's KV layout is {_describe(self.layouts)}, that of {other_name} is "
-                f"{_describe(other.layouts)}: start both with the same dtype and block size"
+                f"{_describe(other.layouts)}: start both with the same dtype, kv_cache_dtype and "
+                "block size"
             )
 
 

@@ -89,6 +89,10 @@ def up(
     dtype: Annotated[
         str | None, typer.Option(help="auto, float32, bfloat16 or float16: weights and cache.")
     ] = None,
+    kv_cache_dtype: Annotated[
+        str | None,
+        typer.Option(help="auto, or fp8_e4m3: a KV cache of one byte a number, less precise."),
+    ] = None,
     num_blocks: Annotated[
         int | None, typer.Option(min=1, help="KV blocks in each worker's pool.")
     ] = None,
@@ -128,6 +132,7 @@ def up(
         flags = {
             "device": device,
             "dtype": dtype,
+            "kv_cache_dtype": kv_cache_dtype,
             "num_blocks": num_blocks,
             "max_model_len": max_model_len,
             "num_threads": num_threads,

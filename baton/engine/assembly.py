@@ -19,9 +19,10 @@ from baton.engine.core.scheduler import Scheduler
 from baton.engine.core.settings import Preemption, SchedulerConfig
 from baton.engine.hf import PreTrainedModel, without_progress_bars
 from baton.engine.kv_pool import KvCache, KvPool
+from baton.engine.kv_scales import FP8, describe, read_scales
 from baton.engine.messages import ModelInfo
 from baton.engine.runner import DecoderModel
-from baton.engine.transformers_model import AttentionHook, probe
+from baton.engine.transformers_model import AttentionHook, ProbedLayer, probe
 from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder
 
 LoadProgress = Callable[[str, float], None]
@@ -73,9 +74,9 @@ def assemble(
     backend = choose_backend(config, hf_model, layers, max_len)
     weights = loader.fingerprint(hf_model.config, hf_model)
     model = backend.decoder(hf_model, hook)
-    fingerprint = loader.bound_to(weights, model.execution)
+    plan = _cache_plan(config, layers, dtype, device, folder)
+    fingerprint = loader.bound_to(weights, model.execution + describe(plan.scales or []))
     on_progress("allocating the KV cache", 0.9)
-    plan = CachePlan.of(layers, dtype, config.block_size)
     cache = allocate(config, plan, model, backend, device, max_len)
     attention = backend.attention(cache)
     model.use(attention)
@@ -95,6 +96,21 @@ def assemble(
     )
     on_progress("ready", 1.0)
     return LoadedModel(info, model, backend, attention, cache, device, folder)
+
+
+def _cache_plan(
+    config: EngineConfig,
+    layers: list[ProbedLayer],
+    dtype: torch.dtype,
+    device: torch.device,
+    folder: str,
+) -> CachePlan:
+    """Args: dtype: of the model."""
+    kv_dtype = loader.resolve_kv_dtype(config.kv_cache_dtype, dtype, loader.capability(device))
+    scales = None
+    if kv_dtype == FP8:
+        scales = read_scales(folder, [layer.shape.num_kv_heads for layer in layers], device)
+    return CachePlan.of(layers, kv_dtype, config.block_size, scales)
 
 
 def make_scheduler(config: EngineConfig, loaded: LoadedModel) -> Scheduler:

@@ -7,6 +7,7 @@ from typing import Self
 import torch
 
 from baton.engine.kv_pool import KvCache, KvLayout, KvPool, LayerPlace, plan_groups, pool_bytes
+from baton.engine.kv_scales import KvScales
 from baton.engine.shared_memory import SharedMemory
 from baton.engine.transformers_model import ProbedLayer
 
@@ -21,23 +22,32 @@ class CachePlan:
 
     Attributes:
         places: of each layer of the model.
+        scales: of each layer of the model, where the cache is fp8; else None.
     """
 
     layouts: list[KvLayout]
     places: list[LayerPlace]
+    scales: list[KvScales] | None = None
 
     @classmethod
-    def of(cls, layers: list[ProbedLayer], dtype: torch.dtype, block_size: int) -> Self:
+    def of(
+        cls,
+        layers: list[ProbedLayer],
+        dtype: torch.dtype,
+        block_size: int,
+        scales: list[KvScales] | None = None,
+    ) -> Self:
+        """Args: dtype: of K and V in the cache."""
         shapes = [layer.shape for layer in layers]
         windows = [layer.attention.rule.window for layer in layers]
-        return cls(*plan_groups(shapes, windows, dtype, block_size))
+        return cls(*plan_groups(shapes, windows, dtype, block_size), scales)
 
     def cache(self, pools: list[KvPool], host_counts: list[int]) -> KvCache:
         """`host_counts`: blocks of each group that may be swapped to; empty if none may."""
         for_gpu = pools[0].device.type == "cuda"
         sizes = zip(self.layouts, host_counts, strict=bool(host_counts))
         hosts = [KvPool(layout, count, _CPU, for_gpu=for_gpu) for layout, count in sizes]
-        return KvCache(pools, hosts, self.places)
+        return KvCache(pools, hosts, self.places, self.scales)
 
     def pools(self, counts: list[int], device: torch.device) -> list[KvPool]:
         """Pools of so many blocks each."""

@@ -8,6 +8,7 @@ from baton.errors import InvalidArgumentError
 
 KERNELS = ("auto", "triton", "torch")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_CACHE_DTYPES = ("auto", "fp8_e4m3")
 _OPTIONAL_COUNTS = (
     "num_blocks",
     "kv_cache_bytes",
@@ -25,7 +26,12 @@ class EngineConfig:
 
     Attributes:
         device: "cpu", "cuda", "cuda:N", or "auto" (the first GPU, else the CPU).
-        dtype: of weights and cache; "auto" is float32 on a CPU and the checkpoint's own on a GPU.
+        dtype: of weights and, unless `kv_cache_dtype` is set, of the cache; "auto" is float32 on a
+            CPU and the checkpoint's own on a GPU.
+        kv_cache_dtype: of K and V in the cache: "auto" for that of the weights, or "fp8_e4m3", of
+            which twice as many tokens fit as of bfloat16 (`baton.engine.kv_scales`). It loses
+            precision: outputs are not quite those of the model. On a GPU it needs compute
+            capability 9.0.
         block_size: tokens in a KV block.
         num_blocks: blocks in the pool of each cache group. None: as many as fit `kv_cache_bytes`.
         kv_cache_bytes: size of the pools together when `num_blocks` is None. None: 512 MiB on a
@@ -61,6 +67,7 @@ class EngineConfig:
 
     device: str = "auto"
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     block_size: int = 16
     num_blocks: int | None = None
     kv_cache_bytes: int | None = None
@@ -102,6 +109,7 @@ class EngineConfig:
         _one_of("policy", self.policy, tuple(POLICIES))
         _one_of("preemption", self.preemption, tuple(mode.value for mode in Preemption))
         _one_of("dtype", self.dtype, DTYPES)
+        _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _one_of("kernels", self.kernels, KERNELS)
         if self.deterministic and self.kernels == "torch":
             raise InvalidArgumentError(

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from baton.engine.block_copy import Places, Rows, as_rows, copy_rows, runs
+from baton.engine.kv_scales import KvScales
 from baton.engine.shared_memory import SharedMemory
 
 
@@ -117,6 +118,7 @@ class KvPool:
     Block 0, `NULL_BLOCK`, is always zero: it pads tables to one length.
 
     Attributes:
+        dtype: of K and V in it.
         shared: the memory it lies in, where other processes may be let read it.
     """
 
@@ -135,13 +137,14 @@ class KvPool:
         self.layout = layout
         self.num_blocks = num_blocks
         self.device = device
+        self.dtype: torch.dtype = getattr(torch, layout.dtype)
         self.shared = shared
         shape = (num_blocks + 1, layout.block_bytes)
         if shared is None:
             self._bytes = torch.zeros(shape, dtype=torch.uint8, device=device, pin_memory=for_gpu)
         else:
             self._bytes = shared.content.view(shape)
-        typed = self._bytes.view(getattr(torch, layout.dtype))
+        typed = self._bytes.view(self.dtype)
         self.layers = [LayerCache(typed, layout, layer) for layer in layout.layers]
 
     def clear_blocks(self, block_ids: list[int]) -> None:
@@ -244,14 +247,20 @@ class KvCache:
         places: of each layer of the model.
         pools: one per group; those without a window come first.
         host_pools: the same in host memory; empty if there is no swap space.
+        scales: of each layer of the model; None where the cache is not fp8.
     """
 
     def __init__(
-        self, pools: list[KvPool], host_pools: list[KvPool], places: list[LayerPlace]
+        self,
+        pools: list[KvPool],
+        host_pools: list[KvPool],
+        places: list[LayerPlace],
+        scales: list[KvScales] | None = None,
     ) -> None:
         self.pools = pools
         self.host_pools = host_pools
         self.places = places
+        self.scales: list[KvScales | None] = [*scales] if scales else [None] * len(places)
 
     @property
     def layouts(self) -> tuple[KvLayout, ...]:

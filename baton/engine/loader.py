@@ -19,8 +19,10 @@ from baton.engine.hf import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from baton.engine.kv_scales import FP8
 from baton.errors import InvalidArgumentError, UnsupportedModelError
 
+_FP8_CAPABILITY = (9, 0)
 # Rotary factors that depend on the longest position of the batch: chunking would change the output.
 _BATCH_DEPENDENT_ROPES = ("dynamic", "longrope")
 
@@ -44,11 +46,13 @@ def load_model(
 ) -> PreTrainedModel:
     """The model in evaluation mode, on its device, with `attention` as its implementation."""
     device = resolve_device(engine.device)
+    dtype = resolve_dtype(engine.dtype, config, device)
+    resolve_kv_dtype(engine.kv_cache_dtype, dtype, capability(device))  # before much is read
     try:
         loaded: tuple[PreTrainedModel, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
-            dtype=resolve_dtype(engine.dtype, config, device),
+            dtype=dtype,
             attn_implementation=attention,
             use_safetensors=True,
             trust_remote_code=False,
@@ -91,11 +95,35 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.dtype:
-    """The element type of weights and cache."""
+    """The element type of the weights."""
     if name != "auto":
         return getattr(torch, name)  # type: ignore[no-any-return]
     own = getattr(config, "dtype", None)
     return own if device.type == "cuda" and own is not None else torch.float32
+
+
+def capability(device: torch.device) -> tuple[int, int] | None:
+    """The compute capability of a GPU; None of a CPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
+def resolve_kv_dtype(
+    name: str, dtype: torch.dtype, capability: tuple[int, int] | None
+) -> torch.dtype:
+    """The element type of the cache of a model in `dtype`.
+
+    Raises `InvalidArgumentError` for fp8 on a GPU of a `capability` that cannot convert it.
+    """
+    if name == "auto":
+        return dtype
+    if capability is not None and capability < _FP8_CAPABILITY:
+        raise InvalidArgumentError(
+            "kv_cache_dtype",
+            f"is {name!r}, which needs a GPU of compute capability "
+            f"{'.'.join(map(str, _FP8_CAPABILITY))} or newer; this one has "
+            f"{'.'.join(map(str, capability))}: use --kv-cache-dtype auto there",
+        )
+    return FP8
 
 
 def max_model_len(config: PretrainedConfig, engine: EngineConfig) -> int:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from baton.engine.attention import LayerAttention, RaggedBatch, Upload, uploader
 from baton.engine.core.seats import Int64Array, TokenArray
 from baton.engine.kv_pool import KvCache, KvLayout, LayerCache
+from baton.engine.kv_scales import FP8
 
 # Two groups are merged when the padding this adds, in scores computed, costs less than a call.
 MERGE_WASTE = 1024
@@ -129,6 +130,7 @@ class TorchAttention:
         self._device = cache.pools[0].device
         self._places = cache.places
         self._layers = [cache.pools[p.group].layers[p.index] for p in cache.places]
+        self._scales = cache.scales
 
     def prepare(self, ragged: RaggedBatch) -> TorchBatch:
         """As `Attention.prepare`."""
@@ -144,10 +146,27 @@ class TorchAttention:
         batch: TorchBatch,
     ) -> torch.Tensor:
         """As `Attention.forward`."""
-        cache = self._layers[index]
         of_group = batch.cache_groups[self._places[index].group]
-        self._write(cache, key, value, of_group)
-        groups = of_group.groups
+        scales = self._scales[index]
+        if scales is None:
+            return self._write_and_attend(index, layer, query, key, value, of_group)
+        # A scale of K is as good on the queries, and one of V on the output: fewer numbers.
+        key, value = scales.store(key, value)
+        query = _scaled(query, scales.key)
+        out = self._write_and_attend(index, layer, query, key, value, of_group)
+        return _scaled(out, scales.value)
+
+    def _write_and_attend(
+        self,
+        index: int,
+        layer: LayerAttention,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        batch: _CacheGroupBatch,
+    ) -> torch.Tensor:
+        cache, groups = self._layers[index], batch.groups
+        self._write(cache, key, value, batch)
         if len(groups) == 1 and isinstance(groups[0].rows, slice):
             return self._attend(cache, layer, query, groups[0])
         out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
@@ -161,21 +180,21 @@ class TorchAttention:
         if cache.has_rows:
             key_rows = batch.slots(cache.key_rows_per_block, cache.first_key_row)
             value_rows = batch.slots(cache.value_rows_per_block, cache.first_value_row)
-            cache.key_rows.index_copy_(0, key_rows, key.flatten(1))
-            cache.value_rows.index_copy_(0, value_rows, value.flatten(1))
+            _movable(cache.key_rows).index_copy_(0, key_rows, _movable(key.flatten(1)))
+            _movable(cache.value_rows).index_copy_(0, value_rows, _movable(value.flatten(1)))
             return
         for blocks, tensor in ((cache.key_blocks, key), (cache.value_blocks, value)):
             width = tensor.shape[1] * tensor.shape[2]
             columns = torch.arange(width, device=tensor.device) + batch.offsets[:, None] * width
-            blocks[batch.blocks[:, None], columns] = tensor.flatten(1)
+            _movable(blocks)[batch.blocks[:, None], columns] = _movable(tensor.flatten(1))
 
     def _attend(
         self, cache: LayerCache, layer: LayerAttention, query: torch.Tensor, group: _Group
     ) -> torch.Tensor:
         """Attention of one group; `query` is `[batch * num_queries, num_heads, key_head_dim]`."""
         shape = (group.batch, group.num_keys, cache.num_kv_heads, -1)
-        keys = cache.key_blocks.index_select(0, group.table).view(shape).transpose(1, 2)
-        values = cache.value_blocks.index_select(0, group.table).view(shape).transpose(1, 2)
+        keys = _gather(cache.key_blocks, group.table, query.dtype).view(shape).transpose(1, 2)
+        values = _gather(cache.value_blocks, group.table, query.dtype).view(shape).transpose(1, 2)
         num_heads, head_dim = query.shape[1:]
         per_kv = num_heads // cache.num_kv_heads
         # The query heads of one KV head become queries of it, `per_kv` for each query, so that
@@ -192,6 +211,23 @@ class TorchAttention:
             out = _attend_explicitly(layer, folded, keys, values, bias, per_kv)
         out = out.view(group.batch, cache.num_kv_heads, group.num_queries, per_kv, -1)
         return out.transpose(1, 2).reshape(query.shape[0], num_heads, -1)
+
+
+def _movable(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as a type that torch can scatter and gather; it cannot with fp8."""
+    return tensor.view(torch.uint8) if tensor.dtype == FP8 else tensor
+
+
+def _gather(blocks: torch.Tensor, table: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Some blocks, as numbers to compute with: of an fp8 cache `dtype`, else as they are."""
+    found = _movable(blocks).index_select(0, table)
+    return found.view(FP8).to(dtype) if blocks.dtype == FP8 else found
+
+
+def _scaled(heads: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """`[num_tokens, num_heads, head_dim]`, each query head times the scale of its KV head."""
+    of_heads = scales.repeat_interleave(heads.shape[1] // len(scales))
+    return (heads * of_heads[:, None]).to(heads.dtype)
 
 
 def _attend_explicitly(

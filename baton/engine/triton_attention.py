@@ -124,7 +124,7 @@ class TritonAttention:
             kind: choose_tiling(
                 kind.head_dim,
                 dtype,
-                dtype,
+                cache.pools[kind.cache_group].dtype,
                 kind.num_kv_heads,
                 max_context,
                 _capability(self.device),
@@ -133,7 +133,11 @@ class TritonAttention:
             for kind in dict.fromkeys(self.kinds)
         }
         layers = [cache.pools[p.group].layers[p.index] for p in cache.places]
-        self._blocks = [CacheBlocks(layer.key_blocks, layer.value_blocks) for layer in layers]
+        scales = [(s.key, s.value) if s is not None else (None, None) for s in cache.scales]
+        self._blocks = [
+            CacheBlocks(layer.key_blocks, layer.value_blocks, *of_layer)
+            for layer, of_layer in zip(layers, scales, strict=True)
+        ]
         self._paged = [
             PagedKv(
                 layer.key_blocks,
@@ -141,8 +145,9 @@ class TritonAttention:
                 self.block_size,
                 kind.num_kv_heads,
                 kind.head_dim,
+                *of_layer,
             )
-            for layer, kind in zip(layers, self.kinds, strict=True)
+            for layer, kind, of_layer in zip(layers, self.kinds, scales, strict=True)
         ]
         self._upload = uploader(self.device)
 
@@ -249,16 +254,15 @@ def slots_of(
 
 
 def _kind(cache: KvCache, place: LayerPlace, num_heads: int) -> LayerKind:
-    layout = cache.layouts[place.group]
-    layer = layout.layers[place.index]
-    keys = cache.pools[place.group].layers[place.index].key_blocks
+    pool = cache.pools[place.group]
+    layer = pool.layout.layers[place.index]
     return LayerKind(
         cache_group=place.group,
         num_heads=num_heads,
         num_kv_heads=layer.num_kv_heads,
         head_dim=layer.key_head_dim,
-        window=layout.window,
-        token_bytes=2 * layer.num_kv_heads * layer.key_head_dim * keys.element_size(),
+        window=pool.layout.window,
+        token_bytes=2 * layer.num_kv_heads * layer.key_head_dim * pool.dtype.itemsize,
     )
 
 

@@ -25,6 +25,12 @@ class WorkerSettings(ServingSettings):
         "auto",
         description="Of weights and cache. auto: float32 on a CPU, the model's own on a GPU.",
     )
+    kv_cache_dtype: Literal["auto", "fp8_e4m3"] = Field(
+        "auto",
+        description="Of K and V in the cache; equal on all workers. auto: as --dtype. fp8_e4m3: "
+        "one byte a number, scaled by the checkpoint's k_scale and v_scale; holds twice the tokens "
+        "of bfloat16, and loses precision. A GPU needs compute capability 9.0 (Hopper).",
+    )
     block_size: int = Field(16, ge=1, description="Tokens in a KV block; equal on all workers.")
     num_blocks: int | None = Field(
         None,
