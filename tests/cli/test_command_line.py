@@ -66,6 +66,7 @@ def test_a_bad_parameter_is_one_sentence() -> None:
 
 def test_a_dry_run_prints_the_commands_and_starts_nothing() -> None:
     arguments = ["--prefill", "2", "--num-blocks", "64", "--worker-arg", "prefix-caching=false"]
+    arguments += ["--kv-cache-dtype", "fp8_e4m3"]
     result = CliRunner().invoke(app, ["up", "--dry-run", "--device", "cpu", *arguments])
     assert result.exit_code == 0
     redis, router, *workers = result.stdout.splitlines()
@@ -79,7 +80,9 @@ def test_a_dry_run_prints_the_commands_and_starts_nothing() -> None:
     ]
     for line in workers:
         assert f"--redis-url {url} --model tiny" in line
-        assert line.endswith("--device cpu --num-blocks 64 --no-prefix-caching")
+        assert line.endswith(
+            "--device cpu --kv-cache-dtype fp8_e4m3 --num-blocks 64 --no-prefix-caching"
+        )
     assert len({line.split("--port ")[1].split()[0] for line in workers}) == len(workers)
 
 

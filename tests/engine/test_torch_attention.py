@@ -13,8 +13,11 @@ from hypothesis import given, settings
 from baton.engine.attention import LayerAttention, RaggedBatch
 from baton.engine.core.block_pool import NULL_BLOCK
 from baton.engine.kv_pool import KvCache, KvPool, KvShape, LayerPlace, plan_layout
+from baton.engine.kv_scales import FP8, KvScales
 from baton.engine.mask_rule import MaskRule
 from baton.engine.torch_attention import TorchAttention, TorchBatch
+
+from .quantising import rounded
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
@@ -117,12 +120,14 @@ def check(
     dtype: torch.dtype = torch.float32,
     layers_before: tuple[KvShape, ...] = (),
     old_content: float = 50.0,
+    scales: KvScales | None = None,
     seed: int = 0,
 ) -> None:
     """Feeds sequences through the pool, step by step, and compares each query's result.
 
     Args:
         steps: each a list of (sequence, number of its tokens), in the order they lie in the batch.
+        scales: of an fp8 cache; what it holds is what the reference attends over.
     """
     generator = torch.Generator().manual_seed(seed)
     totals: dict[int, int] = {}
@@ -141,16 +146,18 @@ def check(
         )
         for sequence, length in totals.items()
     }
-    expected = {s: dense(layer, *tensors[s]) for s in totals}
+    expected = {s: dense(layer, *seen(scales, *tensors[s])) for s in totals}
     # Blocks in no order, one more than needed, and old content everywhere.
     num_blocks = sum(-(-length // block_size) + 1 for length in totals.values()) + 1
-    layout = plan_layout([*layers_before, heads.shape], dtype, block_size, layer.rule.window)
+    cache_dtype = dtype if scales is None else FP8
+    layout = plan_layout([*layers_before, heads.shape], cache_dtype, block_size, layer.rule.window)
     pool = KvPool(layout, num_blocks, CPU)
     for cache in pool.layers:
         for blocks in (cache.key_blocks[1:], cache.value_blocks[1:]):
             blocks.copy_(old_content * torch.randn(blocks.shape, generator=generator))
     tables = Tables(totals, pool, has_lookahead=math.isfinite(old_content), seed=seed)
-    paged = TorchAttention(KvCache([pool], [], [LayerPlace(0, len(layers_before))]))
+    of_layers = None if scales is None else [scales]
+    paged = TorchAttention(KvCache([pool], [], [LayerPlace(0, len(layers_before))], of_layers))
     done = dict.fromkeys(totals, 0)
     for step in steps:
         spans, parts, ranges = [], [], []
@@ -169,8 +176,21 @@ def check(
         tolerance = TOLERANCE[dtype]
         torch.testing.assert_close(out.double(), wanted, rtol=tolerance, atol=tolerance)
     for cache in pool.layers:
-        assert not cache.key_blocks[NULL_BLOCK].any(), "the null block was written"
-        assert not cache.value_blocks[NULL_BLOCK].any(), "the null block was written"
+        for blocks in (cache.key_blocks, cache.value_blocks):
+            assert not blocks[NULL_BLOCK].float().any(), "the null block was written"
+
+
+def seen(
+    scales: KvScales | None, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same, with K and V as an fp8 cache would hold them."""
+    if scales is None:
+        return query, key, value
+    key, value = (
+        rounded(x.float() / of_x[:, None]).double() * of_x[:, None]
+        for x, of_x in ((key, scales.key), (value, scales.value))
+    )
+    return query, key, value
 
 
 SCALE = 0.35
@@ -234,6 +254,24 @@ def test_reduced_precision_stays_close(sinks: bool) -> None:
     logits = torch.linspace(-1, 1, 4).bfloat16() if sinks else None
     layer = LayerAttention(SCALE, MaskRule(6), None, logits)
     check(Heads(), layer, RAGGED, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "heads",
+    [Heads(), Heads(num_kv_heads=3, per_kv=4), Heads(key_dim=6, value_dim=10)],
+    ids=["plain", "grouped", "unequal"],
+)
+@pytest.mark.parametrize(
+    ("window", "softcap", "has_sinks"), [(None, None, False), (5, 0.7, False), (3, None, True)]
+)
+def test_an_fp8_cache_is_read_as_what_it_holds(
+    heads: Heads, dtype: torch.dtype, window: int | None, softcap: float | None, has_sinks: bool
+) -> None:
+    scales = KvScales(torch.rand(heads.num_kv_heads) + 0.2, torch.rand(heads.num_kv_heads) + 0.2)
+    sinks = torch.linspace(-2, 3, heads.num_heads).to(dtype) if has_sinks else None
+    layer = LayerAttention(SCALE, MaskRule(window), softcap, sinks)
+    check(heads, layer, RAGGED, dtype=dtype, scales=scales, layers_before=(KvShape(3, 4, 9),))
 
 
 def test_decodes_of_very_unequal_lengths_fall_into_several_groups() -> None:

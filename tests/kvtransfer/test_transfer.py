@@ -224,12 +224,13 @@ SHAPES = [KvShape(2, 8, 8)] * 2
     ("layouts", "named"),
     [
         ([plan_layout(SHAPES, torch.bfloat16, 4)], "bfloat16"),
+        ([plan_layout(SHAPES, torch.float8_e4m3fn, 4)], "float8_e4m3fn"),
         ([plan_layout(SHAPES, torch.float32, 8)], "block size 8"),
         ([plan_layout([*SHAPES, SHAPES[0]], torch.float32, 4)], "3 layers"),
         ([plan_layout(SHAPES, torch.float32, 4, window=99)], "window 99"),
         (HYBRID, f"window {WINDOW}"),
     ],
-    ids=["dtype", "block size", "layers", "window", "groups"],
+    ids=["dtype", "fp8", "block size", "layers", "window", "groups"],
 )
 async def test_a_worker_refuses_other_layouts_and_names_both(layouts, named):
     async with transfer(pairing=Pairing(MODEL, tuple(layouts))) as ends:

@@ -1,6 +1,7 @@
 """What one engine makes of the prompts that tests hand over."""
 
 import random
+from typing import Any
 
 from baton.engine import Engine, EngineConfig
 from baton.sampling import SamplingParams
@@ -13,12 +14,14 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
     return [source.randrange(5, VOCAB_SIZE) for _ in range(length)]
 
 
-def engine_of(model: str) -> Engine:
-    config = EngineConfig(device="cpu", dtype="float32", num_blocks=96, max_num_seqs=8)
+def engine_of(model: str, **changes: Any) -> Engine:
+    config = EngineConfig(device="cpu", dtype="float32", num_blocks=96, max_num_seqs=8, **changes)
     return Engine.from_pretrained(model, config)
 
 
-def alone(model: str, prompts: list[list[int]], params: SamplingParams) -> list[list[list[int]]]:
-    """The returned sequences of each prompt."""
-    results = engine_of(model).generate(prompts, params)
+def alone(
+    model: str, prompts: list[list[int]], params: SamplingParams, **changes: Any
+) -> list[list[list[int]]]:
+    """The returned sequences of each prompt. Keywords are of the engine's configuration."""
+    results = engine_of(model, **changes).generate(prompts, params)
     return [[list(c.token_ids) for c in r.completions] for r in results]

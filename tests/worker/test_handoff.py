@@ -6,7 +6,10 @@ import grpc
 import pytest
 from engine.checkpoints import FAMILIES, save_random
 
+from baton.cluster.prefix import hash_chain
 from baton.sampling import SamplingParams
+from baton.v1.kv_transfer_pb2_grpc import KvTransferStub
+from kvtransfer.wire import fetch_request, handle_of
 
 from .pair import TIMEOUT, Answer, Pair, pair_of
 from .reference import alone, engine_of, prompt_of
@@ -81,6 +84,57 @@ async def test_a_prompt_longer_than_the_pool_of_a_windowed_group_is_handed_over(
             assert windowed.num_blocks < 230 // 4
         answers = await asyncio.gather(*(pair.hand_over(p, GREEDY) for p in prompts))
         assert [[o.token_ids for o in a.outputs] for a in answers] == expected
+        await pair.nothing_held()
+
+
+@pytest.mark.parametrize("connector", ["grpc", "shm"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "deepseek_v3"])
+async def test_an_fp8_cache_is_handed_over_byte_by_byte(checkpoint, family, connector):
+    model, prompts = checkpoint(family), [prompt_of(n) for n in LENGTHS]
+    expected = alone(model, prompts, GREEDY, kv_cache_dtype="fp8_e4m3")
+    settings = {"kv_cache_dtype": "fp8_e4m3", "decode": {"kv_connector": connector}}
+    async with pair_of(model, max_num_batched_tokens=23, **settings) as pair:
+        for prompt, output in zip(prompts, expected, strict=True):
+            answer = await pair.hand_over(prompt, GREEDY)
+            assert [o.token_ids for o in answer.outputs] == output
+            cached = [_cached_blocks(w.engine.engine, prompt) for w in (pair.prefill, pair.decode)]
+            assert len(cached[0]) == len(prompt) // 16
+            assert cached[0] == cached[1]
+        layout = pair.prefill.pairing().layouts[0]
+        assert layout.dtype == "float8_e4m3fn"
+        if family == "llama":  # of one group
+            moved = answer.kv_ready
+            assert moved.num_transferred_bytes == moved.num_transferred_blocks * layout.block_bytes
+        await pair.nothing_held()
+
+
+def _cached_blocks(engine, prompt):
+    """What the cache group that sees furthest back holds of a prompt's full blocks."""
+    namespace = engine.info.namespace
+    hashes = hash_chain(namespace.root(), prompt, namespace.block_size)
+    block_ids = engine._scheduler._kv.groups[0].pool.lookup_chain(hashes)
+    return [bytes(engine.cache.pools[0].read_block(block_id)) for block_id in block_ids]
+
+
+@pytest.mark.parametrize("fp8_side", ["prefill", "decode"])
+async def test_workers_of_other_kv_types_do_not_pair(checkpoint, fp8_side):
+    other = {fp8_side: {"kv_cache_dtype": "fp8_e4m3"}}
+    async with pair_of(checkpoint("llama"), **other) as pair:
+        handle = handle_of(pair.handle(bytes(16), 9))
+        unchecked = fetch_request(handle, pair.decode.id, pair.decode.pairing(), 0)
+        channel = pair.decode.channels.get(pair.prefill.kv_server.endpoint)
+        for call in (
+            pair.to_decode.Generate(
+                pair.decode_request(prompt_of(9), GREEDY, bytes(16)), timeout=TIMEOUT
+            ),
+            KvTransferStub(channel).Fetch(unchecked, timeout=TIMEOUT),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call.read()
+            assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+            assert "float8_e4m3fn" in caught.value.details()
+            assert "float32" in caught.value.details()
+            assert "kv_cache_dtype" in caught.value.details()
         await pair.nothing_held()
 
 

@@ -1,0 +1,249 @@
+"""An fp8 (e4m3) KV cache: what it holds, what is generated over it, and what is refused."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton.engine.config import EngineConfig
+from baton.engine.core.sequence import FinishReason
+from baton.engine.engine import Engine
+from baton.engine.kv_scales import KvScales
+from baton.engine.loader import resolve_kv_dtype
+from baton.errors import InvalidArgumentError, UnsupportedModelError
+from baton.sampling import SamplingParams
+
+from .checkpoints import BLOCK_SIZE
+from .conftest import Checkpoints
+from .engines import assert_idle, load, mostly_slow, tokens
+from .prompts import random_prompt
+from .quantising import NUMBERS, Generated, Scales, add_scales, generate, rounded
+
+FP8 = "fp8_e4m3"
+NUM_TOKENS = 8
+GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=True)
+FAMILIES = ["llama", "qwen3", "mistral_short", "gemma3", "gpt_oss", "deepseek_v3"]
+NUM_LAYERS = 3
+# A number that rounds the other way moves logits by about a hundredth.
+MARGIN = 0.05
+
+
+def some_scales(num_each: int) -> Scales:
+    """From such that large numbers are clipped to such that small ones are subnormal."""
+    generator = torch.Generator().manual_seed(num_each)
+    return {
+        (layer, kind): 0.004 * 1000 ** torch.rand(num_each, generator=generator)
+        for layer in range(NUM_LAYERS)
+        for kind in "kv"
+    }
+
+
+def decided(path: str, scales: Scales) -> dict[tuple[int, ...], Generated]:
+    """Six prompts with what follows them, where no choice is close."""
+    found: dict[tuple[int, ...], Generated] = {}
+    for seed in range(10):
+        for length in (5, BLOCK_SIZE, 2 * BLOCK_SIZE + 7):
+            prompt = random_prompt(length, seed)
+            expected = generate(path, prompt, NUM_TOKENS, scales)
+            if expected.margin > MARGIN:
+                found[prompt] = expected
+            if len(found) == 6:
+                return found
+    raise AssertionError(f"only {len(found)} prompts are decided")
+
+
+def check(engine: Engine, other: Engine, expected: dict[tuple[int, ...], Generated]) -> None:
+    """The engine's tokens are as expected, and its log-probabilities much nearer to what is
+    expected than those of the other."""
+    results = engine.generate([*expected], GREEDY)
+    assert tokens(results) == [e.token_ids for e in expected.values()]
+    apart = [
+        sum(
+            abs(mine - theirs)
+            for result, one in zip(some, expected.values(), strict=True)
+            for mine, theirs in zip(result.logprobs, one.logprobs, strict=True)
+        )
+        for some in (results, other.generate([*expected], GREEDY))
+    ]
+    assert apart[0] < 0.1 * apart[1]
+
+
+def bytes_of(path: str, **changes: object) -> list[int]:
+    return [layout.block_bytes for layout in load(path, **changes).cache.layouts]
+
+
+# What it holds.
+
+
+def test_what_is_stored_is_the_nearest_number_and_never_nan() -> None:
+    between = (NUMBERS[1:] + NUMBERS[:-1]) / 2  # as near to one as to the other
+    x = torch.cat([NUMBERS, between, between * (1 + 1e-6), torch.tensor([449.0, 1e9, math.inf])])
+    x = torch.cat([x, -x]).float()[:, None, None]
+    for scale in (1.0, 0.25, 0.3):
+        scales = KvScales(torch.full((1,), scale), torch.ones(1))
+        key, value = scales.store(x * scale, x)
+        assert key.dtype == value.dtype == torch.float8_e4m3fn
+        assert torch.equal(value.float(), rounded(x))
+        assert torch.equal(key.float(), rounded((x * scale) / scale))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_block_takes_half_the_bytes_of_bfloat16(checkpoints: Checkpoints, family: str) -> None:
+    path = checkpoints[family]
+    small = bytes_of(path, kv_cache_dtype=FP8)
+    assert small == bytes_of(path, kv_cache_dtype=FP8, dtype="bfloat16")
+    assert [2 * size for size in small] == bytes_of(path, dtype="bfloat16")
+    assert [4 * size for size in small] == bytes_of(path)
+
+
+def test_the_same_memory_holds_more_tokens(checkpoints: Checkpoints) -> None:
+    given = {"num_blocks": None, "kv_cache_bytes": 2**22}
+    plain, small = (load(checkpoints["llama"], kv_cache_dtype=k, **given) for k in ("auto", FP8))
+    assert small.stats().num_blocks // 4 == plain.stats().num_blocks
+
+
+# What is generated.
+
+
+@pytest.mark.parametrize("budget", mostly_slow([3, 17, 512], 17))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_are_those_of_attention_over_rounded_keys_and_values(
+    checkpoints: Checkpoints, family: str, budget: int
+) -> None:
+    path = checkpoints[family]
+    engine = load(
+        path, kv_cache_dtype=FP8, max_num_batched_tokens=budget, max_num_seqs=min(budget, 8)
+    )
+    expected = decided(path, {})
+    check(engine, load(path), expected)
+    again = engine.generate([*expected], GREEDY)
+    assert tokens(again) == [e.token_ids for e in expected.values()]
+    assert sum(r.num_cached_tokens for r in again) > 0
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize(
+    ("num_each", "name"),
+    [
+        (1, "model.layers.{layer}.self_attn.{kind}_proj.{kind}_scale"),
+        (1, "model.layers.{layer}.self_attn.attn.{kind}_scale"),
+        (2, "model.layers.{layer}.self_attn.{kind}_scale"),
+    ],
+    ids=["of projections", "of attention", "of each head"],
+)
+@pytest.mark.parametrize("family", mostly_slow(["llama", "gemma3", "gpt_oss"], "llama"))
+def test_scales_are_those_of_the_checkpoint(
+    checkpoints: Checkpoints, tmp_path: Path, family: str, num_each: int, name: str
+) -> None:
+    scales = some_scales(num_each)
+    path = add_scales(checkpoints[family], tmp_path / "scaled", scales, name)
+    engine = load(path, kv_cache_dtype=FP8, max_num_batched_tokens=17, max_num_seqs=4)
+    check(engine, load(checkpoints[family], kv_cache_dtype=FP8), decided(path, scales))
+
+
+def test_bfloat16_is_served_over_an_fp8_cache(checkpoints: Checkpoints) -> None:
+    engine = load(checkpoints["llama"], kv_cache_dtype=FP8, dtype="bfloat16")
+    prompts = [random_prompt(length) for length in (3, 20, 40)]
+    results = engine.generate(prompts, GREEDY)
+    assert {r.finish_reason for r in results} == {FinishReason.LENGTH}
+    assert tokens(engine.generate(prompts, GREEDY)) == tokens(results)
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+def test_blocks_come_back_from_the_host_as_they_were(
+    checkpoints: Checkpoints, family: str, preemption: str
+) -> None:
+    settings = {"kv_cache_dtype": FP8, "preemption": preemption, "max_num_seqs": 4}
+    prompts = [random_prompt(30, seed) for seed in range(4)]
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    tight = load(checkpoints[family], **settings, num_blocks=8, swap_bytes=2**22)
+    expected = load(checkpoints[family], **settings).generate(prompts, params)
+    assert tokens(tight.generate(prompts, params)) == tokens(expected)
+    assert tight.stats().num_preemptions > 0
+    assert (tight.stats().num_swaps > 0) == (preemption == "swap")
+    assert_idle(tight)
+
+
+def test_forks_of_a_prompt_copy_their_last_block(checkpoints: Checkpoints) -> None:
+    engine = load(checkpoints["llama"], kv_cache_dtype=FP8)
+    params = SamplingParams(max_tokens=20, ignore_eos=True, temperature=1.0, seed=3, n=3)
+    (forked,) = engine.generate([random_prompt(21)], params)
+    (again,) = load(checkpoints["llama"], kv_cache_dtype=FP8, max_num_seqs=3).generate(
+        [random_prompt(21)], params
+    )
+    assert len({c.token_ids for c in forked.completions}) == 3
+    assert [c.token_ids for c in again.completions] == [c.token_ids for c in forked.completions]
+    assert_idle(engine)
+
+
+# Whom it goes with.
+
+
+def test_the_chain_hash_begins_with_the_type_of_the_cache(checkpoints: Checkpoints) -> None:
+    plain, small = (load(checkpoints["llama"], kv_cache_dtype=k).info for k in ("auto", FP8))
+    assert (plain.namespace.kv_dtype, small.namespace.kv_dtype) == ("float32", "float8_e4m3fn")
+    assert plain.fingerprint == small.fingerprint, "the layout tells them apart"
+
+
+def test_other_scales_are_another_fingerprint(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    name = "model.layers.{layer}.self_attn.{kind}_scale"
+    plain = checkpoints["llama"]
+    paths = [
+        plain,
+        *(
+            add_scales(plain, tmp_path / str(i), {(1, "v"): torch.tensor(scale)}, name)
+            for i, scale in enumerate((1.0, 0.5, 0.25))
+        ),
+    ]
+    ones, written_ones, half, quarter = (
+        load(path, kv_cache_dtype=FP8).info.fingerprint for path in paths
+    )
+    assert ones == written_ones
+    assert len({ones, half, quarter}) == 3
+    assert load(paths[2]).info.fingerprint == load(plain).info.fingerprint
+
+
+# What is refused.
+
+
+def test_a_gpu_that_has_no_fp8_is_refused_in_a_sentence() -> None:
+    with pytest.raises(InvalidArgumentError) as refusal:
+        resolve_kv_dtype(FP8, torch.bfloat16, (8, 0))
+    assert str(refusal.value) == (
+        "kv_cache_dtype: is 'fp8_e4m3', which needs a GPU of compute capability 9.0 or newer; this "
+        "one has 8.0: use --kv-cache-dtype auto there"
+    )
+    assert resolve_kv_dtype("auto", torch.bfloat16, (8, 0)) == torch.bfloat16
+    for fits in ((9, 0), (10, 0), None):
+        assert resolve_kv_dtype(FP8, torch.bfloat16, fits) == torch.float8_e4m3fn
+
+
+def test_a_type_that_there_is_not_is_refused() -> None:
+    with pytest.raises(
+        InvalidArgumentError, match="kv_cache_dtype: is 'int8'; must be one of auto"
+    ):
+        EngineConfig(kv_cache_dtype="int8")
+
+
+@pytest.mark.parametrize(
+    ("scale", "sentence"),
+    [
+        (torch.ones(3), "has 3 numbers; an fp8 KV cache takes one scale, or one for each of the"),
+        (torch.tensor(0.0), "has to be above 0: use --kv-cache-dtype auto"),
+        (torch.tensor(-1.0), "has to be above 0"),
+        (torch.tensor(math.nan), "has to be above 0"),
+        (torch.tensor(math.inf), "has to be above 0"),
+    ],
+)
+def test_scales_that_are_none_are_refused_by_name(
+    checkpoints: Checkpoints, tmp_path: Path, scale: torch.Tensor, sentence: str
+) -> None:
+    name = "model.layers.{layer}.self_attn.{kind}_scale"
+    path = add_scales(checkpoints["llama"], tmp_path / "bad", {(2, "k"): scale}, name)
+    with pytest.raises(UnsupportedModelError, match=sentence) as refusal:
+        load(path, kv_cache_dtype=FP8)
+    assert "model.layers.2.self_attn.k_scale" in str(refusal.value)
+    assert isinstance(load(path), Engine), "which needs none"
