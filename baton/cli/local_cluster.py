@@ -20,7 +20,8 @@ from baton.cli.process import Flags, Process, Role
 from baton.cli.signals import signals_deferred
 from baton.cli.status import ANSWER_TIMEOUT, OnStatus, Status, status_of
 from baton.client import Client, Worker
-from baton.cluster.redis import EmbeddedRedis, check_answers
+from baton.cluster.embedded import EmbeddedRedis
+from baton.cluster.redis import check_answers
 from baton.errors import BatonError, DeadlineExceededError, UnavailableError
 
 START_TIMEOUT = 120.0

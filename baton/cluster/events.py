@@ -91,16 +91,6 @@ class Snapshot:
         return cls(sequence, _split(data[SEQUENCE_BYTES:]))
 
 
-def stream_key(worker: str, epoch: int) -> str:
-    """The key of the stream of a worker's epoch."""
-    return f"baton:kv:{worker}:{epoch}"
-
-
-def snapshot_key(worker: str, epoch: int) -> str:
-    """The key of the snapshot of a worker's epoch."""
-    return f"{stream_key(worker, epoch)}:snapshot"
-
-
 def entry_id(sequence: int) -> str:
     """The id of the stream entry whose last event is numbered `sequence`."""
     return f"{sequence}-0"

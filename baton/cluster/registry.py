@@ -1,8 +1,8 @@
 """Which workers there are: each writes its own record to Redis and renews it while it lives.
 
-A record is a hash `baton:worker:<id>` that expires unless renewed; the set `baton:workers` lists
-the ids. `baton.cluster.watcher` is the reading side. Knows nothing of what the workers do, nor
-whether they answer: a record is a claim, and gRPC health is the proof.
+A record is a hash that expires unless renewed; a set lists the ids (`baton.cluster.keys`).
+`baton.cluster.watcher` is the reading side. Knows nothing of what the workers do, nor whether they
+answer: a record is a claim, and gRPC health is the proof.
 """
 
 import contextlib
@@ -14,11 +14,10 @@ from typing import Literal
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from baton.cluster.keys import WORKERS_KEY, record_key
 from baton.cluster.loop import RedisLoop
 from baton.cluster.prefix import PrefixNamespace
 from baton.cluster.redis import Command, transact
-
-WORKERS_KEY = "baton:workers"
 
 Role = Literal["prefill", "decode"]
 
@@ -42,11 +41,6 @@ def new_epoch() -> int:
     neither Redis nor a disk. Where a clock was set back, the watcher's grace settles it.
     """
     return time.time_ns() // 1_000_000
-
-
-def record_key(worker: str) -> str:
-    """The key of a worker's record."""
-    return f"baton:worker:{worker}"
 
 
 @dataclass(frozen=True, slots=True)

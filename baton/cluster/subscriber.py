@@ -17,10 +17,9 @@ from baton.cluster.events import (
     EventBatch,
     Snapshot,
     entry_id,
-    snapshot_key,
-    stream_key,
 )
 from baton.cluster.index import LocalityIndex
+from baton.cluster.keys import snapshot_key, stream_key
 from baton.cluster.loop import RedisLoop
 from baton.cluster.redis import TIMEOUT, transact
 

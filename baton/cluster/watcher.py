@@ -10,9 +10,10 @@ from types import MappingProxyType
 
 from redis.asyncio import Redis
 
+from baton.cluster.keys import WORKERS_KEY, record_key
 from baton.cluster.loop import RedisLoop
 from baton.cluster.redis import Command, transact
-from baton.cluster.registry import WORKERS_KEY, WorkerRecord, record_key
+from baton.cluster.registry import WorkerRecord
 
 _INTERVAL = 0.5  # seconds between polls
 _GRACE = 10.0  # seconds a worker may lack its record while that may be Redis's fault

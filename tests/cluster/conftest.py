@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 from redis.asyncio import Redis
 
-from baton.cluster.redis import EmbeddedRedis, connect
+from baton.cluster.embedded import EmbeddedRedis
+from baton.cluster.redis import connect
 
 Eventually = Callable[..., object]
 

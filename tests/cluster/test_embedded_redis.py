@@ -9,18 +9,13 @@ from pathlib import Path
 import pytest
 from redis.exceptions import RedisError
 
-from baton.cluster.redis import (
-    EmbeddedRedis,
-    _server_binary,
-    check_answers,
-    connect,
-    transact,
-)
+from baton.cluster.embedded import EmbeddedRedis, _server_binary
+from baton.cluster.redis import check_answers, connect, transact
 from baton.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 
 PARENT = """
 import os, signal
-from baton.cluster.redis import EmbeddedRedis
+from baton.cluster.embedded import EmbeddedRedis
 server = EmbeddedRedis()
 server.start()
 print(server.port, flush=True)

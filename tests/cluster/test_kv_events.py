@@ -8,18 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
+from baton.cluster.embedded import EmbeddedRedis
 from baton.cluster.event_log import EventLog
 from baton.cluster.events import (
     EventBatch,
     KvEvents,
     Snapshot,
     entry_id,
-    snapshot_key,
-    stream_key,
 )
 from baton.cluster.index import LocalityIndex
+from baton.cluster.keys import snapshot_key, stream_key
 from baton.cluster.publisher import EventPublisher
-from baton.cluster.redis import EmbeddedRedis, transact
+from baton.cluster.redis import transact
 from baton.cluster.subscriber import EventSubscriber
 
 Eventually = Callable[..., Awaitable[None]]

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 from redis.asyncio import Redis
 
+from baton.cluster.embedded import EmbeddedRedis
+from baton.cluster.keys import WORKERS_KEY, record_key
 from baton.cluster.prefix import PrefixNamespace
-from baton.cluster.redis import EmbeddedRedis, transact
+from baton.cluster.redis import transact
 from baton.cluster.registry import (
-    WORKERS_KEY,
     Registration,
     WorkerRecord,
     new_epoch,
-    record_key,
 )
 from baton.cluster.watcher import RegistryWatcher
 

@@ -10,8 +10,9 @@ import grpc
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
+from baton.cluster.keys import record_key
 from baton.cluster.redis import connect
-from baton.cluster.registry import WorkerRecord, record_key
+from baton.cluster.registry import WorkerRecord
 from baton.errors import (
     AlreadyExistsError,
     CancelledError,

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from baton.cluster.redis import EmbeddedRedis, connect
+from baton.cluster.embedded import EmbeddedRedis
+from baton.cluster.redis import connect
 from baton.cluster.registry import Registration, WorkerRecord
 from baton.serving.channels import Channels
 from baton.serving.server import Server

@@ -1,0 +1,235 @@
+"""Where Redis is, as people write it: one URL for a server, a Sentinel group or a Cluster.
+
+    redis://[[user]:password@]host[:6379][/db]
+    redis+sentinel://[[user]:password@]host[:26379],host,.../service[/db]
+    redis+cluster://[[user]:password@]host[:6379],host,...
+    unix://[[user]:password@]/path/of/socket[?db=0]
+
+With `rediss` in place of `redis` all connections are TLS. What is wrong with a URL is said without
+what may be a part of its password. Knows nothing of connections.
+"""
+
+import difflib
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from baton.errors import InvalidArgumentError
+
+Kind = Literal["standalone", "unix", "sentinel", "cluster"]
+Node = tuple[str, int]
+"""Host and port."""
+
+_KINDS: dict[str, Kind] = {
+    "redis": "standalone",
+    "unix": "unix",
+    "redis+sentinel": "sentinel",
+    "redis+cluster": "cluster",
+}
+_REDIS_PORT = 6379
+_SENTINEL_PORT = 26379
+
+_TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_TLS_OPTIONS = (*_TLS_FILES, "ssl_check_hostname")
+_SENTINEL_OPTIONS = ("sentinel_username", "sentinel_password")
+_TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """How a server proves who it is, and we to it. Files are PEM.
+
+    Attributes:
+        ca_file: who may have signed the server's certificate; None: whom this machine trusts.
+        cert_file, key_file: our own certificate and its key; None: we show none.
+        check_hostname: whether the certificate must be for the host that was asked for.
+    """
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    check_hostname: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RedisAddress:
+    """A URL taken apart.
+
+    Attributes:
+        nodes: the server; or the sentinels; or some of the cluster's nodes.
+        path: of the socket, for "unix".
+        service: what the sentinels call the master.
+        db: the number of the database.
+        username, password: of an ACL user; a password alone is that of the default user.
+        sentinel_username, sentinel_password: of the sentinels, where they ask for one.
+    """
+
+    kind: Kind
+    nodes: tuple[Node, ...] = ()
+    path: str = ""
+    service: str = ""
+    db: int = 0
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    sentinel_username: str | None = None
+    sentinel_password: str | None = field(default=None, repr=False)
+    tls: Tls | None = None
+
+
+def parse_address(url: str) -> RedisAddress:
+    """The address that `url` says. Reads the files that it names.
+
+    Raises:
+        InvalidArgumentError: of the field "redis_url", with what is wrong.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # which quotes all of it
+        raise InvalidArgumentError("redis_url", "it is no URL") from None
+    try:
+        return _parse(parts)
+    except ValueError as error:
+        raise InvalidArgumentError("redis_url", str(error)) from None
+
+
+def has_secret(url: str) -> bool:
+    """Whether `url` has a password in it, which is not to be shown."""
+    return "@" in url or "password=" in url
+
+
+def _parse(parts: SplitResult) -> RedisAddress:
+    kind = _KINDS.get(parts.scheme.replace("rediss", "redis"))
+    if kind is None:
+        raise ValueError(
+            "it begins with none of redis://, redis+sentinel://, redis+cluster://, the same with "
+            "rediss for TLS, and unix://"
+        )
+    if "@" in parts.path + parts.query + parts.fragment:
+        raise ValueError(
+            "there is an @ behind the host; in a user or a password, / is written %2F, ? %3F, "
+            "# %23 and @ %40"
+        )
+    if parts.fragment:
+        raise ValueError("there is a # in it; in a password, it is written %23")
+    user, _, hosts = parts.netloc.rpartition("@")
+    username, _, password = map(unquote, user.partition(":"))
+    is_tls = parts.scheme.startswith("rediss")
+    options = _options(parts.query, kind, is_tls=is_tls)
+    service, db = _service_and_db(parts.path, kind, options)
+    return RedisAddress(
+        kind,
+        _nodes(hosts, kind),
+        unquote(parts.path) if kind == "unix" else "",
+        service,
+        db,
+        username or None,
+        password or None,
+        options.get("sentinel_username"),
+        options.get("sentinel_password"),
+        _tls(options) if is_tls else None,
+    )
+
+
+def _options(query: str, kind: Kind, *, is_tls: bool) -> dict[str, str]:
+    """What is behind the question mark, by name."""
+    allowed = [
+        *(("db",) if kind in ("standalone", "unix") else ()),
+        *(_SENTINEL_OPTIONS if kind == "sentinel" else ()),
+        *(_TLS_OPTIONS if is_tls else ()),
+    ]
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    for name in options:
+        if name in allowed:
+            continue
+        if name in _TLS_OPTIONS:
+            raise ValueError(f"{name} is for TLS: write rediss in place of redis")
+        near = difflib.get_close_matches(name, allowed, n=1)
+        hint = f"; is {near[0]} meant?" if near else f"; known are {', '.join(allowed) or 'none'}"
+        raise ValueError(f"the option {name} is not known here{hint}")
+    return options
+
+
+def _nodes(hosts: str, kind: Kind) -> tuple[Node, ...]:
+    if kind == "unix":
+        if hosts:
+            raise ValueError("a socket has no host: write unix:///path/of/socket")
+        return ()
+    default = _SENTINEL_PORT if kind == "sentinel" else _REDIS_PORT
+    nodes = tuple(_node(host.strip(), default) for host in hosts.split(","))
+    if kind == "standalone" and len(nodes) > 1:
+        raise ValueError("several hosts are for redis+sentinel:// and redis+cluster://")
+    return nodes
+
+
+def _node(text: str, default_port: int) -> Node:
+    """Of "host", "host:port" or "[address]:port"."""
+    host, colon, port = text.rpartition(":")
+    if not colon or port.endswith("]"):
+        host, port = text, str(default_port)
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError("an IPv6 address is written in brackets, such as [::1]:6379")
+    if not host:
+        raise ValueError("a host is missing")
+    if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"the port of host {host} is no number from 1 to 65535")
+    return host, int(port)
+
+
+def _service_and_db(path: str, kind: Kind, options: Mapping[str, str]) -> tuple[str, int]:
+    if kind == "unix":
+        if not path.strip("/"):
+            raise ValueError("the path of the socket is missing")
+        return "", _db(options.get("db", ""))
+    names = [unquote(name) for name in path.split("/")[1:] if name]
+    service = ""
+    if kind == "sentinel":
+        if not names:
+            raise ValueError(
+                "the name of the service is missing behind the sentinels, such as /mymaster"
+            )
+        service = names.pop(0)
+    if len(names) > 1:
+        raise ValueError("too much is behind the host: one number of a database may be")
+    db = _db(names[0] if names else options.get("db", ""))
+    if kind == "cluster" and db != 0:
+        raise ValueError("a cluster has no database but 0")
+    return service, db
+
+
+def _db(text: str) -> int:
+    if text and not (text.isascii() and text.isdigit()):
+        raise ValueError("the database is no number")
+    return int(text or 0)
+
+
+def _tls(options: Mapping[str, str]) -> Tls:
+    """The options of TLS, having tried whether their files can be used."""
+    ca_file, cert_file, key_file = (options.get(name) or None for name in _TLS_FILES)
+    check = options.get("ssl_check_hostname", "true").lower()
+    if check not in _TRUTHS:
+        raise ValueError("ssl_check_hostname is neither true nor false")
+    if key_file is not None and cert_file is None:
+        raise ValueError("ssl_keyfile is the key of a certificate: ssl_certfile is missing")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if ca_file is not None:
+        _try("ssl_ca_certs", lambda: context.load_verify_locations(ca_file))
+    if cert_file is not None:
+        chain = "ssl_certfile and ssl_keyfile"
+        _try(chain, lambda: context.load_cert_chain(cert_file, key_file, password=_ask_nobody))
+    return Tls(ca_file, cert_file, key_file, _TRUTHS[check])
+
+
+def _try(name: str, load: Callable[[], None]) -> None:
+    try:
+        load()
+    except OSError as error:  # SSLError is one
+        raise ValueError(f"{name} cannot be used: {error.strerror or error}") from None
+
+
+def _ask_nobody() -> str:
+    """OpenSSL would ask on the terminal for the password of a key."""
+    raise ValueError("ssl_keyfile has a password; use a key without")

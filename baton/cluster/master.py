@@ -1,0 +1,116 @@
+"""Who the master is: asked of sentinels, or of the nodes of a cluster.
+
+All that Baton keeps lies in one slot of a cluster, so that there too one node is the master of it
+all, and one lookup serves both (ADR 0021).
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.crc import key_slot
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+
+from baton.cluster.address import Node, RedisAddress, Tls
+from baton.cluster.keys import KEY_TAG
+
+_TIMEOUT = 0.3  # seconds for each that is asked: a few may hang within what a round trip may take
+_SLOT = key_slot(KEY_TAG.encode())
+
+
+class MasterLookup:
+    """Asks one after the other, in an order by chance, until one knows.
+
+    The nodes of a cluster that one of them names are asked the next time, too: those of the URL may
+    be gone by then.
+    """
+
+    def __init__(self, address: RedisAddress) -> None:
+        self._address = address
+        self._nodes = frozenset(address.nodes)
+
+    async def discover_master(self, _service: str) -> Node:
+        """Host and port of the master, as `SentinelConnectionPool` asks for them.
+
+        Raises:
+            redis.exceptions.ConnectionError: nobody knows, or nobody answers.
+        """
+        nodes = list(self._nodes)
+        random.shuffle(nodes)
+        reasons = []
+        for node in nodes:
+            try:
+                async with asyncio.timeout(_TIMEOUT):
+                    return await self._ask(node)
+            except (RedisError, OSError, LookupError) as error:
+                host, port = node
+                reasons.append(f"{host}:{port}: {error or type(error).__name__}")
+        raise RedisConnectionError(f"nobody says where the master is ({'; '.join(reasons)})")
+
+    async def _ask(self, node: Node) -> Node:
+        address = self._address
+        is_sentinel = address.kind == "sentinel"
+        async with Redis(
+            host=node[0],
+            port=node[1],
+            username=address.sentinel_username if is_sentinel else address.username,
+            password=address.sentinel_password if is_sentinel else address.password,
+            socket_timeout=_TIMEOUT,
+            socket_connect_timeout=_TIMEOUT,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
+            **tls_options(address.tls),
+        ) as redis:
+            ask: Callable[..., Awaitable[Any]] = redis.execute_command
+            if is_sentinel:
+                master = await ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", address.service)
+                return _named(master, address.service)
+            slots = await ask("CLUSTER", "SLOTS")
+            self._nodes = frozenset(address.nodes) | _all_nodes(slots, node)
+            return _owner(slots, node)
+
+
+def tls_options(tls: Tls | None) -> dict[str, Any]:
+    """The arguments of a client that say so."""
+    if tls is None:
+        return {}
+    return {
+        "ssl": True,
+        "ssl_ca_certs": tls.ca_file,
+        "ssl_certfile": tls.cert_file,
+        "ssl_keyfile": tls.key_file,
+        "ssl_check_hostname": tls.check_hostname,
+    }
+
+
+def _named(reply: Any, service: str) -> Node:
+    if not reply:
+        raise LookupError(f"it knows no master called {service!r}")
+    host, port = reply
+    return _text(host), int(port)
+
+
+def _owner(slots: Any, asked: Node) -> Node:
+    for first, last, master, *_ in slots:
+        if first <= _SLOT <= last:
+            return _node(master, asked)
+    raise LookupError("it knows no node that serves our slot")
+
+
+def _all_nodes(slots: Any, asked: Node) -> frozenset[Node]:
+    return frozenset(_node(node, asked) for _, _, *nodes in slots for node in nodes)
+
+
+def _node(fields: Any, asked: Node) -> Node:
+    """A node that does not know its own host is reached as the one that was asked."""
+    host, port = fields[:2]
+    return (_text(host) if host else asked[0]), int(port)
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
