@@ -4,7 +4,8 @@ Bounded: the hashes findable now, plus at most `max_pending` waiting ones. Pure;
 Redis.
 """
 
-from baton.cluster.events import EventBatch, KvEvents, Snapshot
+from baton.cluster.events import EventBatch, KvEvents
+from baton.cluster.mirror import Mirror
 from baton.cluster.prefix import BlockHash
 
 
@@ -22,7 +23,7 @@ class EventLog:
         self._max_pending = max_pending
         self._sequence = 0
         self._first_pending = 1
-        self._mirror: dict[BlockHash, None] = {}  # ordered, oldest first
+        self._mirror = Mirror()
         self._pending: dict[BlockHash, bool] = {}  # whether the hash was stored last, or removed
         self._cleared = False
         self._behind = True
@@ -33,6 +34,11 @@ class EventLog:
         return self._sequence
 
     @property
+    def mirror(self) -> Mirror:
+        """What is findable after the latest event."""
+        return self._mirror
+
+    @property
     def behind(self) -> bool:
         """Whether only `rebase` can continue what was said."""
         return self._behind
@@ -40,11 +46,7 @@ class EventLog:
     def append(self, events: KvEvents) -> None:
         """Takes in the next event."""
         self._sequence += 1
-        if events.cleared:
-            self._mirror.clear()
-        for block in events.removed:
-            self._mirror.pop(block, None)
-        self._mirror.update(dict.fromkeys(events.stored))
+        self._mirror.apply(events)
         if not self._behind:
             self._enqueue(events)
 
@@ -61,17 +63,13 @@ class EventLog:
         self._forget_pending()
         return batch
 
-    def snapshot(self) -> Snapshot:
-        """What is findable after the latest event."""
-        return Snapshot(self._sequence, tuple(self._mirror))
-
     def fall_behind(self) -> None:
         """Says that some of what was taken, or the snapshot, may be lost."""
         self._behind = True
         self._forget_pending()
 
     def rebase(self) -> EventBatch:
-        """Begins anew from the snapshot that is to be said with this batch.
+        """Begins anew from the mirror, which is to be said as a snapshot from this batch on.
 
         The batch is an event of its own without effect: a reader that missed anything before it
         notices the gap, and one that missed nothing goes on.

@@ -1,17 +1,23 @@
 """KV events: what a worker tells of its cache, and how that lies in Redis.
 
-Per worker epoch Redis holds a stream of `EventBatch` entries, each under the id `<last>-0`, and one
-`Snapshot`. Sequence numbers count the events of the epoch from 1, so a reader at sequence s reads
-on after `s-0` and knows by `first` whether it missed something. Knows nothing of connections.
+Per worker epoch Redis holds a snapshot and the tail of a stream. The stream's entries are
+`EventBatch`es, each under the id `<last>-0`. Sequence numbers count the events of the epoch from 1,
+so a reader at sequence s reads on after `s-0` and knows by `first` whether it missed something.
+
+The snapshot is a string: a sequence number s (8 bytes, little-endian; 0 while it is not complete),
+then 16-byte slots, each a findable hash, or zeros. Every slot is as it was after event s or later
+(`baton.cluster.compaction`), so that the snapshot with all events after s is exact. Knows nothing
+of connections.
 """
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from baton.cluster.prefix import HASH_BYTES, BlockHash
 
 SEQUENCE_BYTES = 8
+HOLE = bytes(HASH_BYTES)  # a slot that nothing is in
 
 _SEQUENCE = struct.Struct("<Q")
 
@@ -67,30 +73,6 @@ class EventBatch:
             raise ValueError(f"field {error} is missing") from error
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """All hashes findable on a worker after the event numbered `sequence`."""
-
-    sequence: int
-    hashes: tuple[BlockHash, ...]
-
-    def to_bytes(self) -> bytes:
-        """The sequence number (8 bytes, little-endian), then the hashes."""
-        return encode_sequence(self.sequence) + b"".join(self.hashes)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> "Snapshot":
-        """The snapshot that `to_bytes` wrote.
-
-        Raises:
-            ValueError: it is malformed.
-        """
-        if len(data) < SEQUENCE_BYTES:
-            raise ValueError(f"a snapshot of {len(data)} bytes holds no sequence number")
-        (sequence,) = _SEQUENCE.unpack_from(data)
-        return cls(sequence, _split(data[SEQUENCE_BYTES:]))
-
-
 def entry_id(sequence: int) -> str:
     """The id of the stream entry whose last event is numbered `sequence`."""
     return f"{sequence}-0"
@@ -101,11 +83,26 @@ def encode_sequence(sequence: int) -> bytes:
     return _SEQUENCE.pack(sequence)
 
 
+def decode_sequence(data: bytes) -> int:
+    """The number that `encode_sequence` wrote; 0 where there is none."""
+    return int(_SEQUENCE.unpack(data)[0]) if len(data) == SEQUENCE_BYTES else 0
+
+
+def slots_offset(slot: int) -> int:
+    """Where a slot begins in a snapshot, in bytes."""
+    return SEQUENCE_BYTES + slot * HASH_BYTES
+
+
+def decode_slots(data: bytes) -> tuple[BlockHash, ...]:
+    """The hashes in some slots of a snapshot, without holes.
+
+    Raises:
+        ValueError: they are no whole number of slots.
+    """
+    return tuple(block for block in _split(data) if block != HOLE)
+
+
 def _split(data: bytes) -> tuple[BlockHash, ...]:
     if len(data) % HASH_BYTES:
         raise ValueError(f"{len(data)} bytes are no whole number of {HASH_BYTES}-byte hashes")
-    return tuple(_slices(data))
-
-
-def _slices(data: bytes) -> Iterable[BlockHash]:
-    return (data[start : start + HASH_BYTES] for start in range(0, len(data), HASH_BYTES))
+    return struct.unpack(f"{HASH_BYTES}s" * (len(data) // HASH_BYTES), data)

@@ -88,7 +88,8 @@ class RedisLoop:
         """Notes the failure; returns the seconds to wait, jittered so that a fleet spreads out."""
         if not self._num_failures:
             bug = None if isinstance(error, RedisError | OSError) else error
-            _logger.warning("%s: going on without Redis: %r", self._name, error, exc_info=bug)
+            what = f"{type(error).__name__}: {error}".removesuffix(": ")
+            _logger.warning("%s: going on without Redis: %s", self._name, what, exc_info=bug)
         self._answering_since = None
         backoff = min(_FIRST_BACKOFF * 2.0**self._num_failures, _LONGEST_BACKOFF)
         self._num_failures = min(self._num_failures + 1, 16)

@@ -5,6 +5,7 @@ all, and one lookup serves both (ADR 0021).
 """
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -45,8 +46,7 @@ class MasterLookup:
         reasons = []
         for node in nodes:
             try:
-                async with asyncio.timeout(_TIMEOUT):
-                    return await self._ask(node)
+                return await self._ask(node)
             except (RedisError, OSError, LookupError) as error:
                 host, port = node
                 reasons.append(f"{host}:{port}: {error or type(error).__name__}")
@@ -55,7 +55,7 @@ class MasterLookup:
     async def _ask(self, node: Node) -> Node:
         address = self._address
         is_sentinel = address.kind == "sentinel"
-        async with Redis(
+        redis = Redis(
             host=node[0],
             port=node[1],
             username=address.sentinel_username if is_sentinel else address.username,
@@ -65,14 +65,19 @@ class MasterLookup:
             retry=Retry(NoBackoff(), 0),
             protocol=2,
             **tls_options(address.tls),
-        ) as redis:
-            ask: Callable[..., Awaitable[Any]] = redis.execute_command
-            if is_sentinel:
-                master = await ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", address.service)
-                return _named(master, address.service)
-            slots = await ask("CLUSTER", "SLOTS")
-            self._nodes = frozenset(address.nodes) | _all_nodes(slots, node)
-            return _owner(slots, node)
+        )
+        ask: Callable[..., Awaitable[Any]] = redis.execute_command
+        try:
+            async with asyncio.timeout(_TIMEOUT):
+                if is_sentinel:
+                    master = await ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", address.service)
+                    return _named(master, address.service)
+                slots = await ask("CLUSTER", "SLOTS")
+        finally:
+            with contextlib.suppress(RedisError, OSError):
+                await redis.aclose()
+        self._nodes = frozenset(address.nodes) | _all_nodes(slots, node)
+        return _owner(slots, node)
 
 
 def tls_options(tls: Tls | None) -> dict[str, Any]:

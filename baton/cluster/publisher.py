@@ -3,17 +3,16 @@
 Knows nothing of the cache the events come from, nor of who reads them.
 """
 
-import time
-
 from redis.asyncio import Redis
 
+from baton.cluster.compaction import Compaction, Slice
 from baton.cluster.event_log import EventLog
 from baton.cluster.events import (
-    SEQUENCE_BYTES,
     EventBatch,
     KvEvents,
     encode_sequence,
     entry_id,
+    slots_offset,
 )
 from baton.cluster.keys import snapshot_key, stream_key
 from baton.cluster.loop import RedisLoop
@@ -21,18 +20,37 @@ from baton.cluster.redis import Command, transact
 
 _TTL = 60  # seconds that stream and snapshot outlive their last renewal
 _REFRESH_INTERVAL = 15.0  # seconds between renewals while nothing happens
-_STREAM_LENGTH = 10_000  # entries, about
-_SNAPSHOT_BATCHES = 1_000  # far below the stream's length: snapshot and tail always overlap
-_SNAPSHOT_INTERVAL = 30.0
 _MAX_PENDING = 16_384  # hashes: one entry is at most 256 KiB
+
+# Goes on with what Redis holds, if that is what we left there. A reader so never sees a snapshot
+# of which a part was lost. Says whether it did.
+#   KEYS: stream, snapshot
+#   ARGV: how the snapshot begins, the id of the stream's last entry,
+#         how it shall begin, where to write, what to write, the least id to keep, seconds to live,
+#         the id of the entry to add, its fields (both may be missing)
+_GO_ON = """
+local stream, snapshot = KEYS[1], KEYS[2]
+if redis.call('GETRANGE', snapshot, 0, 7) ~= ARGV[1] then return 0 end
+local last = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
+if not last or last[1] ~= ARGV[2] then return 0 end
+if ARGV[8] then redis.call('XADD', stream, unpack(ARGV, 8)) end
+redis.call('SETRANGE', snapshot, ARGV[4], ARGV[5])
+redis.call('SETRANGE', snapshot, 0, ARGV[3])
+redis.call('XTRIM', stream, 'MINID', '~', ARGV[6])
+redis.call('EXPIRE', stream, ARGV[7])
+redis.call('EXPIRE', snapshot, ARGV[7])
+return 1
+"""
 
 
 class EventPublisher:
     """Publishes the KV events of one worker epoch.
 
     What Redis holds, the snapshot and the stream's tail after it, adds up to what is findable on
-    the worker, with at most one round trip in flight. After anything that may have broken this (a
-    failed round trip, a flushed or restored Redis) it writes a new snapshot before new events.
+    the worker, with at most one round trip in flight. The snapshot is brought up to date a little
+    with each batch; nothing here takes longer where more is cached. After anything that may have
+    broken this (a failed round trip, a flushed or restored Redis) it begins a new snapshot before
+    new events.
 
     No method raises on Redis trouble, and all belong to the event loop's thread. The caller owns
     the client.
@@ -41,9 +59,9 @@ class EventPublisher:
         redis: from `baton.cluster.redis.connect`.
         worker: the worker's id.
         epoch: its epoch, as in its record.
-        snapshot_batches: entries after which a new snapshot is written.
         refresh_interval: seconds between renewals while nothing happens.
         max_pending: hashes that may wait; beyond, a snapshot replaces them.
+        max_slots: of the snapshot, written at once; None: 256 KiB.
     """
 
     def __init__(
@@ -52,20 +70,20 @@ class EventPublisher:
         worker: str,
         epoch: int,
         *,
-        snapshot_batches: int = _SNAPSHOT_BATCHES,
         refresh_interval: float = _REFRESH_INTERVAL,
         max_pending: int = _MAX_PENDING,
+        max_slots: int | None = None,
     ) -> None:
         self._redis = redis
         self._stream_key = stream_key(worker, epoch)
         self._snapshot_key = snapshot_key(worker, epoch)
-        self._snapshot_batches = snapshot_batches
         self._refresh_interval = refresh_interval
         self._log = EventLog(max_pending)
+        mirror = self._log.mirror
+        self._compaction = (
+            Compaction(mirror) if max_slots is None else Compaction(mirror, max_slots)
+        )
         self._published = 0
-        self._snapshot_sequence = 0  # of the snapshot in Redis
-        self._snapshot_time = 0.0
-        self._num_batches = 0  # published since that snapshot
         self._loop = RedisLoop(f"KV event publisher of {worker}", self._step)
 
     @property
@@ -77,6 +95,12 @@ class EventPublisher:
     def published(self) -> int:
         """The number of the latest event that Redis is known to have; `sequence` or less."""
         return self._published
+
+    @property
+    def snapshot_sequence(self) -> int:
+        """The number of the event from which a router that starts has to read on; 0 while there is
+        no complete snapshot."""
+        return self._compaction.sequence
 
     def start(self) -> None:
         """Publishes in the background, a snapshot first. Needs a running event loop."""
@@ -94,70 +118,50 @@ class EventPublisher:
 
     async def _step(self) -> float:
         try:
-            await self._send()
+            if self._log.behind:
+                await self._begin(self._log.rebase())
+            else:
+                await self._go_on(self._log.take())
         except BaseException:
             self._log.fall_behind()
             raise
-        return 0.0 if self._log.behind else self._refresh_interval
+        must_hurry = self._log.behind or self._compaction.sequence == 0
+        return 0.0 if must_hurry else self._refresh_interval
 
-    async def _send(self) -> None:
-        if self._log.behind:
-            await self._send_snapshot(self._log.rebase())
-        elif (batch := self._log.take()) is None:
-            await self._refresh()
-        elif self._snapshot_is_due():
-            await self._send_snapshot(batch)
-        else:
-            await self._send_batch(batch)
-
-    def _snapshot_is_due(self) -> bool:
-        age = time.monotonic() - self._snapshot_time
-        return self._num_batches >= self._snapshot_batches or age >= _SNAPSHOT_INTERVAL
-
-    async def _send_snapshot(self, batch: EventBatch) -> None:
-        snapshot = self._log.snapshot()
+    async def _begin(self, batch: EventBatch) -> None:
+        """Begins a new snapshot, which is complete at once if it is small."""
+        self._compaction.restart()
+        part = self._compaction.advance(0, batch.last)
         await transact(
             self._redis,
-            *self._append(batch),
-            ("SET", self._snapshot_key, snapshot.to_bytes(), "EX", _TTL),
+            ("XADD", self._stream_key, *_entry(batch)),
+            ("EXPIRE", self._stream_key, _TTL),
+            ("SET", self._snapshot_key, encode_sequence(part.sequence) + part.data, "EX", _TTL),
         )
-        self._published = self._snapshot_sequence = snapshot.sequence
-        self._snapshot_time = time.monotonic()
-        self._num_batches = 0
-
-    async def _send_batch(self, batch: EventBatch) -> None:
-        replies = await transact(self._redis, *self._append(batch), *self._renew_snapshot())
         self._published = batch.last
-        self._num_batches += 1
-        self._check_snapshot(replies[-1])
 
-    async def _refresh(self) -> None:
-        """Renews what Redis holds, and notices if it is not what was published."""
-        entries, *_, head = await transact(
-            self._redis,
-            ("XREVRANGE", self._stream_key, "+", "-", "COUNT", 1),
-            ("EXPIRE", self._stream_key, _TTL),
-            *self._renew_snapshot(),
-        )
-        self._check_snapshot(head)
-        if [name for name, _ in entries] != [entry_id(self._published).encode()]:
+    async def _go_on(self, batch: EventBatch | None) -> None:
+        """Sends what waits, and the next part of the snapshot; or renews, and notices if what
+        Redis holds is not what was sent."""
+        before, num_hashes = self._compaction.sequence, 0
+        last = self._published
+        if batch is not None:
+            last, num_hashes = batch.last, len(batch.events.stored) + len(batch.events.removed)
+        part = self._compaction.advance(num_hashes, last)
+        (went_on,) = await transact(self._redis, self._command(before, part, batch))
+        if went_on:
+            self._published = last
+        else:
             self._log.fall_behind()
 
-    def _append(self, batch: EventBatch) -> list[Command]:
-        fields: Command = tuple(part for pair in batch.to_fields().items() for part in pair)
-        length: Command = ("MAXLEN", "~", _STREAM_LENGTH)
-        return [
-            ("XADD", self._stream_key, *length, batch.entry_id, *fields),
-            ("EXPIRE", self._stream_key, _TTL),
-        ]
+    def _command(self, before: int, part: Slice, batch: EventBatch | None) -> Command:
+        keys = (2, self._stream_key, self._snapshot_key)
+        then = (encode_sequence(before), entry_id(self._published))
+        now = (encode_sequence(part.sequence), slots_offset(part.start), part.data)
+        entry = () if batch is None else _entry(batch)
+        return ("EVAL", _GO_ON, *keys, *then, *now, entry_id(part.oldest), _TTL, *entry)
 
-    def _renew_snapshot(self) -> list[Command]:
-        return [
-            ("EXPIRE", self._snapshot_key, _TTL),
-            ("GETRANGE", self._snapshot_key, 0, SEQUENCE_BYTES - 1),
-        ]
 
-    def _check_snapshot(self, head: bytes) -> None:
-        """`head` is how the snapshot in Redis begins: not as ours if that was lost or replaced."""
-        if head != encode_sequence(self._snapshot_sequence):
-            self._log.fall_behind()
+def _entry(batch: EventBatch) -> Command:
+    """The id and the fields of its entry in the stream."""
+    return (batch.entry_id, *(part for pair in batch.to_fields().items() for part in pair))

@@ -82,16 +82,17 @@ async def transact(redis: Redis, *commands: Command) -> list[Any]:
 
 
 async def read_streams(
-    redis: Redis, positions: Mapping[KeyT, StreamIdT], max_entries: int, wait_ms: int
+    redis: Redis, positions: Mapping[bytes, str], max_entries: int, wait_ms: int
 ) -> list[tuple[bytes, list[tuple[bytes, Mapping[bytes, bytes]]]]]:
     """Entries after `positions`, by stream, at most `max_entries` of each. Waits up to `wait_ms`
-    for the first.
+    for the first; 0: not at all.
 
     Raises:
         redis.exceptions.RedisError, OSError: within `TIMEOUT` and that wait.
     """
     async with _bounded(redis, TIMEOUT + wait_ms / 1000):
-        replies: Any = await redis.xread(dict(positions), count=max_entries, block=wait_ms)
+        after: dict[KeyT, StreamIdT] = dict(positions)  # type: ignore[arg-type]
+        replies: Any = await redis.xread(after, count=max_entries, block=wait_ms or None)
         return list(replies)
 
 

@@ -8,27 +8,31 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
 
 from redis.asyncio import Redis
-from redis.typing import KeyT, StreamIdT
 
 from baton.cluster.events import (
+    SEQUENCE_BYTES,
     EventBatch,
-    Snapshot,
+    KvEvents,
+    decode_sequence,
+    decode_slots,
     entry_id,
+    slots_offset,
 )
 from baton.cluster.index import LocalityIndex
 from baton.cluster.keys import snapshot_key, stream_key
 from baton.cluster.loop import RedisLoop
-from baton.cluster.redis import TIMEOUT, transact
+from baton.cluster.prefix import HASH_BYTES
+from baton.cluster.redis import Command, read_streams, transact
 
 _BLOCK_MS = 200  # how long a read waits for news, and a new follow for its first read
-_MAX_ENTRIES = 32  # per stream and read
+_MAX_ENTRIES = 1024  # in one read, of all streams together
+_MIN_ENTRIES = 16  # of each stream all the same
+_PART = 32_768  # slots of a snapshot in one reply: 512 KiB
+_MAX_PARTS = 8  # in one round trip
 _IDLE = 60.0  # seconds; `follow` wakes the loop
 _MEND_INTERVAL = 1.0  # seconds between looks for a snapshot
-
-_Entry = tuple[bytes, Mapping[bytes, bytes]]
 
 _logger = logging.getLogger(__name__)
 
@@ -42,6 +46,8 @@ class _Follow:
         wanted: the least sequence number of a snapshot that mends what was missed; None if nothing
             was. Events after a gap are applied all the same: a partial index beats none.
         mend_at: when to look for that snapshot (`time.monotonic`).
+        next_slot: the first slot of the snapshot that is not in the index yet; None while it is not
+            being read. Events wait meanwhile.
     """
 
     worker: str
@@ -49,6 +55,7 @@ class _Follow:
     applied: int = 0
     wanted: int | None = 0
     mend_at: float = 0.0
+    next_slot: int | None = None
 
 
 class EventSubscriber:
@@ -58,7 +65,7 @@ class EventSubscriber:
     numbers sends it back to the snapshot. While Redis does not answer, the index keeps what it has.
 
     No method raises on Redis trouble, and all belong to the event loop's thread. The caller owns
-    the client and the index, which nobody else should write to.
+    the client and the index.
 
     Args:
         redis: from `baton.cluster.redis.connect`.
@@ -70,6 +77,12 @@ class EventSubscriber:
         self._index = index
         self._follows: dict[str, _Follow] = {}
         self._loop = RedisLoop("KV event subscriber", self._step)
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the index has all that is published of the workers followed, as far as is
+        known."""
+        return not self.stale and all(f.wanted is None for f in self._follows.values())
 
     @property
     def stale(self) -> bool:
@@ -99,56 +112,75 @@ class EventSubscriber:
         self._index.drop(worker)
 
     async def _step(self) -> float:
-        await self._mend()
+        if not self._follows:
+            return _IDLE
+        is_mending = await self._mend()
         follows = {
             stream_key(follow.worker, follow.epoch).encode(): follow
             for follow in self._follows.values()
+            if follow.next_slot is None
         }
-        if not follows:
-            return _IDLE
-        for key, entries in await self._read(follows):
-            for name, fields in entries:
-                self._apply(follows[key], name, fields)
+        if follows:
+            await self._read(follows, wait_ms=0 if is_mending else _BLOCK_MS)
         return 0.0
 
-    async def _mend(self) -> None:
-        """Looks for the snapshots that are wanted, in one round trip."""
+    # Snapshots.
+
+    async def _mend(self) -> bool:
+        """Reads the next parts of snapshots that are wanted, in one round trip. Whether there is
+        more to read at once."""
         now = time.monotonic()
         wanting = [
             follow
             for follow in self._follows.values()
             if follow.wanted is not None and follow.mend_at <= now
         ]
-        if not wanting:
-            return
-        keys = [snapshot_key(follow.worker, follow.epoch) for follow in wanting]
-        for follow, data in zip(
-            wanting, await transact(self._redis, *(("GET", key) for key in keys)), strict=True
-        ):
-            follow.mend_at = now + _MEND_INTERVAL
-            if data is not None and self._is_followed(follow):
-                self._restart(follow, data)
+        wanting.sort(key=lambda follow: follow.next_slot is None)  # one after the other
+        parts = wanting[:_MAX_PARTS]
+        if not parts:
+            return False
+        commands = [command for follow in parts for command in _read_part(follow)]
+        replies = await transact(self._redis, *commands)
+        for number, follow in enumerate(parts):
+            head, data = replies[2 * number : 2 * number + 2]
+            if self._is_followed(follow):
+                self._take_part(follow, decode_sequence(head), data, now)
+                await asyncio.sleep(0)  # requests go before
+        return len(wanting) > len(parts) or any(f.next_slot is not None for f in parts)
 
-    def _restart(self, follow: _Follow, data: bytes) -> None:
-        """Puts the snapshot in place of what the index has, if it mends what was missed."""
-        try:
-            snapshot = Snapshot.from_bytes(data)
-        except ValueError as error:
-            _logger.warning("ignoring the snapshot of worker %r: %s", follow.worker, error)
-            return
-        if follow.wanted is not None and snapshot.sequence >= follow.wanted:
-            self._index.replace(follow.worker, follow.epoch, snapshot.hashes)
-            follow.applied = snapshot.sequence
-            follow.wanted = None
+    def _take_part(self, follow: _Follow, sequence: int, data: bytes, now: float) -> None:
+        """Puts a part of a snapshot into the index, its first in place of what was there.
 
-    async def _read(self, follows: Mapping[bytes, _Follow]) -> list[tuple[bytes, list[_Entry]]]:
-        """What is new in the streams; waits for it a moment."""
-        positions: dict[KeyT, StreamIdT] = {
-            key: entry_id(follow.applied) for key, follow in follows.items()
-        }
-        async with asyncio.timeout(TIMEOUT + _BLOCK_MS / 1000):
-            replies: Any = await self._redis.xread(positions, count=_MAX_ENTRIES, block=_BLOCK_MS)
-        return cast("list[tuple[bytes, list[_Entry]]]", replies)
+        All parts are as they were at the sequence number first read or later, and the events after
+        it are applied once the last part is there; so it does no harm that the worker writes on
+        meanwhile. A number that is less shows that it began anew.
+        """
+        assert follow.wanted is not None
+        is_first = follow.next_slot is None
+        least = max(1, follow.wanted if is_first else follow.applied)
+        if sequence < least:
+            follow.next_slot, follow.mend_at = None, now + _MEND_INTERVAL
+            return
+        if is_first:
+            self._index.replace(follow.worker, follow.epoch, ())
+            follow.next_slot, follow.applied = 0, sequence
+        blocks = decode_slots(data[: len(data) // HASH_BYTES * HASH_BYTES])
+        self._index.apply(follow.worker, follow.epoch, KvEvents(stored=blocks))
+        assert follow.next_slot is not None
+        follow.next_slot += _PART
+        if len(data) < _PART * HASH_BYTES:
+            follow.next_slot = follow.wanted = None
+
+    # Events.
+
+    async def _read(self, follows: Mapping[bytes, _Follow], wait_ms: int) -> None:
+        """Applies what is new in the streams; waits for it a moment."""
+        positions = {key: entry_id(follow.applied) for key, follow in follows.items()}
+        max_entries = max(_MIN_ENTRIES, _MAX_ENTRIES // len(positions))
+        for key, entries in await read_streams(self._redis, positions, max_entries, wait_ms):
+            for name, fields in entries:
+                self._apply(follows[key], name, fields)
+            await asyncio.sleep(0)
 
     def _apply(self, follow: _Follow, name: bytes, fields: Mapping[bytes, bytes]) -> None:
         if not self._is_followed(follow):
@@ -162,8 +194,18 @@ class EventSubscriber:
             return
         if batch.first > follow.applied + 1:
             follow.wanted = batch.first - 1
+        elif batch.first == 1:
+            follow.wanted = None  # read from the very first
         self._index.apply(follow.worker, follow.epoch, batch.events)
         follow.applied = batch.last
 
     def _is_followed(self, follow: _Follow) -> bool:
         return self._follows.get(follow.worker) is follow
+
+
+def _read_part(follow: _Follow) -> tuple[Command, Command]:
+    key, start = snapshot_key(follow.worker, follow.epoch), slots_offset(follow.next_slot or 0)
+    return (
+        ("GETRANGE", key, 0, SEQUENCE_BYTES - 1),
+        ("GETRANGE", key, start, start + _PART * HASH_BYTES - 1),
+    )

@@ -1,30 +1,36 @@
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
+from baton.cluster.compaction import Compaction, Slice
 from baton.cluster.embedded import EmbeddedRedis
 from baton.cluster.event_log import EventLog
 from baton.cluster.events import (
     EventBatch,
     KvEvents,
-    Snapshot,
+    decode_sequence,
+    decode_slots,
+    encode_sequence,
     entry_id,
+    slots_offset,
 )
 from baton.cluster.index import LocalityIndex
 from baton.cluster.keys import snapshot_key, stream_key
+from baton.cluster.mirror import Mirror
 from baton.cluster.publisher import EventPublisher
 from baton.cluster.redis import transact
 from baton.cluster.subscriber import EventSubscriber
 
 Eventually = Callable[..., Awaitable[None]]
 
-BLOCKS = [bytes([number]) * 16 for number in range(20)]
+BLOCKS = [bytes([number]) * 16 for number in range(1, 21)]
 EPOCH = 7
 STREAM, SNAPSHOT = stream_key("w", EPOCH), snapshot_key("w", EPOCH)
 
@@ -36,55 +42,140 @@ def apply(held: set[bytes], events: KvEvents) -> set[bytes]:
     return (set() if events.cleared else held).difference(events.removed).union(events.stored)
 
 
-@given(st.lists(st.one_of(some_events, st.sampled_from(["take", "lose", "rebase"]))))
-def test_a_reader_of_the_log_has_the_mirror_or_notices_a_gap(steps: list[KvEvents | str]) -> None:
-    log = EventLog(max_pending=8)
+class Held:
+    """What Redis would hold: a snapshot, and the stream after it."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.entries: list[EventBatch] = []
+
+    def begin(self, part: Slice, batch: EventBatch) -> None:
+        self.data = encode_sequence(part.sequence) + part.data
+        self.entries.append(batch)
+
+    def go_on(self, part: Slice, batch: EventBatch | None) -> None:
+        begin, end = slots_offset(part.start), slots_offset(part.start) + len(part.data)
+        self.data = (
+            encode_sequence(part.sequence) + self.data[8:begin] + part.data + self.data[end:]
+        )
+        self.entries = [e for e in self.entries if e.last >= part.oldest]
+        self.entries += [batch] if batch is not None else []
+
+    def read(self, first_parts: "Held | None" = None, cut: int = 0) -> set[bytes] | None:
+        """What a reader makes of it, who has read the slots before `cut` earlier; None while there
+        is no complete snapshot."""
+        before = first_parts or self
+        position = decode_sequence(before.data[:8])
+        if not 0 < position <= decode_sequence(self.data[:8]):
+            return None
+        cut = slots_offset(cut)
+        found = set(decode_slots(before.data[8:cut])) | set(decode_slots(self.data[cut:]))
+        for batch in self.entries:
+            if batch.last > position:
+                assert batch.first <= position + 1, "a gap"
+                found, position = apply(found, batch.events), batch.last
+        return found
+
+    def copy(self) -> "Held":
+        copy = Held()
+        copy.data, copy.entries = self.data, list(self.entries)
+        return copy
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.one_of(some_events, st.sampled_from(["send", "send", "lose", "look"]))),
+    st.integers(1, 4),
+    st.integers(0, 20),
+)
+def test_snapshot_and_stream_add_up_to_the_mirror_at_any_time(
+    steps: list[KvEvents | str], max_slots: int, cut: int
+) -> None:
+    """Also for a reader whose first parts of the snapshot are older than its last ones."""
+    log, held, earlier = EventLog(max_pending=8), Held(), None
+    compaction = Compaction(log.mirror, max_slots)
     truth: set[bytes] = set()
-    reader, position = set(), 0
     for step in steps:
-        batch = None
         if isinstance(step, KvEvents):
             log.append(step)
             truth = apply(truth, step)
-        elif step == "take":
-            batch = log.take()
-        elif step == "lose" and log.take() is not None:
+        elif step == "lose":
             log.fall_behind()
-        elif step == "rebase" and log.behind:
-            batch = log.rebase()
-        if batch is not None and batch.first == position + 1:
-            reader, position = apply(reader, batch.events), batch.last
-        elif batch is not None:
-            reader, position = set(log.snapshot().hashes), log.snapshot().sequence
-        if batch is not None:
-            assert reader == truth
-        assert set(log.snapshot().hashes) == truth
+        elif step == "look":
+            earlier = held.copy()
+        elif log.behind:
+            batch, earlier = log.rebase(), None
+            compaction.restart()
+            held.begin(compaction.advance(0, batch.last), batch)
+        else:
+            batch = log.take()
+            num_hashes = 0 if batch is None else 1
+            held.go_on(compaction.advance(num_hashes, log.sequence), batch)
+        assert log.mirror.hashes == truth
         assert len(log._pending) <= 8
+        if step == "send":
+            assert held.read() in (truth, None)
+            assert earlier is None or held.read(earlier, cut) in (truth, None)
+    for _ in range(20):  # and it is complete soon
+        if log.behind:
+            return
+        held.go_on(compaction.advance(0, log.sequence), log.take())
+    assert log.sequence == 0 or held.read() == truth
+
+
+def test_a_snapshot_is_complete_after_events_of_an_eighth_as_many_hashes() -> None:
+    mirror = Mirror()
+    mirror.apply(KvEvents(stored=tuple(number.to_bytes(16, "big") for number in range(80_000))))
+    compaction = Compaction(mirror)
+    sequence = written = 0
+    while compaction.sequence == 0:
+        sequence += 1
+        written += len(compaction.advance(0, sequence).data)
+    assert (sequence, written) == (5, 80_000 * 16)
+    first, num_hashes = sequence + 1, 0
+    while compaction.sequence < first:
+        sequence, num_hashes = sequence + 1, num_hashes + 100
+        part = compaction.advance(100, sequence)
+        assert len(part.data) <= 16_384 * 16
+    assert num_hashes <= 80_000 / 8
+    assert part.oldest == 2, "a reader may still be at the snapshot before"
+
+
+def test_the_snapshot_of_a_cache_that_changes_stays_as_long_as_the_cache() -> None:
+    mirror = Mirror()
+    for number in range(1_000):
+        mirror.apply(KvEvents(stored=(number.to_bytes(16, "big"),)))
+        if number >= 10:
+            mirror.apply(KvEvents(removed=((number - 10).to_bytes(16, "big"),)))
+    assert (len(mirror), mirror.num_slots) == (10, 11)
+    mirror.apply(KvEvents(cleared=True))
+    assert (len(mirror), mirror.encode(0, 11)) == (0, bytes(16 * 11))
 
 
 @given(some_events, st.integers(1, 2**63), st.integers(0, 2**63))
-def test_batches_and_snapshots_survive_the_way_through_redis(
-    events: KvEvents, first: int, more: int
-) -> None:
+def test_batches_survive_the_way_through_redis(events: KvEvents, first: int, more: int) -> None:
     batch = EventBatch(first, first + more, events)
     fields = {
         name.encode(): value if isinstance(value, bytes) else str(value).encode()
         for name, value in batch.to_fields().items()
     }
     assert EventBatch.from_fields(fields) == batch
-    snapshot = Snapshot(first, events.stored)
-    assert Snapshot.from_bytes(snapshot.to_bytes()) == snapshot
 
 
-def test_a_snapshot_is_a_sequence_number_and_hashes() -> None:
-    data = Snapshot(258, (b"a" * 16, b"b" * 16)).to_bytes()
-    assert data == b"\x02\x01\0\0\0\0\0\0" + b"a" * 16 + b"b" * 16
+def test_a_snapshot_is_a_sequence_number_and_hashes_with_holes() -> None:
+    mirror = Mirror()
+    mirror.apply(KvEvents(stored=(b"a" * 16, b"c" * 16, b"b" * 16)))
+    mirror.apply(KvEvents(removed=(b"c" * 16,)))
+    data = encode_sequence(258) + mirror.encode(0, 3)
+    assert data == b"\x02\x01\0\0\0\0\0\0" + b"a" * 16 + bytes(16) + b"b" * 16
+    assert decode_sequence(data[:8]) == 258
+    assert decode_slots(data[8:]) == (b"a" * 16, b"b" * 16)
 
 
-@pytest.mark.parametrize("data", [b"", b"1234567", b"12345678" + b"a" * 15])
-def test_a_malformed_snapshot_is_a_value_error(data: bytes) -> None:
+@pytest.mark.parametrize("data", [b"1", b"a" * 15, b"a" * 17])
+def test_slots_that_are_cut_off_are_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError):
-        Snapshot.from_bytes(data)
+        decode_slots(data)
 
 
 class Events:
@@ -96,7 +187,7 @@ class Events:
 
     def publisher(
         self,
-        snapshot_batches: int = 1000,
+        max_slots: int | None = None,
         refresh_interval: float = 15.0,
         max_pending: int = 1000,
     ) -> EventPublisher:
@@ -104,7 +195,7 @@ class Events:
             self.redis,
             "w",
             EPOCH,
-            snapshot_batches=snapshot_batches,
+            max_slots=max_slots,
             refresh_interval=refresh_interval,
             max_pending=max_pending,
         )
@@ -125,9 +216,13 @@ class Events:
         line = [part for pair in fields.items() for part in pair]
         await transact(self.redis, ("XADD", STREAM, entry_id(last), *line))
 
-    async def snapshot(self) -> Snapshot:
+    async def write_snapshot(self, sequence: int, *blocks: bytes, key: str = SNAPSHOT) -> None:
+        """What a publisher has there after a complete round."""
+        await transact(self.redis, ("SET", key, encode_sequence(sequence) + b"".join(blocks)))
+
+    async def snapshot(self) -> tuple[int, set[bytes]]:
         (data,) = await transact(self.redis, ("GET", SNAPSHOT))
-        return Snapshot.from_bytes(data)
+        return decode_sequence(data[:8]), set(decode_slots(data[8:]))
 
 
 @pytest.fixture
@@ -163,14 +258,36 @@ async def test_many_events_in_one_turn_are_one_entry(kv: Events, eventually: Eve
 
 
 async def test_a_new_router_starts_from_redis_alone(kv: Events, eventually: Eventually) -> None:
-    publisher = kv.publisher(snapshot_batches=2)
+    publisher = kv.publisher(max_slots=2)
     for block in BLOCKS[:5]:
         publisher.publish(KvEvents(stored=(block,)))
         await eventually(lambda: publisher.published == publisher.sequence)
     await publisher.stop()
-    assert 0 < (await kv.snapshot()).sequence < publisher.sequence
+    assert 0 < (await kv.snapshot())[0] < publisher.sequence
     subscriber = kv.subscriber()
     await eventually(lambda: subscriber._index.match(BLOCKS) == {"w": 5})
+    assert subscriber.is_warm
+
+
+async def test_a_snapshot_of_several_parts_is_read_while_its_worker_goes_on(
+    kv: Events, eventually: Eventually
+) -> None:
+    many = [number.to_bytes(16, "little") for number in range(1, 150_000)]
+    publisher = kv.publisher()
+    for start in range(0, len(many), 1_000):
+        publisher.publish(KvEvents(stored=tuple(many[start : start + 1_000])))
+    await eventually(lambda: publisher.snapshot_sequence > 0)
+    subscriber = kv.subscriber()
+    for number in range(0, 5_000, 2):
+        publisher.publish(KvEvents(removed=(many[number],)))
+        await asyncio.sleep(0)
+    await eventually(
+        lambda: subscriber.is_warm and publisher.published == publisher.sequence, within=20.0
+    )
+    await eventually(lambda: subscriber._follows["w"].applied == publisher.published, within=20.0)
+    held = [bool(subscriber._index.match([block])) for block in many[:6_000]]
+    assert held == [number % 2 == 1 or number >= 5_000 for number in range(6_000)]
+    assert subscriber._index.num_blocks("w") == len(many) - 2_500
 
 
 async def test_the_stream_alone_serves_where_it_begins_at_the_first_event(
@@ -187,10 +304,13 @@ async def test_a_gap_sends_the_subscriber_back_to_the_snapshot(
     await kv.append(1, 2, *BLOCKS[:2])
     subscriber = kv.subscriber()
     await eventually(lambda: held(subscriber) == set(BLOCKS[:2]))
-    await transact(kv.redis, ("SET", SNAPSHOT, Snapshot(6, tuple(BLOCKS[4:7])).to_bytes()))
+    await kv.write_snapshot(6, *BLOCKS[4:7])
     await kv.append(8, 9, BLOCKS[9])
     await eventually(lambda: held(subscriber) == {*BLOCKS[:2], BLOCKS[9]})
-    await transact(kv.redis, ("SET", SNAPSHOT, Snapshot(8, tuple(BLOCKS[4:7])).to_bytes()))
+    await kv.write_snapshot(0, *BLOCKS[4:6])
+    await asyncio.sleep(1.2)
+    assert held(subscriber) == {*BLOCKS[:2], BLOCKS[9]}, "one that is not complete is none"
+    await kv.write_snapshot(8, *BLOCKS[4:7])
     await eventually(lambda: held(subscriber) == {*BLOCKS[4:7], BLOCKS[9]})
 
 
@@ -202,7 +322,7 @@ async def test_a_malformed_entry_counts_as_a_gap(
     await kv.append(3, 3, BLOCKS[3])
     subscriber = kv.subscriber()
     await eventually(lambda: held(subscriber) == {BLOCKS[0], BLOCKS[3]})
-    await transact(kv.redis, ("SET", SNAPSHOT, Snapshot(2, (BLOCKS[1],)).to_bytes()))
+    await kv.write_snapshot(2, BLOCKS[1])
     await eventually(lambda: held(subscriber) == {BLOCKS[1], BLOCKS[3]})
     assert caplog.text.count("ignoring an event of worker 'w'") == 1
 
@@ -215,7 +335,7 @@ async def test_what_does_not_fit_into_memory_is_replaced_by_a_snapshot(
     publisher.publish(KvEvents(stored=tuple(BLOCKS[:8])))
     publisher.publish(KvEvents(removed=(BLOCKS[0],)))
     await eventually(lambda: held(subscriber) == set(BLOCKS[1:8]))
-    assert (await kv.snapshot()).hashes == tuple(BLOCKS[1:8])
+    assert (await kv.snapshot())[1] == set(BLOCKS[1:8])
 
 
 async def test_a_flushed_redis_is_filled_again_without_new_events(
@@ -309,7 +429,7 @@ async def test_a_worker_not_followed_any_more_is_gone_at_once(
     subscriber.unfollow("w")
     assert held(subscriber) == set()
     await kv.append(2, 2, BLOCKS[1])
-    await transact(kv.redis, ("SET", snapshot_key("v", 1), Snapshot(3, (BLOCKS[5],)).to_bytes()))
+    await kv.write_snapshot(3, BLOCKS[5], key=snapshot_key("v", 1))
     subscriber.follow("v", 1)
     await eventually(lambda: subscriber._index.match([BLOCKS[5]]) == {"v": 1})
     assert held(subscriber) == set()

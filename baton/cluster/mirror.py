@@ -1,0 +1,62 @@
+"""What is findable on a worker now, laid out as its snapshot in Redis is.
+
+A hash keeps its slot for as long as it is findable, and the next one takes the slot that becomes
+free. So the snapshot is brought up to date in place, a few slots at a time, and is never longer
+than the most that was findable at once. Pure; knows nothing of Redis.
+"""
+
+from baton.cluster.events import HOLE, KvEvents
+from baton.cluster.prefix import BlockHash
+
+
+class Mirror:
+    """Findable hashes in slots. Constant work per hash, but for clearing."""
+
+    def __init__(self) -> None:
+        self._slot_of: dict[BlockHash, int] = {}
+        self._slots: list[BlockHash] = []
+        self._free: list[int] = []
+
+    def __len__(self) -> int:
+        """How many hashes are findable."""
+        return len(self._slot_of)
+
+    @property
+    def num_slots(self) -> int:
+        """How many were findable at most. Never shrinks: what lies in Redis does not either."""
+        return len(self._slots)
+
+    @property
+    def hashes(self) -> set[BlockHash]:
+        """All that is findable, as a copy."""
+        return set(self._slot_of)
+
+    def encode(self, start: int, stop: int) -> bytes:
+        """The slots [start, stop), 16 bytes each; holes are zeros."""
+        return b"".join(self._slots[start:stop])
+
+    def apply(self, events: KvEvents) -> None:
+        """Takes in what changed."""
+        if events.cleared:
+            self._clear()
+        for block in events.removed:
+            slot = self._slot_of.pop(block, None)
+            if slot is not None:
+                self._slots[slot] = HOLE
+                self._free.append(slot)
+        for block in events.stored:
+            if block not in self._slot_of:
+                self._slot_of[block] = self._take_slot(block)
+
+    def _take_slot(self, block: BlockHash) -> int:
+        if self._free:
+            slot = self._free.pop()
+            self._slots[slot] = block
+            return slot
+        self._slots.append(block)
+        return len(self._slots) - 1
+
+    def _clear(self) -> None:
+        self._slot_of.clear()
+        self._slots = [HOLE] * len(self._slots)
+        self._free = list(range(len(self._slots) - 1, -1, -1))
