@@ -4,7 +4,15 @@ from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from baton.client_types import Accepted, Chunk, Completion, Finished, TokenLogprobs
+from baton.client_types import (
+    Accepted,
+    Chunk,
+    Completion,
+    Finished,
+    FinishReason,
+    Received,
+    TokenLogprobs,
+)
 from baton.client_wire import accepted_of, chunk_of, finished_of, prompt_logprobs_of
 from baton.errors import BatonError, InternalError
 from baton.v1 import inference_pb2 as pb
@@ -16,6 +24,7 @@ class _SequenceProgress:
 
     Attributes:
         has_rest: its last text is here, which comes without a token of its own.
+        finish_reason: as it came with the last token.
     """
 
     texts: list[str] = field(default_factory=list)
@@ -23,6 +32,7 @@ class _SequenceProgress:
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[Mapping[int, float]] = field(default_factory=list)
     has_rest: bool = False
+    finish_reason: FinishReason = FinishReason.UNSPECIFIED
     finished: Finished | None = None
 
     def add(self, chunk: Chunk) -> bool:
@@ -34,6 +44,8 @@ class _SequenceProgress:
                 f"tokens came for position {chunk.position}, where {len(self.token_ids)} was next"
             )
         self.has_rest = not chunk.token_ids
+        if chunk.token_ids:
+            self.finish_reason = chunk.finish_reason
         self.texts.append(chunk.text)
         self.token_ids.extend(chunk.token_ids)
         self.logprobs.extend(chunk.logprobs)
@@ -74,14 +86,20 @@ class Progress:
         self._failure: BatonError | None = None
 
     @property
-    def received(self) -> list[list[int]]:
-        """The tokens of each sequence."""
-        return [self._sequences[index].token_ids for index in range(self._num_sequences)]
+    def received(self) -> list[Received]:
+        """The tokens of each sequence, and whether they are all."""
+        sequences = [self._sequences[index] for index in range(self._num_sequences)]
+        return [Received(s.token_ids, s.finish_reason) for s in sequences]
+
+    @property
+    def num_received(self) -> int:
+        """Tokens of all sequences."""
+        return sum(len(received.token_ids) for received in self.received)
 
     def begin_call(self) -> None:
         """Another router is asked for the rest."""
         self.is_accepted = False
-        if not any(self.received):
+        if not self.num_received:
             self.prompt_logprobs.clear()  # they are told again, from the first one on
 
     def add(self, event: pb.GenerateResponse) -> None:

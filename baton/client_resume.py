@@ -94,9 +94,8 @@ class Resumption:
 
     def next_leg(self, error: grpc.RpcError, progress: Progress) -> Leg | None:
         """What to do about the end of the latest call; None: nothing, it is the end."""
-        num_received = sum(map(len, progress.received))
-        if num_received > self._num_received:
-            self._num_failures, self._num_received = 0, num_received
+        if progress.num_received > self._num_received:
+            self._num_failures, self._num_received = 0, progress.num_received
         self._num_failures += 1
         self._routers.note(self._router, error)
         if not self._may_go_on(error, progress):

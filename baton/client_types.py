@@ -19,6 +19,16 @@ Prompt: TypeAlias = str | Sequence[int] | Chat
 """Text, token ids, or a conversation: messages or dicts with `role` and `content`."""
 
 
+class FinishReason(enum.StrEnum):
+    """Why a sequence ended."""
+
+    UNSPECIFIED = "unspecified"
+    END_OF_SEQUENCE = "end_of_sequence"
+    STOP_TOKEN = "stop_token"  # noqa: S105
+    STOP_STRING = "stop_string"
+    LENGTH = "length"
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Some tokens of one sequence and the text they complete.
@@ -31,6 +41,8 @@ class Chunk:
         logprobs: one for each token, in nats; empty unless asked for.
         top_logprobs: for each token the most likely ones in its place with their log-probabilities,
             the most likely first; empty unless asked for.
+        finish_reason: why the sequence is complete with the last of `token_ids`; UNSPECIFIED where
+            it goes on, or only `Finished` tells.
     """
 
     text: str
@@ -39,6 +51,19 @@ class Chunk:
     sequence_index: int
     logprobs: tuple[float, ...]
     top_logprobs: tuple[Mapping[int, float], ...] = ()
+    finish_reason: FinishReason = FinishReason.UNSPECIFIED
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What has come of one sequence so far.
+
+    Attributes:
+        finish_reason: as it came with the last token.
+    """
+
+    token_ids: Sequence[int]
+    finish_reason: FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +106,6 @@ class Accepted:
     num_prompt_tokens: int
     placement: Placement
     seed: int = 0
-
-
-class FinishReason(enum.StrEnum):
-    """Why a sequence ended."""
-
-    UNSPECIFIED = "unspecified"
-    END_OF_SEQUENCE = "end_of_sequence"
-    STOP_TOKEN = "stop_token"  # noqa: S105
-    STOP_STRING = "stop_string"
-    LENGTH = "length"
 
 
 @dataclass(frozen=True, slots=True)

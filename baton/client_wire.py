@@ -19,6 +19,7 @@ from baton.client_types import (
     Model,
     Placement,
     Prompt,
+    Received,
     Timings,
     TokenLogprobs,
     Tokens,
@@ -56,7 +57,7 @@ def generate_request(
 
 
 def resumed_request(
-    request: pb.GenerateRequest, accepted: Accepted | None, received: Sequence[Sequence[int]]
+    request: pb.GenerateRequest, accepted: Accepted | None, received: Sequence[Received]
 ) -> pb.GenerateRequest:
     """The same request for what is left of it, as it was accepted before, if it was."""
     if accepted is None:
@@ -65,10 +66,15 @@ def resumed_request(
     resumed.CopyFrom(request)
     resumed.request_id = accepted.request_id
     resumed.sampling.seed = accepted.seed
-    if any(received):
-        resumed.continue_from.extend(pb.TokenIds(ids=token_ids) for token_ids in received)
+    if any(sequence.token_ids for sequence in received):
+        resumed.continue_from.extend(map(_received_to_message, received))
         resumed.sampling.ClearField("prompt_logprobs")  # they came before the first token
     return resumed
+
+
+def _received_to_message(received: Received) -> pb.ReceivedTokens:
+    reason = pb.FinishReason.Value(f"FINISH_REASON_{received.finish_reason.name}")
+    return pb.ReceivedTokens(ids=received.token_ids, finish_reason=reason)
 
 
 def tokenize_request(prompt: str | Chat, model: str) -> pb.TokenizeRequest:
@@ -123,6 +129,7 @@ def chunk_of(message: pb.TokenChunk) -> Chunk:
         sequence_index=message.sequence_index,
         logprobs=tuple(message.logprobs),
         top_logprobs=tuple(map(_top_of, message.top_logprobs)),
+        finish_reason=_finish_reason(message.finish_reason),
     )
 
 
@@ -136,15 +143,18 @@ def _top_of(message: pb.TopLogprobs) -> dict[int, float]:
 
 
 def finished_of(message: pb.Finished) -> Finished:
-    reason = _lower(pb.FinishReason.Name, message.reason, "FINISH_REASON_")
     return Finished(
-        reason=FinishReason(reason),
+        reason=_finish_reason(message.reason),
         stop_string=message.stop_string,
         usage=Usage(**_same_fields(Usage, message.usage)),
         timings=_timings(message.timings),
         sequence_index=message.sequence_index,
         score=message.score if message.HasField("score") else None,
     )
+
+
+def _finish_reason(value: int) -> FinishReason:
+    return FinishReason(_lower(pb.FinishReason.Name, value, "FINISH_REASON_"))
 
 
 def _timings(message: pb.Timings) -> Timings:

@@ -79,6 +79,7 @@ def _of_sequence(
 ) -> Iterator[pb.DecodeGenerateResponse]:
     """Updates of one sequence, as one message of tokens; then its ending."""
     sampled = [u for u in updates if u.token_id is not None]
+    last = updates[-1]
     if sampled:
         tokens = pb.DecodeTokens(
             sequence_index=index,
@@ -88,9 +89,10 @@ def _of_sequence(
             top_logprobs=top_logprobs_to_messages(
                 [u.logprobs for u in sampled], params.top_logprobs
             ),
+            # The end goes with the token that brings it, so that neither comes without the other.
+            finish_reason=finish_reason_to_message(sampled[-1].finish_reason),
         )
         yield pb.DecodeGenerateResponse(tokens=tokens)
-    last = updates[-1]
     if last.finish_reason is not None:
         finished = pb.DecodeFinished(
             sequence_index=index,

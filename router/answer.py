@@ -5,6 +5,7 @@ Awaits nothing, and knows nothing of calls or of how they fail.
 
 import math
 import time
+from collections.abc import Sequence
 
 from baton.v1 import decode_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
@@ -35,6 +36,7 @@ class Answer:
         self._eos_token_ids = frozenset() if params.ignore_eos else card.eos_token_ids
         self._account = wire.Account(wire.Timings(arrived), len(request.token_ids))
         self._outputs = [Output(card.tokenizer, params.stop) for _ in range(params.n)]
+        self._told_endings = _endings_of(request.received_endings)
         self._endings: dict[int, wire.Ending] = {}
         self._unfinished = set(range(params.n))
         # Of several sequences the decode worker chooses the first tokens.
@@ -141,7 +143,8 @@ class Answer:
             self._held_back.append(event)
         elif kind == "tokens":
             self._num_heard += len(event.tokens.token_ids)
-            return self._show(event.tokens.sequence_index, wire.decoded_tokens(event.tokens))
+            shown = wire.decoded_tokens(event.tokens)
+            return self._show(event.tokens.sequence_index, shown, event.tokens.finish_reason)
         elif kind == "finished":
             return self._end(event.finished.sequence_index, wire.ending(event.finished))
         return []
@@ -155,10 +158,8 @@ class Answer:
         self._awaits_prompt = False
         responses = []
         if self._takes_first_token:
-            responses += self._show(0, wire.first_tokens(result))
             reason = result.first_tokens[0].finish_reason
-            if reason != pb.FINISH_REASON_UNSPECIFIED:
-                responses += self._end(0, wire.Ending(reason))
+            responses += self._show(0, wire.first_tokens(result), reason)
         held, self._held_back = self._held_back, []
         for event in held:
             responses += self.on_decode(event)
@@ -172,21 +173,26 @@ class Answer:
             shown, _ = output.push([Token(i, t, None) for i, t in enumerate(token_ids)])
             self._account.num_output_tokens += len(shown)
 
-    def _show(self, index: int, tokens: list[Token]) -> list[pb.GenerateResponse]:
-        """A stop string ends the sequence with the token completing it; what follows is ignored."""
+    def _show(
+        self, index: int, tokens: list[Token], reason: pb.FinishReason.ValueType
+    ) -> list[pb.GenerateResponse]:
+        """`reason`: why the sequence ends with the last of the tokens, if it does. A stop string
+        ends it with the token completing it; what follows is ignored."""
         if index not in self._unfinished:
             return []
-        output = self._outputs[index]
+        output, responses = self._outputs[index], []
+        # Of beams it does not tell the score.
+        if reason != pb.FINISH_REASON_UNSPECIFIED and not self._request.params.beam_width:
+            self._endings.setdefault(index, wire.Ending(reason))
+            output.has_ended = True
         shown, text = output.push(tokens)
-        if not shown:
-            return []
-        if self._account.timings.first_token is None:
-            self._account.timings.first_token = time.monotonic()
-        self._account.num_output_tokens += len(shown)
-        responses = [wire.chunk(index, shown, text)]
-        if output.is_complete:
-            responses += self._finish(index)
-        return responses
+        if shown:
+            if self._account.timings.first_token is None:
+                self._account.timings.first_token = time.monotonic()
+            self._account.num_output_tokens += len(shown)
+            known = self._ending(index).reason if output.is_complete else None
+            responses.append(wire.chunk(index, shown, text, known or pb.FINISH_REASON_UNSPECIFIED))
+        return responses + self._finish(index) if output.is_complete else responses
 
     def _end(self, index: int, ending: wire.Ending) -> list[pb.GenerateResponse]:
         """No token will follow those that are on their way."""
@@ -198,13 +204,15 @@ class Answer:
         return self._finish(index) if output.is_complete else []
 
     def _known_ending(self, index: int) -> wire.Ending | None:
-        """How the sequence has ended, as far as its tokens tell. Of beams they do not tell the
-        score."""
+        """How the sequence has ended, as far as its tokens tell, or the client was told with them.
+        Of beams they do not tell the score."""
         params, output = self._request.params, self._outputs[index]
         if output.stop_string is not None:
             return wire.Ending(pb.FINISH_REASON_STOP_STRING, output.stop_string)
         if params.beam_width or not output.token_ids:
             return None
+        if index in self._told_endings:
+            return self._told_endings[index]
         last = output.token_ids[-1]
         if last in self._eos_token_ids:
             return wire.Ending(pb.FINISH_REASON_END_OF_SEQUENCE)
@@ -219,10 +227,17 @@ class Answer:
         self._unfinished.remove(index)
         self._account.timings.finished = time.monotonic()
         rest = output.finish()
-        ending = (
-            self._endings[index]
-            if output.stop_string is None
-            else wire.Ending(pb.FINISH_REASON_STOP_STRING, output.stop_string)
-        )
-        finished = wire.finished(index, ending, self._account)
+        finished = wire.finished(index, self._ending(index), self._account)
         return [wire.chunk(index, [], rest), finished] if rest else [finished]
+
+    def _ending(self, index: int) -> wire.Ending:
+        """Of a sequence that is complete."""
+        stop_string = self._outputs[index].stop_string
+        if stop_string is None:
+            return self._endings[index]
+        return wire.Ending(pb.FINISH_REASON_STOP_STRING, stop_string)
+
+
+def _endings_of(reasons: Sequence[pb.FinishReason.ValueType]) -> dict[int, wire.Ending]:
+    """The endings that were told, by sequence."""
+    return {i: wire.Ending(r) for i, r in enumerate(reasons) if r != pb.FINISH_REASON_UNSPECIFIED}

@@ -24,6 +24,12 @@ MAX_REQUEST_ID_BYTES = 128
 # Shorter texts are tokenized faster than a thread is asked.
 _THREAD_FROM_BYTES = 4096
 
+_TOLD_ENDINGS = (
+    pb.FINISH_REASON_END_OF_SEQUENCE,
+    pb.FINISH_REASON_STOP_TOKEN,
+    pb.FINISH_REASON_LENGTH,
+)
+
 _Encode = Callable[[str], list[int]]
 
 
@@ -34,6 +40,8 @@ class Request:
     Attributes:
         token_ids: the prompt.
         received: the output that the client has already, of each sequence; empty: none of any.
+        received_endings: why each is complete with it, as far as the client was told; empty: none
+            is.
     """
 
     request_id: str
@@ -41,6 +49,7 @@ class Request:
     params: SamplingParams
     priority: int = 0
     received: tuple[tuple[int, ...], ...] = ()
+    received_endings: tuple[pb.FinishReason.ValueType, ...] = ()
 
 
 class Intake:
@@ -66,7 +75,8 @@ class Intake:
         check_vocabulary(params, self._card.vocab_size)
         request_id = _request_id(message.request_id)
         received = self._received(message, params)
-        return Request(request_id, tuple(token_ids), params, message.priority, received)
+        endings = tuple(map(_ending_of, message.continue_from))
+        return Request(request_id, tuple(token_ids), params, message.priority, received, endings)
 
     async def tokenize(self, message: pb.TokenizeRequest) -> tuple[list[int], str]:
         """The tokens of an input, and the text that was tokenized."""
@@ -162,6 +172,13 @@ class Intake:
 async def _off_loop(encode: _Encode, text: str) -> list[int]:
     """Long texts are tokenized in a thread, so that other requests' tokens keep flowing."""
     return encode(text) if len(text) < _THREAD_FROM_BYTES else await asyncio.to_thread(encode, text)
+
+
+def _ending_of(received: pb.ReceivedTokens) -> pb.FinishReason.ValueType:
+    """What only the reason that came with the last token tells: a stop string is in the tokens,
+    and a reason that is not known here is none."""
+    is_told = received.ids and received.finish_reason in _TOLD_ENDINGS
+    return received.finish_reason if is_told else pb.FINISH_REASON_UNSPECIFIED
 
 
 def _request_id(given: str) -> str:

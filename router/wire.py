@@ -209,14 +209,23 @@ def prompt_logprobs(message: pb.PromptLogprobs, num_known: int) -> list[pb.Gener
     return [pb.GenerateResponse(prompt_logprobs=rest)] if rest.logprobs else []
 
 
-def chunk(index: int, tokens: list[Token], text: str) -> pb.GenerateResponse:
-    """Some tokens with the text that is ready; the text alone when there are none."""
+def chunk(
+    index: int,
+    tokens: list[Token],
+    text: str,
+    reason: pb.FinishReason.ValueType = pb.FINISH_REASON_UNSPECIFIED,
+) -> pb.GenerateResponse:
+    """Some tokens with the text that is ready; the text alone when there are none.
+
+    `reason`: why the sequence is complete with them.
+    """
     message = pb.TokenChunk(
         sequence_index=index,
         position=tokens[0].position if tokens else 0,
         token_ids=[t.token_id for t in tokens],
         text=text,
         logprobs=[t.logprob for t in tokens if t.logprob is not None],
+        finish_reason=reason,
     )
     for token in tokens:
         if token.top is not None:

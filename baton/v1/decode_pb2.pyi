@@ -190,10 +190,15 @@ class DecodeTokens(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
     sequence_index: _builtins.int
     """Which sequence of the request, from 0."""
     position: _builtins.int
     """The position of `token_ids[0]` in the output, from 0."""
+    finish_reason: _inference_pb2.FinishReason.ValueType
+    """Why the sequence is complete with the last of these tokens; `finished` says it again.
+    Unspecified: it goes on, or this was not known when the token was sent.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The tokens: at least one."""
@@ -214,10 +219,11 @@ class DecodeTokens(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
         top_logprobs: _abc.Iterable[_inference_pb2.TopLogprobs] | None = ...,
+        finish_reason: _inference_pb2.FinishReason.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "position", b"position", "sequence_index", b"sequence_index", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "position", b"position", "sequence_index", b"sequence_index", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -118,7 +118,7 @@ class GenerateRequest(_message.Message):
         """How tokens are chosen and when to stop. Unset: greedy, 16 tokens."""
 
     @_builtins.property
-    def continue_from(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenIds]:
+    def continue_from(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReceivedTokens]:
         """The tokens the caller has already, of an earlier call with the same request: an entry for each of
         the `sampling.n` sequences, in the order of their indices, or none at all. They count as output,
         are not sent again, and the answer goes on behind them; so the stream of a router that died is
@@ -135,7 +135,7 @@ class GenerateRequest(_message.Message):
         chat: Global___Chat | None = ...,
         sampling: _sampling_pb2.SamplingParams | None = ...,
         priority: _builtins.int = ...,
-        continue_from: _abc.Iterable[Global___TokenIds] | None = ...,
+        continue_from: _abc.Iterable[Global___ReceivedTokens] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -146,6 +146,34 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class ReceivedTokens(_message.Message):
+    """What a caller has of one sequence."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDS_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
+    finish_reason: Global___FinishReason.ValueType
+    """The `finish_reason` that came with the last of them, if any."""
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens, each in [0, vocab_size)."""
+
+    def __init__(
+        self,
+        *,
+        ids: _abc.Iterable[_builtins.int] | None = ...,
+        finish_reason: Global___FinishReason.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "ids", b"ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReceivedTokens: _TypeAlias = ReceivedTokens  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):
@@ -470,6 +498,7 @@ class TokenChunk(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
     sequence_index: _builtins.int
     """Which sequence of the request, from 0."""
     position: _builtins.int
@@ -477,6 +506,10 @@ class TokenChunk(_message.Message):
     text: _builtins.str
     """The text these tokens complete. A character is sent once all its bytes are there, and text that
     could be the beginning of a stop string is held back, so this may lag behind `token_ids`.
+    """
+    finish_reason: Global___FinishReason.ValueType
+    """Why the sequence is complete with the last of these tokens; `finished` says it again, after text
+    that was held back. Unspecified: it goes on, or only `finished` tells, as it does of beams.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -503,10 +536,11 @@ class TokenChunk(_message.Message):
         text: _builtins.str = ...,
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
         top_logprobs: _abc.Iterable[Global___TopLogprobs] | None = ...,
+        finish_reason: Global___FinishReason.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "position", b"position", "sequence_index", b"sequence_index", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "position", b"position", "sequence_index", b"sequence_index", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -83,6 +83,16 @@ def test_the_rest_is_asked_for_as_it_was_accepted():
     assert not leg.request.sampling.HasField("prompt_logprobs")
 
 
+def test_an_ending_that_came_with_the_last_token_is_said_again():
+    resumption, progress = begun()
+    last = pb.TokenChunk(position=2, token_ids=[7], finish_reason=pb.FINISH_REASON_END_OF_SEQUENCE)
+    accept(progress, tokens(0, [5, 6], "He"), pb.GenerateResponse(tokens=last))
+    accept(progress, tokens(0, [], "llo"))  # text that was held back
+    (sequence,) = resumption.next_leg(Failed(), progress).request.continue_from
+    assert list(sequence.ids) == [5, 6, 7]
+    assert sequence.finish_reason == pb.FINISH_REASON_END_OF_SEQUENCE
+
+
 def test_without_a_token_all_is_asked_for_again_with_the_same_seed():
     resumption, progress = begun()
     accept(progress, pb.GenerateResponse(prompt_logprobs=pb.PromptLogprobs(logprobs=[-1.0])))

@@ -203,6 +203,7 @@ def saga_of(
     fleet: FakeFleet,
     priority: int = 0,
     received: tuple[tuple[int, ...], ...] = (),
+    endings: tuple[int, ...] = (),
     budget: RetryBudget | None = None,
     pauses: Backoff = NO_PAUSES,
     seconds: float = 10.0,
@@ -210,7 +211,7 @@ def saga_of(
     **params: Any,
 ) -> Saga:
     sampling = SamplingParams(**{"max_tokens": 5, **params})
-    request = Request("r", (5, 6, 7), sampling, priority, received)
+    request = Request("r", (5, 6, 7), sampling, priority, received, endings)
     recovery = Recovery("r", budget or RetryBudget(), pauses)
     answer = Answer(request, card(), time.monotonic())
     deadline = Deadline.after(seconds)
@@ -253,10 +254,10 @@ def first(reason: int = 0, logprob: float | None = None) -> prefill_pb2.PrefillR
     return prefill_pb2.PrefillResponse(result=prefill_pb2.PrefillResult(first_tokens=[token]))
 
 
-def tokens(start: int, *letters: int) -> decode_pb2.DecodeGenerateResponse:
+def tokens(start: int, *letters: int, reason: int = 0) -> decode_pb2.DecodeGenerateResponse:
     ids = [letter_ids()[i] for i in letters]
     return decode_pb2.DecodeGenerateResponse(
-        tokens=decode_pb2.DecodeTokens(position=start, token_ids=ids)
+        tokens=decode_pb2.DecodeTokens(position=start, token_ids=ids, finish_reason=reason)
     )
 
 

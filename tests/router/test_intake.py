@@ -33,22 +33,30 @@ def ids(*token_ids: int) -> pb.TokenIds:
     return pb.TokenIds(ids=token_ids)
 
 
+def received(*token_ids: int) -> pb.ReceivedTokens:
+    return pb.ReceivedTokens(ids=token_ids)
+
+
 def chat(*messages: tuple[str, str]) -> pb.Chat:
     return pb.Chat(messages=[pb.ChatMessage(role=r, content=c) for r, c in messages])
 
 
 REFUSED = {
     "more output than sequences": (
-        {"continue_from": [ids(1), ids(2)]},
+        {"continue_from": [received(1), received(2)]},
         "continue_from",
         "has 2 entries; must have sampling.n = 1",
     ),
     "more output than is asked for": (
-        {"continue_from": [ids(*[5] * 17)]},
+        {"continue_from": [received(*[5] * 17)]},
         "continue_from[0].ids",
         "at most sampling.max_tokens = 16",
     ),
-    "output of no token": ({"continue_from": [ids(3072)]}, "continue_from[0].ids[0]", "[0, 3072)"),
+    "output of no token": (
+        {"continue_from": [received(3072)]},
+        "continue_from[0].ids[0]",
+        "[0, 3072)",
+    ),
     "no input": ({"text": ""}, "input.text", "at least 1"),
     "no ids": ({"token_ids": ids()}, "input.token_ids", "at least 1"),
     "no messages": ({"chat": chat()}, "input.chat.messages", "at least 1"),
@@ -238,9 +246,26 @@ async def test_parameters_that_go_together_are_taken(fields):
 
 async def test_the_output_that_the_client_has_is_taken_along_also_where_it_is_none():
     fields = {"sampling": sampling(n=2, temperature=1.0, seed=4)}
-    request = await read(continue_from=[ids(7, 8), ids()], **fields)
+    request = await read(continue_from=[received(7, 8), received()], **fields)
     assert (request.received, request.params.seed) == (((7, 8), ()), 4)
     assert (await read(**fields)).received == ()
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_taken"),
+    [
+        (pb.FINISH_REASON_END_OF_SEQUENCE, True),
+        (pb.FINISH_REASON_STOP_TOKEN, True),
+        (pb.FINISH_REASON_LENGTH, True),
+        (pb.FINISH_REASON_STOP_STRING, False),
+        (99, False),
+    ],
+)
+async def test_an_ending_that_the_client_was_told_is_taken_along(reason, is_taken):
+    told = pb.ReceivedTokens(ids=[7], finish_reason=reason)
+    assert (await read(continue_from=[told])).received_endings == (reason if is_taken else 0,)
+    told.ClearField("ids")
+    assert (await read(continue_from=[told])).received_endings == (0,), "of nothing"
 
 
 async def test_the_priority_is_taken_along():

@@ -79,6 +79,27 @@ async def test_a_sequence_of_which_only_the_ending_was_lost_needs_no_worker():
     assert (seen.text, seen.finished.reason) == ("abcde", pb.FINISH_REASON_LENGTH)
 
 
+async def test_an_ending_goes_with_its_token_so_that_none_is_generated_behind_it():
+    """Of a matched grammar nothing but the reason tells that its last token was the last."""
+    reason = pb.FINISH_REASON_END_OF_SEQUENCE
+    script = [READY, tokens(0, 0, 1, reason=reason), UnavailableError("gone before `finished`")]
+    async with fleet_of(prefill(first(), RELEASED), decode(*script)) as fleet:
+        events = [event async for event in saga_of(fleet).run()]
+        assert len(fleet.member("d0").requests) == 1
+    chunks = [event.tokens for event in events if event.HasField("tokens")]
+    assert [token for chunk in chunks for token in chunk.token_ids] == letter_ids()[:2]
+    assert [chunk.finish_reason for chunk in chunks if chunk.token_ids] == [0, reason]
+    assert (events[-1].finished.reason, events[-1].finished.usage.num_migrations) == (reason, 0)
+
+
+async def test_an_ending_that_comes_with_tokens_that_are_early_waits_for_those_before():
+    cue = Cue()
+    script = [Go(cue), tokens(1, 1, 2, reason=pb.FINISH_REASON_STOP_TOKEN), Forever()]
+    async with fleet_of(prefill(cue, first(), RELEASED), decode(*script)) as fleet:
+        seen = await run(fleet)
+    assert (seen.text, seen.finished.reason) == ("abc", pb.FINISH_REASON_STOP_TOKEN)
+
+
 async def test_text_and_stop_strings_go_on_over_the_seam():
     failing = decode(READY, tokens(0, 0, 1), UnavailableError("gone"))
     second = decode(READY, tokens(2, 2, 3), Forever(), name="d1")
@@ -238,6 +259,13 @@ async def test_a_client_that_has_everything_is_told_how_it_ended(params, reason)
     assert seen.accepted.request_id == "r"
     assert not seen.accepted.HasField("placement")
     assert seen.finished.usage.num_output_tokens == 2
+
+
+async def test_an_ending_that_only_the_client_was_told_is_believed():
+    async with fleet_of() as fleet:
+        reason = pb.FINISH_REASON_END_OF_SEQUENCE
+        seen = await run(fleet, received=(tuple(letter_ids()[:2]),), endings=(reason,))
+    assert (seen.finished.reason, seen.token_ids) == (reason, [])
 
 
 async def test_a_client_that_has_all_of_one_sequence_and_not_of_the_other_is_told_in_order():

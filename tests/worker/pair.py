@@ -42,11 +42,14 @@ class Output:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top: list[tuple[tuple[int, ...], tuple[float, ...]]] = field(default_factory=list)
+    reason: int = pb.FINISH_REASON_UNSPECIFIED
     finished: decode_pb2.DecodeFinished | None = None
 
     def take(self, tokens: decode_pb2.DecodeTokens) -> None:
         assert self.finished is None, "tokens behind the end"
         assert tokens.position == len(self.token_ids), "a position twice, or left out"
+        assert self.reason == pb.FINISH_REASON_UNSPECIFIED, "tokens behind the last one"
+        self.reason = tokens.finish_reason
         self.token_ids += tokens.token_ids
         self.logprobs += tokens.logprobs
         self.top += [(tuple(m.token_ids), tuple(m.logprobs)) for m in tokens.top_logprobs]
@@ -85,6 +88,7 @@ class Answer:
                 case "finished":
                     output = outputs.setdefault(response.finished.sequence_index, Output())
                     assert output.finished is None, "an end twice"
+                    assert output.reason == response.finished.reason, "told with the last token"
                     output.finished = response.finished
         assert all(o.finished for o in outputs.values()), "a sequence without an end"
         return [outputs[i] for i in range(len(outputs))]

@@ -14,6 +14,7 @@ from baton.engine.core.sequence import KvSource, Purpose
 from baton.models import locate
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from baton.v1 import decode_pb2, prefill_pb2
+from baton.v1 import inference_pb2 as pb
 from baton.worker.wire import engine_request
 
 from .pair import pair_of
@@ -61,6 +62,8 @@ async def test_a_grammar_holds_from_the_first_token_on_wherever_it_is_chosen(gra
     assert len(expected) == n
     for token_ids in expected:
         assert re.fullmatch(pattern, text_of(token_ids))
+    # The tokens alone do not tell, and what follows the last one would be no match.
+    assert {o.reason for o in answer.outputs} == {pb.FINISH_REASON_END_OF_SEQUENCE}
     if n == 1:
         assert answer.prefill_result.first_tokens[0].token_id == expected[0][0]
 
