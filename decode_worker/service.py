@@ -7,7 +7,7 @@ from typing import Any
 from baton.engine.async_engine import SequenceStream
 from baton.engine.core.sequence import KvSource
 from baton.engine.messages import EngineRequest
-from baton.errors import DataLossError, InvalidArgumentError
+from baton.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 from baton.sampling import SamplingParams
 from baton.serving.pace import Pace
 from baton.v1 import decode_pb2 as pb
@@ -82,6 +82,18 @@ class DecodeService(pb_grpc.DecodeServicer):
                     yield response
             async for response in _answer(stream, params):
                 yield response
+
+    async def EndSequence(
+        self, request: pb.EndSequenceRequest, _context: Any
+    ) -> pb.EndSequenceResponse:
+        worker = self._worker
+        if request.epoch != worker.epoch:
+            raise FailedPreconditionError(
+                f"this worker's epoch is {worker.epoch}, the request's is {request.epoch}: it has "
+                "restarted since"
+            )
+        worker.engine.end_sequence(request.request_id, request.sequence_index)
+        return pb.EndSequenceResponse()
 
 
 async def _take_over(

@@ -39,6 +39,9 @@ class Answer:
         self._told_endings = _endings_of(request.received_endings)
         self._endings: dict[int, wire.Ending] = {}
         self._unfinished = set(range(params.n))
+        self._is_ranked = params.beam_width > 0 or params.num_sequences > params.n
+        self._surplus: set[int] = set()
+        self._known_surplus: set[int] = set()
         # Of several sequences the decode worker chooses the first tokens.
         self._takes_first_token = params.num_sequences == 1
         self._awaits_prompt = params.prompt_logprobs is not None
@@ -73,11 +76,9 @@ class Answer:
 
         What is ranked is seen only at its end: there it is 0 for a second, and then not known.
         """
-        params = self._request.params
         if self._takes_first_token:
             return len(self._outputs[0].token_ids)
-        is_ranked = params.beam_width > 0 or params.num_sequences > params.n
-        if is_ranked and time.monotonic() - self._handed_over_at > _UNSEEN_SECONDS:
+        if self._is_ranked and time.monotonic() - self._handed_over_at > _UNSEEN_SECONDS:
             return None
         return self._num_heard
 
@@ -101,6 +102,8 @@ class Answer:
         self.is_prefilling = self.is_handed_over = False
         self._handed_over_at, self._num_heard = math.inf, 0
         self._held_back.clear()
+        self._surplus.clear()
+        self._known_surplus.clear()
         for index in self._unfinished:
             self._endings.pop(index, None)
             self._outputs[index].restart()
@@ -142,12 +145,26 @@ class Answer:
         elif self._awaits_prompt:
             self._held_back.append(event)
         elif kind == "tokens":
-            self._num_heard += len(event.tokens.token_ids)
-            shown = wire.decoded_tokens(event.tokens)
-            return self._show(event.tokens.sequence_index, shown, event.tokens.finish_reason)
+            return self._on_tokens(event.tokens)
         elif kind == "finished":
             return self._end(event.finished.sequence_index, wire.ending(event.finished))
         return []
+
+    def take_surplus(self) -> set[int]:
+        """The sequences that the decode worker goes on with though they are complete here; those of
+        each attempt once. None where all are complete, which ends the attempt."""
+        surplus, self._surplus = self._surplus, set()
+        self._known_surplus |= surplus
+        return set() if self.is_complete else surplus
+
+    def _on_tokens(self, message: decode_pb2.DecodeTokens) -> list[pb.GenerateResponse]:
+        index = message.sequence_index
+        self._num_heard += len(message.token_ids)
+        responses = self._show(index, wire.decoded_tokens(message), message.finish_reason)
+        goes_on = message.finish_reason == pb.FINISH_REASON_UNSPECIFIED and not self._is_ranked
+        if goes_on and index not in self._unfinished and index not in self._known_surplus:
+            self._surplus.add(index)
+        return responses
 
     def _on_scores(self, message: pb.PromptLogprobs) -> list[pb.GenerateResponse]:
         responses = wire.prompt_logprobs(message, self._num_scored)

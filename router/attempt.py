@@ -7,6 +7,7 @@ after that is heard by nobody. Knows nothing of the client, nor of other attempt
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, ExitStack
 from types import TracebackType
@@ -35,6 +36,9 @@ Event = prefill_pb2.PrefillResponse | decode_pb2.DecodeGenerateResponse
 
 # Messages read from the workers and not yet given to the client; beyond, the workers wait.
 _MAX_UNREAD = 64
+
+# Seconds after which a worker that does not hear that a sequence is over is told no more.
+_END_SECONDS = 2.0
 
 # Seconds that the end of a lease waits for the reason of it.
 _SOURCE_PATIENCE = 1.0
@@ -67,6 +71,7 @@ class Attempt:
         self._decode = fleet.member(placement.decode)
         self._prefill_load = ExitStack()
         self._calls: list[Any] = []
+        self._decode_request: decode_pb2.DecodeGenerateRequest | None = None
         self._events: asyncio.Queue[Event | Setback] = asyncio.Queue(_MAX_UNREAD)
         self._stack = AsyncExitStack()
 
@@ -107,7 +112,7 @@ class Attempt:
             self._decode.loaded(num_sequences=num_sequences, num_held_tokens=num_tokens)
         )
         decode_stub = decode_pb2_grpc.DecodeStub(self._channel_to(self._decode))
-        request = wire.decode_request(work, handle)
+        request = self._decode_request = wire.decode_request(work, handle)
         await self._open(
             self._decode, decode_stub.Generate(request, timeout=self._deadline.forward())
         )
@@ -131,6 +136,19 @@ class Attempt:
                 if isinstance(event, prefill_pb2.PrefillResponse) and event.HasField("result"):
                     self._prefill_load.close()
             yield gathered
+
+    def end_sequence(self, index: int) -> None:
+        """Has the decode worker end one of several sequences, if it hears of it; it would only go
+        on in vain."""
+        task = asyncio.create_task(self._end_sequence(index))
+        self._stack.push_async_callback(_ended, task)
+
+    async def _end_sequence(self, index: int) -> None:
+        assert self._decode_request is not None, "a sequence of a request that was not sent"
+        request = wire.end_sequence_request(self._decode_request, self._decode, index)
+        stub = decode_pb2_grpc.DecodeStub(self._channel_to(self._decode))
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await stub.EndSequence(request, timeout=_END_SECONDS)
 
     def succeed(self) -> None:
         """The request has got all it needed of both workers."""

@@ -90,6 +90,8 @@ class Saga:
                 async for gathered in events:
                     for response in self._book_all(gathered):
                         yield response
+                    for index in self._answer.take_surplus():
+                        attempt.end_sequence(index)
                     if self._answer.is_complete:
                         attempt.succeed()
                         return

@@ -109,6 +109,15 @@ def decode_request(
     return message
 
 
+def end_sequence_request(
+    request: decode_pb2.DecodeGenerateRequest, member: Member, index: int
+) -> decode_pb2.EndSequenceRequest:
+    """Ends one sequence of what this worker was asked for."""
+    return decode_pb2.EndSequenceRequest(
+        request_id=request.request_id, epoch=member.record.epoch, sequence_index=index
+    )
+
+
 def prefill_request(work: Work, lease_id: bytes, decode_worker: str) -> prefill_pb2.PrefillRequest:
     params, has_several = work.params, work.params.num_sequences > 1
     if has_several:

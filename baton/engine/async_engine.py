@@ -187,6 +187,15 @@ class AsyncEngine:
         if self._streams.pop(request_id, None) is not None:
             self.submit(lambda: self.engine.abort(request_id))
 
+    def end_sequence(self, request_id: str, index: int) -> None:
+        """Ends one of several sequences of a request; the others go on. Idempotent.
+
+        Raises `NotFoundError` if the request is not here.
+        """
+        if request_id not in self._streams:
+            raise NotFoundError(f"no request {request_id!r} is here")
+        self.submit(lambda: self.engine.end_sequence(request_id, index))
+
     def cancel(self, request_id: str) -> None:
         """Ends a sequence on behalf of somebody else: its stream raises `CancelledError`.
 

@@ -332,6 +332,14 @@ class Engine:
         self._committed = [p for p in self._committed if p.request.request_id not in request_ids]
         self._scheduler.abort(*request_ids)
 
+    def end_sequence(self, request_id: str, index: int) -> None:
+        """Ends one of a request's sequences and frees what it alone holds; its last update says
+        `ABORTED`, and the others go on. Idempotent; does nothing before the sequences have forked,
+        nor where they are ranked."""
+        progress = self._scheduler.end_sequence(request_id, index)
+        if progress is not None:
+            self._committed.append(progress)
+
     def release(self, request_id: str) -> None:
         """Frees the blocks of a finished `PREFILL` sequence. Idempotent."""
         self._scheduler.release(request_id)

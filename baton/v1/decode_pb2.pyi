@@ -75,6 +75,53 @@ class DecodeGenerateRequest(_message.Message):
 Global___DecodeGenerateRequest: _TypeAlias = DecodeGenerateRequest  # noqa: Y015
 
 @_typing.final
+class EndSequenceRequest(_message.Message):
+    """Names one sequence."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SEQUENCE_INDEX_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """As `DecodeGenerateRequest.request_id`."""
+    epoch: _builtins.int
+    """The worker's epoch in which it runs."""
+    sequence_index: _builtins.int
+    """Which sequence of the request, from 0."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        sequence_index: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "request_id", b"request_id", "sequence_index", b"sequence_index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndSequenceRequest: _TypeAlias = EndSequenceRequest  # noqa: Y015
+
+@_typing.final
+class EndSequenceResponse(_message.Message):
+    """The sequence ends with the worker's current step, if it had not ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndSequenceResponse: _TypeAlias = EndSequenceResponse  # noqa: Y015
+
+@_typing.final
 class DecodeGenerateResponse(_message.Message):
     """One event of a decode."""
 
@@ -241,7 +288,7 @@ class DecodeFinished(_message.Message):
     sequence_index: _builtins.int
     """Which sequence of the request, from 0."""
     reason: _inference_pb2.FinishReason.ValueType
-    """Why it ended."""
+    """Why it ended. Unspecified: `EndSequence` has ended it."""
     score: _builtins.float
     """The score by which beams are ranked. Unset without beams."""
     def __init__(

@@ -40,6 +40,11 @@ class DecodeStub:
                 request_serializer=baton_dot_v1_dot_decode__pb2.DecodeGenerateRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_decode__pb2.DecodeGenerateResponse.FromString,
                 _registered_method=True)
+        self.EndSequence = channel.unary_unary(
+                '/baton.v1.Decode/EndSequence',
+                request_serializer=baton_dot_v1_dot_decode__pb2.EndSequenceRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_decode__pb2.EndSequenceResponse.FromString,
+                _registered_method=True)
 
 
 class DecodeServicer:
@@ -65,6 +70,16 @@ class DecodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EndSequence(self, request, context):
+        """Ends one of several sequences of a running `Generate` and frees what it alone holds; the others
+        go on. Its `finished` has no reason. For a sequence that its caller has seen the end of, such as
+        a stop string. Idempotent; does nothing where sequences are ranked, since all of them count.
+        NOT_FOUND: no such request runs here. FAILED_PRECONDITION: the epoch is another's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DecodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -72,6 +87,11 @@ def add_DecodeServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=baton_dot_v1_dot_decode__pb2.DecodeGenerateRequest.FromString,
                     response_serializer=baton_dot_v1_dot_decode__pb2.DecodeGenerateResponse.SerializeToString,
+            ),
+            'EndSequence': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndSequence,
+                    request_deserializer=baton_dot_v1_dot_decode__pb2.EndSequenceRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_decode__pb2.EndSequenceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -102,6 +122,33 @@ class Decode:
             '/baton.v1.Decode/Generate',
             baton_dot_v1_dot_decode__pb2.DecodeGenerateRequest.SerializeToString,
             baton_dot_v1_dot_decode__pb2.DecodeGenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndSequence(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Decode/EndSequence',
+            baton_dot_v1_dot_decode__pb2.EndSequenceRequest.SerializeToString,
+            baton_dot_v1_dot_decode__pb2.EndSequenceResponse.FromString,
             options,
             channel_credentials,
             insecure,

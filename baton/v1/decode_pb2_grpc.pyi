@@ -48,6 +48,12 @@ class DecodeStub:
     are ranked (`best_of`, beams) come once all have ended, the `n` best with their place as their
     index, the best first; the others are not sent.
     """
+    EndSequence: _grpc.UnaryUnaryMultiCallable[_decode_pb2.EndSequenceRequest, _decode_pb2.EndSequenceResponse]
+    """Ends one of several sequences of a running `Generate` and frees what it alone holds; the others
+    go on. Its `finished` has no reason. For a sequence that its caller has seen the end of, such as
+    a stop string. Idempotent; does nothing where sequences are ranked, since all of them count.
+    NOT_FOUND: no such request runs here. FAILED_PRECONDITION: the epoch is another's.
+    """
 
 @_typing.type_check_only
 class DecodeAsyncStub(DecodeStub):
@@ -68,6 +74,12 @@ class DecodeAsyncStub(DecodeStub):
     chooses all their first tokens, for which it computes the last prompt token once more. Those that
     are ranked (`best_of`, beams) come once all have ended, the `n` best with their place as their
     index, the best first; the others are not sent.
+    """
+    EndSequence: _aio.UnaryUnaryMultiCallable[_decode_pb2.EndSequenceRequest, _decode_pb2.EndSequenceResponse]  # type: ignore[assignment]
+    """Ends one of several sequences of a running `Generate` and frees what it alone holds; the others
+    go on. Its `finished` has no reason. For a sequence that its caller has seen the end of, such as
+    a stop string. Idempotent; does nothing where sequences are ranked, since all of them count.
+    NOT_FOUND: no such request runs here. FAILED_PRECONDITION: the epoch is another's.
     """
 
 class DecodeServicer(metaclass=_abc_1.ABCMeta):
@@ -92,6 +104,18 @@ class DecodeServicer(metaclass=_abc_1.ABCMeta):
         chooses all their first tokens, for which it computes the last prompt token once more. Those that
         are ranked (`best_of`, beams) come once all have ended, the `n` best with their place as their
         index, the best first; the others are not sent.
+        """
+
+    @_abc_1.abstractmethod
+    def EndSequence(
+        self,
+        request: _decode_pb2.EndSequenceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_decode_pb2.EndSequenceResponse, _abc.Awaitable[_decode_pb2.EndSequenceResponse]]:
+        """Ends one of several sequences of a running `Generate` and frees what it alone holds; the others
+        go on. Its `finished` has no reason. For a sequence that its caller has seen the end of, such as
+        a stop string. Idempotent; does nothing where sequences are ranked, since all of them count.
+        NOT_FOUND: no such request runs here. FAILED_PRECONDITION: the epoch is another's.
         """
 
 def add_DecodeServicer_to_server(servicer: DecodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

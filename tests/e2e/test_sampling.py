@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from baton.models import locate
 from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
 
 from .checkpoints import beams, prompt_of, reference
-from .watch import load_of, num_steps, until_nothing_is_held
+from .watch import load_of, num_steps, until, until_nothing_is_held
 
 pytestmark = pytest.mark.e2e
 
@@ -113,6 +114,25 @@ async def test_a_stop_string_ends_one_sequence_and_the_others_go_on(client):
     assert [completions[0].text, completions[2].text] == [texts[0], texts[2]]
     assert completions[1].text == texts[1].split(stop)[0]
     assert completions[1].finished.stop_string == stop
+
+
+async def test_what_a_sequence_held_is_free_once_it_has_met_its_stop_string(client, cluster):
+    params = sampled(n=2, max_tokens=1000)
+    texts = await client.generate(CODE, params).texts()
+    stop = next(word for word in re.findall(r"\S{3,}", texts[1][:2000]) if word not in texts[0])
+    endpoint = cluster.process("decode-0").endpoint
+    generation = client.generate(CODE, replace(params, stop=(stop,)))
+    has_ended = False
+    async for chunk in generation:
+        if chunk.finish_reason is FinishReason.STOP_STRING:
+            assert chunk.sequence_index == 1
+            has_ended = True
+            await until(lambda: load_of(endpoint).num_running == 1, within=2.0, what="its end")
+            assert generation.finished is None
+    assert has_ended, "it has met no stop string"
+    completions = await generation.completions()
+    assert completions[0].text == texts[0]
+    assert completions[1].finished.reason is FinishReason.STOP_STRING
 
 
 async def test_a_request_ends_once_every_sequence_has_met_its_stop_string(client):

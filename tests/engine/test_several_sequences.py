@@ -197,6 +197,78 @@ def test_a_request_of_several_sequences_ends_as_a_whole_when_aborted(
         assert_idle(engine)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_one_of_several_sequences_may_be_ended_in_any_state_and_the_others_go_on(
+    checkpoints: Checkpoints, mode: str
+) -> None:
+    """Two requests on a pool too small for both: at every step one sequence of the second ends."""
+    prompts = [random_prompt(21, seed=i) for i in range(2)]
+    reference = load(checkpoints["llama"])
+    expected = [alone(reference, prompt, RANDOM, 3) for prompt in prompts]
+    states: set[str] = set()
+    for num_steps in range(2, 40, 2):
+        engine = load(checkpoints["llama"], **TIGHT, **MODES[mode])
+        for i, prompt in enumerate(prompts):
+            engine.add_request(request(str(i), prompt, replace(RANDOM, n=3)))
+        updates = [u for _ in range(num_steps) for u in engine.step().updates]
+        index = num_steps // 2 % 3
+        second = engine._scheduler.requests.get("1")
+        has_begun = second is not None and not second.num_unforked
+        here = [s for s in second.sequences if s.index == index] if has_begun else []
+        states |= {s.status.name for s in here}
+        engine.end_sequence("1", index)
+        engine.end_sequence("1", index)
+        engine.check_integrity()
+        later = drain(engine)
+        for i in range(2):
+            said = [u for u in updates if u.request_id == str(i)] + later.get(str(i), [])
+            ends = [u for u in said if u.finish_reason is FinishReason.ABORTED]
+            assert [(u.index, u.token_id) for u in ends] == [(index, None)] * (
+                i == 1 and bool(here)
+            )
+            output = output_of(said)
+            for j, whole in expected[i].items():
+                is_cut = i == 1 and j == index and bool(here)
+                assert output[j] == (whole[: len(output[j])] if is_cut else whole)
+        assert_idle(engine)
+    assert states == {"RUNNING", "SWAPPED" if mode == "swap" else "WAITING"}
+
+
+def test_what_an_ended_sequence_held_alone_is_free_at_once(checkpoints: Checkpoints) -> None:
+    engine = load(checkpoints["llama"])
+    engine.add_request(request("x", random_prompt(40), replace(RANDOM, n=3)))
+    for _ in range(6):
+        engine.step()
+    before = engine.stats()
+    engine.end_sequence("x", 1)
+    now = engine.stats()
+    assert (before.num_running, now.num_running) == (3, 2)
+    assert now.num_held_blocks == before.num_held_blocks - 1, "the block it wrote to"
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        replace(RANDOM, best_of=3),
+        SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, n=2, beam_width=2),
+    ],
+    ids=["best of", "beams"],
+)
+def test_none_of_those_that_are_ranked_is_ended(
+    checkpoints: Checkpoints, params: SamplingParams
+) -> None:
+    engine = load(checkpoints["llama"])
+    engine.add_request(request("x", random_prompt(9), params))
+    updates = []
+    for _ in range(5):
+        updates += engine.step().updates
+        engine.end_sequence("x", 0)
+    updates += drain(engine)["x"]
+    assert {u.finish_reason for u in updates} == {None, FinishReason.LENGTH}
+    assert len(output_of(updates)) == params.num_sequences
+    assert_idle(engine)
+
+
 def test_seats_promised_to_forks_are_not_given_away(checkpoints: Checkpoints) -> None:
     """A request of four that is still in its prompt, and others that would like the seats."""
     path = checkpoints["llama"]

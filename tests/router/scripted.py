@@ -83,6 +83,7 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
     role: str
     script: list[Any]
     requests: list[Any] = field(default_factory=list)
+    ended: list[decode_pb2.EndSequenceRequest] = field(default_factory=list)
     num_running: int = 0
     num_said: int = 0
     endpoint: str = ""
@@ -124,6 +125,10 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
     async def Generate(self, request, context):  # noqa: N802
         async for response in self._play(request, context):
             yield response
+
+    async def EndSequence(self, request, context):  # noqa: N802
+        self.ended.append(request)
+        return decode_pb2.EndSequenceResponse()
 
     # What a saga sees of a `Member`.
 

@@ -58,6 +58,47 @@ async def test_tokens_that_overtake_the_first_one_wait_for_it():
     assert seen.text == "abc"
 
 
+async def test_a_sequence_that_is_over_for_the_client_is_over_for_its_worker():
+    cue = Cue()
+    script = [READY, of(0, tokens(0, 0, 1)), of(1, tokens(0, 2)), cue, of(1, tokens(1, 3, 4))]
+    async with fleet_of(prefill(first(), RELEASED), decode(*script, of(1, finished()))) as fleet:
+        worker = fleet.member("d0")
+        saga = saga_of(fleet, n=2, temperature=1.0, stop=("b",))
+        events = []
+        async with asyncio.timeout(5.0):
+            async for event in saga.run():
+                events.append(event)
+                if event.tokens.sequence_index == 1:
+                    while not worker.ended:  # noqa: ASYNC110 - looks from outside
+                        await asyncio.sleep(0.001)
+                    cue.event.set()
+        (said,) = worker.ended
+    assert (said.sequence_index, said.epoch) == (0, worker.epoch)
+    assert said.request_id == worker.requests[0].request_id
+    endings = {
+        e.finished.sequence_index: e.finished.reason for e in events if e.HasField("finished")
+    }
+    assert endings == {0: pb.FINISH_REASON_STOP_STRING, 1: pb.FINISH_REASON_LENGTH}
+
+
+async def test_a_sequence_that_an_earlier_attempt_has_completed_is_not_generated_again():
+    failing = decode(READY, of(0, tokens(0, 0, 1)), of(1, tokens(0, 2)), UnavailableError("gone"))
+    cue = Cue()
+    again = [of(1, tokens(0, 2)), of(0, tokens(0, 0)), cue, of(0, tokens(1, 1)), of(1, finished())]
+    second = decode(READY, *again, name="d1")
+    async with fleet_of(prefill(first(), RELEASED), failing, second) as fleet:
+        saga = saga_of(fleet, n=2, temperature=1.0, stop=("b",))
+
+        async def give_cue() -> None:
+            while not second.ended:  # noqa: ASYNC110 - looks from outside
+                await asyncio.sleep(0.001)
+            cue.event.set()
+
+        async with asyncio.timeout(5.0):
+            await asyncio.gather(seen_of(saga), give_cue())
+        assert [said.sequence_index for said in second.ended] == [0]
+
+
 async def test_tokens_that_come_twice_are_shown_once():
     async with fleet_of(
         prefill(first(), RELEASED), decode(tokens(0, 0, 1), tokens(1, 1, 2), finished())

@@ -1,14 +1,17 @@
 """Requests of several sequences: samples, the best of many, beams."""
 
 import asyncio
+from typing import Any
 
+import grpc
 import pytest
 from engine.checkpoints import FAMILIES, save_random
 
 from baton.sampling import SamplingParams
+from baton.v1 import decode_pb2
 from baton.v1 import inference_pb2 as pb
 
-from .pair import Answer, pair_of
+from .pair import Answer, Pair, pair_of
 from .reference import alone, engine_of, prompt_of
 
 SAMPLES = SamplingParams(max_tokens=9, ignore_eos=True, temperature=1.0, seed=5, n=3)
@@ -136,6 +139,54 @@ async def test_several_sequences_of_one_token_each_are_handed_over_all_the_same(
         assert token_ids(answer) == expected
         assert answer.kv_ready.num_transferred_blocks == 3
         await pair.nothing_held()
+
+
+async def test_one_sequence_is_ended_and_what_it_held_is_free_while_the_others_go_on(checkpoint):
+    params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=1.0, seed=5, n=2)
+    prompt = prompt_of(40)
+    (expected,) = alone(checkpoint("llama"), [prompt], params)
+    async with pair_of(checkpoint("llama")) as pair:
+        request = pair.decode_request(prompt, params)
+        call = pair.to_decode.Generate(request, timeout=30.0)
+        answer = Answer([], [await call.read() for _ in range(40)])
+        assert pair.decode.engine.stats().num_running == 2
+        await end(pair, request, 1)
+        await until_running(pair, 1)
+        held = pair.decode.engine.stats().num_held_blocks
+        assert held <= -(-240 // 16), "of one sequence"
+        await end(pair, request, 1)  # again, which changes nothing
+        answer.decode.extend([r async for r in call])
+        await pair.nothing_held()
+    whole, cut = answer.outputs
+    assert whole.token_ids == expected[0]
+    assert cut.token_ids == expected[1][: len(cut.token_ids)]
+    assert len(cut.token_ids) < len(expected[1])
+    reasons = [o.finished.reason for o in (whole, cut)]
+    assert reasons == [pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_UNSPECIFIED]
+
+
+async def end(pair: Pair, request: Any, index: int, **changes: Any) -> None:
+    fields = {"request_id": request.request_id, "epoch": pair.decode.epoch, **changes}
+    message = decode_pb2.EndSequenceRequest(sequence_index=index, **fields)
+    await pair.to_decode.EndSequence(message, timeout=10.0)
+
+
+async def until_running(pair: Pair, number: int) -> None:
+    async with asyncio.timeout(10.0):
+        while pair.decode.engine.stats().num_running != number:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
+async def test_only_what_runs_here_in_this_epoch_can_be_ended(checkpoint):
+    async with pair_of(checkpoint("llama")) as pair:
+        request = pair.decode_request(prompt_of(9), SAMPLES)
+        for changes, code in (
+            ({}, grpc.StatusCode.NOT_FOUND),
+            ({"epoch": pair.decode.epoch - 1}, grpc.StatusCode.FAILED_PRECONDITION),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await end(pair, request, 0, **changes)
+            assert caught.value.code() is code
 
 
 async def test_a_sequence_that_ends_with_its_first_token_is_not_handed_over(checkpoint):

@@ -92,6 +92,11 @@ class Booking:
         self._settle(sequence)
         return progress
 
+    def end(self, sequence: Sequence) -> SequenceProgress:
+        """A sequence, in whatever place, is wanted no more; those beside it go on."""
+        self._roster.finish(sequence, FinishReason.ABORTED)
+        return self._progress(sequence, ())
+
     def _fork(self, parent: Sequence, count: int) -> list[Sequence]:
         if count:
             self._roster.num_promised_seats -= parent.request.num_unforked

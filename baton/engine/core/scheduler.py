@@ -108,6 +108,23 @@ class Scheduler:
         self._roster.refresh()
         return ended
 
+    def end_sequence(self, request_id: str, index: int) -> SequenceProgress | None:
+        """Ends one of a request's sequences, in whatever state, and frees what it alone holds; the
+        others go on.
+
+        Does nothing and returns None where it has ended or not begun, and for sequences that are
+        ranked in the end, of which none can be missing.
+        """
+        request = self._roster.requests.get(request_id)
+        if request is None or request.num_unforked or request.is_ranked:
+            return None
+        for sequence in request.sequences:
+            if sequence.index == index:
+                progress = self._booking.end(sequence)
+                self._roster.refresh()
+                return progress
+        return None
+
     def release(self, request_id: str) -> None:
         """Frees the blocks of a finished request that kept them. Idempotent."""
         self._roster.release(request_id)

@@ -126,6 +126,11 @@ class Request:
         return self.beams is not None and not self.num_unforked
 
     @property
+    def is_ranked(self) -> bool:
+        """Which of its sequences are returned is known when all have ended."""
+        return self.beams is not None or self.params.num_sequences > self.params.n
+
+    @property
     def length_limit(self) -> int:
         return self.num_prompt_tokens + self.params.max_tokens
 
