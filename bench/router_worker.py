@@ -71,6 +71,11 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeSer
         self.sent = sent
         yield decode_pb2.DecodeGenerateResponse(finished=finished)
 
+    async def EndSequence(
+        self, _request: decode_pb2.EndSequenceRequest, _context: Any
+    ) -> decode_pb2.EndSequenceResponse:
+        return decode_pb2.EndSequenceResponse()
+
     async def _due(self, position: int, began: float, num_tokens: int) -> int:
         """Waits until the next message may go; how many tokens it has."""
         if self.gather and position:

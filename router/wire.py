@@ -263,6 +263,7 @@ def _append(chunk: pb.TokenChunk, more: pb.TokenChunk) -> None:
     chunk.text += more.text
     chunk.logprobs.extend(more.logprobs)
     chunk.top_logprobs.extend(more.top_logprobs)
+    chunk.finish_reason = more.finish_reason
 
 
 def finished(index: int, ending: Ending, account: Account) -> pb.GenerateResponse:

@@ -103,6 +103,7 @@ def test_coalescing_changes_nothing_but_the_number_of_messages(events):
             text=f"<{position[index]}>",
             logprobs=[-float(i) for i in range(count)],
             top_logprobs=[pb.TopLogprobs(token_ids=[i]) for i in range(count)],
+            finish_reason=pb.FINISH_REASON_LENGTH if ends else pb.FINISH_REASON_UNSPECIFIED,
         )
         position[index] += count
         responses.append(pb.GenerateResponse(tokens=chunk))
@@ -122,6 +123,7 @@ def _streams(responses: list[pb.GenerateResponse]) -> list[tuple[object, ...]]:
     for index in range(3):
         token_ids: list[int] = []
         text, logprobs, tops, has_ended = "", [], [], False
+        reason = pb.FINISH_REASON_UNSPECIFIED
         for response in responses:
             if response.HasField("finished"):
                 has_ended |= response.finished.sequence_index == index
@@ -129,9 +131,11 @@ def _streams(responses: list[pb.GenerateResponse]) -> list[tuple[object, ...]]:
                 chunk = response.tokens
                 assert not has_ended
                 assert chunk.position == len(token_ids)
+                assert reason == pb.FINISH_REASON_UNSPECIFIED
+                reason = chunk.finish_reason
                 token_ids += chunk.token_ids
                 text += chunk.text
                 logprobs += chunk.logprobs
                 tops += [list(t.token_ids) for t in chunk.top_logprobs]
-        streams.append((token_ids, text, logprobs, tops, has_ended))
+        streams.append((token_ids, text, logprobs, tops, reason, has_ended))
     return streams
