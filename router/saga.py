@@ -8,10 +8,10 @@ dropped, if it is the same.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from baton.errors import CancelledError, UnavailableError
+from baton.errors import BatonError, CancelledError, UnavailableError
 from baton.serving.deadline import Deadline
 from baton.serving.pace import Pace
 from baton.v1 import decode_pb2
@@ -88,10 +88,13 @@ class Saga:
                     yield response
             async with aclosing(attempt.events()) as events:
                 async for gathered in events:
-                    for response in self._book_all(gathered):
-                        yield response
+                    responses, failure = self._book_all(gathered)
                     for index in self._answer.take_surplus():
                         attempt.end_sequence(index)
+                    for response in wire.coalesced(responses):
+                        yield response
+                    if failure is not None:
+                        raise failure
                     if self._answer.is_complete:
                         attempt.succeed()
                         return
@@ -112,17 +115,20 @@ class Saga:
             raise Setback(SetbackKind.NOBODY, UnavailableError(why_none(candidates)))
         return Attempt(work, self._fleet, placement, self._deadline, self._pace)
 
-    def _book_all(self, gathered: list[Event | Setback]) -> Iterator[pb.GenerateResponse]:
-        """Books events until the answer is complete; what the client is to see of them, in as few
-        messages as can be. What was booked counts as shown, so it goes out before a setback is
-        raised that came behind it."""
+    def _book_all(
+        self, gathered: list[Event | Setback]
+    ) -> tuple[list[pb.GenerateResponse], Setback | BatonError | None]:
+        """Books events until the answer is complete, or one of them is a failure; returns what the
+        client is to see of those before it, which counts as shown, and the failure."""
         responses: list[pb.GenerateResponse] = []
-        try:
-            for event in gathered:
-                if not self._answer.is_complete:
-                    responses += self._book(event)
-        finally:
-            yield from wire.coalesced(responses)
+        for event in gathered:
+            try:
+                responses += self._book(event)
+            except (Setback, BatonError) as failure:
+                return responses, failure
+            if self._answer.is_complete:
+                break
+        return responses, None
 
     def _book(self, event: Event | Setback) -> list[pb.GenerateResponse]:
         """Books one event; returns what the client is to see of it."""
