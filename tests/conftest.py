@@ -1,10 +1,14 @@
-"""The recorded traces, where they are there: they are no part of the project."""
+"""Property tests are never timed. The recorded traces, where they are: no part of the project."""
 
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from bench.traces import trace_folder
+
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
 
 import baton.models
 
@@ -12,8 +11,6 @@ from .checkpoints import FAMILIES, save_random
 from .oracle import Oracle
 
 torch.set_num_threads(1)
-settings.register_profile("engine", deadline=None)
-settings.load_profile("engine")
 
 
 class Checkpoints:
