@@ -1,14 +1,17 @@
 """Property tests are never timed. The recorded traces, where they are: no part of the project."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from bench.traces import trace_folder
 
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+with suppress(ImportError):  # `make gpu` does without
+    from hypothesis import settings
+
+    settings.register_profile("untimed", deadline=None)
+    settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
