@@ -22,6 +22,7 @@ from baton.client_types import (
     Chat,
     Chunk,
     Completion,
+    Explanation,
     Finished,
     FinishReason,
     Load,
@@ -36,6 +37,7 @@ from baton.client_types import (
     Worker,
 )
 from baton.client_wire import (
+    explanation_of,
     generate_request,
     load_of,
     model_of,
@@ -66,6 +68,7 @@ __all__ = [
     "Client",
     "Completion",
     "EarlyStopping",
+    "Explanation",
     "FinishReason",
     "Finished",
     "Generation",
@@ -193,6 +196,26 @@ class Client:
         answer = self._answer(lambda i: self._admin[i].ListWorkers, request)
         return [worker_of(worker) for worker in answer.workers]
 
+    def explain(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        model: str = "",
+        request_id: str = "",
+    ) -> Explanation:
+        """Where `generate` would run this if it came now, and why. Nothing is run or counted."""
+        subject = generate_request(prompt, params, model, request_id, 0)
+        request = admin.ExplainPlacementRequest(request=subject)
+        return explanation_of(self._answer(lambda i: self._admin[i].ExplainPlacement, request))
+
+    def explain_request(self, request_id: str) -> Explanation:
+        """Why a request of late runs, or ran, where it does. `NotFoundError`: it is forgotten."""
+        request = admin.ExplainPlacementRequest(request_id=request_id)
+        return explanation_of(
+            self._answer(lambda i: self._admin[i].ExplainPlacement, request, _ELSEWHERE)
+        )
+
     def get_load(self) -> Load:
         """What the process at this address is doing. Workers answer too, while starting also."""
         request = admin.GetLoadRequest()
@@ -297,6 +320,27 @@ class AsyncClient:
         request = admin.ListWorkersRequest()
         answer = await self._answer(lambda i: self._admin[i].ListWorkers, request)
         return [worker_of(worker) for worker in answer.workers]
+
+    async def explain(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        model: str = "",
+        request_id: str = "",
+    ) -> Explanation:
+        """Where `generate` would run this if it came now, and why. Nothing is run or counted."""
+        subject = generate_request(prompt, params, model, request_id, 0)
+        request = admin.ExplainPlacementRequest(request=subject)
+        answer = await self._answer(lambda i: self._admin[i].ExplainPlacement, request)
+        return explanation_of(answer)
+
+    async def explain_request(self, request_id: str) -> Explanation:
+        """Why a request of late runs, or ran, where it does. `NotFoundError`: it is forgotten."""
+        request = admin.ExplainPlacementRequest(request_id=request_id)
+        return explanation_of(
+            await self._answer(lambda i: self._admin[i].ExplainPlacement, request, _ELSEWHERE)
+        )
 
     async def get_load(self) -> Load:
         """What the process at this address is doing. Workers answer too, while starting also."""

@@ -77,21 +77,51 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A worker the router considered. The least sum of `terms` wins; `excluded` says why not."""
+    """A worker the router considered. The least sum of `terms` wins; `excluded` says why not.
+
+    Attributes:
+        num_cached_tokens: leading tokens of the prompt that it is thought to hold.
+    """
 
     worker: str
     role: str
     terms: Mapping[str, float]
     excluded: str
+    num_cached_tokens: int = 0
+
+    @property
+    def cost(self) -> float:
+        """The sum of its terms: seconds under the default policy."""
+        return sum(self.terms.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a request runs. An empty `prefill_worker`: the decode worker computes the prompt."""
+    """Where a request runs. An empty `prefill_worker`: the decode worker computes the prompt.
+
+    `candidates`: the chosen workers; in an `Explanation` all workers, the cheapest first.
+    """
 
     prefill_worker: str
     decode_worker: str
     candidates: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Where a request was or would be placed, and why.
+
+    Attributes:
+        num_tokens: that were placed: the prompt, and output that came before.
+        placement: names no workers where there is no choice.
+        reason: why the winner won and by how much, as sentences.
+    """
+
+    request_id: str
+    num_tokens: int
+    policy: str
+    placement: Placement
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from baton.client_types import (
     Candidate,
     Chat,
     Chunk,
+    Explanation,
     Finished,
     FinishReason,
     Load,
@@ -108,17 +109,27 @@ def _checked_ids(token_ids: Sequence[int]) -> Sequence[int]:
 
 
 def accepted_of(message: pb.Accepted) -> Accepted:
-    placement = Placement(
-        message.placement.prefill_worker,
-        message.placement.decode_worker,
-        tuple(_candidate(candidate) for candidate in message.placement.candidates),
-    )
+    placement = _placement(message.placement)
     return Accepted(message.request_id, message.num_prompt_tokens, placement, message.seed)
+
+
+def explanation_of(message: admin.ExplainPlacementResponse) -> Explanation:
+    placement = _placement(message.placement)
+    return Explanation(
+        message.request_id, message.num_tokens, message.policy, placement, message.reason
+    )
+
+
+def _placement(message: pb.Placement) -> Placement:
+    candidates = tuple(map(_candidate, message.candidates))
+    return Placement(message.prefill_worker, message.decode_worker, candidates)
 
 
 def _candidate(message: pb.PlacementCandidate) -> Candidate:
     role = _lower(pb.WorkerRole.Name, message.role, "WORKER_ROLE_")
-    return Candidate(message.worker, role, dict(message.terms), message.excluded)
+    return Candidate(
+        message.worker, role, dict(message.terms), message.excluded, message.num_cached_tokens
+    )
 
 
 def chunk_of(message: pb.TokenChunk) -> Chunk:

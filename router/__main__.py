@@ -8,10 +8,11 @@ from baton.serving.channels import Channels
 from baton.serving.process import main
 from baton.serving.server import Server
 from baton.v1 import admin_pb2_grpc, inference_pb2_grpc
+from router.decision import Rules
 from router.fleet import Fleet
 from router.intake import Intake
 from router.model_card import read_model_card
-from router.policy import policy_named
+from router.placer import Placer
 from router.service import InferenceService, Requests, RouterAdmin
 from router.settings import RouterSettings
 
@@ -34,18 +35,20 @@ async def serve(settings: RouterSettings) -> None:
         stack.push_async_callback(fleet.stop)
         requests = Requests()
         intake = Intake(card, settings.max_prompt_bytes)
-        policy = policy_named(settings.placement)
+        placer = Placer(fleet, Rules(settings.placement))
         inference = InferenceService(
             card,
             intake,
             fleet,
             requests,
+            placer,
             settings.default_timeout_s,
-            policy,
             settings.coalesce_ms / 1000,
         )
         server.add(inference_pb2_grpc.add_InferenceServicer_to_server, inference)
-        server.add(admin_pb2_grpc.add_AdminServicer_to_server, RouterAdmin(fleet, requests))
+        server.add(
+            admin_pb2_grpc.add_AdminServicer_to_server, RouterAdmin(fleet, requests, intake, placer)
+        )
         server.on_drain(requests.drain)
         fleet.start()
         await server.start()

@@ -41,10 +41,15 @@ class Placement:
     scored: tuple[Scored, ...]
 
     @property
+    def chosen(self) -> tuple[Scored, ...]:
+        """The prefill and the decode worker."""
+        by_worker = {s.candidate.worker: s for s in self.scored}
+        return by_worker[self.prefill], by_worker[self.decode]
+
+    @property
     def num_cached_tokens(self) -> int:
         """Leading prompt tokens that the prefill worker is thought to hold."""
-        chosen = (s.candidate for s in self.scored if s.candidate.worker == self.prefill)
-        return next(chosen).num_cached_tokens
+        return self.chosen[0].candidate.num_cached_tokens
 
 
 def place(

@@ -21,8 +21,8 @@ from router.answer import Answer
 from router.attempt import Attempt, Event
 from router.fleet import Fleet
 from router.intake import Request
-from router.placement import place, why_none
-from router.policy import Policy, baton
+from router.placement import why_none
+from router.placer import Placer
 from router.recovery import Recovery, Setback, SetbackKind
 
 logger = logging.getLogger(__name__)
@@ -35,18 +35,18 @@ class Saga:
         self,
         request: Request,
         fleet: Fleet,
+        placer: Placer,
         answer: Answer,
         recovery: Recovery,
         deadline: Deadline,
-        policy: Policy = baton,
         pace: Pace | None = None,
     ) -> None:
         self.request = request
         self._fleet = fleet
+        self._placer = placer
         self._answer = answer
         self._recovery = recovery
         self._deadline = deadline
-        self._policy = policy
         self._pace = pace or Pace()
         self._attempt: Attempt | None = None
         self._aborted = asyncio.Event()
@@ -102,18 +102,11 @@ class Saga:
     def _next_attempt(self) -> Attempt:
         """Chooses the workers for what is left to do. Raises `Setback` where there are none."""
         work = self._answer.work()
-        candidates = [
-            candidate
-            for candidate in self._fleet.candidates(work.token_ids)
-            if candidate.worker not in self._recovery.refused
-        ]
-        broken = self._recovery.broken
-        placement = place(
-            self.request.request_id, len(work.token_ids), candidates, broken, self._policy
-        )
-        if placement is None:
-            raise Setback(SetbackKind.NOBODY, UnavailableError(why_none(candidates)))
-        return Attempt(work, self._fleet, placement, self._deadline, self._pace)
+        decision = self._placer.place(work, self._recovery.refused, self._recovery.broken)
+        if decision.placement is None:
+            reason = why_none(list(decision.question.candidates))
+            raise Setback(SetbackKind.NOBODY, UnavailableError(reason))
+        return Attempt(work, self._fleet, decision.placement, self._deadline, self._pace)
 
     def _book_all(
         self, gathered: list[Event | Setback]

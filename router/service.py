@@ -9,22 +9,23 @@ from typing import Any
 
 import grpc
 
-from baton.errors import AlreadyExistsError, NotFoundError, UnavailableError
+from baton.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, UnavailableError
 from baton.serving.deadline import Deadline
 from baton.serving.logs import request_logged_as
 from baton.serving.pace import Pace
 from baton.v1 import admin_pb2, admin_pb2_grpc
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc as pb_grpc
+from router import wire
 from router.answer import Answer
 from router.budget import RetryBudget
 from router.fleet import Fleet, Member
 from router.intake import Intake
 from router.model_card import ModelCard
-from router.policy import Policy
+from router.placer import Placer
 from router.recovery import Recovery
 from router.saga import Saga
-from router.wire import role_to_message
+from router.work import work_of
 
 logger = logging.getLogger(__name__)
 
@@ -68,16 +69,16 @@ class InferenceService(pb_grpc.InferenceServicer):
         intake: Intake,
         fleet: Fleet,
         requests: Requests,
+        placer: Placer,
         timeout: float,
-        policy: Policy,
         coalesce_seconds: float,
     ) -> None:
         self._card = card
         self._intake = intake
         self._fleet = fleet
         self._requests = requests
+        self._placer = placer
         self._timeout = timeout
-        self._policy = policy
         self._coalesce_seconds = coalesce_seconds
         self._budget = RetryBudget()
 
@@ -92,7 +93,7 @@ class InferenceService(pb_grpc.InferenceServicer):
         answer = Answer(good, self._card, arrived)
         recovery = Recovery(good.request_id, self._budget)
         pace = Pace(self._coalesce_seconds)
-        saga = Saga(good, self._fleet, answer, recovery, deadline, self._policy, pace)
+        saga = Saga(good, self._fleet, self._placer, answer, recovery, deadline, pace)
         self._requests.add(saga)
         self._budget.deposit()
         try:
@@ -125,14 +126,28 @@ class InferenceService(pb_grpc.InferenceServicer):
 class RouterAdmin(admin_pb2_grpc.AdminServicer):
     """Looks after the router, and through it after the cluster."""
 
-    def __init__(self, fleet: Fleet, requests: Requests) -> None:
+    def __init__(self, fleet: Fleet, requests: Requests, intake: Intake, placer: Placer) -> None:
         self._fleet = fleet
         self._requests = requests
+        self._intake = intake
+        self._placer = placer
 
     async def ListWorkers(
         self, _request: admin_pb2.ListWorkersRequest, _context: Any
     ) -> admin_pb2.ListWorkersResponse:
         return admin_pb2.ListWorkersResponse(workers=[self._info(m) for m in self._fleet.members])
+
+    async def ExplainPlacement(
+        self, request: admin_pb2.ExplainPlacementRequest, _context: Any
+    ) -> admin_pb2.ExplainPlacementResponse:
+        subject = request.WhichOneof("subject")
+        if subject is None:
+            raise InvalidArgumentError("subject", "is missing; set request or request_id")
+        if subject == "request_id":
+            return wire.explanation(self._placer.recall(request.request_id))
+        good = await self._intake.read(request.request, self._fleet.max_model_len)
+        received = good.received if good.params.num_sequences == 1 else ()
+        return wire.explanation(self._placer.explain(work_of(good, *received)))
 
     async def GetLoad(
         self, _request: admin_pb2.GetLoadRequest, _context: Any
@@ -178,7 +193,7 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         record = member.record
         return admin_pb2.WorkerInfo(
             id=record.id,
-            role=role_to_message(record.role),
+            role=wire.role_to_message(record.role),
             endpoint=record.endpoint,
             epoch=record.epoch,
             state=_state(member),

@@ -1,19 +1,21 @@
 """Messages of `baton.v1` to the router's data and back."""
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from google.protobuf.duration_pb2 import Duration
 
 from baton.params_wire import to_proto
 from baton.sampling import SamplingParams
-from baton.v1 import decode_pb2, kv_transfer_pb2, prefill_pb2
+from baton.v1 import admin_pb2, decode_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
 from router.assembly import Token, TopLogprobs
+from router.decision import Decision
+from router.explanation import why
 from router.fleet import Member
 from router.intake import Request
-from router.placement import Placement
+from router.placement import Placement, Scored
 from router.work import Work
 
 _ROLES = {"prefill": pb.WORKER_ROLE_PREFILL, "decode": pb.WORKER_ROLE_DECODE}
@@ -179,31 +181,50 @@ def ending(message: decode_pb2.DecodeFinished) -> Ending:
 
 
 def accepted(request: Request, placement: Placement | None) -> pb.GenerateResponse:
-    """`placement`: None where nothing is left to be generated."""
+    """Tells of the chosen workers alone. `placement`: None where nothing is left to generate."""
     return pb.GenerateResponse(
         accepted=pb.Accepted(
             request_id=request.request_id,
             num_prompt_tokens=len(request.token_ids),
-            placement=None if placement is None else _placement(placement),
+            placement=None if placement is None else _placement(placement, placement.chosen),
             seed=request.params.seed,
         )
     )
 
 
-def _placement(placement: Placement) -> pb.Placement:
-    candidates = [
-        pb.PlacementCandidate(
-            worker=s.candidate.worker,
-            role=_ROLES[s.candidate.role],
-            terms=s.terms,
-            excluded=s.candidate.excluded,
-        )
-        for s in placement.scored
-    ]
+def explanation(decision: Decision) -> admin_pb2.ExplainPlacementResponse:
+    """All of a decision. Where there was no choice, its candidates have no terms."""
+    question, placement = decision.question, decision.placement
+    if placement is None:
+        excluded = [Scored(c, {}, 0.0, 0) for c in question.candidates]
+        message = pb.Placement(candidates=map(_candidate, excluded))
+    else:
+        message = _placement(placement, placement.scored)
+    return admin_pb2.ExplainPlacementResponse(
+        request_id=question.request_id,
+        num_tokens=question.num_tokens,
+        policy=decision.rules.policy,
+        placement=message,
+        reason=why(decision),
+    )
+
+
+def _placement(placement: Placement, scored: Iterable[Scored]) -> pb.Placement:
     return pb.Placement(
         prefill_worker=placement.prefill,
         decode_worker=placement.decode,
-        candidates=candidates,
+        candidates=map(_candidate, scored),
+    )
+
+
+def _candidate(scored: Scored) -> pb.PlacementCandidate:
+    candidate = scored.candidate
+    return pb.PlacementCandidate(
+        worker=candidate.worker,
+        role=_ROLES[candidate.role],
+        terms=scored.terms,
+        excluded=candidate.excluded,
+        num_cached_tokens=candidate.num_cached_tokens,
     )
 
 

@@ -14,7 +14,7 @@ from baton.cli.sampling_options import (
     takes_sampling,
     with_options_named,
 )
-from baton.errors import BatonError
+from baton.errors import BatonError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -268,6 +268,45 @@ def workers(address: Address = DEFAULT_ADDRESS, json: Json = False) -> None:
             room.print_json(found)
         else:
             room.print_table(found, _console())
+
+    _finish(command)
+
+
+@app.command()
+def explain(
+    prompt: Annotated[
+        str | None, typer.Argument(help="The text to place; -: read it from stdin.")
+    ] = None,
+    address: Address = DEFAULT_ADDRESS,
+    request_id: Annotated[
+        str | None,
+        typer.Option(help="Explain this request, which was placed of late, in place of a prompt."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Say where a prompt would run if it came now, and why; nothing is run.
+
+    \b
+    Examples:
+      baton explain "def fibonacci(n):"
+      baton explain --request-id 8c2f0a6b1d3e4f57
+    """
+
+    def command() -> None:
+        from baton.cli import explain as room
+        from baton.cli.session import session
+
+        if (prompt is None) == (request_id is None):
+            raise InvalidArgumentError("prompt", "or --request-id is needed, and only one of them")
+        with session(address, 30.0) as client:
+            if request_id is not None:
+                found = client.explain_request(request_id)
+            else:
+                found = client.explain(sys.stdin.read() if prompt == "-" else prompt or "")
+        if json:
+            room.print_json(found)
+        else:
+            room.print_tables(found, _console())
 
     _finish(command)
 

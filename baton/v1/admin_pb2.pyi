@@ -140,6 +140,76 @@ class WorkerInfo(_message.Message):
 Global___WorkerInfo: _TypeAlias = WorkerInfo  # noqa: Y015
 
 @_typing.final
+class ExplainPlacementRequest(_message.Message):
+    """Asks why a request runs where it does."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """One that this router has placed: its id."""
+    @_builtins.property
+    def request(self) -> _inference_pb2.GenerateRequest:
+        """One that could be given to `Generate` now."""
+
+    def __init__(
+        self,
+        *,
+        request: _inference_pb2.GenerateRequest | None = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "request_id", b"request_id", "subject", b"subject"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "request_id", b"request_id", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_subject: _TypeAlias = _typing.Literal["request", "request_id"]  # noqa: Y015
+    _WhichOneofArgType_subject: _TypeAlias = _typing.Literal["subject", b"subject"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_subject) -> _WhichOneofReturnType_subject | None: ...
+
+Global___ExplainPlacementRequest: _TypeAlias = ExplainPlacementRequest  # noqa: Y015
+
+@_typing.final
+class ExplainPlacementResponse(_message.Message):
+    """A placement and its reasons."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    PLACEMENT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The request's id; ties are broken by it."""
+    num_tokens: _builtins.int
+    """The tokens that were placed: the prompt, and output that came before."""
+    policy: _builtins.str
+    """The name of the policy that decided."""
+    reason: _builtins.str
+    """Why the winner won and by how much, or why nobody can, as sentences for people."""
+    @_builtins.property
+    def placement(self) -> _inference_pb2.Placement:
+        """The choice, with every worker as a candidate. Without workers: there is no choice."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        num_tokens: _builtins.int = ...,
+        policy: _builtins.str = ...,
+        placement: _inference_pb2.Placement | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_tokens", b"num_tokens", "placement", b"placement", "policy", b"policy", "reason", b"reason", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainPlacementResponse: _TypeAlias = ExplainPlacementResponse  # noqa: Y015
+
+@_typing.final
 class GetLoadRequest(_message.Message):
     """Asks what a process is doing."""
 

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class AdminStub:
-    """Looks after one process. Served by every process; `ListWorkers` by the router alone.
+    """Looks after one process. Served by every process; `ListWorkers` and `ExplainPlacement` by the
+    router alone.
     """
 
     def __init__(self, channel):
@@ -39,6 +40,11 @@ class AdminStub:
                 '/baton.v1.Admin/ListWorkers',
                 request_serializer=baton_dot_v1_dot_admin__pb2.ListWorkersRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_admin__pb2.ListWorkersResponse.FromString,
+                _registered_method=True)
+        self.ExplainPlacement = channel.unary_unary(
+                '/baton.v1.Admin/ExplainPlacement',
+                request_serializer=baton_dot_v1_dot_admin__pb2.ExplainPlacementRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_admin__pb2.ExplainPlacementResponse.FromString,
                 _registered_method=True)
         self.GetLoad = channel.unary_unary(
                 '/baton.v1.Admin/GetLoad',
@@ -63,11 +69,22 @@ class AdminStub:
 
 
 class AdminServicer:
-    """Looks after one process. Served by every process; `ListWorkers` by the router alone.
+    """Looks after one process. Served by every process; `ListWorkers` and `ExplainPlacement` by the
+    router alone.
     """
 
     def ListWorkers(self, request, context):
         """Lists the workers the router knows. UNIMPLEMENTED on workers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainPlacement(self, request, context):
+        """Says where a request would run if it came now, or where one of late was placed, and why: every
+        worker with every term of its cost. Nothing is admitted or counted, so asking changes nothing.
+        INVALID_ARGUMENT as `Generate`. NOT_FOUND: the request is not among those this router has placed
+        of late. UNIMPLEMENTED on workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,6 +127,11 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=baton_dot_v1_dot_admin__pb2.ListWorkersRequest.FromString,
                     response_serializer=baton_dot_v1_dot_admin__pb2.ListWorkersResponse.SerializeToString,
             ),
+            'ExplainPlacement': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainPlacement,
+                    request_deserializer=baton_dot_v1_dot_admin__pb2.ExplainPlacementRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_admin__pb2.ExplainPlacementResponse.SerializeToString,
+            ),
             'GetLoad': grpc.unary_unary_rpc_method_handler(
                     servicer.GetLoad,
                     request_deserializer=baton_dot_v1_dot_admin__pb2.GetLoadRequest.FromString,
@@ -139,7 +161,8 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin:
-    """Looks after one process. Served by every process; `ListWorkers` by the router alone.
+    """Looks after one process. Served by every process; `ListWorkers` and `ExplainPlacement` by the
+    router alone.
     """
 
     @staticmethod
@@ -159,6 +182,33 @@ class Admin:
             '/baton.v1.Admin/ListWorkers',
             baton_dot_v1_dot_admin__pb2.ListWorkersRequest.SerializeToString,
             baton_dot_v1_dot_admin__pb2.ListWorkersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainPlacement(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Admin/ExplainPlacement',
+            baton_dot_v1_dot_admin__pb2.ExplainPlacementRequest.SerializeToString,
+            baton_dot_v1_dot_admin__pb2.ExplainPlacementResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,7 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminStub:
-    """Looks after one process. Served by every process; `ListWorkers` by the router alone."""
+    """Looks after one process. Served by every process; `ListWorkers` and `ExplainPlacement` by the
+    router alone.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -35,6 +37,12 @@ class AdminStub:
     def __new__(cls, channel: _aio.Channel) -> AdminAsyncStub: ...
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListWorkersRequest, _admin_pb2.ListWorkersResponse]
     """Lists the workers the router knows. UNIMPLEMENTED on workers."""
+    ExplainPlacement: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ExplainPlacementRequest, _admin_pb2.ExplainPlacementResponse]
+    """Says where a request would run if it came now, or where one of late was placed, and why: every
+    worker with every term of its cost. Nothing is admitted or counted, so asking changes nothing.
+    INVALID_ARGUMENT as `Generate`. NOT_FOUND: the request is not among those this router has placed
+    of late. UNIMPLEMENTED on workers.
+    """
     GetLoad: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetLoadRequest, _admin_pb2.GetLoadResponse]
     """Says what this process is doing."""
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
@@ -48,11 +56,19 @@ class AdminStub:
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
-    """Looks after one process. Served by every process; `ListWorkers` by the router alone."""
+    """Looks after one process. Served by every process; `ListWorkers` and `ExplainPlacement` by the
+    router alone.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListWorkers: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListWorkersRequest, _admin_pb2.ListWorkersResponse]  # type: ignore[assignment]
     """Lists the workers the router knows. UNIMPLEMENTED on workers."""
+    ExplainPlacement: _aio.UnaryUnaryMultiCallable[_admin_pb2.ExplainPlacementRequest, _admin_pb2.ExplainPlacementResponse]  # type: ignore[assignment]
+    """Says where a request would run if it came now, or where one of late was placed, and why: every
+    worker with every term of its cost. Nothing is admitted or counted, so asking changes nothing.
+    INVALID_ARGUMENT as `Generate`. NOT_FOUND: the request is not among those this router has placed
+    of late. UNIMPLEMENTED on workers.
+    """
     GetLoad: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetLoadRequest, _admin_pb2.GetLoadResponse]  # type: ignore[assignment]
     """Says what this process is doing."""
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
@@ -65,7 +81,9 @@ class AdminAsyncStub(AdminStub):
     """Ends a request, wherever it is; its stream ends with CANCELLED. NOT_FOUND: no such request here."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
-    """Looks after one process. Served by every process; `ListWorkers` by the router alone."""
+    """Looks after one process. Served by every process; `ListWorkers` and `ExplainPlacement` by the
+    router alone.
+    """
 
     @_abc_1.abstractmethod
     def ListWorkers(
@@ -74,6 +92,18 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListWorkersResponse, _abc.Awaitable[_admin_pb2.ListWorkersResponse]]:
         """Lists the workers the router knows. UNIMPLEMENTED on workers."""
+
+    @_abc_1.abstractmethod
+    def ExplainPlacement(
+        self,
+        request: _admin_pb2.ExplainPlacementRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ExplainPlacementResponse, _abc.Awaitable[_admin_pb2.ExplainPlacementResponse]]:
+        """Says where a request would run if it came now, or where one of late was placed, and why: every
+        worker with every term of its cost. Nothing is admitted or counted, so asking changes nothing.
+        INVALID_ARGUMENT as `Generate`. NOT_FOUND: the request is not among those this router has placed
+        of late. UNIMPLEMENTED on workers.
+        """
 
     @_abc_1.abstractmethod
     def GetLoad(

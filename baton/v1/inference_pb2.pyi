@@ -344,7 +344,9 @@ class Placement(_message.Message):
     """The decode worker."""
     @_builtins.property
     def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacementCandidate]:
-        """Every candidate that was considered, the winners among them, in the order of their cost."""
+        """In `accepted`: the chosen workers. In `Admin.ExplainPlacement`: all workers that were considered,
+        those that can take work first, in the order of their cost.
+        """
 
     def __init__(
         self,
@@ -391,12 +393,15 @@ class PlacementCandidate(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     TERMS_FIELD_NUMBER: _builtins.int
     EXCLUDED_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     """The worker's id."""
     role: Global___WorkerRole.ValueType
     """The worker's role."""
     excluded: _builtins.str
     """Why the worker could not be chosen. Empty: it could."""
+    num_cached_tokens: _builtins.int
+    """Leading tokens of the prompt whose KV the worker is thought to hold."""
     @_builtins.property
     def terms(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """The cost terms by name. Their sum is the worker's cost; the least cost wins. Seconds under the
@@ -410,10 +415,11 @@ class PlacementCandidate(_message.Message):
         role: Global___WorkerRole.ValueType = ...,
         terms: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         excluded: _builtins.str = ...,
+        num_cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["excluded", b"excluded", "role", b"role", "terms", b"terms", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["excluded", b"excluded", "num_cached_tokens", b"num_cached_tokens", "role", b"role", "terms", b"terms", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

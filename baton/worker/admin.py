@@ -8,7 +8,7 @@ from baton.worker.worker import Worker
 
 
 class WorkerAdmin(pb_grpc.AdminServicer):
-    """Looks after one worker. `ListWorkers` is the router's."""
+    """Looks after one worker. `ListWorkers` and `ExplainPlacement` are the router's."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -43,6 +43,11 @@ class WorkerAdmin(pb_grpc.AdminServicer):
         self, _request: pb.ListWorkersRequest, _context: Any
     ) -> pb.ListWorkersResponse:
         raise NotImplementedError("a worker knows no other; ask the router")
+
+    async def ExplainPlacement(
+        self, _request: pb.ExplainPlacementRequest, _context: Any
+    ) -> pb.ExplainPlacementResponse:
+        raise NotImplementedError("a worker places no requests; ask the router")
 
     async def Drain(self, _request: pb.DrainRequest, _context: Any) -> pb.DrainResponse:
         await self._worker.drain()

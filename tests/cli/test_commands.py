@@ -104,3 +104,35 @@ def test_workers_are_listed_as_a_table_and_as_json(cluster: LocalCluster, wide: 
     assert table.count("ready") == 2
     lines = invoke(cluster, "workers", "--json").stdout.splitlines()
     assert [json.loads(line)["role"] for line in lines] == ["decode", "prefill"]
+
+
+def test_explain_says_where_a_prompt_would_run_and_runs_nothing(cluster: LocalCluster, wide: None):
+    shown = invoke(cluster, "explain", PROMPT).stdout
+    for process in cluster.processes[1:]:
+        assert f"> {process.name}" in " ".join(shown.split())
+    assert "prefill-0 with decode-0 cost" in shown
+    explained = json.loads(invoke(cluster, "explain", PROMPT, "--json").stdout)
+    assert explained["placement"]["prefill_worker"] == "prefill-0"
+    assert {c["worker"] for c in explained["placement"]["candidates"]} == {"prefill-0", "decode-0"}
+    assert all(c["terms"] for c in explained["placement"]["candidates"])
+    before = [json.loads(line) for line in invoke(cluster, "workers", "--json").stdout.splitlines()]
+    assert [worker["num_requests"] for worker in before] == [0, 0]
+
+
+def test_explain_says_why_a_request_ran_where_it_did(cluster: LocalCluster):
+    arguments = ["generate", PROMPT, "--max-tokens", "2", "--json"]
+    answer = json.loads(invoke(cluster, *arguments).stdout)
+    arguments = ["explain", "--request-id", answer["request_id"], "--json"]
+    explained = json.loads(invoke(cluster, *arguments).stdout)
+    assert explained["num_tokens"] == answer["usage"]["num_prompt_tokens"]
+    assert explained["placement"]["decode_worker"] == answer["decode_worker"]
+    forgotten = invoke(cluster, "explain", "--request-id", "nobody's")
+    assert (forgotten.exit_code, forgotten.stdout) == (1, "")
+    assert "nobody's" in forgotten.stderr
+
+
+def test_explain_is_of_a_prompt_or_of_a_request(cluster: LocalCluster):
+    for arguments in ((), (PROMPT, "--request-id", "r")):
+        refused = invoke(cluster, "explain", *arguments)
+        assert refused.exit_code == 1
+        assert "--request-id" in refused.stderr

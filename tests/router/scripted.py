@@ -29,6 +29,7 @@ from router.circuit import Circuit
 from router.intake import Request
 from router.model_card import ModelCard, read_model_card
 from router.placement import Candidate
+from router.placer import Placer
 from router.recovery import Recovery
 from router.saga import Saga
 
@@ -220,7 +221,8 @@ def saga_of(
     recovery = Recovery("r", budget or RetryBudget(), pauses)
     answer = Answer(request, card(), time.monotonic())
     deadline = Deadline.after(seconds)
-    return Saga(request, fleet, answer, recovery, deadline, pace=pace)  # type: ignore[arg-type]
+    placer = Placer(fleet)  # type: ignore[arg-type]
+    return Saga(request, fleet, placer, answer, recovery, deadline, pace)  # type: ignore[arg-type]
 
 
 @dataclass

@@ -1,0 +1,58 @@
+"""One placement decision: all that it depends on, and what came of it.
+
+`Rules.decide` is a pure function of a question, so that the router, a dry run and the replay of a
+record come to the same. Knows nothing of where questions come from.
+"""
+
+from dataclasses import dataclass
+
+from router.candidate import Candidate
+from router.placement import Placement, place
+from router.policy import PolicyName, policy_named
+
+Pair = tuple[str, str]
+"""The ids of a prefill and a decode worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request to be placed, and the cluster as it was seen then.
+
+    Attributes:
+        num_tokens: the prompt's, and those of output that came before.
+        broken: pairs that have just failed to work together.
+    """
+
+    request_id: str
+    num_tokens: int
+    candidates: tuple[Candidate, ...]
+    broken: frozenset[Pair] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How a router decides: its settings, as far as they matter here."""
+
+    policy: PolicyName = "baton"
+
+    def decide(self, question: Question) -> Placement | None:
+        """None if no two workers may pair."""
+        return place(
+            question.request_id,
+            question.num_tokens,
+            question.candidates,
+            question.broken,
+            policy_named(self.policy),
+        )
+
+
+DEFAULT_RULES = Rules()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What was decided. `placement` None: nobody can take the request."""
+
+    rules: Rules
+    question: Question
+    placement: Placement | None

@@ -1,0 +1,87 @@
+"""Why a placement came out as it did, as sentences for people. Pure."""
+
+from collections.abc import Iterator
+
+from router.decision import Decision, Question
+from router.placement import Placement, Scored, why_none
+
+Choice = tuple[Scored, ...]
+"""The workers of one way to run a request."""
+
+_NUM_TERMS = 3  # of those that decide, the greatest
+
+
+def why(decision: Decision) -> str:
+    """Why the winner won and by how much, or why nobody can."""
+    placement, question = decision.placement, decision.question
+    if placement is None:
+        return why_none(list(question.candidates))
+    unit = _unit(decision)
+    winner = placement.chosen
+    others = [choice for choice in choices(placement, question) if choice != winner]
+    said = f"{_names(winner)} cost{_verb(winner)} {_amount(_cost(winner), unit)}"
+    if not others:
+        return f"{said}. No other choice could take it."
+    second = min(others, key=_cost)
+    margin = _cost(second) - _cost(winner)
+    if margin <= 0:
+        return f"{said}. {_names(second)} as much: the request's id breaks the tie."
+    because = ", ".join(_differences(winner, second, unit))
+    return (
+        f"{said}. Next best of {len(others)} other choices: {_names(second)}, "
+        f"{_amount(margin, unit)} more ({because})."
+    )
+
+
+def choices(placement: Placement, question: Question) -> Iterator[Choice]:
+    """Every way in which the request could run."""
+    ready = [s for s in placement.scored if not s.candidate.excluded]
+    for prefill in (s for s in ready if s.candidate.role == "prefill"):
+        for decode in (s for s in ready if s.candidate.role == "decode"):
+            pair = (prefill.candidate.worker, decode.candidate.worker)
+            if prefill.candidate.pairing == decode.candidate.pairing and (
+                pair not in question.broken
+            ):
+                yield prefill, decode
+
+
+def _cost(choice: Choice) -> float:
+    return sum(scored.cost for scored in choice)
+
+
+def _names(choice: Choice) -> str:
+    return " with ".join(scored.candidate.worker for scored in choice)
+
+
+def _verb(choice: Choice) -> str:
+    return "s" if len(choice) == 1 else ""
+
+
+def _differences(winner: Choice, other: Choice, unit: str) -> list[str]:
+    """The terms that make the other one dearer or cheaper, the most important first."""
+    less, more = _terms(winner), _terms(other)
+    changes = {name: more.get(name, 0.0) - less.get(name, 0.0) for name in less | more}
+    ordered = sorted(changes.items(), key=lambda change: -abs(change[1]))
+    return [
+        f"{name} {'+' if change > 0 else '-'}{_amount(abs(change), unit)}"
+        for name, change in ordered[:_NUM_TERMS]
+        if change
+    ]
+
+
+def _terms(choice: Choice) -> dict[str, float]:
+    """The terms of all its workers, by name; those of one name are added up."""
+    terms: dict[str, float] = {}
+    for scored in choice:
+        for name, cost in scored.terms.items():
+            terms[name] = terms.get(name, 0.0) + cost
+    return terms
+
+
+def _unit(decision: Decision) -> str:
+    """Only the default policy counts seconds."""
+    return "ms" if decision.rules.policy == "baton" else ""
+
+
+def _amount(cost: float, unit: str) -> str:
+    return f"{cost * 1000:.3g} ms" if unit else f"{cost:.6g}"

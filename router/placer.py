@@ -1,0 +1,64 @@
+"""Places requests on the fleet, and remembers for a while why.
+
+Knows nothing of calls or of what becomes of a request.
+"""
+
+from collections import OrderedDict
+from collections.abc import Collection
+
+from baton.errors import NotFoundError
+from router.decision import DEFAULT_RULES, Decision, Pair, Question, Rules
+from router.fleet import Fleet
+from router.work import Work
+
+_NUM_REMEMBERED = 128
+
+
+class Placer:
+    """Asks the fleet for a snapshot, and decides by it."""
+
+    def __init__(self, fleet: Fleet, rules: Rules = DEFAULT_RULES) -> None:
+        self._fleet = fleet
+        self._rules = rules
+        self._remembered: OrderedDict[str, Decision] = OrderedDict()
+
+    def place(
+        self, work: Work, refused: Collection[str] = (), broken: Collection[Pair] = ()
+    ) -> Decision:
+        """Decides where a request, or what is left of it, runs.
+
+        Args:
+            refused: workers that are not to be asked now.
+            broken: pairs that are not to be asked now.
+        """
+        decision = self._decide(work, refused, broken)
+        self._remember(decision)
+        return decision
+
+    def explain(self, work: Work) -> Decision:
+        """Where a request would be placed if it came now. Changes nothing."""
+        return self._decide(work, (), ())
+
+    def recall(self, request_id: str) -> Decision:
+        """The last decision about a request. Raises `NotFoundError` for one that is forgotten."""
+        if request_id not in self._remembered:
+            raise NotFoundError(
+                f"request {request_id!r} is not among the last {_NUM_REMEMBERED} that this router "
+                "has placed"
+            )
+        return self._remembered[request_id]
+
+    def _decide(self, work: Work, refused: Collection[str], broken: Collection[Pair]) -> Decision:
+        token_ids = work.token_ids
+        candidates = [c for c in self._fleet.candidates(token_ids) if c.worker not in refused]
+        question = Question(
+            work.request.request_id, len(token_ids), tuple(candidates), frozenset(broken)
+        )
+        return Decision(self._rules, question, self._rules.decide(question))
+
+    def _remember(self, decision: Decision) -> None:
+        request_id = decision.question.request_id
+        self._remembered[request_id] = decision
+        self._remembered.move_to_end(request_id)
+        if len(self._remembered) > _NUM_REMEMBERED:
+            self._remembered.popitem(last=False)

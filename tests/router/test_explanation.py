@@ -1,0 +1,104 @@
+"""Why a placement came out as it did, and that asking changes nothing."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.errors import NotFoundError
+from baton.sampling import SamplingParams
+from router.candidate import Candidate
+from router.decision import DEFAULT_RULES, Decision, Question, Rules
+from router.explanation import choices, why
+from router.intake import Request
+from router.placer import Placer
+from router.work import Work, work_of
+
+HOLDER = Candidate("holder", "prefill", b"", num_cached_tokens=512)
+OTHER = Candidate("other", "prefill", b"")
+DECODE = Candidate("decode", "decode", b"")
+
+
+def decided(*candidates: Candidate, broken=frozenset(), rules=DEFAULT_RULES) -> Decision:
+    question = Question("r", 1024, candidates, broken)
+    return Decision(rules, question, rules.decide(question))
+
+
+def test_the_reason_names_the_winner_the_next_best_and_what_decides():
+    said = why(decided(HOLDER, OTHER, DECODE))
+    assert said.startswith("holder with decode cost ")
+    assert "Next best of 1 other choices: other with decode, " in said
+    assert "uncached +51.2 ms" in said
+    assert "crowding +768 ms" in said
+
+
+def test_a_choice_that_is_the_only_one_is_said_to_be():
+    assert why(decided(HOLDER, DECODE)).endswith("No other choice could take it.")
+    pair = (OTHER.worker, DECODE.worker)
+    assert "No other choice" in why(decided(HOLDER, OTHER, DECODE, broken=frozenset({pair})))
+
+
+def test_a_tie_is_said_to_be_one():
+    assert "the request's id breaks the tie" in why(
+        decided(OTHER, replace(OTHER, worker="twin"), DECODE)
+    )
+
+
+def test_where_nobody_can_the_reason_says_why():
+    assert why(decided(HOLDER)) == "no decode worker is known"
+
+
+def test_a_policy_that_does_not_count_seconds_is_not_said_to():
+    said = why(decided(HOLDER, OTHER, DECODE, rules=Rules("prefix-only")))
+    assert "uncached +512" in said
+    assert "ms" not in said
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.data())
+def test_the_winner_is_one_of_the_choices_and_none_is_cheaper(num_prefill, num_decode, data):
+    queued = st.integers(0, 999)
+    cluster = [
+        *(Candidate(f"p{i}", "prefill", b"", 0, data.draw(queued)) for i in range(num_prefill)),
+        *(
+            Candidate(f"d{i}", "decode", b"", 0, 0, 0.0, data.draw(queued))
+            for i in range(num_decode)
+        ),
+    ]
+    decision = decided(*cluster)
+    placement = decision.placement
+    assert placement is not None
+    found = list(choices(placement, decision.question))
+    assert len(found) == num_prefill * num_decode
+    assert placement.chosen in found
+    assert sum(s.cost for s in placement.chosen) == min(sum(s.cost for s in c) for c in found)
+
+
+class Cluster:
+    """Two workers, as a placer sees them."""
+
+    def candidates(self, token_ids: tuple[int, ...]) -> list[Candidate]:
+        return [HOLDER, DECODE]
+
+
+def work(request_id: str) -> Work:
+    return work_of(Request(request_id, tuple(range(64)), SamplingParams()))
+
+
+def test_a_dry_run_is_what_would_be_done_and_is_not_remembered():
+    placer = Placer(Cluster())  # type: ignore[arg-type]
+    dry = placer.explain(work("r"))
+    with pytest.raises(NotFoundError, match="'r'"):
+        placer.recall("r")
+    assert placer.place(work("r")) == dry
+    assert placer.recall("r") == dry
+
+
+def test_so_many_placements_are_remembered_and_no_more():
+    placer = Placer(Cluster())  # type: ignore[arg-type]
+    for i in range(200):
+        placer.place(work(f"r{i}"))
+    placer.recall("r199")
+    placer.recall("r72")
+    with pytest.raises(NotFoundError):
+        placer.recall("r71")
