@@ -1,6 +1,8 @@
 """`python -m router`: one router."""
 
+import asyncio
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 from baton.cluster.redis import connect
 from baton.errors import FailedPreconditionError
@@ -13,6 +15,8 @@ from router.fleet import Fleet
 from router.intake import Intake
 from router.model_card import read_model_card
 from router.placer import Placer
+from router.record_file import RecordFile
+from router.recorder import Recorder
 from router.service import InferenceService, Requests, RouterAdmin
 from router.settings import RouterSettings
 
@@ -35,7 +39,9 @@ async def serve(settings: RouterSettings) -> None:
         stack.push_async_callback(fleet.stop)
         requests = Requests()
         intake = Intake(card, settings.max_prompt_bytes)
-        placer = Placer(fleet, Rules(settings.placement))
+        rules = Rules(settings.placement)
+        recorder = _recorder(settings, rules, stack)
+        placer = Placer(fleet, rules, recorder)
         inference = InferenceService(
             card,
             intake,
@@ -55,6 +61,17 @@ async def serve(settings: RouterSettings) -> None:
         stack.push_async_callback(server.stop)
         await server.set_ready(True)
         await server.run_until_signal()
+
+
+def _recorder(settings: RouterSettings, rules: Rules, stack: AsyncExitStack) -> Recorder | None:
+    """What records placements, if they are to be. Closing the stack writes the rest."""
+    if settings.record is None:
+        return None
+    file = RecordFile(Path(settings.record), settings.record_max_bytes, settings.record_files)
+    recorder = Recorder(file, rules)
+    recorder.start()
+    stack.push_async_callback(asyncio.to_thread, recorder.stop)
+    return recorder
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
-"""Places requests on the fleet, and remembers for a while why.
+"""Places requests on the fleet, remembers for a while why, and has it recorded.
 
 Knows nothing of calls or of what becomes of a request.
 """
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 
+from baton.cluster.prefix import BlockHash
 from baton.errors import NotFoundError
 from router.decision import DEFAULT_RULES, Decision, Pair, Question, Rules
 from router.fleet import Fleet
+from router.recorder import Recorder
 from router.work import Work
 
 _NUM_REMEMBERED = 128
@@ -17,9 +20,12 @@ _NUM_REMEMBERED = 128
 class Placer:
     """Asks the fleet for a snapshot, and decides by it."""
 
-    def __init__(self, fleet: Fleet, rules: Rules = DEFAULT_RULES) -> None:
+    def __init__(
+        self, fleet: Fleet, rules: Rules = DEFAULT_RULES, recorder: Recorder | None = None
+    ) -> None:
         self._fleet = fleet
         self._rules = rules
+        self._recorder = recorder
         self._remembered: OrderedDict[str, Decision] = OrderedDict()
 
     def place(
@@ -33,7 +39,14 @@ class Placer:
         """
         decision = self._decide(work, refused, broken)
         self._remember(decision)
+        if self._recorder is not None:
+            self._recorder.decided(decision, self._hashing(decision, work))
         return decision
+
+    def ended(self, request_id: str, num_output_tokens: int) -> None:
+        """A request that was placed is over."""
+        if self._recorder is not None:
+            self._recorder.ended(request_id, num_output_tokens)
 
     def explain(self, work: Work) -> Decision:
         """Where a request would be placed if it came now. Changes nothing."""
@@ -55,6 +68,13 @@ class Placer:
             work.request.request_id, len(token_ids), tuple(candidates), frozenset(broken)
         )
         return Decision(self._rules, question, self._rules.decide(question))
+
+    def _hashing(self, decision: Decision, work: Work) -> Callable[[], list[BlockHash]]:
+        """Makes the chain hashes, as the chosen workers do, once there is time for it."""
+        if decision.placement is None:
+            return list
+        member = self._fleet.member(decision.placement.decode)
+        return partial(self._fleet.block_hashes, member, work.token_ids)
 
     def _remember(self, decision: Decision) -> None:
         request_id = decision.question.request_id

@@ -104,6 +104,7 @@ class InferenceService(pb_grpc.InferenceServicer):
                         yield response
         finally:
             self._requests.remove(saga)
+            self._placer.ended(good.request_id, answer.num_output_tokens)
 
     async def Tokenize(self, request: pb.TokenizeRequest, _context: Any) -> pb.TokenizeResponse:
         token_ids, text = await self._intake.tokenize(request)

@@ -36,6 +36,20 @@ class RouterSettings(ServingSettings):
         "hold alone, by their load alone, or in turn.",
     )
 
+    record: str | None = Field(
+        None,
+        description="File that says of each request where it was placed and why, for `baton "
+        "replay`: lengths, chain hashes and what was known of the workers, never texts or tokens.",
+    )
+    record_max_bytes: int = Field(
+        64 * 2**20,
+        ge=2**16,
+        description="Size of --record at most; a full one is kept as FILE.1, FILE.2 and so on.",
+    )
+    record_files: int = Field(
+        4, ge=1, description="Files of --record that are kept, the current one among them."
+    )
+
     @property
     def model_path(self) -> str:
         return locate(self.model)

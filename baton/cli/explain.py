@@ -2,45 +2,62 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from baton.client import Candidate, Explanation
+from baton.client_wire import explanation_of
+from baton.errors import InvalidArgumentError, NotFoundError
+from router.replay import read_record, replay
+from router.wire import explanation
 
 _TITLES = {"prefill": "prefill workers", "decode": "decode workers"}
 
 
-def print_json(explanation: Explanation) -> None:
+def recorded(file: Path, request_id: str | None) -> Explanation:
+    """The last decision about a request in a record, as it is made again now.
+
+    Raises `NotFoundError` if it is not there.
+    """
+    if request_id is None:
+        raise InvalidArgumentError("--record", "is of no use without --request-id")
+    found = [d for d in replay(read_record(file)) if d.recorded.question.request_id == request_id]
+    if not found:
+        raise NotFoundError(f"{file} has no request {request_id!r}")
+    return explanation_of(explanation(found[-1].decision))
+
+
+def print_json(explained: Explanation) -> None:
     """One object."""
-    print(json.dumps(dataclasses.asdict(explanation)))
+    print(json.dumps(dataclasses.asdict(explained)))
 
 
-def print_tables(explanation: Explanation, console: Console) -> None:
+def print_tables(explained: Explanation, console: Console) -> None:
     """A table for each role, and the reason."""
     console.print(
-        f"request {explanation.request_id}: {explanation.num_tokens} tokens, "
-        f"policy {explanation.policy}",
+        f"request {explained.request_id}: {explained.num_tokens} tokens, policy {explained.policy}",
         highlight=False,
         markup=False,
     )
     for role, title in _TITLES.items():
-        of_role = [c for c in explanation.placement.candidates if c.role == role]
+        of_role = [c for c in explained.placement.candidates if c.role == role]
         if of_role:
-            console.print(_table(title, of_role, explanation))
-    console.print(explanation.reason, highlight=False, markup=False)
+            console.print(_table(title, of_role, explained))
+    console.print(explained.reason, highlight=False, markup=False)
 
 
-def _table(title: str, candidates: list[Candidate], explanation: Explanation) -> Table:
+def _table(title: str, candidates: list[Candidate], explained: Explanation) -> Table:
     """A row for each worker, a column for each term. `>` is before the chosen one."""
     names = list(dict.fromkeys(name for c in candidates for name in c.terms))
     # Only the default policy counts seconds.
-    factor, unit = (1000.0, " ms") if explanation.policy == "baton" else (1.0, "")
+    factor, unit = (1000.0, " ms") if explained.policy == "baton" else (1.0, "")
     table = Table("", title.removesuffix("s"), title=title, title_justify="left", box=None)
     for column in ("cached", *(f"{name}{unit}" for name in names), f"cost{unit}"):
         table.add_column(column, justify="right")
     table.add_column("not chosen because")
-    placement = explanation.placement
+    placement = explained.placement
     winners = (placement.prefill_worker, placement.decode_worker)
     for candidate in candidates:
         terms = [

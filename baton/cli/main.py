@@ -282,6 +282,10 @@ def explain(
         str | None,
         typer.Option(help="Explain this request, which was placed of late, in place of a prompt."),
     ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Look for --request-id in what `--record` wrote."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Say where a prompt would run if it came now, and why; nothing is run.
@@ -290,6 +294,7 @@ def explain(
     Examples:
       baton explain "def fibonacci(n):"
       baton explain --request-id 8c2f0a6b1d3e4f57
+      baton explain --request-id 8c2f0a6b1d3e4f57 --record placements.jsonl
     """
 
     def command() -> None:
@@ -298,15 +303,49 @@ def explain(
 
         if (prompt is None) == (request_id is None):
             raise InvalidArgumentError("prompt", "or --request-id is needed, and only one of them")
-        with session(address, 30.0) as client:
-            if request_id is not None:
-                found = client.explain_request(request_id)
-            else:
-                found = client.explain(sys.stdin.read() if prompt == "-" else prompt or "")
+        if record is not None:
+            found = room.recorded(record, request_id)
+        else:
+            with session(address, 30.0) as client:
+                if request_id is not None:
+                    found = client.explain_request(request_id)
+                else:
+                    found = client.explain(sys.stdin.read() if prompt == "-" else prompt or "")
         if json:
             room.print_json(found)
         else:
             room.print_tables(found, _console())
+
+    _finish(command)
+
+
+@app.command()
+def replay(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="What `--record` of a router wrote.")
+    ],
+    policy: Annotated[
+        str | None,
+        typer.Option(help="Decide by this policy; else by the recorded one, as a check."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Decide again what a router recorded, on the same snapshots, and show what differs.
+
+    \b
+    Examples:
+      baton replay placements.jsonl --policy least-loaded
+      baton replay placements.jsonl.2 placements.jsonl.1 placements.jsonl --json
+    """
+
+    def command() -> None:
+        from baton.cli import replay as room
+
+        redecided = room.redecide(files, room.policy_of(policy))
+        if json:
+            room.print_json(redecided)
+        else:
+            room.print_table(redecided, _console())
 
     _finish(command)
 

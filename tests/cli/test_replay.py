@@ -1,0 +1,89 @@
+"""A real router records; `baton replay` and `baton explain` read it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from baton import Client, SamplingParams
+from baton.cli.local_cluster import LocalCluster
+from baton.cli.main import app
+
+pytestmark = pytest.mark.e2e
+
+NUM_REQUESTS = 12
+SECRET = "swordfish"
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of some requests that share a prefix, on two workers of each role."""
+    path = tmp_path_factory.mktemp("records") / "placements.jsonl"
+    flags = {"record": str(path)}
+    with (
+        LocalCluster(
+            num_prefill=2, num_decode=2, router_flags=flags, worker_flags={"num_blocks": 256}
+        ) as cluster,
+        Client(cluster.address) as client,
+    ):
+        for i in range(NUM_REQUESTS):
+            prompt = f"def {SECRET}(n):\n    return n\n" * 4 + f"# {i}"
+            params = SamplingParams(max_tokens=3, ignore_eos=True)
+            client.generate(prompt, params, request_id=f"r{i}").text()
+    return path
+
+
+def test_the_recorded_policy_decides_as_it_did(record: Path) -> None:
+    totals = json.loads(invoke("replay", str(record), "--json").stdout)
+    assert (totals["num_decisions"], totals["num_different"]) == (NUM_REQUESTS, 0)
+    assert totals["mean_cost_s"] == totals["new_mean_cost_s"] > 0
+
+
+def test_another_policy_is_compared(record: Path) -> None:
+    arguments = ("replay", str(record), "--policy", "round-robin")
+    *rows, totals = map(json.loads, invoke(*arguments, "--json").stdout.splitlines())
+    assert len(rows) == totals["num_different"] > 0
+    assert totals["new_mean_cost_s"] > totals["mean_cost_s"]
+    table = invoke(*arguments).stdout
+    assert f"{NUM_REQUESTS} decisions, {len(rows)} differ" in table
+    assert rows[0]["request_id"] in table
+
+
+def test_a_recorded_request_is_explained(record: Path) -> None:
+    arguments = ("explain", "--record", str(record), "--request-id", "r3", "--json")
+    explained = json.loads(invoke(*arguments).stdout)
+    assert len(explained["placement"]["candidates"]) == 4
+    assert " with " in explained["reason"]
+    assert invoke("explain", "--record", str(record), "--request-id", "x").exit_code == 1
+
+
+def test_a_record_has_arrivals_and_lengths_but_no_text(record: Path) -> None:
+    text = record.read_text()
+    assert SECRET not in text
+    entries = [json.loads(line) for line in text.splitlines()]
+    ended = [entry for entry in entries if "ended" in entry]
+    assert [entry["output_tokens"] for entry in ended] == [3] * NUM_REQUESTS
+    arrivals = [entry["at"] for entry in entries if "id" in entry]
+    assert arrivals == sorted(arrivals)
+    assert len(arrivals) == NUM_REQUESTS
+
+
+def test_what_is_no_record_or_no_policy_is_refused_in_a_sentence(record: Path) -> None:
+    for arguments in ((str(record), "--policy", "random"), (__file__,), ("/nothing",)):
+        refused = invoke("replay", *arguments)
+        assert refused.exit_code == 1
+        assert len(refused.stderr.splitlines()) == 1
+
+
+def test_a_router_whose_disk_is_full_serves() -> None:
+    with (
+        LocalCluster(router_flags={"record": "/dev/full"}) as cluster,
+        Client(cluster.address) as client,
+    ):
+        for _ in range(3):
+            assert client.generate("import os", SamplingParams(max_tokens=4)).text()

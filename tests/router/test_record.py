@@ -1,0 +1,237 @@
+"""What is recorded can be decided again, and writing it down harms nothing."""
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.cluster.prefix import hash_chain
+from baton.errors import InvalidArgumentError, NotFoundError
+from router.candidate import Candidate
+from router.decision import DEFAULT_RULES, Decision, Question, Rules
+from router.policy import POLICY_NAMES
+from router.record_file import RecordFile
+from router.record_format import RecordReader, decision_line, header_line
+from router.recorder import Recorder
+from router.replay import read_record, replay
+
+TOKENS = tuple(range(1000, 1064))
+HASHES = hash_chain(b"root", TOKENS, 16)
+
+
+def candidate(role: str) -> st.SearchStrategy[Candidate]:
+    return st.builds(
+        Candidate,
+        worker=st.integers(0, 5).map(lambda i: f"{role}-{i}"),
+        role=st.just(role),
+        pairing=st.sampled_from([b"a\xff", b"b"]),
+        num_cached_tokens=st.integers(0, 64),
+        num_queued_tokens=st.integers(0, 4096),
+        num_recent_tokens=st.floats(0, 1e9),
+        num_sequences=st.integers(0, 64),
+        num_held_tokens=st.integers(0, 4096),
+        max_held_tokens=st.none() | st.integers(1, 4096),
+        last_turn=st.integers(0, 2**62),
+        excluded=st.sampled_from(["", "", "", "draining"]),
+    )
+
+
+def pool(role: str) -> st.SearchStrategy[list[Candidate]]:
+    return st.lists(candidate(role), max_size=4, unique_by=lambda c: c.worker)
+
+
+pairs = st.frozensets(st.tuples(st.just("prefill-0"), st.sampled_from(["decode-0", "decode-1"])))
+questions = st.builds(
+    Question,
+    request_id=st.text(max_size=8),
+    num_tokens=st.integers(0, 64),
+    candidates=st.builds(lambda p, d: (*p, *d), pool("prefill"), pool("decode")),
+    broken=pairs,
+)
+rules = st.builds(Rules, policy=st.sampled_from(POLICY_NAMES))
+
+
+def by_name(question: Question) -> Question:
+    ordered = sorted(question.candidates, key=lambda c: c.worker)
+    return replace(question, candidates=tuple(ordered))
+
+
+@given(rules, st.lists(questions, max_size=6))
+def test_what_is_read_is_what_was_written_and_is_decided_as_it_was(used, asked):
+    reader, before = RecordReader(), {}
+    assert reader.read(header_line(used)) is None
+    for question in asked:
+        decision = Decision(used, question, used.decide(question))
+        line = decision_line(1.5, decision, HASHES, before)
+        before = {c.worker: c for c in question.candidates}
+        recorded = reader.read(line)
+        assert recorded is not None
+        assert by_name(recorded.question) == by_name(question)
+        assert (recorded.rules, recorded.hashes) == (used, tuple(HASHES))
+        (again,) = replay([recorded])
+        assert again.is_same
+        if decision.placement is not None:
+            assert again.decision.placement == decision.placement
+
+
+CLUSTER = (
+    Candidate("holder", "prefill", b"x" * 500, num_cached_tokens=48, num_queued_tokens=10**6),
+    Candidate("other", "prefill", b"x" * 500),
+    Candidate("d0", "decode", b"x" * 500),
+)
+
+
+def decided(request_id: str, *candidates: Candidate) -> Decision:
+    question = Question(request_id, 64, candidates or CLUSTER)
+    return Decision(DEFAULT_RULES, question, DEFAULT_RULES.decide(question))
+
+
+def recorder(path: Path, max_bytes: int = 2**20, num_files: int = 3) -> Recorder:
+    started = Recorder(RecordFile(path, max_bytes, num_files), DEFAULT_RULES)
+    started.start()
+    return started
+
+
+def lines_of(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_record_says_who_was_chosen_when_and_of_what_but_no_token(tmp_path):
+    record = recorder(tmp_path / "r")
+    record.decided(decided("one"), lambda: HASHES)
+    record.ended("one", 7)
+    record.stop()
+    header, decision, ended = lines_of(tmp_path / "r")
+    assert header == {"baton_record": 1, "rules": {"policy": "baton"}}
+    assert (decision["prefill"], decision["decode"], decision["tokens"]) == ("other", "d0", 64)
+    assert (ended["ended"], ended["output_tokens"]) == ("one", 7)
+    assert "1001" not in (tmp_path / "r").read_text()
+    (read,) = read_record(tmp_path / "r")
+    assert read.hashes == tuple(HASHES)
+
+
+def test_a_worker_that_has_not_changed_takes_no_room(tmp_path):
+    record = recorder(tmp_path / "r")
+    busier = replace(CLUSTER[1], num_queued_tokens=9)
+    for cluster in (CLUSTER, CLUSTER, (CLUSTER[0], busier, CLUSTER[2]), CLUSTER[1:]):
+        record.decided(decided("r", *cluster), list)
+    record.stop()
+    _, first, second, third, fourth = lines_of(tmp_path / "r")
+    assert len(first["workers"]) == 3
+    assert "workers" not in second
+    assert third["workers"] == {"other": {"num_queued_tokens": 9}}
+    assert fourth["gone"] == ["holder"]
+
+
+def test_another_policy_decides_otherwise_and_the_same_does_not(tmp_path):
+    record = recorder(tmp_path / "r")
+    for i in range(20):
+        record.decided(decided(f"r{i}"), list)
+    record.stop()
+    recorded = list(read_record(tmp_path / "r"))
+    assert all(one.is_same for one in replay(recorded))
+    others = list(replay(recorded, Rules("prefix-only")))
+    assert {(one.prefill, one.decode, one.is_same) for one in others} == {("holder", "d0", False)}
+
+
+def test_files_are_bounded_kept_so_many_and_each_is_read_by_itself(tmp_path):
+    record = recorder(tmp_path / "r", max_bytes=8192, num_files=3)
+    for i in range(300):
+        record.decided(decided(f"r{i}"), lambda: HASHES)
+    record.stop()
+    assert record.num_lost == 0
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["r", "r.1", "r.2"]
+    assert all(file.stat().st_size <= 8192 for file in files)
+    names = [one.question.request_id for file in reversed(files) for one in read_record(file)]
+    assert names == [f"r{i}" for i in range(300 - len(names), 300)]
+    assert all(one.is_same for file in files for one in replay(read_record(file)))
+
+
+def test_an_earlier_record_is_kept_beside_the_new_one(tmp_path):
+    for name in ("first", "second"):
+        record = recorder(tmp_path / "r")
+        record.decided(decided(name), list)
+        record.stop()
+    assert [one.question.request_id for one in read_record(tmp_path / "r")] == ["second"]
+    assert [one.question.request_id for one in read_record(tmp_path / "r.1")] == ["first"]
+
+
+def test_a_full_disk_loses_lines_and_nothing_else(tmp_path, caplog):
+    """/dev/full has room for nothing. Once the name is another file's, the record goes on."""
+    path = tmp_path / "r"
+    path.symlink_to("/dev/full")
+    record = recorder(path)
+    for i in range(10):
+        record.decided(decided(f"lost{i}"), list)
+    _until(lambda: record.num_lost == 10)
+    assert len([r for r in caplog.records if "No space left" in r.getMessage()]) == 1
+    path.unlink()
+    record._resume_at = 0.0
+    record.decided(decided("kept"), list)
+    record.stop()
+    assert [one.question.request_id for one in read_record(path)] == ["kept"]
+
+
+def test_a_disk_that_is_too_slow_is_not_waited_for(tmp_path):
+    gate = threading.Event()
+
+    def hashing() -> list[bytes]:
+        assert gate.wait(10)
+        return []
+
+    record = recorder(tmp_path / "r", max_bytes=2**24)
+    for i in range(5000):
+        record.decided(decided(f"r{i}"), hashing)
+    assert record.num_lost >= 5000 - 4096 - 1
+    gate.set()
+    record.stop()
+    assert len(list(read_record(tmp_path / "r"))) + record.num_lost == 5000
+
+
+def test_a_record_that_cannot_be_written_is_said_at_the_start(tmp_path):
+    with pytest.raises(InvalidArgumentError, match="no-folder"):
+        recorder(tmp_path / "no-folder" / "r")
+
+
+def test_a_line_that_is_being_written_is_not_read_yet(tmp_path):
+    record = recorder(tmp_path / "r")
+    record.decided(decided("r"), list)
+    record.stop()
+    whole = (tmp_path / "r").read_bytes()
+    start = whole.index(b"\n") + 1
+    for size in (start, start + 1, (start + len(whole)) // 2, len(whole) - 2, len(whole) - 1):
+        (tmp_path / "r").write_bytes(whole[:size])
+        assert list(read_record(tmp_path / "r")) == []
+
+
+@settings(max_examples=50)
+@given(st.binary(max_size=60) | st.from_regex(rb"\{.{0,40}\}", fullmatch=True))
+def test_what_no_router_wrote_is_refused(line):
+    for before in ([], [header_line(DEFAULT_RULES)]):
+        reader = RecordReader()
+        for good in before:
+            reader.read(good)
+        with pytest.raises(InvalidArgumentError):
+            reader.read(line)
+
+
+def test_another_version_and_a_file_that_is_not_there_are_named(tmp_path):
+    (tmp_path / "r").write_text('{"baton_record": 2, "rules": {}}\n')
+    with pytest.raises(InvalidArgumentError, match=r"r:1.*version 2"):
+        list(read_record(tmp_path / "r"))
+    with pytest.raises(NotFoundError, match="nothing"):
+        list(read_record(tmp_path / "nothing"))
+
+
+def _until(condition) -> None:
+    waited = threading.Event()
+    for _ in range(1000):
+        if condition():
+            return
+        waited.wait(0.01)
+    raise AssertionError("it did not happen")
