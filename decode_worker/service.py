@@ -13,7 +13,7 @@ from baton.serving.pace import Pace
 from baton.v1 import decode_pb2 as pb
 from baton.v1 import decode_pb2_grpc as pb_grpc
 from baton.worker.patience import unless_ended
-from baton.worker.wire import engine_request
+from baton.worker.wire import engine_request, work_done_to_message
 from baton.worker.worker import Worker
 from decode_worker import wire
 from decode_worker.capacity import Capacity, num_blocks_on_arrival
@@ -81,6 +81,9 @@ class DecodeService(pb_grpc.DecodeServicer):
                 for response in await taking:
                     yield response
             async for response in _answer(stream, params):
+                if response.HasField("finished"):
+                    done = work_done_to_message(engine.engine.work_done)
+                    response.finished.work_done.CopyFrom(done)
                 yield response
 
     async def EndSequence(

@@ -9,11 +9,17 @@ from google.protobuf.duration_pb2 import Duration
 from baton.engine.core.plan import TokenLogprobs
 from baton.engine.core.sequence import FinishReason, Purpose
 from baton.engine.messages import EngineRequest, SequenceUpdate
+from baton.engine.work_meter import WorkDone
 from baton.errors import InvalidArgumentError
 from baton.v1 import inference_pb2
 from baton.v1 import prefill_pb2 as pb
 from baton.v1 import prefill_pb2_grpc as pb_grpc
-from baton.worker.wire import engine_request, finish_reason_to_message, top_logprobs_to_messages
+from baton.worker.wire import (
+    engine_request,
+    finish_reason_to_message,
+    top_logprobs_to_messages,
+    work_done_to_message,
+)
 from baton.worker.worker import Worker
 from kvtransfer.extent import Extent
 from kvtransfer.handle import FirstToken
@@ -65,7 +71,7 @@ class PrefillService(pb_grpc.PrefillServicer):
             is_handed_over = goes_on and request.decode_worker
             if is_handed_over:
                 lease.complete(token, lambda: engine.close_stream(wanted.request_id))
-            yield _result(token, last)
+            yield _result(token, last, engine.engine.work_done)
             if is_handed_over:
                 await self._keeper.until_released(engine, stream, wanted, lease, token)
                 yield pb.PrefillResponse(released=pb.LeaseReleased())
@@ -104,9 +110,13 @@ def _first_token(update: SequenceUpdate) -> FirstToken:
     return FirstToken(update.position, update.token_id, update.logprobs)
 
 
-def _result(token: FirstToken, update: SequenceUpdate) -> pb.PrefillResponse:
+def _result(token: FirstToken, update: SequenceUpdate, done: WorkDone) -> pb.PrefillResponse:
     message = first_token_to_message(token)
     message.finish_reason = finish_reason_to_message(update.finish_reason)
     return pb.PrefillResponse(
-        result=pb.PrefillResult(first_tokens=[message], num_cached_tokens=update.num_cached_tokens)
+        result=pb.PrefillResult(
+            first_tokens=[message],
+            num_cached_tokens=update.num_cached_tokens,
+            work_done=work_done_to_message(done),
+        )
     )

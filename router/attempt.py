@@ -135,6 +135,7 @@ class Attempt:
             for event in gathered:
                 if isinstance(event, prefill_pb2.PrefillResponse) and event.HasField("result"):
                     self._prefill_load.close()
+                self._learn(event)
             yield gathered
 
     def end_sequence(self, index: int) -> None:
@@ -149,6 +150,19 @@ class Attempt:
         stub = decode_pb2_grpc.DecodeStub(self._channel_to(self._decode))
         with contextlib.suppress(grpc.aio.AioRpcError):
             await stub.EndSequence(request, timeout=_END_SECONDS)
+
+    def _learn(self, event: Event | Setback) -> None:
+        """Has the models of both workers learn from what they report."""
+        if isinstance(event, prefill_pb2.PrefillResponse):
+            self._prefill.model.worked(wire.work_done(event.result.work_done))
+        elif isinstance(event, decode_pb2.DecodeGenerateResponse):
+            if event.HasField("finished"):
+                self._decode.model.worked(wire.work_done(event.finished.work_done))
+            elif event.HasField("kv_ready"):
+                ready, per_token = event.kv_ready, self._decode.bytes_per_token
+                num_tokens = ready.num_transferred_bytes / per_token if per_token else 0.0
+                exposed = wire.seconds(ready.exposed)
+                self._decode.model.received(num_tokens, exposed, ready.connector)
 
     def succeed(self) -> None:
         """The request has got all it needed of both workers."""

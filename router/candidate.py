@@ -6,6 +6,8 @@ Knows nothing of how the snapshot came about, nor of what is made of it.
 from dataclasses import dataclass
 from typing import Literal
 
+from router.rates import Rates
+
 Role = Literal["prefill", "decode"]
 
 
@@ -22,6 +24,7 @@ class Candidate:
         num_held_tokens: tokens whose KV those sequences hold or were promised.
         max_held_tokens: tokens whose KV it has room for; None: not known.
         last_turn: grows from request to request that it is given; 0 before the first.
+        rates: how long things take there; None: nothing was learned.
         excluded: why it cannot be chosen; empty if it can.
     """
 
@@ -36,3 +39,4 @@ class Candidate:
     max_held_tokens: int | None = None
     last_turn: int = 0
     excluded: str = ""
+    rates: Rates | None = None

@@ -4,7 +4,8 @@
                      queue          computing what it was given before and has not finished
                      crowding       what those who come behind wait for the uncached part
                      recent         a small part of the work it was given of late
-    decode worker    transfer       moving the KV of the prompt that it lacks
+    decode worker    handoff        taking a prompt over at all
+                     transfer       moving the KV of the prompt that it lacks
                      interference   the steps of the sequences it runs
                      memory         computing again what no longer fits in its pool
 
@@ -14,60 +15,55 @@ it again; on the conversation trace close to saturation that is paid back many t
 `crowding` is that price. `recent` decides among workers that are idle and equal, and keeps their
 shares even over minutes where queues, mostly empty, say nothing.
 
-No term grows when more of the prompt is cached. Knows nothing of how workers are chosen.
+How long things take on a worker is part of its snapshot, as far as it was learned
+(`router.worker_model`). No term grows when more of the prompt is cached. Knows nothing of how
+workers are chosen.
 """
 
 from dataclasses import dataclass
 
 from router.candidate import Candidate
+from router.rates import Rates
 
 
 @dataclass(frozen=True, slots=True)
-class CostModel:
-    """How long things take, and what they weigh.
+class CostModel(Rates):
+    """What things weigh, and how long they take where a candidate does not say.
 
     Attributes:
-        prefill_seconds_per_token: to compute a token of a prompt.
-        attention_seconds_per_pair: to attend from one such token to one before it.
-        transfer_seconds_per_token: to move a token's KV to a decode worker.
-        interference_seconds_per_sequence: by which a running sequence slows one that joins it.
         crowding: how many seconds of queue a second of needless computing is worth.
         recency: the part of recent work that counts.
         full_share: the part of a decode worker's pool beyond which KV is displaced.
     """
 
-    prefill_seconds_per_token: float = 1e-4
-    attention_seconds_per_pair: float = 0.0
-    transfer_seconds_per_token: float = 5e-6
-    interference_seconds_per_sequence: float = 8e-4
     crowding: float = 15.0
     recency: float = 0.01
     full_share: float = 0.9
 
     def terms(self, candidate: Candidate, num_tokens: int) -> dict[str, float]:
         """The cost of a candidate for a prompt of so many tokens, term by term."""
+        rates = candidate.rates or self
         num_cached = min(candidate.num_cached_tokens, num_tokens)
         if candidate.role == "decode":
-            return self._decode_terms(candidate, num_tokens - num_cached)
-        uncached = self.prefill_seconds(num_tokens - num_cached, num_cached)
+            return self._decode_terms(rates, candidate, num_tokens - num_cached)
+        uncached = rates.prefill_seconds(num_tokens - num_cached, num_cached)
+        recent = candidate.num_recent_tokens * rates.prefill_seconds_per_token
         return {
             "uncached": uncached,
-            "queue": candidate.num_queued_tokens * self.prefill_seconds_per_token,
+            "queue": rates.queue_seconds(candidate.num_queued_tokens),
             "crowding": uncached * self.crowding,
-            "recent": candidate.num_recent_tokens * self.prefill_seconds_per_token * self.recency,
+            "recent": recent * self.recency,
         }
 
-    def prefill_seconds(self, num_uncached: int, num_cached: int) -> float:
-        """How long a prompt takes of which so many leading tokens are cached."""
-        num_pairs = num_uncached * (num_cached + num_uncached / 2)
-        linear = num_uncached * self.prefill_seconds_per_token
-        return linear + num_pairs * self.attention_seconds_per_pair
-
-    def _decode_terms(self, candidate: Candidate, num_missing: int) -> dict[str, float]:
+    def _decode_terms(
+        self, rates: Rates, candidate: Candidate, num_missing: int
+    ) -> dict[str, float]:
+        displaced = self._num_displaced(candidate, num_missing)
         return {
-            "transfer": num_missing * self.transfer_seconds_per_token,
-            "interference": candidate.num_sequences * self.interference_seconds_per_sequence,
-            "memory": self._num_displaced(candidate, num_missing) * self.prefill_seconds_per_token,
+            "handoff": rates.handoff_seconds,
+            "transfer": num_missing * rates.transfer_seconds_per_token,
+            "interference": candidate.num_sequences * rates.interference_seconds_per_sequence,
+            "memory": displaced * rates.prefill_seconds_per_token,
         }
 
     def _num_displaced(self, candidate: Candidate, num_missing: int) -> float:

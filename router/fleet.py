@@ -27,6 +27,7 @@ from baton.v1.kv_transfer_pb2 import KvLayouts
 from router.circuit import Circuit
 from router.placement import Candidate
 from router.recent import RecentTokens
+from router.worker_model import PoolModel, WorkerModel
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ _READINESS = health_pb2.HealthCheckRequest(service="readiness")
 class Member:
     """One worker, as this router sees it."""
 
-    def __init__(self, record: WorkerRecord) -> None:
+    def __init__(self, record: WorkerRecord, pool: PoolModel) -> None:
         self.record = record
         self.is_serving = False
         self.is_listed = True
@@ -50,10 +51,16 @@ class Member:
         self.last_turn = 0
         self.layouts = KvLayouts.FromString(record.layout).layouts
         self.circuit = Circuit()
+        self.model = WorkerModel(pool, record.max_num_batched_tokens)
 
     @property
     def pairing(self) -> bytes:
         return self.record.fingerprint + self.record.layout
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Of KV, over all layers."""
+        return sum(layout.block_bytes / layout.block_size for layout in self.layouts)
 
     @property
     def max_len(self) -> int:
@@ -109,6 +116,7 @@ class Fleet:
         self._tokenizer_hash = tokenizer_hash
         self._members: dict[str, Member] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
+        self._pools: dict[tuple[str, bytes], PoolModel] = {}
         self._probes: dict[Member, asyncio.Task[None]] = {}
         self._num_users: Counter[str] = Counter()  # of the channel to each endpoint
         self._closing: set[asyncio.Task[None]] = set()
@@ -182,6 +190,7 @@ class Fleet:
                 max_held_tokens=m.max_held_tokens,
                 last_turn=m.last_turn,
                 excluded=m.excluded(self._tokenizer_hash),
+                rates=m.model.rates,
             )
             for m in self.members
         ]
@@ -211,9 +220,15 @@ class Fleet:
             return
         self._leave(worker)
         logger.info("%s joined at %s", worker, record.endpoint)
-        self._members[worker] = Member(record)
+        self._members[worker] = Member(record, self._pool_of(record))
         self._events.follow(worker, record.epoch)
         self._watches[worker] = asyncio.create_task(self._watch(self._members[worker]))
+
+    def _pool_of(self, record: WorkerRecord) -> PoolModel:
+        """What is known of the workers that this one may stand in for."""
+        return self._pools.setdefault(
+            (record.role, record.fingerprint + record.layout), PoolModel()
+        )
 
     async def _watch(self, member: Member) -> None:
         """Follows one worker's readiness until it has left."""

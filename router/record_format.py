@@ -22,6 +22,7 @@ from baton.cluster.prefix import HASH_BYTES, BlockHash
 from baton.errors import InvalidArgumentError
 from router.candidate import Candidate
 from router.decision import Decision, Question, Rules
+from router.rates import Rates
 
 VERSION = 1
 
@@ -140,12 +141,16 @@ def _change(before: Candidate | None, now: Candidate) -> dict[str, Any]:
 def _changed(worker: str, before: Candidate | None, change: dict[str, Any]) -> Candidate:
     if "pairing" in change:
         change["pairing"] = base64.b64decode(change["pairing"], validate=True)
+    if change.get("rates") is not None:
+        change["rates"] = Rates(**change["rates"])
     if before is None:
         return Candidate(worker=worker, **change)
     return dataclasses.replace(before, **change)
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Rates):
+        return dataclasses.asdict(value)
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 

@@ -17,6 +17,7 @@ from router.fleet import Member
 from router.intake import Request
 from router.placement import Placement, Scored
 from router.work import Work
+from router.worker_model import WorkDone
 
 _ROLES = {"prefill": pb.WORKER_ROLE_PREFILL, "decode": pb.WORKER_ROLE_DECODE}
 
@@ -155,6 +156,16 @@ def first_tokens(result: prefill_pb2.PrefillResult) -> list[Token]:
         )
         for t in result.first_tokens
     ]
+
+
+def work_done(message: prefill_pb2.WorkDone) -> WorkDone:
+    return WorkDone(
+        message.num_steps,
+        message.num_prompt_tokens,
+        message.num_prompt_pairs,
+        message.num_decode_tokens,
+        seconds(message.busy),
+    )
 
 
 def decoded_tokens(message: decode_pb2.DecodeTokens) -> list[Token]:

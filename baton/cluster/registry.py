@@ -23,6 +23,8 @@ Role = Literal["prefill", "decode"]
 
 _ROLES: dict[str, Role] = {"prefill": "prefill", "decode": "decode"}
 
+_OPTIONAL = {b"max_num_batched_tokens"}
+
 _INTERVAL = 1.0  # seconds between renewals
 _TTL = 5.0  # seconds a record outlives its last renewal
 
@@ -62,6 +64,7 @@ class WorkerRecord:
         max_model_len: the most tokens a sequence may have, prompt and answer together.
         num_blocks: blocks of the cache group that sees furthest back.
         draining: it finishes what it has and takes nothing new.
+        max_num_batched_tokens: tokens of one step at most; 0: not said, as by workers of before.
     """
 
     id: str
@@ -78,6 +81,7 @@ class WorkerRecord:
     max_model_len: int
     num_blocks: int
     draining: bool = False
+    max_num_batched_tokens: int = 0
 
     @property
     def namespace(self) -> PrefixNamespace:
@@ -103,6 +107,7 @@ class WorkerRecord:
             "max_model_len": self.max_model_len,
             "num_blocks": self.num_blocks,
             "draining": int(self.draining),
+            "max_num_batched_tokens": self.max_num_batched_tokens,
         }
 
     @classmethod
@@ -112,7 +117,7 @@ class WorkerRecord:
         Raises:
             ValueError: a field is missing or malformed.
         """
-        missing = {name.encode() for name in cls.__slots__} - fields.keys()
+        missing = {name.encode() for name in cls.__slots__} - fields.keys() - _OPTIONAL
         if missing:
             raise ValueError(f"fields are missing: {sorted(missing)}")
         return cls(
@@ -130,6 +135,7 @@ class WorkerRecord:
             max_model_len=int(fields[b"max_model_len"]),
             num_blocks=int(fields[b"num_blocks"]),
             draining=int(fields[b"draining"]) != 0,
+            max_num_batched_tokens=int(fields.get(b"max_num_batched_tokens", 0)),
         )
 
 

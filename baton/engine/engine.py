@@ -39,6 +39,7 @@ from baton.engine.pool_size import peak_blocks
 from baton.engine.ranking import ranked
 from baton.engine.runner import Launched, ModelRunner
 from baton.engine.updates import updates_of
+from baton.engine.work_meter import WorkDone, WorkMeter
 from baton.errors import AlreadyExistsError, InvalidArgumentError, OverloadedError
 from baton.sampling import SamplingParams, check_length, check_token_ids, check_vocabulary
 
@@ -76,6 +77,7 @@ class Engine:
         )
         self._drafter: Drafter = NgramDrafter()
         self._meter = CostMeter(self._scheduler.costs, loaded.cache)
+        self._work = WorkMeter()
         self._committed: list[SequenceProgress] = []
         self._flushed = False
         asked = config.async_scheduling
@@ -365,7 +367,9 @@ class Engine:
         plan, launched = self._ahead or self._launch()
         self._ahead = self._launch_behind(plan, launched)
         result = launched.fetch()
-        self._meter.note_step(plan.num_tokens, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        self._meter.note_step(plan.num_tokens, seconds)
+        self._work.note_step(plan, seconds)
         progress = self._scheduler.apply(plan, result)
         progress, self._committed = self._with_committed(progress), []
         self._flushed = False
@@ -406,6 +410,16 @@ class Engine:
 
     def _with_committed(self, progress: StepProgress) -> StepProgress:
         return replace(progress, others=self._committed + progress.others)
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """Tokens that one step computes at most."""
+        return self._max_chunk
+
+    @property
+    def work_done(self) -> WorkDone:
+        """What was computed since the start, and how long it took. From any thread."""
+        return self._work.done
 
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()

@@ -5,6 +5,7 @@ What the router calls on a decode worker."""
 
 from baton.v1 import inference_pb2 as _inference_pb2
 from baton.v1 import kv_transfer_pb2 as _kv_transfer_pb2
+from baton.v1 import prefill_pb2 as _prefill_pb2
 from baton.v1 import sampling_pb2 as _sampling_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
@@ -285,22 +286,28 @@ class DecodeFinished(_message.Message):
     SEQUENCE_INDEX_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
+    WORK_DONE_FIELD_NUMBER: _builtins.int
     sequence_index: _builtins.int
     """Which sequence of the request, from 0."""
     reason: _inference_pb2.FinishReason.ValueType
     """Why it ended. Unspecified: `EndSequence` has ended it."""
     score: _builtins.float
     """The score by which beams are ranked. Unset without beams."""
+    @_builtins.property
+    def work_done(self) -> _prefill_pb2.WorkDone:
+        """What the worker has computed so far."""
+
     def __init__(
         self,
         *,
         sequence_index: _builtins.int = ...,
         reason: _inference_pb2.FinishReason.ValueType = ...,
         score: _builtins.float | None = ...,
+        work_done: _prefill_pb2.WorkDone | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "score", b"score"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "score", b"score", "work_done", b"work_done"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "reason", b"reason", "score", b"score", "sequence_index", b"sequence_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "reason", b"reason", "score", b"score", "sequence_index", b"sequence_index", "work_done", b"work_done"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
     _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015

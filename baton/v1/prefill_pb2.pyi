@@ -195,6 +195,7 @@ class PrefillResult(_message.Message):
 
     FIRST_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    WORK_DONE_FIELD_NUMBER: _builtins.int
     num_cached_tokens: _builtins.int
     """Tokens whose KV was found in the prefix cache."""
     @_builtins.property
@@ -203,19 +204,66 @@ class PrefillResult(_message.Message):
         several sequences the decode worker chooses their first tokens, and ignores this one.
         """
 
+    @_builtins.property
+    def work_done(self) -> Global___WorkDone:
+        """What the worker has computed so far. Unset in a Fetch."""
+
     def __init__(
         self,
         *,
         first_tokens: _abc.Iterable[Global___FirstToken] | None = ...,
         num_cached_tokens: _builtins.int = ...,
+        work_done: Global___WorkDone | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["work_done", b"work_done"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_tokens", b"first_tokens", "num_cached_tokens", b"num_cached_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_tokens", b"first_tokens", "num_cached_tokens", b"num_cached_tokens", "work_done", b"work_done"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefillResult: _TypeAlias = PrefillResult  # noqa: Y015
+
+@_typing.final
+class WorkDone(_message.Message):
+    """What a worker has computed since it started, and how long that took: all of it, not one request's.
+    The differences between two of these tell what things take there.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_STEPS_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_PAIRS_FIELD_NUMBER: _builtins.int
+    NUM_DECODE_TOKENS_FIELD_NUMBER: _builtins.int
+    BUSY_FIELD_NUMBER: _builtins.int
+    num_steps: _builtins.int
+    """Steps that computed something."""
+    num_prompt_tokens: _builtins.int
+    """Tokens computed of sequences that were more than one token behind."""
+    num_prompt_pairs: _builtins.int
+    """For each of those, the tokens before it that its sequence had."""
+    num_decode_tokens: _builtins.int
+    """Tokens computed of sequences that were one token behind."""
+    @_builtins.property
+    def busy(self) -> _duration_pb2.Duration:
+        """How long those steps took."""
+
+    def __init__(
+        self,
+        *,
+        num_steps: _builtins.int = ...,
+        num_prompt_tokens: _builtins.int = ...,
+        num_prompt_pairs: _builtins.int = ...,
+        num_decode_tokens: _builtins.int = ...,
+        busy: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "num_decode_tokens", b"num_decode_tokens", "num_prompt_pairs", b"num_prompt_pairs", "num_prompt_tokens", b"num_prompt_tokens", "num_steps", b"num_steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkDone: _TypeAlias = WorkDone  # noqa: Y015
 
 @_typing.final
 class FirstToken(_message.Message):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from baton.engine.core.plan import TokenLogprobs
 from baton.engine.core.sequence import FinishReason, KvSource, Purpose
 from baton.engine.messages import EngineRequest
+from baton.engine.work_meter import WorkDone
 from baton.params_wire import from_proto
 from baton.v1 import decode_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
@@ -52,6 +53,17 @@ def engine_request(
         arrival_time=arrival,
         first_token_deadline=None if time_remaining is None else arrival + time_remaining,
     )
+
+
+def work_done_to_message(done: WorkDone) -> prefill_pb2.WorkDone:
+    message = prefill_pb2.WorkDone(
+        num_steps=done.num_steps,
+        num_prompt_tokens=done.num_prompt_tokens,
+        num_prompt_pairs=done.num_prompt_pairs,
+        num_decode_tokens=done.num_decode_tokens,
+    )
+    message.busy.FromNanoseconds(int(done.seconds * 1e9))
+    return message
 
 
 def top_logprobs_to_messages(

@@ -189,6 +189,7 @@ class Worker:
             block_size=pool.layout.block_size,
             max_model_len=engine.info.max_model_len,
             num_blocks=pool.num_blocks,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
         )
 
     def _on_progress(self, phase: str, fraction: float) -> None:

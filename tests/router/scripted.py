@@ -32,6 +32,7 @@ from router.placement import Candidate
 from router.placer import Placer
 from router.recovery import Recovery
 from router.saga import Saga
+from router.worker_model import PoolModel, WorkerModel
 
 NO_PAUSES = Backoff(0.001, 0.002)
 
@@ -92,6 +93,8 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
     num_losses: int = 0
     num_failures: int = 0
     circuit: Circuit = field(default_factory=Circuit)
+    model: WorkerModel = field(default_factory=lambda: WorkerModel(PoolModel()))
+    bytes_per_token: float = 0.0
 
     async def _play(self, request: Any, context: Any) -> AsyncIterator[Any]:
         self.requests.append(request)

@@ -9,6 +9,7 @@ from router.recent import RecentTokens
 MODEL = CostModel(
     prefill_seconds_per_token=1e-3,
     attention_seconds_per_pair=1e-6,
+    handoff_seconds=0.25,
     transfer_seconds_per_token=1e-4,
     interference_seconds_per_sequence=0.5,
     crowding=3.0,
@@ -28,7 +29,7 @@ def test_a_prefill_worker_costs_what_it_computes_and_what_waits_for_it():
 def test_a_decode_worker_costs_what_is_moved_slowed_and_displaced():
     one = Candidate("d", "decode", b"", 600, num_sequences=3, num_held_tokens=900)
     assert MODEL.terms(one, 1000) == pytest.approx(
-        {"transfer": 0.04, "interference": 1.5, "memory": 0.0}
+        {"handoff": 0.25, "transfer": 0.04, "interference": 1.5, "memory": 0.0}
     )
     bounded = Candidate("d", "decode", b"", 600, num_held_tokens=900, max_held_tokens=2000)
     assert MODEL.terms(bounded, 1000)["memory"] == pytest.approx(0.3)
@@ -37,7 +38,8 @@ def test_a_decode_worker_costs_what_is_moved_slowed_and_displaced():
 
 def test_a_cached_prefix_longer_than_the_prompt_costs_no_less_than_nothing():
     for role in ("prefill", "decode"):
-        assert not any(MODEL.terms(Candidate("w", role, b"", 64), 63).values())
+        terms = MODEL.terms(Candidate("w", role, b"", 64), 63)
+        assert not any(cost for term, cost in terms.items() if term != "handoff")
 
 
 def test_half_of_recent_work_is_forgotten_in_each_half_life():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from router.candidate import Candidate
 from router.placement import place
 from router.policy import POLICY_NAMES, policy_named
+from router.rates import Rates
 
 NUM_TOKENS = 1024
 
@@ -30,6 +31,7 @@ def candidate(role: str) -> st.SearchStrategy[Candidate]:
         max_held_tokens=st.none() | st.integers(1, 4096),
         last_turn=st.integers(0, 99),
         excluded=st.sampled_from(["", "", "", "draining", "not answering"]),
+        rates=st.none() | st.builds(Rates, *[st.floats(0, 1)] * 3, st.integers(0, 999)),
     )
 
 

@@ -14,6 +14,7 @@ from baton.errors import InvalidArgumentError, NotFoundError
 from router.candidate import Candidate
 from router.decision import DEFAULT_RULES, Decision, Question, Rules
 from router.policy import POLICY_NAMES
+from router.rates import Rates
 from router.record_file import RecordFile
 from router.record_format import RecordReader, decision_line, header_line
 from router.recorder import Recorder
@@ -37,6 +38,7 @@ def candidate(role: str) -> st.SearchStrategy[Candidate]:
         max_held_tokens=st.none() | st.integers(1, 4096),
         last_turn=st.integers(0, 2**62),
         excluded=st.sampled_from(["", "", "", "draining"]),
+        rates=st.none() | st.builds(Rates, *[st.floats(0, 1)] * 3, st.integers(0, 999)),
     )
 
 

@@ -1,0 +1,84 @@
+"""A small linear model that is fitted as observations come. Pure; knows nothing of what it fits.
+
+Least squares of relative errors, so that short and long observations count alike, where those of
+long ago fade. Coefficients stay within bounds; what the observations say nothing about stays where
+it was assumed to be. An observation that is far from what was expected, as measured by how far
+others were, counts little, unless such ones go on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_KEPT = 0.98  # of the weight of what was observed, with each observation
+_PRIOR_WEIGHT = 1e-5  # of an observation, so that it decides where observations do not
+_SWEEPS = 12
+_TOLERATED = 2.0  # spreads
+_LEAST_SPREAD = 0.05
+_SPREAD_WEIGHT = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficient:
+    """One unknown.
+
+    Attributes:
+        prior: what is assumed.
+        scale: of the order of what is likely; greater than 0.
+        largest: what it never exceeds; it is never negative.
+    """
+
+    prior: float
+    scale: float
+    largest: float
+
+
+class Regression:
+    """y = sum of coefficients times features."""
+
+    def __init__(self, coefficients: Sequence[Coefficient]) -> None:
+        self._coefficients = tuple(coefficients)
+        size = len(self._coefficients)
+        # All in units of the scales: the equations are matrix @ x = vector.
+        self._priors = [c.prior / c.scale for c in self._coefficients]
+        self._largest = [c.largest / c.scale for c in self._coefficients]
+        self._matrix = [[0.0] * size for _ in range(size)]
+        self._vector = [0.0] * size
+        self._solution = list(self._priors)
+        self._spread = 1.0
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The coefficients, in order."""
+        return tuple(x * c.scale for x, c in zip(self._solution, self._coefficients, strict=True))
+
+    def expected(self, features: Sequence[float]) -> float:
+        """What is expected to be observed."""
+        return sum(f * c for f, c in zip(features, self.values, strict=True))
+
+    def observe(self, features: Sequence[float], y: float) -> None:
+        """Takes in one observation; `features` not negative and not all 0, `y` greater than 0."""
+        scaled = [f * c.scale for f, c in zip(features, self._coefficients, strict=True)]
+        expected = sum(f * x for f, x in zip(scaled, self._solution, strict=True))
+        size = max(y, expected)
+        error = abs(y - expected) / size
+        weight = min(1.0, _TOLERATED * self._spread / error) if error else 1.0
+        self._spread += _SPREAD_WEIGHT * (max(error, _LEAST_SPREAD) - self._spread)
+        self._add([f / size for f in scaled], y / size, weight)
+        self._solve()
+
+    def _add(self, features: list[float], y: float, weight: float) -> None:
+        for i, row in enumerate(self._matrix):
+            weighted = weight * features[i]
+            for j, other in enumerate(features):
+                row[j] = _KEPT * row[j] + weighted * other
+            self._vector[i] = _KEPT * self._vector[i] + weighted * y
+
+    def _solve(self) -> None:
+        """Coordinate descent from the last solution, within the bounds."""
+        solution = self._solution
+        for _ in range(_SWEEPS):
+            for i, row in enumerate(self._matrix):
+                others = sum(row[j] * x for j, x in enumerate(solution)) - row[i] * solution[i]
+                right = self._vector[i] - others + _PRIOR_WEIGHT * self._priors[i]
+                best = right / (row[i] + _PRIOR_WEIGHT)
+                solution[i] = min(max(best, 0.0), self._largest[i])

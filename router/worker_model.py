@@ -1,0 +1,185 @@
+"""What this router learns of how long things take, from what workers report.
+
+The workers of a pool run the same model with the same layout, so what a step, a token or a pair
+takes is fitted to the reports of all of them, and a worker that joins is known at once. Of each
+worker only one number is its own: how much slower than its pool it is. Small differences are taken
+for noise, so that equal workers stay equal, and what is even stays evenly loaded. Knows nothing of
+messages.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from router.rates import PRIOR, Rates
+from router.regression import Coefficient, Regression
+
+# A sequence that joins others is slowed by each of them in so many of its steps.
+_STEPS_SLOWED = 40
+
+_WORK = (
+    Coefficient(PRIOR.prefill_seconds_per_step, 1e-3, 1.0),
+    Coefficient(PRIOR.prefill_seconds_per_token, 1e-4, 1e-1),
+    Coefficient(PRIOR.attention_seconds_per_pair, 1e-8, 1e-5),
+    Coefficient(PRIOR.interference_seconds_per_sequence / _STEPS_SLOWED, 2e-5, 1e-1),
+)
+_TRANSFER = (
+    Coefficient(PRIOR.handoff_seconds, 2e-3, 1.0),
+    Coefficient(PRIOR.transfer_seconds_per_token, 5e-6, 1e-2),
+)
+_PRIOR_TRANSFER = (PRIOR.handoff_seconds, PRIOR.transfer_seconds_per_token)
+_MOVED = 0.05  # the part of a coefficient by which it may be off
+_SHORTEST = 1e-6  # seconds; what is measured as less
+
+_NOTICED = math.log(1.25)  # differences in speed that are no noise
+_LARGEST = math.log(100.0)
+_LARGEST_SURPRISE = 1.0  # of one report
+_WEIGHT = 0.1  # of one report, in a worker's slowness
+
+
+@dataclass(frozen=True, slots=True)
+class WorkDone:
+    """What a worker has computed since it started: `baton.v1.WorkDone`, in seconds."""
+
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_prompt_pairs: int = 0
+    num_decode_tokens: int = 0
+    seconds: float = 0.0
+
+    def since(self, before: "WorkDone") -> "WorkDone":
+        return WorkDone(
+            self.num_steps - before.num_steps,
+            self.num_prompt_tokens - before.num_prompt_tokens,
+            self.num_prompt_pairs - before.num_prompt_pairs,
+            self.num_decode_tokens - before.num_decode_tokens,
+            self.seconds - before.seconds,
+        )
+
+    @property
+    def features(self) -> tuple[float, ...]:
+        """What `_WORK` has a coefficient for."""
+        return (
+            self.num_steps,
+            self.num_prompt_tokens,
+            self.num_prompt_pairs,
+            self.num_decode_tokens,
+        )
+
+
+class PoolModel:
+    """What the workers of one role that may take each other's place have in common."""
+
+    def __init__(self) -> None:
+        self._work = _Settled(_WORK)
+        self._transfers: dict[str, _Settled] = {}
+        self._rates: dict[tuple[int, float, str], Rates] = {}  # as long as nothing changes
+
+    def worked(self, work: WorkDone, slowness: float) -> float:
+        """A worker that is so much slower than others has computed this. Returns how much slower
+        than others that was."""
+        slower = work.seconds / max(self._work.expected(work.features), _SHORTEST)
+        if self._work.observe(work.features, work.seconds / slowness):
+            self._rates.clear()
+        return slower
+
+    def received(self, num_tokens: float, exposed_seconds: float, connector: str) -> None:
+        """The KV of so many tokens came by a connector; it was waited for so long."""
+        transfers = self._transfers.setdefault(connector, _Settled(_TRANSFER))
+        if transfers.observe((1.0, num_tokens), max(exposed_seconds, _SHORTEST)):
+            self._rates.clear()
+
+    def rates(self, max_step_tokens: int, slowness: float, connector: str) -> Rates:
+        """Of a worker with such steps that gets its blocks by this connector."""
+        key = (max_step_tokens, slowness, connector)
+        if key not in self._rates:
+            self._rates[key] = self._made(*key)
+        return self._rates[key]
+
+    def _made(self, max_step_tokens: int, slowness: float, connector: str) -> Rates:
+        step, token, pair, decode_token = (slowness * c for c in self._work.values)
+        transfers = self._transfers.get(connector)
+        handoff, moved = _PRIOR_TRANSFER if transfers is None else transfers.values
+        return Rates(
+            prefill_seconds_per_step=step,
+            prefill_seconds_per_token=token,
+            attention_seconds_per_pair=pair,
+            max_step_tokens=max_step_tokens,
+            handoff_seconds=handoff,
+            transfer_seconds_per_token=moved,
+            interference_seconds_per_sequence=decode_token * _STEPS_SLOWED,
+        )
+
+
+class _Settled:
+    """A regression whose values are told anew only when they have moved: what hardly changes needs
+    not be recorded, nor anything made of it again.
+
+    Attributes:
+        values: the coefficients as they were told last.
+    """
+
+    def __init__(self, coefficients: tuple[Coefficient, ...]) -> None:
+        self._regression = Regression(coefficients)
+        self._scales = [c.scale for c in coefficients]
+        self.values = self._regression.values
+
+    def expected(self, features: Sequence[float]) -> float:
+        return self._regression.expected(features)
+
+    def observe(self, features: Sequence[float], y: float) -> bool:
+        """Takes in an observation. Returns whether the values have moved."""
+        self._regression.observe(features, y)
+        values = self._regression.values
+        if all(map(_is_near, values, self.values, self._scales)):
+            return False
+        self.values = values
+        return True
+
+
+def _is_near(value: float, told: float, scale: float) -> bool:
+    return abs(value - told) <= _MOVED * max(told, _MOVED * scale)
+
+
+class WorkerModel:
+    """Of one worker, in one epoch.
+
+    Args:
+        max_step_tokens: tokens of its steps at most; 0: not known.
+
+    Attributes:
+        connector: by which blocks came last; empty: none has. Few workers ever use two.
+        slowness: how much slower than its pool it is; 1 where that is hardly so.
+    """
+
+    def __init__(self, pool: PoolModel, max_step_tokens: int = 0) -> None:
+        self.connector = ""
+        self.slowness = 1.0
+        self._pool = pool
+        self._max_step_tokens = max_step_tokens
+        self._done = WorkDone()
+        self._log_slowness = 0.0
+
+    @property
+    def rates(self) -> Rates:
+        return self._pool.rates(self._max_step_tokens, self.slowness, self.connector)
+
+    def worked(self, done: WorkDone) -> None:
+        """The worker has computed so much since it started. Of reports that overtake each other the
+        late one says nothing new."""
+        work = done.since(self._done)
+        if work.num_steps <= 0 or work.seconds <= 0:
+            return
+        self._done = done
+        surprise = math.log(self._pool.worked(work, self.slowness)) - self._log_slowness
+        bounded = min(max(surprise, -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
+        self._log_slowness += _WEIGHT * bounded
+        if abs(self._log_slowness - math.log(self.slowness)) > _NOTICED:
+            is_noticed = abs(self._log_slowness) > _NOTICED
+            self.slowness = math.exp(min(self._log_slowness, _LARGEST)) if is_noticed else 1.0
+
+    def received(self, num_tokens: float, exposed_seconds: float, connector: str) -> None:
+        """The KV of so many tokens came by a connector; this worker waited for it so long after the
+        prompt was computed."""
+        self.connector = connector
+        self._pool.received(num_tokens, exposed_seconds, connector)

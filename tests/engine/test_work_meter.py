@@ -1,0 +1,25 @@
+"""What an engine says that it has computed is what it has."""
+
+from baton.engine.work_meter import WorkDone
+from baton.models import locate
+from baton.sampling import SamplingParams
+
+from .engines import assert_idle, load
+from .prompts import random_prompt
+
+
+def test_every_token_is_counted_once_as_of_a_prompt_or_of_a_decode() -> None:
+    engine = load(locate("tiny"), max_num_batched_tokens=48, max_num_seqs=8, prefix_caching=False)
+    assert engine.work_done == WorkDone()
+    assert engine.max_num_batched_tokens == 48
+    params = SamplingParams(max_tokens=5, ignore_eos=True)
+    engine.generate([random_prompt(100, seed=1)], params)
+    done = engine.work_done
+    assert (done.num_prompt_tokens, done.num_decode_tokens, done.num_steps) == (100, 4, 7)
+    assert done.num_prompt_pairs == 100 * 100 // 2
+    engine.generate([random_prompt(30, seed=i) for i in range(3)], params)
+    both = engine.work_done
+    assert both.num_prompt_tokens - done.num_prompt_tokens == 90
+    assert both.num_decode_tokens - done.num_decode_tokens == 12
+    assert both.seconds > done.seconds > 0
+    assert_idle(engine)

@@ -1,0 +1,201 @@
+"""What the router learns of its workers is what they are like."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.candidate import Candidate
+from router.cost_model import CostModel
+from router.rates import PRIOR, Rates
+from router.regression import Coefficient, Regression
+from router.worker_model import PoolModel, WorkDone, WorkerModel
+
+SLOW = Rates(3e-3, 4e-4, 2e-8, interference_seconds_per_sequence=40 * 6e-4)
+FAST = Rates(8e-3, 1e-6, 2e-11, interference_seconds_per_sequence=40 * 5e-5)
+
+
+class Source:
+    """Reports of a worker that computes prompts of all lengths, some with decodes beside them."""
+
+    def __init__(self, rates: Rates, seed: int = 0, noise: float = 0.1) -> None:
+        self._rates, self._noise = rates, noise
+        self._random = random.Random(seed)
+        self._done = WorkDone()
+
+    def report(self, *, times: float = 1.0) -> WorkDone:
+        draw, rates, done = self._random, self._rates, self._done
+        num_tokens = round(10 ** draw.uniform(0.5, 3.5))
+        num_cached = draw.choice([0, 0, num_tokens])
+        num_decodes = draw.choice([0, 0, draw.randrange(200)])
+        num_steps = -(-num_tokens // 512) + draw.choice([0, num_decodes // 4])
+        num_pairs = num_tokens * (num_cached + num_tokens // 2)
+        seconds = (
+            num_steps * rates.prefill_seconds_per_step
+            + num_tokens * rates.prefill_seconds_per_token
+            + num_pairs * rates.attention_seconds_per_pair
+            + num_decodes * rates.interference_seconds_per_sequence / 40
+        )
+        seconds *= times * draw.lognormvariate(0.0, self._noise)
+        self._done = WorkDone(
+            done.num_steps + num_steps,
+            done.num_prompt_tokens + num_tokens,
+            done.num_prompt_pairs + num_pairs,
+            done.num_decode_tokens + num_decodes,
+            done.seconds + seconds,
+        )
+        return self._done
+
+
+def taught(model: WorkerModel, source: Source, reports: int) -> WorkerModel:
+    for _ in range(reports):
+        model.worked(source.report())
+    return model
+
+
+def check_predicts(rates: Rates, true: Rates, within: float) -> None:
+    """Prompts of any length, cached or not, take as long as they are said to."""
+    true = replace(true, max_step_tokens=512)
+    for num_uncached in (16, 100, 512, 3000):
+        for num_cached in (0, 1000):
+            expected = true.prefill_seconds(num_uncached, num_cached)
+            found = rates.prefill_seconds(num_uncached, num_cached)
+            assert found == pytest.approx(expected, rel=within)
+
+
+@pytest.mark.parametrize("true", [SLOW, FAST], ids=["slow", "fast"])
+def test_what_a_prompt_takes_is_found_from_noisy_reports(true):
+    model = taught(WorkerModel(PoolModel(), 512), Source(true), 100)
+    check_predicts(model.rates, true, within=0.25)
+
+
+@pytest.mark.parametrize("true", [SLOW, FAST], ids=["slow", "fast"])
+def test_it_is_found_nearly_exactly_from_exact_reports(true):
+    model = taught(WorkerModel(PoolModel(), 512), Source(true, noise=0.0), 200)
+    check_predicts(model.rates, true, within=0.08)
+
+
+def test_a_few_reports_that_are_far_off_hardly_count():
+    model, source = taught(WorkerModel(PoolModel(), 512), Source(SLOW), 100), Source(SLOW)
+    for i in range(100):
+        model.worked(source.report(times=50.0 if i % 20 == 7 else 1.0))
+    check_predicts(model.rates, SLOW, within=0.35)
+
+
+def test_a_machine_that_has_become_slower_is_followed():
+    model = taught(WorkerModel(PoolModel(), 512), Source(SLOW), 100)
+    slower = Source(SLOW, seed=1)
+    slower._done = model._done
+    for _ in range(200):
+        model.worked(slower.report(times=4.0))
+    four_times = [4 * value for value in SLOW.__getstate__()[:3]]
+    check_predicts(model.rates, Rates(*four_times), within=0.35)
+
+
+def test_equal_workers_stay_equal_and_a_slow_one_is_noticed():
+    pool = PoolModel()
+    models = [WorkerModel(pool, 512) for _ in range(4)]
+    sources = [Source(SLOW, seed=i) for i in range(4)]
+    for _ in range(100):
+        for i, (model, source) in enumerate(zip(models, sources, strict=True)):
+            model.worked(source.report(times=3.0 if i == 3 else 1.0))
+    assert models[0].rates is models[1].rates is models[2].rates
+    check_predicts(models[0].rates, SLOW, within=0.35)
+    ratio = models[3].rates.prefill_seconds(512, 0) / models[0].rates.prefill_seconds(512, 0)
+    assert 2.0 < ratio < 4.0
+
+
+def test_a_worker_that_joins_is_known_from_its_pool():
+    pool = PoolModel()
+    known = taught(WorkerModel(pool, 512), Source(SLOW), 50)
+    assert WorkerModel(pool, 512).rates == known.rates != PRIOR
+
+
+def test_before_any_report_it_is_what_is_assumed():
+    assert WorkerModel(PoolModel()).rates == PRIOR
+
+
+def test_reports_that_overtake_each_other_or_say_nothing_change_nothing():
+    source = Source(SLOW)
+    first, second = source.report(), source.report()
+    model = WorkerModel(PoolModel())
+    model.worked(WorkDone())
+    assert model.rates == PRIOR
+    model.worked(second)
+    learned = model.rates
+    model.worked(first)
+    model.worked(second)
+    assert model.rates == learned
+
+
+def test_the_handoff_is_learned_for_each_connector():
+    pool, draw = PoolModel(), random.Random(0)
+    model = WorkerModel(pool)
+    for connector, base, per_token in (("grpc", 4e-3, 2e-5), ("shm", 5e-4, 1e-7)):
+        for _ in range(60):
+            num_tokens = draw.randrange(2000)
+            seconds = (base + num_tokens * per_token) * draw.lognormvariate(0, 0.05)
+            model.received(num_tokens, seconds, connector)
+        found = model.rates.handoff_seconds + 1000 * model.rates.transfer_seconds_per_token
+        assert found == pytest.approx(base + 1000 * per_token, rel=0.2)
+    other = WorkerModel(pool)
+    other.received(1000, 4e-3 + 2e-2, "grpc")
+    assert other.rates.handoff_seconds == pytest.approx(4e-3, rel=0.2)
+
+
+observations = st.lists(
+    st.tuples(
+        st.tuples(st.integers(1, 10**4), st.integers(0, 10**6), st.integers(0, 10**6)),
+        st.floats(1e-6, 1e4),
+    ),
+    max_size=30,
+)
+
+
+@given(observations)
+def test_whatever_is_reported_coefficients_stay_within_bounds_and_are_reproducible(observed):
+    coefficients = [
+        Coefficient(0.0, 1e-3, 1.0),
+        Coefficient(1e-4, 1e-4, 0.1),
+        Coefficient(0, 1e-8, 1),
+    ]
+    one, other = Regression(coefficients), Regression(coefficients)
+    for features, y in observed:
+        one.observe(features, y)
+        other.observe(features, y)
+    assert one.values == other.values
+    assert all(0.0 <= v <= c.largest for v, c in zip(one.values, coefficients, strict=True))
+
+
+any_seconds = st.floats(0, 1.0)
+any_rates = st.builds(
+    Rates,
+    prefill_seconds_per_step=any_seconds,
+    prefill_seconds_per_token=any_seconds,
+    attention_seconds_per_pair=st.floats(0, 1e-3),
+    max_step_tokens=st.integers(0, 600),
+    handoff_seconds=any_seconds,
+    transfer_seconds_per_token=any_seconds,
+    interference_seconds_per_sequence=any_seconds,
+)
+
+
+@given(
+    any_rates,
+    st.sampled_from(["prefill", "decode"]),
+    st.integers(0, 2000),
+    st.integers(0, 2000),
+    st.integers(0, 3000),
+    st.none() | st.integers(1, 4096),
+)
+def test_whatever_was_learned_more_overlap_never_costs_more(
+    rates, role, num_tokens, num_cached, num_held, room
+):
+    one = Candidate(
+        "w", role, b"", num_cached, 9, 9.0, 2, num_held, max_held_tokens=room, rates=rates
+    )
+    more = replace(one, num_cached_tokens=num_cached + 16)
+    before, after = (CostModel().terms(c, num_tokens) for c in (one, more))
+    assert all(after[term] <= before[term] for term in before)
