@@ -33,6 +33,7 @@ MODULES: Final = (
     "kernels.attention_variants",
     "kernels.block_copy",
     "kernels.cache_write",
+    "kernels.expert_choice",
     "kernels.experts",
     "kernels.linear",
     "kernels.norm",

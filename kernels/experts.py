@@ -65,10 +65,10 @@ def route(chosen: torch.Tensor, num_experts: int) -> Routing:
 
 @triton.jit
 def _experts_kernel(
-    x, weight, out, pairs, experts, x_stride, expert_stride, weight_stride, out_stride,
+    x, weight, bias, out, pairs, experts, x_stride, expert_stride, weight_stride, out_stride,
     num_pairs, num_columns, depth, num_experts, pairs_per_row,
-    IS_EVEN: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr, IS_EVEN: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One tile: up to `BLOCK_ROWS` pairs of one expert, times `BLOCK_COLUMNS` of its weight."""
     tile = tl.program_id(1)
@@ -76,7 +76,7 @@ def _experts_kernel(
     if expert < num_experts:
         chosen = tl.load(pairs + tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None]
         columns = tl.program_id(0) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
-        is_real = (chosen < num_pairs) & (columns < num_columns)
+        is_column = columns < num_columns
         # What is beyond the end repeats what is not, and is not stored.
         rows = (tl.minimum(chosen, num_pairs - 1) // pairs_per_row).to(tl.int64)
         weight_rows = expert * expert_stride + (columns % num_columns).to(tl.int64) * weight_stride
@@ -84,8 +84,10 @@ def _experts_kernel(
             x + rows * x_stride, weight + weight_rows, 0, depth,
             IS_EVEN, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_K,
         )  # fmt: skip
+        if HAS_BIAS:
+            total += tl.load(bias + expert * num_columns + columns, is_column, 0.0).to(tl.float32)
         places = out + chosen.to(tl.int64) * out_stride + columns
-        tl.store(places, total.to(out.dtype.element_ty), is_real)
+        tl.store(places, total.to(out.dtype.element_ty), (chosen < num_pairs) & is_column)
 
 
 @triton.jit
@@ -105,29 +107,34 @@ def _combine_kernel(
 
 
 def expert_linear(
-    x: torch.Tensor, weight: torch.Tensor, routing: Routing, out: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    routing: Routing,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Each pair's row times its expert's weight, `[num_pairs, num_columns]`, in the order of the
-    tokens; each row is bitwise the same in any batch.
+    """Each pair's row times its expert's weight, plus its bias, `[num_pairs, num_columns]`, in the
+    order of the tokens; each row is bitwise the same in any batch.
 
     Args:
         x: `[num_tokens, depth]`, or `[num_pairs, depth]` where each pair has a row of its own;
             rows may lie apart.
         weight: `[num_experts, num_columns, depth]` of the type of `x`, contiguous.
         routing: of these tokens, for so many experts.
+        bias: `[num_experts, num_columns]` of any float type, contiguous.
         out: where to write to; allocated if None.
     """
     num_experts, num_columns, depth = weight.shape
     if out is None:
         out = torch.empty(routing.num_pairs, num_columns, dtype=x.dtype, device=x.device)
-    _check(x, weight, routing, out)
+    _check(x, weight, routing, bias, out)
     if routing.num_pairs:
         grid = (triton.cdiv(num_columns, _BLOCK_COLUMNS), len(routing.experts))
         _experts_kernel[grid](
-            x, weight, out, routing.pairs, routing.experts,
+            x, weight, x if bias is None else bias, out, routing.pairs, routing.experts,
             x.stride(0), weight.stride(0), weight.stride(1), out.stride(0),
             routing.num_pairs, num_columns, depth, num_experts, routing.num_pairs // len(x),
-            **_constants(x.dtype, depth),
+            **_constants(x.dtype, depth, bias is not None),
             **_stages(x.dtype),
             enable_fp_fusion=FP_FUSION,
         )  # fmt: skip
@@ -162,12 +169,16 @@ def combine_experts(
 
 
 def reference_expert_linear(
-    x: torch.Tensor, weight: torch.Tensor, chosen: torch.Tensor
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    chosen: torch.Tensor,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`expert_linear` in torch, in the type of `x`; `chosen` is what the routing was made of."""
     rows = x.repeat_interleave(chosen.numel() // len(x), dim=0)
-    products: torch.Tensor = weight[chosen.flatten().long()] @ rows[..., None]
-    return products[..., 0]
+    experts = chosen.flatten().long()
+    products: torch.Tensor = weight[experts] @ rows[..., None]
+    return products[..., 0] if bias is None else products[..., 0] + bias[experts]
 
 
 def reference_combine_experts(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -176,8 +187,14 @@ def reference_combine_experts(x: torch.Tensor, weights: torch.Tensor) -> torch.T
     return total
 
 
-def _check(x: torch.Tensor, weight: torch.Tensor, routing: Routing, out: torch.Tensor) -> None:
-    num_columns, depth = weight.shape[1:]
+def _check(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    routing: Routing,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+) -> None:
+    num_experts, num_columns, depth = weight.shape
     check_dtype("x", x, *FLOATS)
     check_dtype("weight", weight, x.dtype)
     check_packed("weight", weight, 3)
@@ -191,10 +208,14 @@ def _check(x: torch.Tensor, weight: torch.Tensor, routing: Routing, out: torch.T
     check_shape("out", out, (routing.num_pairs, num_columns))
     for name, tensor in (("x", x), ("out", out)):
         check_packed(name, tensor)
+    if bias is not None:
+        check_shape("bias", bias, (num_experts, num_columns))
+        check_packed("bias", bias, 2)
 
 
-def _constants(dtype: torch.dtype, depth: int) -> dict[str, Any]:
+def _constants(dtype: torch.dtype, depth: int, has_bias: bool) -> dict[str, Any]:
     return {
+        "HAS_BIAS": has_bias,
         "IS_EVEN": depth % block_k(dtype) == 0,
         "BLOCK_ROWS": BLOCK_ROWS,
         "BLOCK_COLUMNS": _BLOCK_COLUMNS,
@@ -207,12 +228,12 @@ def _stages(dtype: torch.dtype) -> dict[str, int]:
 
 
 def _variant(dtype: torch.dtype) -> Variant:
-    name, constants = TRITON_TYPES[dtype], _constants(dtype, 4096)
+    name, constants = TRITON_TYPES[dtype], _constants(dtype, 4096, True)
     strides = ("x_stride", "expert_stride", "weight_stride", "out_stride")
     return Variant(
         name=f"expert_linear {name}",
         kernel=_experts_kernel,
-        signature=dict.fromkeys(("x", "weight", "out"), f"*{name}")
+        signature=dict.fromkeys(("x", "weight", "bias", "out"), f"*{name}")
         | dict.fromkeys(("pairs", "experts"), "*i32")
         | dict.fromkeys(strides, "i32")
         | dict.fromkeys(("num_columns", "depth"), "i32:16")

@@ -7,10 +7,11 @@ import torch
 
 from baton.engine.attention import Attention, LayerAttention
 from baton.engine.config import EngineConfig
-from baton.engine.fused_model import FusedModel, can_fuse
+from baton.engine.fused_model import FusedModel
 from baton.engine.graphs import DecodeGraphs
 from baton.engine.hf import PreTrainedModel
 from baton.engine.kv_pool import KvCache
+from baton.engine.llama_shaped import is_dense, why_unknown
 from baton.engine.runner import DecoderModel
 from baton.engine.sampler import Sampler
 from baton.engine.torch_attention import TorchAttention
@@ -47,7 +48,7 @@ class TorchBackend:
         self._layers = layers
 
     def decoder(self, model: PreTrainedModel, hook: AttentionHook) -> DecoderModel:
-        if can_fuse(model):
+        if is_dense(model):
             return FusedModel(model, self._layers, hook.max_len)
         return TransformersModel(model, hook)
 
@@ -95,11 +96,8 @@ def _why_no_kernels(
 
     if model.device.type != "cuda" and not triton.knobs.runtime.interpret:
         return "they run on a GPU and the device is a CPU: use kernels=torch there"
-    if config.deterministic and not can_fuse(model):
-        return (
-            f"of {type(model).__name__} there is no form whose products do not depend on the "
-            "batch, only of Llama, Mistral, Qwen 2 and Qwen 3"
-        )
+    if config.deterministic and (reason := why_unknown(model)) is not None:
+        return reason
     for layer in layers:
         shape = layer.shape
         if shape.key_head_dim != shape.value_head_dim:

@@ -11,20 +11,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from baton.engine.attention import Attention, LayerAttention, StepBatch
 from baton.engine.hf import PreTrainedModel
 from baton.engine.linear import Linear, merged
-
-_ARCHITECTURES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
-
-
-def can_fuse(model: PreTrainedModel) -> bool:
-    """Whether this model is one of those whose blocks are known here, plain and undivided."""
-    if type(model).__name__ not in _ARCHITECTURES or model.config.hidden_act != "silu":
-        return False
-    return all(type(m) is nn.Linear for layer in model.model.layers for m in _linears(layer))
 
 
 class FusedModel:
@@ -166,14 +156,6 @@ class _FusedLayer:
         cos, sin = rotation.unbind(1)
         first, second = heads.chunk(2, dim=-1)
         return heads * cos + torch.cat((-second, first), dim=-1) * sin
-
-
-def _linears(layer: Any) -> list[nn.Module]:
-    attn, mlp = layer.self_attn, layer.mlp
-    return [
-        attn.q_proj, attn.k_proj, attn.v_proj, attn.o_proj,
-        mlp.gate_proj, mlp.up_proj, mlp.down_proj,
-    ]  # fmt: skip
 
 
 def _adjacent_order(head_dim: int) -> torch.Tensor:

@@ -4,10 +4,10 @@ import torch
 
 from baton.engine.attention import Attention
 from baton.engine.config import EngineConfig
-from baton.engine.fused_model import can_fuse
 from baton.engine.graphs import CudaRecorder, DecodeGraphs
 from baton.engine.hf import PreTrainedModel
 from baton.engine.kv_pool import KvCache
+from baton.engine.llama_shaped import why_unknown
 from baton.engine.runner import DecoderModel
 from baton.engine.sampler import Sampler
 from baton.engine.static_batch import StaticTritonBatch
@@ -29,7 +29,7 @@ class TritonBackend:
         self._max_len = max_len
 
     def decoder(self, model: PreTrainedModel, hook: AttentionHook) -> DecoderModel:
-        if not can_fuse(model):
+        if why_unknown(model) is not None:
             return TransformersModel(model, hook)
         product = batch_invariant if self._config.deterministic else library
         attentions = [layer.attention for layer in self._layers]

@@ -2,11 +2,11 @@
 
 Every layer is four matrix products and, between them, four passes over the activations: rotary
 embedding and cache write, attention, the gate, and each norm together with the residual before it.
+Where a layer has experts, `triton_mlp` has more of both.
 The products are the library's; in the deterministic mode ours, whose rows do not depend on the
 batch. Knows nothing of batches beyond passing them on.
 """
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -14,8 +14,7 @@ import torch.nn.functional as F
 
 from baton.engine.attention import LayerAttention
 from baton.engine.hf import PreTrainedModel
-from baton.engine.linear import merged
-from kernels.activation import silu_and_multiply
+from baton.engine.triton_mlp import Product, mlp_of, spent
 from kernels.linear import linear
 from kernels.norm import add_rms_norm, rms_norm
 from kernels.rotary import HeadNorms, Rotation, rotate_and_write
@@ -37,10 +36,6 @@ class PagedLayers(Protocol):
     ) -> torch.Tensor:
         """The attention of queries whose K and V are written: `[num_tokens, num_heads, dim]`."""
         ...
-
-
-# x, weight, bias -> x @ weight.T + bias
-Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
 def library(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -116,7 +111,7 @@ class _Layer:
         rotation: Rotation,
         product: Product,
     ) -> None:
-        attn, mlp = layer.self_attn, layer.mlp
+        attn = layer.self_attn
         self._index = index
         self._attention = attention
         self._rotation = rotation
@@ -128,10 +123,9 @@ class _Layer:
         self.input_norm = layer.input_layernorm.weight
         self._post_norm = layer.post_attention_layernorm.weight
         self._eps: float = layer.input_layernorm.variance_epsilon
-        self._qkv = _spent(attn.q_proj, attn.k_proj, attn.v_proj)
+        self._qkv = spent(attn.q_proj, attn.k_proj, attn.v_proj)
         self._out = (attn.o_proj.weight, attn.o_proj.bias)
-        self._gate_up = _spent(mlp.gate_proj, mlp.up_proj)
-        self._down = (mlp.down_proj.weight, mlp.down_proj.bias)
+        self._mlp = mlp_of(layer.mlp, product)
         self._norms: HeadNorms | None = None
         if hasattr(attn, "q_norm"):
             self._norms = HeadNorms(attn.q_norm.weight, attn.k_norm.weight, self._eps)
@@ -162,21 +156,12 @@ class _Layer:
         layer wants it. `[rows, hidden_size]`."""
         out = self._product(attended, *self._out)
         normed = add_rms_norm(out, stream, self._post_norm, self._eps)
-        middle = silu_and_multiply(self._product(normed, *self._gate_up))
-        return add_rms_norm(self._product(middle, *self._down), stream, next_norm, self._eps)
-
-
-def _spent(*projections: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Several projections as one. They give up their weights, so that none is held twice."""
-    together = merged([(p.weight, p.bias) for p in projections])
-    for projection in projections:
-        projection.weight = projection.bias = None
-    return together
+        return add_rms_norm(self._mlp(normed), stream, next_norm, self._eps)
 
 
 def _rotation(decoder: Any, max_len: int) -> Rotation:
     """By position, taken from the model's own rotary module so that scaling is kept."""
     weight = decoder.embed_tokens.weight
     cos, sin = decoder.rotary_emb(weight.float(), torch.arange(max_len, device=weight.device)[None])
-    half = cos.shape[-1] // 2
+    half = len(decoder.rotary_emb.inv_freq)  # gpt-oss has each angle once, the others twice
     return Rotation(torch.stack([cos[0, :, :half], sin[0, :, :half]], dim=1).contiguous())

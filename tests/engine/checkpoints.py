@@ -82,6 +82,10 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
         rope_parameters={**_YARN, "original_max_position_embeddings": 64},
     ),
     "mixtral": _family("MixtralConfig", num_local_experts=4, num_experts_per_tok=2),
+    "qwen3_moe": _family(
+        "Qwen3MoeConfig", head_dim=16, moe_intermediate_size=48, num_experts=6,
+        num_experts_per_tok=3, norm_topk_prob=True, decoder_sparse_step=2,
+    ),
     "cohere2": _family("Cohere2Config", sliding_window=9, layer_types=_HYBRID),
     "gpt_neox": _family("GPTNeoXConfig"),
     "gemma3n": _family(

@@ -17,8 +17,8 @@ from .conftest import Checkpoints
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(selection: str, timeout: float) -> None:
-    command = [sys.executable, "-m", "pytest", "tests/gpu", "-m", selection]
+def run(selection: str, names: str, timeout: float) -> None:
+    command = [sys.executable, "-m", "pytest", "tests/gpu", "-m", selection, "-k", names]
     result = subprocess.run(
         [*command, "-q", "-p", "no:cacheprovider", "--durations=5"],
         cwd=ROOT,
@@ -33,13 +33,19 @@ def run(selection: str, timeout: float) -> None:
 
 
 def test_an_engine_on_kernels_gives_the_tokens_of_one_on_torch() -> None:
-    run("not slow and not gpu", timeout=240)
+    run("not slow and not gpu", "test", timeout=240)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_engines_of_all_families_on_kernels_give_the_tokens_of_those_on_torch() -> None:
-    run("slow and not gpu", timeout=540)
+    run("slow and not gpu", "not deterministic_request", timeout=540)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_engines_in_the_deterministic_mode_give_the_same_bits_in_any_batch() -> None:
+    run("slow and not gpu", "deterministic_request", timeout=840)
 
 
 @pytest.mark.parametrize(

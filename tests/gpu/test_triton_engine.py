@@ -15,8 +15,11 @@ from baton.engine.graphs import DecodeGraphs, Step
 from baton.engine.messages import EngineRequest
 from baton.engine.static_batch import StaticTritonBatch
 from baton.engine.triton_attention import TritonAttention
+from baton.engine.triton_model import TritonModel
+from baton.errors import InvalidArgumentError
 from baton.sampling import SamplingParams
 from tests.engine.checkpoints import save_random
+from tests.engine.oracle import Oracle
 
 torch.set_num_threads(1)
 
@@ -45,9 +48,17 @@ FAMILIES: dict[str, Any] = {
         **_COMMON, sliding_window=9, layer_types=_HYBRID, query_pre_attn_scalar=64
     ),
     "gpt_oss": lambda: transformers.GptOssConfig(
-        **_COMMON, sliding_window=9, layer_types=_HYBRID, num_local_experts=2, num_experts_per_tok=1
+        **_COMMON, sliding_window=9, layer_types=_HYBRID, num_local_experts=5, num_experts_per_tok=2
     ),
-}
+    "mixtral": lambda: transformers.MixtralConfig(
+        **_COMMON, num_local_experts=4, num_experts_per_tok=2
+    ),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+        **_COMMON, moe_intermediate_size=48, num_experts=6, num_experts_per_tok=3,
+        norm_topk_prob=False, decoder_sparse_step=2,
+    ),
+}  # fmt: skip
+WITH_EXPERTS = ("mixtral", "qwen3_moe", "gpt_oss")
 PROMPTS = [[7], list(range(1, 16)), list(range(3, 20)), list(range(40, 77))]
 GREEDY = SamplingParams(max_tokens=4, ignore_eos=True)
 SLOW = pytest.mark.slow
@@ -96,6 +107,18 @@ def test_the_tokens_are_those_of_torch(folder: Any, load: Any, family: str) -> N
     engine = load(folder(family), max_num_batched_tokens=24)
     assert isinstance(engine._runner._attention, TritonAttention)
     assert tokens(engine) == tokens(load(folder(family), kernels="torch", device="cpu"))
+
+
+@pytest.mark.parametrize(
+    "family", [f if f == "mixtral" else pytest.param(f, marks=SLOW) for f in WITH_EXPERTS]
+)
+def test_experts_on_kernels_give_the_tokens_of_transformers(
+    folder: Any, load: Any, family: str
+) -> None:
+    path, oracle = folder(family), Oracle()
+    engine = load(path, deterministic=True, max_num_batched_tokens=24)
+    assert isinstance(engine._runner._model, TritonModel)
+    assert tokens(engine) == [oracle(path, prompt, GREEDY.max_tokens) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize(
@@ -197,16 +220,34 @@ def logits_of(engine: Engine, others: list[list[int]]) -> dict[int, torch.Tensor
 @pytest.mark.usefixtures("_rows_are_computed_alike")
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [("llama", "float32"), ("llama", "bfloat16"), ("qwen3", "bfloat16")],
+    [
+        ("llama", "float32"),
+        ("llama", "bfloat16"),
+        ("qwen3", "bfloat16"),
+        ("mixtral", "float32"),
+        ("mixtral", "bfloat16"),
+        ("qwen3_moe", "bfloat16"),
+        ("gpt_oss", "bfloat16"),
+    ],
 )
 def test_a_deterministic_request_has_the_same_logits_in_any_batch_and_chunked_in_any_way(
     folder: Any, load: Any, family: str, dtype: str
 ) -> None:
+    """And through preemption: the third engine's pool is too small for all of the crowd."""
     path = folder(family)
     settings: dict[str, Any] = {"deterministic": True, "dtype": dtype}
     alone = logits_of(load(path, **settings, max_num_batched_tokens=64), [])
-    crowded = logits_of(load(path, **settings, max_num_batched_tokens=13), PROMPTS[:3])
     assert len(alone) == GREEDY.max_tokens
-    assert alone.keys() == crowded.keys()
-    for length, logits in alone.items():
-        assert torch.equal(logits, crowded[length]), f"at {length} tokens"
+    crowd = PROMPTS[:3]
+    tight = load(path, **settings, max_num_batched_tokens=29, num_blocks=7, prefix_caching=False)
+    for engine in (load(path, **settings, max_num_batched_tokens=13), tight):
+        crowded = logits_of(engine, crowd)
+        assert alone.keys() == crowded.keys()
+        for length, logits in alone.items():
+            assert torch.equal(logits, crowded[length]), f"at {length} tokens"
+    assert tight.stats().num_preemptions > 0
+
+
+def test_what_cannot_be_deterministic_is_refused_by_name(folder: Any, load: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="of Gemma2ForCausalLM there is no form whose"):
+        load(folder("gemma2"), deterministic=True)

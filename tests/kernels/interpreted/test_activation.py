@@ -1,19 +1,27 @@
-"""SiLU-and-multiply against float64."""
+"""SiLU-and-multiply and its clamped form against float64."""
 
 import pytest
 import torch
 from kernel_checks import FLOATS, apart, assert_close, pairwise, poisoned, random
 
-from kernels.activation import reference_silu_and_multiply, silu_and_multiply
+from kernels.activation import (
+    clamped_swiglu,
+    reference_clamped_swiglu,
+    reference_silu_and_multiply,
+    silu_and_multiply,
+)
 
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize(
+CASES = pytest.mark.parametrize(
     "case",
     pairwise(num_rows=(1, 3), width=(1, 48, 1024, 1100), dtype=FLOATS, is_apart=(0, 1)),
     ids=str,
 )
+
+
+@CASES
 def test_the_gate_opens_what_goes_up(case: dict) -> None:
     gate_up = random(case["num_rows"], 2 * case["width"], dtype=case["dtype"], device=CPU)
     out = poisoned(case["num_rows"], case["width"], dtype=case["dtype"], device=CPU)
@@ -22,9 +30,22 @@ def test_the_gate_opens_what_goes_up(case: dict) -> None:
     assert_close(out, reference_silu_and_multiply(gate_up.double()))
 
 
+@CASES
+def test_gate_and_what_goes_up_are_clamped(case: dict) -> None:
+    gate_up = 3 * random(case["num_rows"], 2 * case["width"], dtype=case["dtype"], device=CPU)
+    out = poisoned(case["num_rows"], case["width"], dtype=case["dtype"], device=CPU)
+    given = apart(gate_up) if case["is_apart"] else gate_up
+    assert clamped_swiglu(given, 1.702, 2.5, out) is out
+    assert_close(out, reference_clamped_swiglu(gate_up.double(), 1.702, 2.5))
+
+
 def test_large_values_neither_overflow_nor_vanish() -> None:
     out = silu_and_multiply(torch.tensor([[-1e4, 1e4, 2.0, 3.0]]))
     assert out.tolist() == [[0.0, 3e4]]
+    large = torch.tensor([[-1e4, 1e4, 1e4, 2.0, 1e4, -1e4]])
+    expected = reference_clamped_swiglu(large.double(), 1.702, 7.0)
+    assert_close(clamped_swiglu(large, 1.702, 7.0), expected)
+    assert expected[0, 1:].round().tolist() == [56.0, -42.0]
 
 
 def test_what_does_not_fit_is_named() -> None:

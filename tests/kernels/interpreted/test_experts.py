@@ -21,6 +21,7 @@ CASES = pairwise(
     num_columns=(1, 80, 200),
     depth=(8, 72, 130),
     has_own_rows=(False, True),
+    has_bias=(False, True),
     dtype=FLOATS,
 )
 
@@ -49,9 +50,11 @@ def check(case: dict) -> None:
     x = random(num_rows, case["depth"], dtype=dtype, device=CPU)
     shape = (case["num_experts"], case["num_columns"], case["depth"])
     weight = random(*shape, dtype=dtype, device=CPU)
+    bias = random(*shape[:2], dtype=dtype, device=CPU) if case["has_bias"] else None
     out = poisoned(chosen.numel(), case["num_columns"], dtype=dtype, device=CPU)
-    assert expert_linear(x, weight, route(chosen, case["num_experts"]), out) is out
-    assert_close(out, reference_expert_linear(x.double(), weight.double(), chosen))
+    assert expert_linear(x, weight, route(chosen, case["num_experts"]), bias, out) is out
+    exact = None if bias is None else bias.double()
+    assert_close(out, reference_expert_linear(x.double(), weight.double(), chosen, exact))
 
 
 def test_a_row_is_the_same_alone_and_in_any_batch() -> None:
@@ -102,3 +105,5 @@ def test_what_does_not_fit_is_named() -> None:
         expert_linear(torch.randn(4, 8), weight, routing)
     with pytest.raises(ValueError, match=r"x has shape \(3, 7\); must have \(3, 8\)"):
         expert_linear(torch.randn(3, 7), weight, routing)
+    with pytest.raises(ValueError, match=r"bias has shape \(4, 5\); must have \(4, 6\)"):
+        expert_linear(torch.randn(3, 8), weight, routing, torch.randn(4, 5))
