@@ -154,11 +154,12 @@ def _block_copy(block_bytes: int) -> Callable[[], float]:
 
 def _sampling() -> Callable[[], float]:
     from baton.engine.sampler import Sampler
-    from baton.engine.triton_draw import draw
+    from baton.engine.triton_choice import TritonChooser
     from baton.sampling import SamplingParams
 
     num_rows, vocab_size = 256, 128 * 1024
-    sampler = Sampler(num_rows, vocab_size, _GPU, frozenset(), draw_from_logits=draw)
+    chooser = TritonChooser(num_rows, vocab_size, _GPU)
+    sampler = Sampler(num_rows, vocab_size, _GPU, frozenset(), chooser)
     params = SamplingParams(temperature=0.8, top_p=0.95, top_k=50, seed=1)
     for seat in range(num_rows):
         sampler.assign(seat, params, 1)

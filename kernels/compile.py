@@ -31,6 +31,7 @@ from kernels.variant import Variant
 MODULES: Final = (
     "kernels.activation",
     "kernels.attention_variants",
+    "kernels.bitmask",
     "kernels.block_copy",
     "kernels.cache_write",
     "kernels.expert_choice",
@@ -42,6 +43,7 @@ MODULES: Final = (
     "kernels.row_summary",
     "kernels.sampling",
     "kernels.sampling_search",
+    "kernels.token_rules",
 )
 CAPABILITIES: Final = (80, 90, 100)
 _SHARED_LIMITS: Final = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}

@@ -4,17 +4,12 @@ All in float64 over the whole vocabulary and by a strict order of tokens, so tha
 same token in any batch.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from baton.engine.random import uniform
 from baton.engine.sampling_columns import MIN_P, TRUNCATION, Int64Array, Rows
-
-# scores, rows, sequence indices, positions in the output -> tokens
-Draw = Callable[[torch.Tensor, Rows, Int64Array, Int64Array], torch.Tensor]
 
 
 def draw_by_torch(

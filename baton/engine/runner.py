@@ -118,7 +118,7 @@ class ModelRunner:
     def may_run_behind(self, plan: StepPlan) -> bool:
         """Whether the step behind this one could be launched before its tokens are known."""
         seats = plan.sample_seats
-        return not (self._sampler.reads_history(seats) or self._grammars.applies(seats))
+        return not (self._sampler.needs_history(seats) or self._grammars.applies(seats))
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, behind: Launched | None = None) -> Launched:

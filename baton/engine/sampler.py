@@ -9,23 +9,23 @@ likely are ordered by id.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from baton.engine.draw import Draw, draw_by_torch, largest, to_tensor
-from baton.engine.logits_processors import Bitmask, Int32Array, process, restrict
+from baton.engine.draw import largest, to_tensor
+from baton.engine.logits_processors import Bitmask, Int32Array
 from baton.engine.sampling_columns import (
     GRAMMAR,
     HISTORY,
     LOGPROBS,
-    PROCESSING,
-    RANDOM,
     Int64Array,
     Rows,
     SamplingColumns,
 )
+from baton.engine.torch_choice import TorchChooser
 from baton.sampling import SamplingParams
 
 Float32Array = npt.NDArray[np.float32]
@@ -93,8 +93,42 @@ class DeviceScores:
         return Scores(*(column.cpu().numpy() for column in columns))
 
 
+class Chooser(Protocol):
+    """How scores are processed and tokens chosen, on one kind of device.
+
+    Attributes:
+        keeps_history: it knows the tokens that it has chosen itself, so that they need not be in
+            the host's columns for the step behind.
+    """
+
+    keeps_history: bool
+
+    def forget(self, seat: int) -> None:
+        """Another sequence takes the seat, or its tokens have become others."""
+        ...
+
+    def process(
+        self, scores: torch.Tensor, rows: Rows, columns: SamplingColumns, history: Int32Array
+    ) -> None:
+        """Applies all rules but the grammar's, in place. As `logits_processors.process`."""
+        ...
+
+    def choose(
+        self,
+        logits: torch.Tensor,
+        rows: Rows,
+        columns: SamplingColumns,
+        sequence_indices: Int64Array,
+        history: Int32Array,
+        allowed: tuple[Int64Array, Bitmask] | None,
+    ) -> torch.Tensor:
+        """One token per row, `[num_rows]`. As `Sampler.choose`."""
+        ...
+
+
 class Sampler:
-    """The sampler of one model: knows what each seat asks for, and keeps nothing between steps.
+    """The sampler of one model: knows what each seat asks for. What has been chosen is the business
+    of its chooser.
 
     `ignore_eos` is not looked at: who ignores an end of sequence may still be given one.
     """
@@ -105,23 +139,23 @@ class Sampler:
         vocab_size: int,
         device: torch.device,
         eos_token_ids: frozenset[int],
-        *,
-        draw_from_logits: Draw | None = None,
+        chooser: Chooser | None = None,
     ) -> None:
-        """Args: draw_from_logits: what draws instead of torch; it leaves logits as they are, reads
-        any type of them and takes the most likely token where the temperature is 0.
-        """
-        self._draw = draw_from_logits or draw_by_torch
-        self._draws_from_logits = draw_from_logits is not None
+        """Args: chooser: torch's if None."""
+        self._chooser = chooser or TorchChooser()
         self._columns = SamplingColumns(num_seats, vocab_size, eos_token_ids)
         self._device = device
 
     def assign(self, seat: int, params: SamplingParams, num_prompt_tokens: int) -> None:
         """A sequence takes the seat; what was there before is forgotten."""
         self._columns.assign(seat, params, num_prompt_tokens)
+        self._chooser.forget(seat)
 
-    def reads_history(self, seats: Int64Array) -> bool:
-        """Whether the choice for any of these seats depends on the tokens before it."""
+    def needs_history(self, seats: Int64Array) -> bool:
+        """Whether the choice for any of these seats needs all tokens before it to be in the host's
+        columns."""
+        if self._chooser.keeps_history:
+            return False
         return bool(np.any(self._columns.uses[seats] & HISTORY))
 
     def sample(
@@ -161,7 +195,9 @@ class Sampler:
         if not np.count_nonzero(uses):
             return Choice(logits.argmax(-1))
         rows = self._columns.rows(seats, lengths, uses)
-        chosen = self._choose(logits, rows, sequence_indices, token_ids, allowed)
+        chosen = self._chooser.choose(
+            logits, rows, self._columns, sequence_indices, token_ids, allowed
+        )
         return _with_logprobs(logits, rows, chosen)
 
     def beam_candidates(
@@ -179,52 +215,11 @@ class Sampler:
         """
         scores = logits.log_softmax(-1, dtype=torch.float32)
         rows = self._columns.rows(seats, lengths, self._columns.uses.take(seats))
-        process(scores, rows, self._columns, token_ids)
+        self._chooser.process(scores, rows, self._columns, token_ids)
+        for seat in np.unique(seats).tolist():  # beams change places, and their tokens with them
+            self._chooser.forget(seat)
         ids = largest(scores, min(k, scores.shape[-1]))
         return ids.cpu().numpy(), scores.gather(-1, ids).cpu().numpy()
-
-    def _choose(
-        self,
-        logits: torch.Tensor,
-        rows: Rows,
-        sequence_indices: Int64Array,
-        history: Int32Array,
-        allowed: tuple[Int64Array, Bitmask] | None,
-    ) -> torch.Tensor:
-        """`[num_rows]`. The rows that are more than an argmax are worked on in a float32 copy."""
-        if self._draws_from_logits and not rows.that_use(PROCESSING).size:
-            positions = rows.lengths - rows.numbers["num_prompt_tokens"]
-            return self._draw(logits, rows, sequence_indices, positions)
-        special = rows.that_use(RANDOM | PROCESSING)
-        if not special.size:
-            return logits.argmax(-1)
-        scores = self._copy(logits, special)
-        asking = rows.take(special)
-        process(scores, asking, self._columns, history)
-        if allowed is not None and len(allowed[0]):
-            restrict(scores, np.searchsorted(special, allowed[0]), allowed[1])
-        picked = self._pick(scores, asking, sequence_indices[special])
-        if special.size == len(logits):
-            return picked
-        return logits.argmax(-1).index_copy_(0, to_tensor(special, self._device), picked)
-
-    def _pick(self, scores: torch.Tensor, rows: Rows, sequence_indices: Int64Array) -> torch.Tensor:
-        """The most likely token, or a drawn one where the row asks: `[num_rows]`."""
-        random = rows.that_use(RANDOM)
-        if not random.size:
-            return scores.argmax(-1)
-        asking = rows.take(random)
-        positions = asking.lengths - asking.numbers["num_prompt_tokens"]
-        if random.size == len(scores):
-            return self._draw(scores, asking, sequence_indices, positions)
-        index = to_tensor(random, self._device)
-        drawn = self._draw(scores[index], asking, sequence_indices[random], positions)
-        return scores.argmax(-1).index_copy_(0, index, drawn)
-
-    def _copy(self, logits: torch.Tensor, rows: Int64Array) -> torch.Tensor:
-        if rows.size == len(logits):
-            return logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-        return logits[to_tensor(rows, self._device)].float()
 
 
 def score(logits: torch.Tensor, targets: Int64Array, k: int) -> Scores:

@@ -13,7 +13,7 @@ from baton.engine.sampler import Sampler
 from baton.engine.static_batch import StaticTritonBatch
 from baton.engine.transformers_model import AttentionHook, ProbedLayer, TransformersModel
 from baton.engine.triton_attention import TritonAttention
-from baton.engine.triton_draw import draw
+from baton.engine.triton_choice import TritonChooser
 from baton.engine.triton_model import TritonModel, batch_invariant, library
 
 
@@ -44,7 +44,8 @@ class TritonBackend:
     def sampler(
         self, num_seats: int, vocab_size: int, device: torch.device, eos_token_ids: frozenset[int]
     ) -> Sampler:
-        return Sampler(num_seats, vocab_size, device, eos_token_ids, draw_from_logits=draw)
+        chooser = TritonChooser(num_seats, vocab_size, device)
+        return Sampler(num_seats, vocab_size, device, eos_token_ids, chooser)
 
     def graphs(
         self, model: DecoderModel, attention: Attention, device: torch.device

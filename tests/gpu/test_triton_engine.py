@@ -1,6 +1,8 @@
 """Whole engines on our kernels: token for token what torch's attention and products give, replayed
 from recorded steps or not; and, in the deterministic mode, bit for bit the same in any batch."""
 
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+import baton.models
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.graphs import DecodeGraphs, Step
@@ -17,7 +20,7 @@ from baton.engine.static_batch import StaticTritonBatch
 from baton.engine.triton_attention import TritonAttention
 from baton.engine.triton_model import TritonModel
 from baton.errors import InvalidArgumentError
-from baton.sampling import SamplingParams
+from baton.sampling import Grammar, GrammarKind, SamplingParams
 from tests.engine.checkpoints import save_random
 from tests.engine.oracle import Oracle
 
@@ -134,6 +137,72 @@ def test_draws_are_those_of_torch(folder: Any, load: Any, changes: dict[str, Any
     engines = load(folder("llama")), load(folder("llama"), kernels="torch", device="cpu")
     drawn, expected = (engine.generate(PROMPTS, params) for engine in engines)
     assert [r.token_ids for r in drawn] == [r.token_ids for r in expected]
+
+
+RULES: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.4, "logit_bias": ((9, 2.5), (30, -4.0))},
+    {"temperature": 0.9, "presence_penalty": 0.8, "frequency_penalty": 0.3, "seed": 4},
+    {"bad_token_ids": ((5,), (7, 8), (1, 2, 3)), "min_tokens": 4, "stop_token_ids": (*range(64),)},
+    {"temperature": 0.7, "top_k": 20, "seed": 1},
+]
+
+
+def generate(engine: Engine, params: list[SamplingParams]) -> tuple[list[tuple[int, ...]], int]:
+    """The outputs, and after how many steps another was under way already."""
+    outputs: dict[str, list[int]] = {}
+    for i, (prompt, each) in enumerate(zip(PROMPTS, params, strict=True)):
+        engine.add_request(EngineRequest(str(i), tuple(prompt), each, len(prompt)))
+    num_ahead = 0
+    for _ in range(100):
+        if not engine.has_work:
+            return [tuple(outputs[str(i)]) for i in range(len(PROMPTS))], num_ahead
+        for update in engine.step().updates:
+            if update.token_id is not None:
+                outputs.setdefault(update.request_id, []).append(update.token_id)
+        num_ahead += engine._ahead is not None
+    raise AssertionError("still not done after 100 steps")
+
+
+def test_rules_are_followed_as_on_torch_by_steps_that_are_launched_ahead(
+    folder: Any, load: Any
+) -> None:
+    """Penalties and banned sequences look at tokens that the host has not seen then."""
+    params = [SamplingParams(max_tokens=8, ignore_eos=True, **changes) for changes in RULES]
+    found, num_ahead = generate(load(folder("llama"), async_scheduling=True), params)
+    expected = load(folder("llama"), kernels="torch", device="cpu").generate(PROMPTS, params)
+    assert found == [result.token_ids for result in expected]
+    assert num_ahead >= 4
+
+
+@pytest.fixture(scope="session")
+def with_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random checkpoint with the tokenizer of the shipped model."""
+    path = tmp_path_factory.mktemp("with_tokenizer")
+    config = {**_COMMON, "vocab_size": 3072, "num_hidden_layers": 1, "eos_token_id": [0, 2]}
+    save_random(transformers.LlamaConfig(**config), path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(baton.models.locate("tiny"), name), path)
+    return str(path)
+
+
+def test_grammars_are_followed_as_on_torch(with_tokenizer: str, load: Any) -> None:
+    """Beside others that look at their tokens; with a grammar among them steps wait."""
+    pytest.importorskip("llguidance")
+    digits, words = (
+        Grammar(GrammarKind.REGEX, pattern) for pattern in ("[0-9]{3,5}", "(def|class) [a-z]{2,6}:")
+    )
+    params = [
+        SamplingParams(max_tokens=6, grammar=digits),
+        SamplingParams(max_tokens=8, grammar=words, temperature=1.0, seed=3, frequency_penalty=1.0),
+        SamplingParams(max_tokens=5, ignore_eos=True, repetition_penalty=1.3),
+        # All of the grammar's tokens are banned until the output is long enough.
+        SamplingParams(max_tokens=4, grammar=Grammar(GrammarKind.REGEX, "a"), min_tokens=3),
+    ]
+    engine = load(with_tokenizer, async_scheduling=True)
+    found, _ = generate(engine, params)
+    expected = load(with_tokenizer, kernels="torch", device="cpu").generate(PROMPTS, params)
+    assert found == [result.token_ids for result in expected]
+    assert re.fullmatch("[0-9]{3,5}", engine.tokenizer.decode(found[0], skip_special_tokens=True))
 
 
 class Rerun:

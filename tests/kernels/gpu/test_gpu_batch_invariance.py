@@ -4,6 +4,7 @@ import pytest
 import torch
 from kernel_checks import FLOATS, assert_close, random
 
+from kernels.expert_choice import choose_experts, reference_choose_experts
 from kernels.experts import (
     combine_experts,
     expert_linear,
@@ -47,12 +48,31 @@ def test_experts_are_multiplied_and_the_same_in_any_batch(
     x = random(1024, 2048, dtype=dtype, device=gpu)
     weight = random(16, 1536, 2048, dtype=dtype, device=gpu)
     chosen = torch.rand(1024, 16, device=gpu).argsort(-1)[:, :4]
-    together = expert_linear(x, weight, route(chosen, 16))
-    expected = reference_expert_linear(x[:8].double(), weight.double(), chosen[:8])
+    bias = random(16, 1536, dtype=dtype, device=gpu)
+    together = expert_linear(x, weight, route(chosen, 16), bias)
+    exact = (weight.double(), chosen[:8], bias.double())
+    expected = reference_expert_linear(x[:8].double(), *exact)
     assert_close(together[:32], expected, slack=2.0)
     for num_rows in (1, 3, 65, 500):
-        alone = expert_linear(x[:num_rows], weight, route(chosen[:num_rows], 16))
+        alone = expert_linear(x[:num_rows], weight, route(chosen[:num_rows], 16), bias)
         assert torch.equal(alone, together[: 4 * num_rows])
+
+
+@DTYPES
+@pytest.mark.parametrize("is_share_of_chosen", [False, True])
+def test_experts_are_chosen_and_the_same_in_any_batch(
+    gpu: torch.device, is_share_of_chosen: bool, dtype: torch.dtype
+) -> None:
+    logits = random(1024, 128, dtype=dtype, device=gpu)  # of which in bf16 many are equal
+    kind = {"is_share_of_chosen": is_share_of_chosen}
+    chosen, weights = choose_experts(logits, 8, **kind)
+    expected = reference_choose_experts(logits.double(), 8, **kind)
+    assert torch.equal(chosen, expected[0])
+    assert_close(weights, expected[1])
+    for num_rows in (1, 3, 65, 500):
+        alone = choose_experts(logits[-num_rows:], 8, **kind)
+        assert torch.equal(alone[0], chosen[-num_rows:])
+        assert torch.equal(alone[1], weights[-num_rows:])
 
 
 @DTYPES

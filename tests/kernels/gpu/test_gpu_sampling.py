@@ -6,9 +6,18 @@ import torch
 from kernel_checks import FLOATS, assert_close
 from sampling_cases import KINDS, chosen_by_the_cpu, params_of, places, rows_of
 
+from kernels.bitmask import reference_restrict, restrict
 from kernels.penalties import History, Penalties, penalise, reference_penalise
 from kernels.row_summary import reference_token_logprobs
 from kernels.sampling import sample
+from kernels.token_rules import (
+    Bans,
+    Biases,
+    add_biases,
+    ban,
+    reference_add_biases,
+    reference_ban,
+)
 
 pytestmark = pytest.mark.gpu
 VOCAB_SIZE = 128256
@@ -62,3 +71,43 @@ def test_penalised_scores_are_bitwise_those_of_the_reference(gpu: torch.device) 
     reference_penalise(scores, history, penalties)
     assert np.array_equal(on_gpu.cpu().numpy(), scores.numpy())
     assert not counts.any()
+
+
+def test_rules_about_single_tokens_are_bitwise_those_of_the_reference(gpu: torch.device) -> None:
+    num_rules, width = 20_000, 31
+    cells = torch.randperm(NUM_ROWS * VOCAB_SIZE, device=gpu)[:num_rules]
+    rows, token_ids = cells // VOCAB_SIZE, cells % VOCAB_SIZE
+    biases = Biases(rows, token_ids, torch.randn(num_rules, device=gpu))
+    lengths = torch.randint(1, 4097, (NUM_ROWS,), device=gpu)
+    tokens = torch.randint(2, (NUM_ROWS, 4096), dtype=torch.int32, device=gpu)
+    history = History(tokens, torch.randperm(NUM_ROWS, device=gpu), lengths, 0 * lengths, 4096)
+    prefix_lengths = torch.randint(width + 1, (num_rules,), device=gpu) ** 2 // width
+    prefixes = torch.randint(2, (num_rules, width), dtype=torch.int32, device=gpu)
+    bans = Bans(rows.flip(0), token_ids.flip(0) + 0, prefix_lengths, prefixes)
+    scores = torch.randn(NUM_ROWS, VOCAB_SIZE, device=gpu)
+    expected = scores.clone()
+    add_biases(scores, biases)
+    reference_add_biases(expected, biases)
+    assert torch.equal(scores, expected)
+    ban(scores, bans, history)
+    on_cpu = expected.cpu()
+    reference_ban(
+        on_cpu,
+        Bans(*(getattr(bans, name).cpu() for name in Bans.__slots__)),
+        History(*(getattr(history, name).cpu() for name in History.__slots__[:4]), longest=4096),
+    )
+    assert torch.equal(scores.cpu(), on_cpu)
+
+
+def test_masked_scores_are_bitwise_those_of_the_reference(gpu: torch.device) -> None:
+    words = torch.randint(-(2**31), 2**31, (200, VOCAB_SIZE // 32), dtype=torch.int32, device=gpu)
+    words[::3] &= words.flip(1)[::3]
+    words[1::3] = 0
+    words[1::3, 77] = 1 << 9
+    rows = torch.randperm(NUM_ROWS, device=gpu)[:200]
+    scores = torch.randn(NUM_ROWS, VOCAB_SIZE, device=gpu)
+    scores[rows[1::6], 77 * 32 + 9] = -torch.inf  # with which nothing is left
+    expected = scores.clone()
+    restrict(scores, rows, words)
+    reference_restrict(expected, rows, words)
+    assert torch.equal(scores, expected)

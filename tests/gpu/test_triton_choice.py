@@ -1,0 +1,182 @@
+"""Tokens chosen by kernels are those of the sampler of the CPU, whatever is asked for, and also
+where the host has not seen the tokens before them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from baton.engine.sampler import Sampler
+from baton.engine.triton_choice import TritonChooser
+from baton.sampling import SamplingParams
+from tests.kernels.kernel_checks import pairwise
+
+VOCAB_SIZE, CAPACITY = 170, 64
+EOS = frozenset({3})
+BAD = ((), ((5,),), ((2, 7), (1,), (4, 2, 6)))
+# Any two of them meet on a seat. Few tokens are likely, so that histories repeat themselves.
+CASES = pairwise(
+    temperature=(0.0, 0.7, 1.5),
+    truncation=((), (("top_k", 9),), (("top_p", 0.8123),), (("min_p", 0.05),)),
+    repetition_penalty=(1.0, 1.4),
+    presence_penalty=(0.0, 0.7),
+    frequency_penalty=(0.0, -0.4),
+    logit_bias=((), ((2, 3.5), (8, -50.0), (VOCAB_SIZE - 1, 2.0))),
+    bad_token_ids=BAD,
+    min_tokens=(0, 3),
+    logprobs=(False, True),
+    has_grammar=(False, True),
+)
+NUM_SEATS = len(CASES) + 2
+
+
+def params_of(case: dict[str, Any], seed: int) -> SamplingParams:
+    names = set(case) - {"truncation", "has_grammar"}
+    return SamplingParams(**{n: case[n] for n in names}, **dict(case["truncation"]), seed=seed)
+
+
+class Pair:
+    """The two samplers, and the tokens of all seats as the host comes to know them."""
+
+    def __init__(self, device: str, seed: int) -> None:
+        self.device = torch.device(device)
+        self.dice = np.random.default_rng(seed)
+        sizes = (NUM_SEATS, VOCAB_SIZE)
+        self.on_cpu = Sampler(*sizes, torch.device("cpu"), EOS)
+        self.chooser = TritonChooser(*sizes, self.device)
+        self.on_kernels = Sampler(*sizes, self.device, EOS, self.chooser)
+        self.tokens = np.zeros((NUM_SEATS, CAPACITY), np.int32)
+        self.lengths = np.zeros(NUM_SEATS, np.int64)
+        self.has_grammar = np.zeros(NUM_SEATS, np.bool_)
+        for i, case in enumerate(CASES):
+            self.seat(i, case)
+
+    def seat(self, seat: int, case: dict[str, Any]) -> None:
+        """A sequence takes the seat; that it has some output already is as after a preemption."""
+        num_prompt_tokens, num_output_tokens = self.dice.integers(1, 9), self.dice.integers(0, 4)
+        self.lengths[seat] = num_prompt_tokens + num_output_tokens
+        self.tokens[seat] = self.dice.integers(0, 12, CAPACITY)
+        self.has_grammar[seat] = case["has_grammar"]
+        params = params_of(case, int(self.dice.integers(0, 2**63)))
+        for sampler in (self.on_cpu, self.on_kernels):
+            sampler.assign(seat, params, int(num_prompt_tokens))
+
+    def logits(self, num_rows: int) -> torch.Tensor:
+        logits = torch.from_numpy(self.dice.normal(0, 1, (num_rows, VOCAB_SIZE)).astype(np.float32))
+        logits[:, :9] += 4.0
+        return logits
+
+    def allowed(self, seats: np.ndarray) -> Any:
+        under = np.flatnonzero(self.has_grammar[seats])
+        shape = (len(under), -(-VOCAB_SIZE // 32))
+        words = self.dice.integers(-(2**31), 2**31, shape, np.int32)
+        words[::3, 1:] = 0  # so few that rules may ban them all
+        words[::3, 0] = 1 << 5
+        return (under, words) if len(under) else None
+
+    def choose(self, seats: Sequence[int], lengths: np.ndarray, known: np.ndarray) -> np.ndarray:
+        """Asserts that both choose the same. `known`: the columns as the host has them."""
+        at, logits = np.array(seats), self.logits(len(seats))
+        indices = self.dice.integers(0, 3, len(at))
+        allowed = self.allowed(at)
+        expected = self.on_cpu.sample(logits, at, indices, lengths, self.tokens, allowed)
+        given = logits.to(self.device)
+        found = self.on_kernels.sample(given, at, indices, lengths, known, allowed)
+        assert found.token_ids.tolist() == expected.token_ids.tolist()
+        if expected.logprobs is not None:
+            np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-4)
+        assert torch.equal(given.cpu(), logits)
+        return expected.token_ids
+
+    def decode(self, *, ahead: bool) -> None:
+        """One more token for each seat. Ahead: the host lacks the tokens drawn last."""
+        seats = self.dice.permutation(len(CASES))
+        known = self.tokens.copy()
+        if ahead:
+            known[seats, self.lengths[seats] - 1] = VOCAB_SIZE - 2
+        chosen = self.choose(seats, self.lengths[seats], known)
+        self.tokens[seats, self.lengths[seats]] = chosen
+        self.lengths[seats] += 1
+
+    def verify_drafts(self) -> None:
+        """Seats with guesses behind them have a row for each, and keep as many as were right."""
+        seats, lengths = [], []
+        for seat in range(len(CASES)):
+            num_drafts = int(self.dice.integers(0, 4))
+            seats += [seat] * (num_drafts + 1)
+            lengths += range(self.lengths[seat], self.lengths[seat] + num_drafts + 1)
+        chosen = self.choose(seats, np.array(lengths), self.tokens)
+        is_right = dict.fromkeys(seats, True)
+        for seat, length, token_id in zip(seats, lengths, chosen.tolist(), strict=True):
+            if is_right[seat]:
+                is_right[seat] = token_id == self.tokens[seat, length]
+                self.tokens[seat, length] = token_id
+                self.lengths[seat] = length + 1
+
+    def fork(self) -> None:
+        """A seat with two rows at one place, the second of which goes on elsewhere."""
+        seat = int(self.dice.integers(len(CASES)))
+        chosen = self.choose([seat, seat], np.repeat(self.lengths[seat], 2), self.tokens)
+        self.tokens[seat, self.lengths[seat]] = chosen[0]
+        self.lengths[seat] += 1
+
+
+@pytest.mark.parametrize(
+    ("seed", "num_steps"),
+    [(0, 5), *(pytest.param(i, 14, marks=pytest.mark.slow) for i in (1, 2))],
+)
+def test_tokens_are_those_of_the_cpus_sampler_in_random_schedules(
+    device: str, seed: int, num_steps: int
+) -> None:
+    pair = Pair(device, seed)
+    pair.decode(ahead=False)
+    pair.decode(ahead=True)
+    for _ in range(num_steps):
+        match pair.dice.integers(6):
+            case 0:
+                pair.verify_drafts()
+                pair.decode(ahead=False)
+            case 1:
+                pair.fork()
+                pair.decode(ahead=False)
+            case 2:
+                seat = int(pair.dice.integers(len(CASES)))
+                pair.seat(seat, CASES[int(pair.dice.integers(len(CASES)))])
+                pair.decode(ahead=False)
+            case _:
+                pair.decode(ahead=True)
+        for seat in range(len(CASES)):  # none is as long as its columns
+            if pair.lengths[seat] > CAPACITY - 8:
+                pair.seat(seat, CASES[seat])
+        num_known = pair.chooser.history._num_known
+        on_device = pair.chooser.history.token_ids.cpu().numpy()
+        for seat in range(len(CASES)):
+            known = slice(0, int(num_known[seat]))
+            assert np.array_equal(on_device[seat, known], pair.tokens[seat, known])
+
+
+def test_beams_are_scored_as_on_the_cpu(device: str) -> None:
+    pair = Pair(device, 3)
+    seats = np.flatnonzero([case["temperature"] == 0.0 for case in CASES])
+    for _ in range(3):
+        logits = pair.logits(len(seats))
+        ids, scores = pair.on_cpu.beam_candidates(
+            logits, seats, pair.lengths[seats], pair.tokens, 4
+        )
+        found = pair.on_kernels.beam_candidates(
+            logits.to(pair.device), seats, pair.lengths[seats], pair.tokens, 4
+        )
+        assert found[0].tolist() == ids.tolist()
+        np.testing.assert_allclose(found[1], scores, atol=1e-4)
+        pair.tokens[seats] = pair.tokens[pair.dice.permutation(seats)]
+        pair.tokens[seats, pair.lengths[seats]] = ids[:, 0]
+        pair.lengths[seats] = pair.lengths[seats].min() + 1
+
+
+def test_what_looks_at_its_history_needs_nothing_of_the_host(device: str) -> None:
+    pair = Pair(device, 4)
+    every = np.arange(len(CASES))
+    assert pair.on_cpu.needs_history(every)
+    assert not pair.on_kernels.needs_history(every)
