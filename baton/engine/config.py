@@ -58,7 +58,8 @@ class EngineConfig:
         kernels: "triton", "torch", or "auto": Triton's on a GPU, where the model's heads have a
             kernel, and torch's on a CPU.
         deterministic: make a request's logits the same, bit for bit, in any batch and chunked in
-            any way, at some cost in speed. Needs Triton's kernels.
+            any way, at some cost in speed. Needs Triton's kernels and a Llama-shaped model, with
+            experts or without (`baton.engine.llama_shaped`).
         cuda_graphs: replay decode steps from recorded graphs on a GPU.
         async_scheduling: launch a step of plain decodes before the tokens of the one before it have
             come back. None: on a GPU, which would wait meanwhile.

@@ -4,7 +4,12 @@ import pytest
 import torch
 from kernel_checks import FLOATS, assert_close, poisoned, random
 
-from kernels.activation import reference_silu_and_multiply, silu_and_multiply
+from kernels.activation import (
+    clamped_swiglu,
+    reference_clamped_swiglu,
+    reference_silu_and_multiply,
+    silu_and_multiply,
+)
 from kernels.norm import add_rms_norm, reference_rms_norm, rms_norm
 
 pytestmark = pytest.mark.gpu
@@ -38,10 +43,10 @@ def test_a_row_is_normalised_the_same_alone_and_in_any_batch(
 
 @DTYPES
 @pytest.mark.parametrize(("num_rows", "width"), [(1, 14336), (4097, 14336), (33, 1000)])
-def test_silu_and_multiply(
-    gpu: torch.device, num_rows: int, width: int, dtype: torch.dtype
-) -> None:
+def test_gates(gpu: torch.device, num_rows: int, width: int, dtype: torch.dtype) -> None:
     gate_up = random(num_rows, 2 * width, dtype=dtype, device=gpu)
     out = poisoned(num_rows, width, dtype=dtype, device=gpu)
     silu_and_multiply(gate_up, out)
     assert_close(out, reference_silu_and_multiply(gate_up.double()))
+    clamped_swiglu(gate_up, 1.702, 1.5, out)
+    assert_close(out, reference_clamped_swiglu(gate_up.double(), 1.702, 1.5))
