@@ -44,6 +44,7 @@ class Member:
         self.is_serving = False
         self.is_listed = True
         self.was_reached = False
+        self.was_asked = asyncio.Event()
         self.num_sequences = 0
         self.num_queued_tokens = 0
         self.num_held_tokens = 0
@@ -120,6 +121,7 @@ class Fleet:
         self._probes: dict[Member, asyncio.Task[None]] = {}
         self._num_users: Counter[str] = Counter()  # of the channel to each endpoint
         self._closing: set[asyncio.Task[None]] = set()
+        self._has_looked = False
         self._registry = RegistryWatcher(redis, self._on_change)
         self._events = EventSubscriber(redis, self.index)
 
@@ -135,6 +137,18 @@ class Fleet:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def first_look(self, timeout: float) -> None:
+        """Waits until this router knows what it can know: Redis was read, and each worker that was
+        found there has said whether it serves, or does not answer. `timeout` seconds at most, and
+        once it knows, never again."""
+        if self._has_looked:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._registry.first_read()
+                await asyncio.gather(*(member.was_asked.wait() for member in self.members))
+                self._has_looked = True
 
     @property
     def members(self) -> list[Member]:
@@ -237,9 +251,11 @@ class Fleet:
                 async for response in health_pb2_grpc.HealthStub(channel).Watch(_READINESS):
                     member.is_serving = _is_serving(response)
                     member.was_reached |= member.is_serving
+                    member.was_asked.set()
                     if member.is_serving:
                         member.circuit.probe_succeeded()
             member.is_serving = False
+            member.was_asked.set()
             self._drop_if_gone(member.record.id)
             await asyncio.sleep(_RETRY_SECONDS)
 
@@ -274,6 +290,7 @@ class Fleet:
         member = self._members.pop(worker, None)
         if member is None:
             return
+        member.was_asked.set()  # nobody will
         self._events.unfollow(worker)
         task = self._watches.pop(worker)
         if task is not asyncio.current_task():

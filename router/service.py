@@ -30,6 +30,9 @@ from router.work import work_of
 logger = logging.getLogger(__name__)
 
 _FLUSH_SECONDS = 5.0
+# A router that has just started waits so long for its first look at Redis and at the workers; where
+# Redis does not answer, its clients should rather hear of it and ask another one.
+_FIRST_LOOK_SECONDS = 5.0
 
 
 class Requests:
@@ -89,6 +92,8 @@ class InferenceService(pb_grpc.InferenceServicer):
         deadline = Deadline.of(context, self._timeout)
         if self._requests.is_draining:
             raise UnavailableError("the router is draining; another one will serve this")
+        await self._fleet.first_look(min(deadline.remaining(), _FIRST_LOOK_SECONDS))
+        deadline.check()
         good = await self._intake.read(request, self._fleet.max_model_len)
         answer = Answer(good, self._card, arrived)
         recovery = Recovery(good.request_id, self._budget)

@@ -3,6 +3,7 @@
 Knows nothing of whether the workers answer; the router asks them itself.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -59,6 +60,7 @@ class RegistryWatcher:
         self._seen: dict[str, float] = {}  # when each known worker's record was last read
         self._missing: dict[str, float] = {}  # since when an id has had no record
         self._malformed: set[str] = set()
+        self._has_read = asyncio.Event()
         self._loop = RedisLoop("registry watcher", self._poll)
 
     @property
@@ -70,6 +72,10 @@ class RegistryWatcher:
     def stale(self) -> bool:
         """Whether Redis did not answer the latest poll, or was not polled yet."""
         return self._loop.answering_since is None
+
+    async def first_read(self) -> None:
+        """Waits until Redis has been read once, and `records` are those that were there."""
+        await self._has_read.wait()
 
     def start(self) -> None:
         """Polls in the background, at once and then every interval. Needs an event loop."""
@@ -89,6 +95,7 @@ class RegistryWatcher:
         for worker in self._records.keys() - fresh:
             if self._has_left(worker, found, now):
                 self._forget(worker)
+        self._has_read.set()
         await self._prune(now)
         return self._interval
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 
@@ -106,6 +107,48 @@ async def test_a_router_killed_in_the_middle_leaves_nothing_held(wide):
         wide.kill("router")
         for ended in (generation, waiting):
             assert isinstance(await failure_of(ended), UnavailableError)
+    await until_nothing_is_held(wide)
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+async def test_a_router_that_restarts_under_load_refuses_nothing(wide):
+    """Clients that wait for it reach it before it has read a word of Redis, which is slow."""
+    over, refusals, served = asyncio.Event(), [], 0
+
+    async def ask_again(client: AsyncClient, seed: int) -> None:
+        nonlocal served
+        while not over.is_set():
+            try:
+                tokens = await client.generate(prompt_of(12, seed=seed), SHORT).token_ids()
+            except UnavailableError as error:
+                refusals.append(str(error))
+            else:
+                assert len(tokens) == SHORT.max_tokens
+                served += 1
+
+    async with AsyncClient(wide.address, wait_for_ready=True, resume=False) as client:
+        asking = [asyncio.create_task(ask_again(client, 700 + i)) for i in range(8)]
+        await until(lambda: served > 8, within=10.0, what="service")
+        wide.kill("router")
+        assert wide.redis is not None
+        router, redis = wide.process("router"), wide.redis.pid
+        os.kill(redis, signal.SIGSTOP)
+        try:
+            router.start(router.log_path.parent)
+            await until(lambda: listens(router.port), within=30.0, what="its start")
+            await asyncio.sleep(1.5)  # they have all found it by now
+        finally:
+            os.kill(redis, signal.SIGCONT)
+        served = 0
+        await until(lambda: served > 8, within=10.0, what="service")
+        over.set()
+        await asyncio.gather(*asking)
+    # What was on its way when the router was killed is lost; what reached the next one is not.
+    assert [text for text in refusals if "worker" in text] == []
     await until_nothing_is_held(wide)
 
 

@@ -1,6 +1,8 @@
 """The fleet over a real Redis and workers that only say whether they serve."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,7 +17,7 @@ from baton.serving.channels import Channels
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1.kv_transfer_pb2 import KvLayout, KvLayouts
-from router.fleet import Fleet
+from router.fleet import Fleet, Member
 
 TOKENIZER = b"t" * 16
 
@@ -89,6 +91,49 @@ async def test_a_worker_takes_work_once_it_says_that_it_is_ready():
         await until(lambda: reason(fleet) == "")
         await server.set_ready(False)
         await until(lambda: reason(fleet) == "not answering")
+
+
+async def test_the_first_look_waits_for_redis_and_for_what_each_worker_says():
+    server, redis_server = Server(ServingSettings()), EmbeddedRedis()
+    await server.start()
+    await server.set_ready(True)
+    redis_server.start()
+    async with registered(redis_server, record_of(server)) as registration:
+        await until(lambda: registration._loop.answering_since is not None)
+        redis, channels = connect(redis_server.url), Channels()
+        os.kill(redis_server.pid, signal.SIGSTOP)
+        fleet = Fleet(redis, channels, TOKENIZER)
+        fleet.start()
+        try:
+            await fleet.first_look(0.3)
+            assert fleet.members == []
+            looking = asyncio.create_task(fleet.first_look(10.0))
+            await asyncio.sleep(0.05)
+            assert not looking.done()
+            os.kill(redis_server.pid, signal.SIGCONT)
+            await looking
+            assert reason(fleet) == ""
+        finally:
+            os.kill(redis_server.pid, signal.SIGCONT)
+            await fleet.stop()
+            await channels.close()
+            await redis.aclose()
+            await server.stop(0.0)
+    redis_server.stop()
+
+
+async def test_the_first_look_waits_for_no_worker_that_is_gone_and_for_none_that_comes_later():
+    async with worker_and_fleet() as (server, fleet, redis):
+        gone = record_of(server, endpoint="127.0.0.1:1", id="gone")
+        async with registered(redis, gone):
+            await until(lambda: fleet.members != [])
+            async with asyncio.timeout(3.0):
+                await fleet.first_look(5.0)
+            member = Member(record_of(server, id="later"))
+            fleet._members["later"] = member
+            await fleet.first_look(0.0)
+            assert not member.was_asked.is_set()
+            del fleet._members["later"]
 
 
 async def test_a_worker_that_drains_or_tokenizes_otherwise_is_excluded():
