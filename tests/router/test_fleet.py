@@ -18,6 +18,7 @@ from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1.kv_transfer_pb2 import KvLayout, KvLayouts
 from router.fleet import Fleet, Member
+from router.worker_model import PoolModel
 
 TOKENIZER = b"t" * 16
 
@@ -129,7 +130,7 @@ async def test_the_first_look_waits_for_no_worker_that_is_gone_and_for_none_that
             await until(lambda: fleet.members != [])
             async with asyncio.timeout(3.0):
                 await fleet.first_look(5.0)
-            member = Member(record_of(server, id="later"))
+            member = Member(record_of(server, id="later"), PoolModel())
             fleet._members["later"] = member
             await fleet.first_look(0.0)
             assert not member.was_asked.is_set()
