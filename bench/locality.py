@@ -4,7 +4,8 @@ An index of a million blocks, filled from the conversation trace: as many copies
 takes, unlike each other, each request stored on the worker that holds most of its prefix, or on the
 next in turn. Looked up, and timed one by one, are prompts of 24 blocks, the trace's mean, all of
 which are held: the longest walk. Events are those of one more copy, a batch per request. A set of
-hashes per worker is the reference. The last rows place the trace on eight workers by each policy.
+hashes per worker is the reference. A router that starts reads as many blocks from Redis alone. The
+last rows place the trace on eight workers by each policy.
 """
 
 import random
@@ -18,6 +19,7 @@ from itertools import count
 from baton.cluster.events import KvEvents
 from baton.cluster.index import LocalityIndex
 from baton.cluster.prefix import BlockHash
+from bench import warm
 from bench.replay import chain_of, replay
 from bench.report import NotPossibleError, Row, medians
 from bench.traces import MOONCAKE_BLOCK_SIZE, TraceRow, read_mooncake, trace_folder
@@ -53,6 +55,7 @@ def run(repeats: int) -> list[Row]:
     rows = list(read_mooncake(path))
     return [
         *(row for size in SIZES for row in _index_rows(rows, size, repeats)),
+        *warm.rows(repeats),
         *_placement_rows(repeats),
         *_policy_rows(rows),
     ]

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from baton.cluster.index import LocalityIndex
 from baton.cluster.redis import connect
 from baton.errors import FailedPreconditionError
 from baton.serving.channels import Channels
@@ -35,7 +36,9 @@ async def serve(settings: RouterSettings) -> None:
         stack.push_async_callback(redis.aclose)
         channels = Channels(settings.max_message_bytes)
         stack.push_async_callback(channels.close)
-        fleet = Fleet(redis, channels, card.tokenizer_hash)
+        fleet = Fleet(
+            redis, channels, card.tokenizer_hash, LocalityIndex(settings.max_indexed_blocks)
+        )
         stack.push_async_callback(fleet.stop)
         requests = Requests()
         intake = Intake(card, settings.max_prompt_bytes)

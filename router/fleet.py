@@ -111,8 +111,14 @@ class Member:
 class Fleet:
     """All workers. Owns the channels to them and the index of what they have cached."""
 
-    def __init__(self, redis: Redis, channels: Channels, tokenizer_hash: bytes) -> None:
-        self.index = LocalityIndex()
+    def __init__(
+        self,
+        redis: Redis,
+        channels: Channels,
+        tokenizer_hash: bytes,
+        index: LocalityIndex | None = None,
+    ) -> None:
+        self.index = LocalityIndex() if index is None else index
         self._channels = channels
         self._tokenizer_hash = tokenizer_hash
         self._members: dict[str, Member] = {}
@@ -149,6 +155,11 @@ class Fleet:
                 await self._registry.first_read()
                 await asyncio.gather(*(member.was_asked.wait() for member in self.members))
                 self._has_looked = True
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the index has all that the workers known here have published."""
+        return self._events.is_warm
 
     @property
     def members(self) -> list[Member]:

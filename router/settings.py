@@ -49,6 +49,12 @@ class RouterSettings(ServingSettings):
     record_files: int = Field(
         4, ge=1, description="Files of --record that are kept, the current one among them."
     )
+    max_indexed_blocks: int = Field(
+        2_000_000,
+        ge=1,
+        description="Blocks, of all workers together, whose places are remembered: about 110 bytes "
+        "each. Beyond, those go that were asked for longest ago.",
+    )
 
     @property
     def model_path(self) -> str:

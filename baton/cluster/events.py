@@ -99,7 +99,7 @@ def decode_slots(data: bytes) -> tuple[BlockHash, ...]:
     Raises:
         ValueError: they are no whole number of slots.
     """
-    return tuple(block for block in _split(data) if block != HOLE)
+    return tuple(filter(HOLE.__ne__, _split(data)))
 
 
 def _split(data: bytes) -> tuple[BlockHash, ...]:

@@ -4,14 +4,15 @@ A map from chain hash to a bitmap of worker slots. Pure; knows nothing of where 
 and promises nothing: a block it names may be gone by the time it is asked for.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from baton.cluster.events import KvEvents
 from baton.cluster.prefix import BlockHash
 
-_EVICTED_SHARE = 512  # one of so many entries is evicted at a time
+_EVICTED_SHARE = 512  # one of so many entries is looked at for eviction at a time
+_MAX_LOOKS = 64  # until some are evicted: an eighth of all
 _SWEPT_SHARE = 64  # a sweep takes about so many operations
 _LEAST_SWEPT = 1024
 _MAX_NAMED = 4096  # bitmaps whose workers are remembered
@@ -32,8 +33,8 @@ class _Slot:
 class LocalityIndex:
     """Which workers hold which leading blocks of a sequence.
 
-    Every operation is bounded by what it is given, except that memory is bounded too: beyond
-    `max_entries` hashes, those that came first are evicted, for all workers.
+    Every operation is bounded by what it is given. Memory is bounded too: beyond `max_entries`
+    hashes, those are evicted, for all workers, that came or were asked for longest ago.
 
     Args:
         max_entries: the most hashes it holds. One takes about 110 bytes, and some 40 more where
@@ -52,6 +53,7 @@ class LocalityIndex:
         self._dropped: list[int] = []  # positions whose bits are still in the entries
         self._swept: list[int] = []  # those of them that the sweep under way clears
         self._unswept: list[BlockHash] = []
+        self._seen: set[BlockHash] = set()  # asked for since they came, or were looked at
 
     def __len__(self) -> int:
         """How many hashes it holds, those of dropped workers included until they are swept."""
@@ -65,7 +67,7 @@ class LocalityIndex:
         slot = self._slot(worker, epoch)
         if slot is None:
             return
-        if events.cleared:
+        if events.cleared and slot.num_blocks:
             slot = self._renew(worker, epoch)
         self._remove(slot, events.removed)
         self._store(slot, events.stored)
@@ -88,19 +90,28 @@ class LocalityIndex:
 
         Workers that hold not even the first are left out. Stops where the last worker does.
         """
+        values = map(self._entries.get, hashes)
+        last = next(values, None)
+        holders = self._live & (last or 0)
         matches: dict[str, int] = {}
-        if not hashes:
+        if not holders:
             return matches
-        find = self._entries.get
-        holders = self._live & find(hashes[0], 0)
-        for num_blocks, block in enumerate(hashes):
-            remaining = holders & find(block, 0)
+        for num_blocks, value in enumerate(values, 1):
+            if value is last:  # blocks with one holder share its bitmap
+                continue
+            last = value
+            remaining = holders & (value or 0)
             if remaining != holders:
-                matches |= dict.fromkeys(self._workers_of(holders ^ remaining), num_blocks)
+                matches.update(dict.fromkeys(self._workers_of(holders ^ remaining), num_blocks))
                 holders = remaining
-            if not holders:
-                return matches
-        return matches | dict.fromkeys(self._workers_of(holders), len(hashes))
+                if not holders:
+                    break
+        else:
+            num_blocks = len(hashes)
+            matches.update(dict.fromkeys(self._workers_of(holders), num_blocks))
+        if self._is_crowded:
+            self._note_seen(hashes[:num_blocks])
+        return matches
 
     def num_blocks(self, worker: str) -> int:
         """How many blocks the worker is known to hold."""
@@ -140,15 +151,25 @@ class LocalityIndex:
         self._live |= slot.bit
         return slot
 
-    def _store(self, slot: _Slot, blocks: Iterable[BlockHash]) -> None:
+    def _store(self, slot: _Slot, blocks: Collection[BlockHash]) -> None:
+        entries, bit = self._entries, slot.bit
+        if entries.keys().isdisjoint(blocks):  # as most are, and all that come in bulk
+            num_known = len(entries)
+            entries.update(dict.fromkeys(blocks, bit))
+            slot.num_blocks += len(entries) - num_known
+        else:
+            self._store_known(slot, blocks)
+        while len(entries) > self._max_entries:
+            self._evict()
+
+    def _store_known(self, slot: _Slot, blocks: Iterable[BlockHash]) -> None:
+        """The same where some of the blocks are there."""
         entries, bit = self._entries, slot.bit
         for block in blocks:
             holders = entries.get(block)
             if holders is None:
                 entries[block] = bit
                 slot.num_blocks += 1
-                if len(entries) > self._max_entries:
-                    self._evict()
             elif not holders & bit:
                 entries[block] = holders & self._live | bit
                 slot.num_blocks += 1
@@ -165,10 +186,33 @@ class LocalityIndex:
             else:
                 del entries[block]
 
+    @property
+    def _is_crowded(self) -> bool:
+        """Whether it will have to evict before long, and remembers what is asked for."""
+        return 4 * len(self._entries) > 3 * self._max_entries
+
+    def _note_seen(self, blocks: Iterable[BlockHash]) -> None:
+        if len(self._seen) >= self._max_entries // 2:
+            self._seen.clear()
+        self._seen.update(blocks)
+
     def _evict(self) -> None:
-        """Evicts the oldest entries. Several at once, for a dict finds its first entry slowly."""
+        """Evicts, of the oldest entries, those that nobody has asked for since they were last
+        looked at here; or all of them, if everything is asked for. The others become the youngest.
+
+        Several at once, for a dict finds its first entry slowly.
+        """
         count = max(1, self._max_entries // _EVICTED_SHARE)
-        for block in list(islice(self._entries, count)):
+        for _ in range(_MAX_LOOKS):
+            oldest = list(islice(self._entries, count))
+            spared = [block for block in oldest if block in self._seen]
+            self._seen.difference_update(spared)
+            for block in spared:
+                self._entries[block] = self._entries.pop(block)
+            if len(spared) < len(oldest):
+                oldest = list(set(oldest).difference(spared))
+                break
+        for block in oldest:
             for slot in self._slots_of(self._entries.pop(block) & self._live):
                 slot.num_blocks -= 1
 

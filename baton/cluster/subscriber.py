@@ -47,7 +47,8 @@ class _Follow:
             was. Events after a gap are applied all the same: a partial index beats none.
         mend_at: when to look for that snapshot (`time.monotonic`).
         next_slot: the first slot of the snapshot that is not in the index yet; None while it is not
-            being read. Events wait meanwhile.
+            being read.
+        is_current: the latest read came to the stream's end, and nothing was missed.
     """
 
     worker: str
@@ -56,6 +57,15 @@ class _Follow:
     wanted: int | None = 0
     mend_at: float = 0.0
     next_slot: int | None = None
+    is_current: bool = False
+
+    def is_due(self, now: float) -> bool:
+        """Whether its snapshot is to be read, which goes before its events."""
+        return self.wanted is not None and self.mend_at <= now
+
+    def is_behind(self, now: float) -> bool:
+        """Whether there is more to read of it at once."""
+        return self.is_due(now) or (self.wanted is None and not self.is_current)
 
 
 class EventSubscriber:
@@ -82,7 +92,7 @@ class EventSubscriber:
     def is_warm(self) -> bool:
         """Whether the index has all that is published of the workers followed, as far as is
         known."""
-        return not self.stale and all(f.wanted is None for f in self._follows.values())
+        return not self.stale and all(f.is_current for f in self._follows.values())
 
     @property
     def stale(self) -> bool:
@@ -114,31 +124,27 @@ class EventSubscriber:
     async def _step(self) -> float:
         if not self._follows:
             return _IDLE
-        is_mending = await self._mend()
+        await self._mend(time.monotonic())
+        now = time.monotonic()
         follows = {
             stream_key(follow.worker, follow.epoch).encode(): follow
             for follow in self._follows.values()
-            if follow.next_slot is None
+            if not follow.is_due(now)
         }
         if follows:
-            await self._read(follows, wait_ms=0 if is_mending else _BLOCK_MS)
+            is_behind = any(follow.is_behind(now) for follow in self._follows.values())
+            await self._read(follows, wait_ms=0 if is_behind else _BLOCK_MS)
         return 0.0
 
     # Snapshots.
 
-    async def _mend(self) -> bool:
-        """Reads the next parts of snapshots that are wanted, in one round trip. Whether there is
-        more to read at once."""
-        now = time.monotonic()
-        wanting = [
-            follow
-            for follow in self._follows.values()
-            if follow.wanted is not None and follow.mend_at <= now
-        ]
+    async def _mend(self, now: float) -> None:
+        """Reads the next parts of snapshots that are wanted, in one round trip."""
+        wanting = [follow for follow in self._follows.values() if follow.is_due(now)]
         wanting.sort(key=lambda follow: follow.next_slot is None)  # one after the other
         parts = wanting[:_MAX_PARTS]
         if not parts:
-            return False
+            return
         commands = [command for follow in parts for command in _read_part(follow)]
         replies = await transact(self._redis, *commands)
         for number, follow in enumerate(parts):
@@ -146,7 +152,6 @@ class EventSubscriber:
             if self._is_followed(follow):
                 self._take_part(follow, decode_sequence(head), data, now)
                 await asyncio.sleep(0)  # requests go before
-        return len(wanting) > len(parts) or any(f.next_slot is not None for f in parts)
 
     def _take_part(self, follow: _Follow, sequence: int, data: bytes, now: float) -> None:
         """Puts a part of a snapshot into the index, its first in place of what was there.
@@ -177,10 +182,14 @@ class EventSubscriber:
         """Applies what is new in the streams; waits for it a moment."""
         positions = {key: entry_id(follow.applied) for key, follow in follows.items()}
         max_entries = max(_MIN_ENTRIES, _MAX_ENTRIES // len(positions))
-        for key, entries in await read_streams(self._redis, positions, max_entries, wait_ms):
+        found = dict(await read_streams(self._redis, positions, max_entries, wait_ms))
+        for key, follow in follows.items():
+            entries = found.get(key, ())
             for name, fields in entries:
-                self._apply(follows[key], name, fields)
-            await asyncio.sleep(0)
+                self._apply(follow, name, fields)
+            follow.is_current = follow.wanted is None and len(entries) < max_entries
+            if entries:
+                await asyncio.sleep(0)  # requests go before
 
     def _apply(self, follow: _Follow, name: bytes, fields: Mapping[bytes, bytes]) -> None:
         if not self._is_followed(follow):

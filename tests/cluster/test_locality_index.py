@@ -98,6 +98,30 @@ def test_what_came_first_is_evicted_first() -> None:
     assert [bool(index.match([block])) for block in BLOCKS[:6]] == [False, False] + [True] * 4
 
 
+def test_what_is_asked_for_stays_when_what_came_later_is_evicted() -> None:
+    index = LocalityIndex(max_entries=1_000)
+    hot = [number.to_bytes(16, "little") for number in range(20)]
+    index.apply("a", 1, KvEvents(stored=tuple(hot)))
+    for number in range(20, 20_000, 10):
+        fresh = [n.to_bytes(16, "little") for n in range(number, number + 10)]
+        index.apply("a", 1, KvEvents(stored=tuple(fresh)))
+        assert index.match(hot) == {"a": 20}
+        assert len(index) <= 1_000
+        assert len(index._seen) <= 500
+    assert index.match([(20).to_bytes(16, "little")]) == {}
+    assert index.num_blocks("a") == len(index)
+
+
+def test_where_everything_is_asked_for_the_bound_holds_all_the_same() -> None:
+    index = LocalityIndex(max_entries=1_000)
+    hashes = [number.to_bytes(16, "little") for number in range(5_000)]
+    for start in range(0, 5_000, 100):
+        index.apply("a", 1, KvEvents(stored=tuple(hashes[start : start + 100])))
+        for block in hashes:
+            index.match([block])
+        assert len(index) <= 1_000
+
+
 def test_matching_nothing_finds_nobody() -> None:
     index = LocalityIndex()
     index.apply("a", 1, KvEvents(stored=tuple(BLOCKS)))

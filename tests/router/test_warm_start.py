@@ -1,0 +1,86 @@
+"""A router that starts with nothing but Redis: no worker answers."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import pytest
+
+from baton.cluster.embedded import EmbeddedRedis
+from baton.cluster.index import LocalityIndex
+from baton.cluster.redis import connect
+from baton.cluster.registry import Registration, WorkerRecord
+from baton.serving.channels import Channels
+from bench.warm import EPOCH, holds_exactly, publish
+from router.fleet import Fleet
+
+NUM_WORKERS = 8
+TOKENIZER = b"t" * 16
+
+NOWHERE = "127.0.0.1:1"
+RECORD = WorkerRecord(
+    "", "prefill", NOWHERE, NOWHERE, EPOCH, "tiny", b"f", b"", TOKENIZER, "float32", 16, 2048, 1000
+)
+
+
+async def until(condition: Callable[[], bool], within: float = 60.0) -> None:
+    async with asyncio.timeout(within):
+        while not condition():  # noqa: ASYNC110 - looks from outside
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("num_blocks", [40_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+async def test_a_restarted_router_knows_all_from_redis_alone(num_blocks, record_property):
+    """Every worker RPC is blocked: who connects to a worker's port waits for ever."""
+    async with AsyncExitStack() as stack:
+        silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
+        server = stack.enter_context(EmbeddedRedis())
+        redis, channels = connect(server.url), Channels()
+        stack.push_async_callback(redis.aclose)
+        stack.push_async_callback(channels.close)
+        held = await publish(redis, NUM_WORKERS, num_blocks)
+        for worker in held:
+            record = replace(RECORD, id=worker, endpoint=endpoint, kv_endpoint=endpoint)
+            registration = Registration(redis, record)
+            registration.start()
+            stack.push_async_callback(registration.stop)
+        await until(lambda: registration._loop.answering_since is not None)
+
+        began = time.perf_counter()
+        fleet = Fleet(redis, channels, TOKENIZER, LocalityIndex(2 * num_blocks))
+        stack.push_async_callback(fleet.stop)
+        fleet.start()
+        await until(lambda: len(fleet.members) == NUM_WORKERS and fleet.is_warm)
+        seconds = time.perf_counter() - began
+        print(f"{num_blocks:,} blocks of {NUM_WORKERS} workers from Redis alone: {seconds:.2f} s")
+        record_property("seconds", seconds)
+        assert holds_exactly(fleet.index, held)
+        assert {member.excluded(TOKENIZER) for member in fleet.members} == {"not reached yet"}
+
+
+async def test_choosing_among_workers_asks_redis_nothing():
+    """Counted at the server: what it has executed between two looks is those looks alone."""
+    async with AsyncExitStack() as stack:
+        server = stack.enter_context(EmbeddedRedis())
+        redis, ours, channels = connect(server.url), connect(server.url), Channels()
+        for close in (redis.aclose, ours.aclose, channels.close):
+            stack.push_async_callback(close)
+        await publish(redis, NUM_WORKERS, 4_000)
+        fleet = Fleet(redis, channels, TOKENIZER)
+        fleet.start()
+        for number in range(NUM_WORKERS):
+            fleet._on_change(f"worker-{number}", replace(RECORD, id=f"worker-{number}"))
+        await until(lambda: fleet.is_warm)
+        await fleet.stop()  # what goes on in the background
+
+        async def num_executed() -> int:
+            return int((await ours.info("stats"))["total_commands_processed"])
+
+        before = await num_executed()
+        for number in range(200):
+            assert len(fleet.candidates(tuple(range(number, number + 500)))) == NUM_WORKERS
+        assert await num_executed() - before == 1
