@@ -70,6 +70,7 @@ class Attempt:
         self._prefill = fleet.member(placement.prefill)
         self._decode = fleet.member(placement.decode)
         self._prefill_load = ExitStack()
+        self._hashes: list[bytes] = []
         self._calls: list[Any] = []
         self._decode_request: decode_pb2.DecodeGenerateRequest | None = None
         self._events: asyncio.Queue[Event | Setback] = asyncio.Queue(_MAX_UNREAD)
@@ -101,8 +102,8 @@ class Attempt:
         computed in the order of admission, lest two requests wait for each other's blocks.
         """
         work, lease_id = self._work, wire.new_lease_id()
-        hashes = self._fleet.block_hashes(self._prefill, work.token_ids)
-        handle = wire.handle(self._prefill, lease_id, work, hashes)
+        self._hashes = self._fleet.block_hashes(self._prefill, work.token_ids)
+        handle = wire.handle(self._prefill, lease_id, work, self._hashes)
         num_sequences = work.params.num_sequences
         num_tokens = len(work.token_ids)
         num_uncached = max(0, num_tokens - self.placement.num_cached_tokens)
@@ -133,8 +134,7 @@ class Attempt:
                 while not self._events.empty():
                     gathered.append(self._events.get_nowait())
             for event in gathered:
-                if isinstance(event, prefill_pb2.PrefillResponse) and event.HasField("result"):
-                    self._prefill_load.close()
+                self._note(event)
                 self._learn(event)
             yield gathered
 
@@ -163,6 +163,15 @@ class Attempt:
                 num_tokens = ready.num_transferred_bytes / per_token if per_token else 0.0
                 exposed = wire.seconds(ready.exposed)
                 self._decode.model.received(num_tokens, exposed, ready.connector)
+
+    def _note(self, event: Event | Setback) -> None:
+        """Counts what it says of the workers: their load, and what they hold."""
+        if isinstance(event, prefill_pb2.PrefillResponse):
+            if event.HasField("result"):
+                self._prefill_load.close()
+                self._fleet.note_held(self._prefill, self._hashes)
+        elif isinstance(event, decode_pb2.DecodeGenerateResponse) and event.HasField("kv_ready"):
+            self._fleet.note_held(self._decode, self._hashes)
 
     def succeed(self) -> None:
         """The request has got all it needed of both workers."""

@@ -10,13 +10,14 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from redis.asyncio import Redis
 
+from baton.cluster.events import KvEvents
 from baton.cluster.index import LocalityIndex
 from baton.cluster.prefix import hash_chain
 from baton.cluster.registry import WorkerRecord
@@ -224,6 +225,13 @@ class Fleet:
         """The chain hashes of the prompt's full blocks, as this worker computes them."""
         record = member.record
         return hash_chain(record.namespace.root(), token_ids, record.block_size)
+
+    def note_held(self, member: Member, hashes: Sequence[bytes]) -> None:
+        """A worker has computed these blocks, or has taken them over. While Redis answers, the
+        worker itself says so there, and also when it drops them; else this is all that is known."""
+        if self._events.stale:
+            record = member.record
+            self.index.apply(record.id, record.epoch, KvEvents(stored=tuple(hashes)))
 
     def _cached_blocks(self, token_ids: tuple[int, ...]) -> dict[str, int]:
         """Leading blocks that each worker holds. Workers of one namespace share one computation."""

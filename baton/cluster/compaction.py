@@ -59,7 +59,10 @@ class Compaction:
 
     def advance(self, num_hashes: int, sequence: int) -> Slice:
         """The slots to be written along with a batch of `num_hashes`, after which the latest event
-        is `sequence`. As many as possible while no round is complete."""
+        is `sequence`. As many as possible while no round is complete; none after a round since
+        whose start nothing has happened."""
+        if sequence == self._sequence:
+            return Slice(0, b"", sequence, self._previous + 1)
         if self._round_start is None:
             self._round_start = sequence
         num_left = self._mirror.num_slots - self._next_slot

@@ -11,7 +11,7 @@ import hashlib
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 ENCODING_VERSION = 1
@@ -80,6 +80,22 @@ def extend_chain(
             data += _prefixed(extras)
         parent = _sha256(data).digest()[:HASH_BYTES]
         hashes.append(parent)
+
+
+def input_extras(inputs: Iterable[tuple[int, int, bytes]], block_size: int, index: int) -> bytes:
+    """The extras of a block for what encoders, of images or sounds, put into a sequence: the
+    content of each input in the block, and where it begins, seen from the block's start.
+
+    Args:
+        inputs: (start, end, content hash) of each, over the tokens [start, end), in order.
+        index: the block's number in the chain.
+    """
+    begin, end = index * block_size, (index + 1) * block_size
+    return b"".join(
+        struct.pack("<i", start - begin) + _prefixed(content)
+        for start, stop, content in inputs
+        if start < end and stop > begin
+    )
 
 
 def hash_chain(root: BlockHash, token_ids: Sequence[int], block_size: int) -> list[BlockHash]:

@@ -48,6 +48,7 @@ class _Follow:
         mend_at: when to look for that snapshot (`time.monotonic`).
         next_slot: the first slot of the snapshot that is not in the index yet; None while it is not
             being read.
+        published: a number that an event has had, so that there is something to read up to it.
         is_current: the latest read came to the stream's end, and nothing was missed.
     """
 
@@ -57,6 +58,7 @@ class _Follow:
     wanted: int | None = 0
     mend_at: float = 0.0
     next_slot: int | None = None
+    published: int = 0
     is_current: bool = False
 
     def is_due(self, now: float) -> bool:
@@ -175,6 +177,7 @@ class EventSubscriber:
         follow.next_slot += _PART
         if len(data) < _PART * HASH_BYTES:
             follow.next_slot = follow.wanted = None
+            follow.published = sequence
 
     # Events.
 
@@ -187,7 +190,10 @@ class EventSubscriber:
             entries = found.get(key, ())
             for name, fields in entries:
                 self._apply(follow, name, fields)
-            follow.is_current = follow.wanted is None and len(entries) < max_entries
+            is_end = len(entries) < max_entries
+            if is_end and follow.applied < follow.published:
+                follow.wanted = follow.published  # the snapshot was read too slowly for the stream
+            follow.is_current = is_end and follow.wanted is None
             if entries:
                 await asyncio.sleep(0)  # requests go before
 

@@ -62,8 +62,8 @@ class Held:
         self.entries += [batch] if batch is not None else []
 
     def read(self, first_parts: "Held | None" = None, cut: int = 0) -> set[bytes] | None:
-        """What a reader makes of it, who has read the slots before `cut` earlier; None while there
-        is no complete snapshot."""
+        """What a reader makes of it, who has read the slots before `cut` earlier; None where there
+        is no complete snapshot, or the events since that earlier look are not there any more."""
         before = first_parts or self
         position = decode_sequence(before.data[:8])
         if not 0 < position <= decode_sequence(self.data[:8]):
@@ -72,9 +72,14 @@ class Held:
         found = set(decode_slots(before.data[8:cut])) | set(decode_slots(self.data[cut:]))
         for batch in self.entries:
             if batch.last > position:
-                assert batch.first <= position + 1, "a gap"
+                if batch.first > position + 1:
+                    break
                 found, position = apply(found, batch.events), batch.last
-        return found
+        is_whole = position >= max(
+            [decode_sequence(self.data[:8]), *(e.last for e in self.entries)]
+        )
+        assert is_whole or first_parts is not None, "a gap"
+        return found if is_whole else None
 
     def copy(self) -> "Held":
         copy = Held()

@@ -1,5 +1,6 @@
 import hashlib
 import struct
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -11,9 +12,15 @@ from baton.cluster.prefix import (
     extend_chain,
     hash_block,
     hash_chain,
+    input_extras,
 )
 
 NAMESPACE = PrefixNamespace(b"model", b"tokenizer", "float32", 4)
+GOLDEN_OF_ALL = [
+    "cee1e3cfad0f2959fa19d304dd0ab173",
+    "91b2fc6604936e395906317ebba1b4aa",
+    "4250aa20e8558ecf91897eaa1bb3b062",
+]
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 
 
@@ -65,6 +72,44 @@ def test_the_chain_is_the_same_on_every_machine() -> None:
     assert [block.hex() for block in hash_chain(NAMESPACE.root(), tokens, 4)] == golden
     first = plain_block(plain_root(NAMESPACE, b""), tokens[:4])
     assert [first.hex(), plain_block(first, tokens[4:8]).hex()] == golden
+
+
+def test_what_encoders_put_into_a_sequence_is_the_same_on_every_machine() -> None:
+    """An image over the tokens [2, 6) of blocks of 4, and one in the last of them."""
+    inputs = [(2, 6, b"image"), (9, 10, b"sound")]
+    extras = [input_extras(inputs, 4, i) for i in range(3)]
+    assert [e.hex() for e in extras] == [
+        "0200000005000000696d616765",
+        "feffffff05000000696d616765",
+        "0100000005000000736f756e64",
+    ]
+    hashes: list[bytes] = []
+    root = NAMESPACE.root(b"tenant", b"adapter")
+    extend_chain(hashes, root, encode_tokens(range(12)), 4, lambda i: extras[i])
+    assert [block.hex() for block in hashes] == GOLDEN_OF_ALL
+    parent = root
+    for number, block in enumerate(hashes):
+        parent = plain_block(parent, list(range(4 * number, 4 * number + 4)), extras[number])
+        assert block == parent
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        [],
+        [(2, 6, b"other"), (9, 10, b"sound")],
+        [(1, 6, b"image"), (9, 10, b"sound")],
+        [(2, 6, b"imag"), (9, 10, b"esound")],
+    ],
+)
+def test_other_inputs_are_another_chain(inputs: list[tuple[int, int, bytes]]) -> None:
+    chains = []
+    for each in (inputs, [(2, 6, b"image"), (9, 10, b"sound")]):
+        hashes: list[bytes] = []
+        extras_of = partial(input_extras, each, 4)
+        extend_chain(hashes, NAMESPACE.root(), encode_tokens(range(12)), 4, extras_of)
+        chains.append(set(hashes))
+    assert not chains[0] & chains[1]
 
 
 def test_a_block_with_extras_is_the_same_on_every_machine() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -94,6 +95,27 @@ async def test_a_redis_restored_from_an_old_copy_brings_no_dead_worker_back(pair
     await until(
         lambda: {w.state for w in listed(pair).values()} == {"ready"}, within=2.0, what="readiness"
     )
+
+
+async def test_without_redis_a_prompt_goes_where_this_router_placed_its_prefix(pair):
+    assert pair.redis is not None
+    prompt = prompt_of(300, seed=time.monotonic_ns() % 1000)
+    pair.redis.stop()
+    try:
+        await asyncio.sleep(0.5)
+        async with AsyncClient(pair.address, timeout=20.0) as client:
+            first = client.generate(prompt, PARAMS)
+            expected = await first.token_ids()
+            placement = (await first.wait_accepted()).placement
+            for _ in range(3):
+                again = client.generate(prompt, PARAMS)
+                assert await again.token_ids() == expected
+                accepted = await again.wait_accepted()
+                assert accepted.placement.prefill_worker == placement.prefill_worker
+                assert again.finished.usage.num_cached_prompt_tokens >= 288
+    finally:
+        pair.redis.start()
+    await until(lambda: len(listed(pair)) == 4, within=5.0, what="the workers' return")
 
 
 async def copy_of(redis) -> dict[bytes, bytes]:

@@ -186,6 +186,9 @@ class FakeFleet:
     def block_hashes(self, member: Worker, token_ids: tuple[int, ...]) -> list[bytes]:
         return []
 
+    def note_held(self, member: Worker, hashes: list[bytes]) -> None:
+        pass
+
 
 @asynccontextmanager
 async def fleet_of(*workers: Worker) -> AsyncIterator[FakeFleet]:

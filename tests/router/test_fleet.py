@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from baton.cluster.embedded import EmbeddedRedis
+from baton.cluster.events import KvEvents
+from baton.cluster.publisher import EventPublisher
 from baton.cluster.redis import connect
 from baton.cluster.registry import Registration, WorkerRecord
 from baton.serving.channels import Channels
@@ -187,6 +189,30 @@ async def test_load_is_counted_for_as_long_as_it_lasts():
         assert (after.num_sequences, after.num_queued_tokens, after.num_held_tokens) == (0, 0, 0)
         assert after.num_recent_tokens == pytest.approx(7, rel=0.01)
         assert after.last_turn > fresh.last_turn == 0
+
+
+async def test_without_redis_the_router_knows_what_it_has_placed_itself():
+    """With Redis back, the worker's own word counts."""
+    async with worker_and_fleet() as (server, fleet, redis_server):
+        async with registered(redis_server, record_of(server)):
+            await until(lambda: reason(fleet) is not None)
+        token_ids = tuple(range(100))
+        member, hashes = fleet.members[0], fleet.block_hashes(fleet.members[0], token_ids)
+        fleet.note_held(member, hashes)
+        assert fleet.candidates(token_ids)[0].num_cached_tokens == 0
+        redis_server.stop()
+        await server.set_ready(True)  # who serves stays known
+        await until(lambda: fleet._events.stale)
+        fleet.note_held(member, hashes)
+        assert fleet.candidates(token_ids)[0].num_cached_tokens == 96
+        with EmbeddedRedis(redis_server._port) as again:
+            redis = connect(again.url)
+            publisher = EventPublisher(redis, "w", 1)
+            publisher.publish(KvEvents(stored=tuple(hashes[:2])))
+            publisher.start()
+            await until(lambda: fleet.candidates(token_ids)[0].num_cached_tokens == 32)
+            await publisher.stop()
+            await redis.aclose()
 
 
 @pytest.mark.parametrize(

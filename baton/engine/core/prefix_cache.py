@@ -4,17 +4,15 @@ A prefix is cached if every cache group can go on behind it: one without a windo
 blocks, one with a window those that the next token sees.
 """
 
-import struct
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from baton.cluster.prefix import BlockHash, extend_chain
+from baton.cluster.prefix import BlockHash, extend_chain, input_extras
 from baton.engine.core.block_pool import NULL_BLOCK, CacheEvents
 from baton.engine.core.cache_group import CacheGroup
-from baton.engine.core.encoder_inputs import EncoderInput
 from baton.engine.core.sequence import Sequence
 
 
@@ -143,7 +141,8 @@ class PrefixCache:
             request = sequence.request
             inputs = request.encoder_inputs
             new = sequence.tokens[known:num_tokens].astype("<u4").tobytes()
-            extras_of = partial(_extras, inputs, size) if inputs else None
+            spans = [(i.start, i.end, i.content_hash) for i in inputs]
+            extras_of = partial(input_extras, spans, size) if spans else None
             extend_chain(hashes, request.root, new, size, extras_of)
 
     # The whole of it.
@@ -157,13 +156,3 @@ class PrefixCache:
         events = [group.pool.drain_events() for group in self._groups]
         windows = [np.inf if g.window is None else g.window for g in self._groups]
         return events[int(np.argmax(windows))]
-
-
-def _extras(inputs: SequenceOf[EncoderInput], block_size: int, index: int) -> bytes:
-    """What a block holds of encoder inputs: the content of each, and where it lies in the block."""
-    begin, end = index * block_size, (index + 1) * block_size
-    return b"".join(
-        struct.pack("<iI", i.start - begin, len(i.content_hash)) + i.content_hash
-        for i in inputs
-        if i.start < end and i.end > begin
-    )
