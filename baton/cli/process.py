@@ -11,6 +11,7 @@ from typing import Literal
 
 from baton.cli.ports import HOST
 from baton.cli.signals import signals_deferred
+from baton.cluster.address import has_secret
 from baton.cluster.child import dying_with_parent
 
 Role = Literal["router", "prefill", "decode"]
@@ -47,6 +48,8 @@ class Process:
         self.num_starts = 0
         self.was_signalled = False
         self._flags = flags
+        url = flags.get("redis_url")
+        self._secrets: Flags = {"redis_url": url} if has_secret(str(url)) else {}
         self._log_path: Path | None = None
         self._popen: subprocess.Popen[bytes] | None = None
 
@@ -71,7 +74,13 @@ class Process:
     def command(self) -> list[str]:
         """What runs it. -P: a `router` folder where the user stands is not ours."""
         own = {"host": HOST, "port": self.port}
-        return [sys.executable, "-P", "-m", _MODULES[self.role], *_flags({**own, **self._flags})]
+        flags = {name: v for name, v in {**own, **self._flags}.items() if name not in self._secrets}
+        return [sys.executable, "-P", "-m", _MODULES[self.role], *_flags(flags)]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What it is told beside its command line, which everybody on the machine can read."""
+        return {f"BATON_{name.upper()}": str(value) for name, value in self._secrets.items()}
 
     @property
     def pid(self) -> int:
@@ -109,7 +118,10 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={k: v for k, v in os.environ.items() if k not in _NOT_INHERITED},
+                env={
+                    **{k: v for k, v in os.environ.items() if k not in _NOT_INHERITED},
+                    **self.environment,
+                },
                 process_group=0,  # Ctrl-C in a terminal is for us, who stop things in order
             )
 

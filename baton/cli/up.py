@@ -30,6 +30,8 @@ def print_commands(cluster: LocalCluster) -> None:
     """What `run` would start, each as a line for a shell."""
     if cluster.redis is not None:
         print(f"# an embedded Redis at {cluster.redis_url}")
+    if names := sorted({name for p in cluster.processes for name in p.environment}):
+        print(f"# with {', '.join(names)} in the environment, for it holds a password")
     for process in cluster.processes:
         print(shlex.join(process.command))
 

@@ -145,6 +145,8 @@ class Worker:
 
         Closing `stack` undoes it.
         """
+        url = self.settings.redis_url
+        redis = connect(url) if url else None  # what is wrong with it is told before all else
         loaded = await asyncio.to_thread(
             Engine.from_pretrained,
             self.settings.model_path,
@@ -158,8 +160,8 @@ class Worker:
         stack.push_async_callback(engine.stop)
         self._engine = engine
         await self._on_load(stack)
-        if self.settings.redis_url:
-            await self._join(connect(self.settings.redis_url), stack)
+        if redis is not None:
+            await self._join(redis, stack)
         await self.server.set_ready(True)
         logger.info("%s is ready at %s", self.id, self.server.endpoint)
 

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from baton.cli.main import app
+from baton.cli.process import Process
 
 from .conftest import baton
 
@@ -84,6 +85,16 @@ def test_a_dry_run_prints_the_commands_and_starts_nothing() -> None:
             "--device cpu --kv-cache-dtype fp8_e4m3 --num-blocks 64 --no-prefix-caching"
         )
     assert len({line.split("--port ")[1].split()[0] for line in workers}) == len(workers)
+
+
+def test_a_password_is_in_no_command_line() -> None:
+    url = "redis://me:s3cret@127.0.0.1:1/0"
+    result = CliRunner().invoke(app, ["up", "--dry-run", "--redis-url", url])
+    assert result.stdout.startswith("# with BATON_REDIS_URL in the environment")
+    assert "s3cret" not in result.stdout
+    assert "--redis-url" not in result.stdout
+    process = Process("router", "router", 1, {"redis_url": url})
+    assert process.environment == {"BATON_REDIS_URL": url}
 
 
 def test_workers_share_the_cores_unless_told_otherwise() -> None:
