@@ -78,7 +78,8 @@ def up(
         ),
     ] = 50051,
     redis_url: Annotated[
-        str | None, typer.Option(envvar="BATON_REDIS_URL", help="A Redis to use, of any kind; else our own.")
+        str | None,
+        typer.Option(envvar="BATON_REDIS_URL", help="A Redis of any kind to use; else our own."),
     ] = None,
     device: Annotated[
         str | None,

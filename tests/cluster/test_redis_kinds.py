@@ -121,7 +121,9 @@ async def test_a_cluster_is_used_by_any_of_its_nodes(
     server = RedisServer(tmp_path, "--save", "", "--cluster-enabled", "yes")
     try:
         server.ask("CLUSTER", "ADDSLOTS", *range(16384))
-        url = f"redis+cluster://127.0.0.1:1,{server.node}"
+        rights = [*LEAST_RIGHTS.split(), "+cluster|slots"]
+        server.ask("ACL", "SETUSER", "baton", "on", ">pw", *rights)
+        url = f"redis+cluster://baton:pw@127.0.0.1:1,{server.node}"
         await eventually(lambda: "'cluster_state': 'ok'" in str(server.ask("CLUSTER INFO")))
         check_answers(url)
         async with working(url) as cluster:
