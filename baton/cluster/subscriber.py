@@ -177,7 +177,7 @@ class EventSubscriber:
         follow.next_slot += _PART
         if len(data) < _PART * HASH_BYTES:
             follow.next_slot = follow.wanted = None
-            follow.published = sequence
+            follow.published, follow.mend_at = sequence, now + _MEND_INTERVAL
 
     # Events.
 

@@ -1,0 +1,52 @@
+import asyncio
+import logging
+
+import pytest
+
+from baton.cluster.loop import RedisLoop
+
+
+async def nothing() -> float:
+    return 0.0
+
+
+def test_pauses_double_up_to_two_seconds_and_no_two_loops_pause_alike() -> None:
+    pauses = []
+    for _ in range(2):
+        loop = RedisLoop("loop", nothing)
+        pauses.append([loop._failed(OSError("gone")) for _ in range(12)])
+        for number, pause in enumerate(pauses[-1]):
+            longest = min(0.1 * 2**number, 2.0)
+            assert longest / 2 <= pause <= longest
+    assert pauses[0] != pauses[1]
+
+
+async def test_after_a_success_the_first_pause_is_short_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    outcomes = [OSError("gone"), OSError("gone"), None, ValueError("a bug")]
+    done = asyncio.Event()
+
+    async def step() -> float:
+        outcome = outcomes.pop(0) if outcomes else None
+        if not outcomes:
+            done.set()
+        if outcome is not None:
+            raise outcome
+        return 0.0
+
+    loop = RedisLoop("loop", step)
+    loop.start()
+    async with asyncio.timeout(5.0):
+        await done.wait()
+        while loop.answering_since is None:  # noqa: ASYNC110 - looks from outside
+            await asyncio.sleep(0.01)
+    await loop.stop()
+    warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert [w.getMessage() for w in warnings] == [
+        "loop: going on without Redis: OSError: gone",
+        "loop: Redis answers again",
+        "loop: going on without Redis: ValueError: a bug",
+        "loop: Redis answers again",
+    ]
+    assert [bool(w.exc_info) for w in warnings] == [False, False, True, False]
