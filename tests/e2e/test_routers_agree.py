@@ -98,11 +98,11 @@ async def random_load(routers: list[Router], chance: random.Random) -> AsyncIter
             prefix = prompt_of(chance.randrange(16, 200), seed=chance.randrange(NUM_PREFIXES))
             prompt = prefix + prompt_of(chance.randrange(1, 60), seed=chance.randrange(1000))
             params = SamplingParams(max_tokens=chance.randrange(1, 40), ignore_eos=True)
-            generation = client.generate(prompt, params, timeout=30.0)
+            generation = client.generate(prompt, params, timeout=60.0)
             try:
                 if chance.random() < 0.1:
-                    await anext(generation)
-                    await generation.cancel()
+                    await anext(generation, None)
+                    generation.cancel()
                 else:
                     answered.append(len(await generation.token_ids()))
             except (OverloadedError, UnavailableError):
