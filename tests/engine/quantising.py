@@ -15,6 +15,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
+from .checkpoints import VOCAB_SIZE
+from .prompts import random_prompt
+
+# A number that rounds the other way moves logits by about a hundredth.
+MARGIN = 0.05
 _names = count()
 
 
@@ -92,3 +97,23 @@ def generate(path: str, prompt: Sequence[int], num_tokens: int, scales: Scales) 
             tokens.append(int(logits.argmax()))
             logprobs.append(float(logits.log_softmax(-1).max()))
     return Generated(tuple(tokens[len(prompt) :]), tuple(logprobs), margin)
+
+
+def decided(
+    path: str,
+    lengths: Sequence[int],
+    num_tokens: int,
+    scales: Scales,
+    vocab_size: int = VOCAB_SIZE,
+) -> dict[tuple[int, ...], Generated]:
+    """A prompt of each length with what follows it, in which no choice is close."""
+    found: dict[tuple[int, ...], Generated] = {}
+    for length in lengths:
+        for seed in range(20):
+            prompt = random_prompt(length, seed, vocab_size)
+            generated = generate(path, prompt, num_tokens, scales)
+            if generated.margin > MARGIN:
+                found[prompt] = generated
+                break
+    assert len(found) == len(lengths), "of some length no prompt is decided"
+    return found

@@ -23,11 +23,13 @@ from baton.errors import InvalidArgumentError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from tests.engine.checkpoints import save_random
 from tests.engine.oracle import Oracle
+from tests.engine.quantising import add_scales, decided
 
 torch.set_num_threads(1)
 
+VOCAB_SIZE = 128
 _COMMON: dict[str, Any] = {
-    "vocab_size": 128,
+    "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 2,
@@ -63,6 +65,13 @@ FAMILIES: dict[str, Any] = {
 }  # fmt: skip
 WITH_EXPERTS = ("mixtral", "qwen3_moe", "gpt_oss")
 PROMPTS = [[7], list(range(1, 16)), list(range(3, 20)), list(range(40, 77))]
+LENGTHS = tuple(map(len, PROMPTS))
+# By layer, for K and V: some numbers are clipped, and some are subnormal.
+SCALES = {
+    (layer, kind): torch.tensor(scale)
+    for layer, kind, scale in ((0, "k", 0.005), (0, "v", 0.3), (1, "k", 1.7), (1, "v", 0.02))
+}
+SCALE_NAME = "model.layers.{layer}.self_attn.{kind}_scale"
 GREEDY = SamplingParams(max_tokens=4, ignore_eos=True)
 SLOW = pytest.mark.slow
 
@@ -122,6 +131,28 @@ def test_experts_on_kernels_give_the_tokens_of_transformers(
     engine = load(path, deterministic=True, max_num_batched_tokens=24)
     assert isinstance(engine._runner._model, TritonModel)
     assert tokens(engine) == [oracle(path, prompt, GREEDY.max_tokens) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize(
+    ("family", "deterministic"),
+    [
+        ("llama", False),
+        *(pytest.param(f, False, marks=SLOW) for f in ("qwen3", "mistral", "gemma2", "gpt_oss")),
+        *(pytest.param(f, True, marks=SLOW) for f in ("llama", "qwen3")),
+    ],
+)
+def test_over_an_fp8_cache_the_tokens_are_those_of_rounded_keys_and_values(
+    folder: Any, load: Any, tmp_path: Path, family: str, deterministic: bool
+) -> None:
+    path = add_scales(folder(family), tmp_path / "scaled", SCALES, SCALE_NAME)
+    expected = decided(path, LENGTHS, GREEDY.max_tokens, SCALES, VOCAB_SIZE)
+    settings = {"kv_cache_dtype": "fp8_e4m3", "max_num_batched_tokens": 24}
+    engine = load(path, **settings, deterministic=deterministic)
+    assert engine.cache.layouts[0].dtype == "float8_e4m3fn"
+    assert isinstance(engine._runner._attention, TritonAttention)
+    for one in (engine, load(path, **settings, kernels="torch", device="cpu")):
+        results = one.generate([*expected], GREEDY)
+        assert [r.token_ids for r in results] == [e.token_ids for e in expected.values()]
 
 
 @pytest.mark.parametrize(
