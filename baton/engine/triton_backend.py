@@ -6,6 +6,7 @@ from baton.engine.attention import Attention
 from baton.engine.config import EngineConfig
 from baton.engine.graphs import CudaRecorder, DecodeGraphs
 from baton.engine.hf import PreTrainedModel
+from baton.engine.kernel_modules import swap_modules
 from baton.engine.kv_pool import KvCache
 from baton.engine.llama_shaped import why_unknown
 from baton.engine.runner import DecoderModel
@@ -30,6 +31,7 @@ class TritonBackend:
 
     def decoder(self, model: PreTrainedModel, hook: AttentionHook) -> DecoderModel:
         if why_unknown(model) is not None:
+            swap_modules(model)
             return TransformersModel(model, hook)
         product = batch_invariant if self._config.deterministic else library
         attentions = [layer.attention for layer in self._layers]

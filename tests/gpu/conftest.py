@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from tests.engine.checkpoints import save_random
+from tests.gpu.engines import FAMILIES
 from tests.kernels.interpreter import IS_INTERPRETED, configure
 
 
@@ -24,6 +28,38 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def device() -> str:
     return "cpu" if IS_INTERPRETED else "cuda"
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The checkpoint of a family, made when first asked for."""
+    made: dict[str, Path] = {}
+
+    def of(family: str) -> str:
+        if family not in made:
+            made[family] = tmp_path_factory.mktemp(family)
+            save_random(FAMILIES[family](), made[family])
+        return str(made[family])
+
+    return of
+
+
+@pytest.fixture
+def load(device: str) -> Any:
+    """Loads an engine; unless told otherwise, one on our kernels that records nothing."""
+
+    def of(path: str, **changes: Any) -> Engine:
+        settings = {
+            "device": device,
+            "dtype": "float32",
+            "num_blocks": 24,
+            "max_num_seqs": 6,
+            "kernels": "triton",
+            "cuda_graphs": False,
+        }
+        return Engine.from_pretrained(path, EngineConfig(**{**settings, **changes}))
+
+    return of
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import torch
 import transformers
 
 import baton.models
-from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.graphs import DecodeGraphs, Step
 from baton.engine.messages import EngineRequest
@@ -24,47 +23,11 @@ from baton.sampling import Grammar, GrammarKind, SamplingParams
 from tests.engine.checkpoints import save_random
 from tests.engine.oracle import Oracle
 from tests.engine.quantising import add_scales, decided
+from tests.gpu.engines import COMMON, GREEDY, KNOWN, PROMPTS, VOCAB_SIZE, tokens
 
 torch.set_num_threads(1)
 
-VOCAB_SIZE = 128
-_COMMON: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 64,
-    "max_position_embeddings": 128,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-    "tie_word_embeddings": False,
-}
-_HYBRID = ["sliding_attention", "full_attention"]
-
-FAMILIES: dict[str, Any] = {
-    "llama": lambda: transformers.LlamaConfig(**_COMMON),
-    "qwen2": lambda: transformers.Qwen2Config(**_COMMON),
-    "qwen3": lambda: transformers.Qwen3Config(**{**_COMMON, "head_dim": 80}),
-    "mistral": lambda: transformers.MistralConfig(**_COMMON, sliding_window=11),
-    "gemma2": lambda: transformers.Gemma2Config(
-        **_COMMON, sliding_window=9, layer_types=_HYBRID, query_pre_attn_scalar=64
-    ),
-    "gpt_oss": lambda: transformers.GptOssConfig(
-        **_COMMON, sliding_window=9, layer_types=_HYBRID, num_local_experts=5, num_experts_per_tok=2
-    ),
-    "mixtral": lambda: transformers.MixtralConfig(
-        **_COMMON, num_local_experts=4, num_experts_per_tok=2
-    ),
-    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
-        **_COMMON, moe_intermediate_size=48, num_experts=6, num_experts_per_tok=3,
-        norm_topk_prob=False, decoder_sparse_step=2,
-    ),
-}  # fmt: skip
 WITH_EXPERTS = ("mixtral", "qwen3_moe", "gpt_oss")
-PROMPTS = [[7], list(range(1, 16)), list(range(3, 20)), list(range(40, 77))]
 LENGTHS = tuple(map(len, PROMPTS))
 # By layer, for K and V: some numbers are clipped, and some are subnormal.
 SCALES = {
@@ -72,48 +35,11 @@ SCALES = {
     for layer, kind, scale in ((0, "k", 0.005), (0, "v", 0.3), (1, "k", 1.7), (1, "v", 0.02))
 }
 SCALE_NAME = "model.layers.{layer}.self_attn.{kind}_scale"
-GREEDY = SamplingParams(max_tokens=4, ignore_eos=True)
 SLOW = pytest.mark.slow
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The checkpoint of a family, made when first asked for."""
-    made: dict[str, Path] = {}
-
-    def of(family: str) -> str:
-        if family not in made:
-            made[family] = tmp_path_factory.mktemp(family)
-            save_random(FAMILIES[family](), made[family])
-        return str(made[family])
-
-    return of
-
-
-@pytest.fixture
-def load(device: str) -> Any:
-    """Loads an engine; unless told otherwise, one on our kernels that records nothing."""
-
-    def of(path: str, **changes: Any) -> Engine:
-        settings = {
-            "device": device,
-            "dtype": "float32",
-            "num_blocks": 24,
-            "max_num_seqs": 6,
-            "kernels": "triton",
-            "cuda_graphs": False,
-        }
-        return Engine.from_pretrained(path, EngineConfig(**{**settings, **changes}))
-
-    return of
-
-
-def tokens(engine: Engine) -> list[tuple[int, ...]]:
-    return [result.token_ids for result in engine.generate(PROMPTS, GREEDY)]
-
-
 @pytest.mark.parametrize(
-    "family", [f if f == "llama" else pytest.param(f, marks=SLOW) for f in FAMILIES]
+    "family", [f if f == "llama" else pytest.param(f, marks=SLOW) for f in KNOWN]
 )
 def test_the_tokens_are_those_of_torch(folder: Any, load: Any, family: str) -> None:
     engine = load(folder(family), max_num_batched_tokens=24)
@@ -209,7 +135,7 @@ def test_rules_are_followed_as_on_torch_by_steps_that_are_launched_ahead(
 def with_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A random checkpoint with the tokenizer of the shipped model."""
     path = tmp_path_factory.mktemp("with_tokenizer")
-    config = {**_COMMON, "vocab_size": 3072, "num_hidden_layers": 1, "eos_token_id": [0, 2]}
+    config = {**COMMON, "vocab_size": 3072, "num_hidden_layers": 1, "eos_token_id": [0, 2]}
     save_random(transformers.LlamaConfig(**config), path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(Path(baton.models.locate("tiny"), name), path)
