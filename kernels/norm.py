@@ -57,7 +57,7 @@ def rms_norm(
 
     Args:
         x: `[num_rows, width]`, rows may lie apart.
-        weight: `[width]`.
+        weight: `[width]`, of any float type.
         out: where to write to, `x` itself if need be; allocated if None.
     """
     return _launch(x, None, weight, eps, out)
@@ -130,13 +130,17 @@ def _shape(width: int) -> dict[str, Any]:
     return {"BLOCK": block, "num_warps": min(max(block // 512, 1), 16), "num_stages": 1}
 
 
-def _variant(dtype: torch.dtype, width: int, has_residual: bool) -> Variant:
-    pointer = f"*{TRITON_TYPES[dtype]}"
+def _variant(
+    dtype: torch.dtype, width: int, has_residual: bool, weight: torch.dtype | None = None
+) -> Variant:
+    pointer, weight = f"*{TRITON_TYPES[dtype]}", weight or dtype
     shape = _shape(width)
+    types = " by ".join(TRITON_TYPES[of] for of in dict.fromkeys((dtype, weight)))
     return Variant(
-        name=f"{'add_' * has_residual}rms_norm {TRITON_TYPES[dtype]} {width}",
+        name=f"{'add_' * has_residual}rms_norm {types} {width}",
         kernel=_rms_norm_kernel,
-        signature=dict.fromkeys(("x", "residual", "weight", "out"), pointer)
+        signature=dict.fromkeys(("x", "residual", "out"), pointer)
+        | {"weight": f"*{TRITON_TYPES[weight]}"}
         | dict.fromkeys(("x_stride", "residual_stride", "out_stride"), "i32")
         | {"width": "i32:16", "eps": "fp32", "HAS_RESIDUAL": "constexpr", "BLOCK": "constexpr"},
         constants={"HAS_RESIDUAL": has_residual, "BLOCK": shape["BLOCK"]},
@@ -148,5 +152,6 @@ def _variant(dtype: torch.dtype, width: int, has_residual: bool) -> Variant:
 VARIANTS: Final = (
     *(_variant(dtype, 4096, True) for dtype in FLOATS),
     _variant(torch.bfloat16, 4096, False),
+    _variant(torch.bfloat16, 4096, False, torch.float32),
     _variant(torch.bfloat16, 16384, True),
 )

@@ -32,14 +32,28 @@ def run(selection: str, names: str, timeout: float) -> None:
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
 
 
+# Apart from the rest, so that none of these runs takes long.
+CACHES_AND_MODULES = "fp8 or kernel_modules"
+
+
 def test_an_engine_on_kernels_gives_the_tokens_of_one_on_torch() -> None:
-    run("not slow and not gpu", "test", timeout=240)
+    run("not slow and not gpu", f"not ({CACHES_AND_MODULES})", timeout=240)
+
+
+def test_fp8_caches_and_modules_on_kernels_give_the_same_tokens() -> None:
+    run("not slow and not gpu", CACHES_AND_MODULES, timeout=240)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_fp8_caches_and_modules_of_all_families_on_kernels_give_the_same_tokens() -> None:
+    run("slow and not gpu", CACHES_AND_MODULES, timeout=540)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_engines_of_all_families_on_kernels_give_the_tokens_of_those_on_torch() -> None:
-    run("slow and not gpu", "not deterministic_request", timeout=540)
+    run("slow and not gpu", f"not (deterministic_request or {CACHES_AND_MODULES})", timeout=540)
 
 
 @pytest.mark.slow

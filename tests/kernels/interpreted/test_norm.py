@@ -35,6 +35,11 @@ def test_the_residual_becomes_the_sum_and_the_sum_is_normalised(case: dict) -> N
     assert_close(out, reference_rms_norm(given.double(), weight.double(), case["eps"]))
 
 
+def test_a_weight_may_be_of_another_type() -> None:
+    x, weight = random(3, 80, dtype=torch.bfloat16, device=CPU), 1 + torch.randn(80)
+    assert_close(rms_norm(x, weight, 1e-6), reference_rms_norm(x.double(), weight.double(), 1e-6))
+
+
 def test_a_norm_may_replace_its_input() -> None:
     x = random(3, 80, dtype=torch.float32, device=CPU)
     weight = torch.ones(80)
