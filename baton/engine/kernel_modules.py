@@ -7,7 +7,6 @@ is. Modules stay whole: a call of another kind than was probed goes to their own
 """
 
 import copy
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
@@ -19,9 +18,7 @@ from torch import nn
 from baton.engine.linear import merged
 from kernels.activation import silu_and_multiply
 from kernels.launch import FLOATS
-from kernels.norm import MAX_WIDTH, rms_norm
-
-logger = logging.getLogger(__name__)
+from kernels.norm import MAX_WIDTH, add_rms_norm, rms_norm
 
 # Parts of the largest number of a row: modules round on their way, where kernels do not.
 _TOLERANCES: Final = {torch.float32: 1e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}
@@ -37,10 +34,10 @@ class Swapped:
     num_mlps: int
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def swap_modules(model: nn.Module) -> Swapped:
-    """Has our kernels compute what they can of a model, which is on its device, and logs how much
-    that is. Gate and up projections of a swapped MLP become one, which they are views of."""
+    """Has our kernels compute what they can of a model, which is on its device. Gate and up
+    projections of a swapped MLP become one, which they are views of."""
     num_norms = num_mlps = 0
     for module in model.modules():
         if (norm := _as_norm(module)) is not None:
@@ -49,17 +46,11 @@ def swap_modules(model: nn.Module) -> Swapped:
         elif (mlp := _as_gated_mlp(module)) is not None:
             module.forward = mlp
             num_mlps += 1
-    logger.info(
-        "of %s our kernels compute %d RMSNorms and %d gated MLPs",
-        type(model).__name__,
-        num_norms,
-        num_mlps,
-    )
     return Swapped(num_norms, num_mlps)
 
 
-class _Norm:
-    """The forward of an RMSNorm, of any shape `[..., width]`. `weight` may be of another type."""
+class KernelNorm:
+    """The forward of an RMSNorm, of any shape `[..., width]`."""
 
     def __init__(self, module: nn.Module, weight: torch.Tensor, eps: float) -> None:
         self._otherwise: Callable[..., Any] = module.forward
@@ -68,10 +59,21 @@ class _Norm:
         self._eps = eps
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        (x, *others) = args
-        if others or kwargs or x.dtype != self._dtype or not x.is_contiguous():
+        if kwargs or len(args) != 1 or not self.takes(args[0]):
             return self._otherwise(*args, **kwargs)
-        return rms_norm(x.view(-1, len(self._weight)), self._weight, self._eps).view(x.shape)
+        return rms_norm(self._rows(args[0]), self._weight, self._eps).view(args[0].shape)
+
+    def takes(self, x: torch.Tensor) -> bool:
+        """Whether the kernel computes it."""
+        return x.dtype == self._dtype and x.is_contiguous()
+
+    def of_sum(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The norm of the sum of two that the kernel takes; `residual` becomes the sum."""
+        normed = add_rms_norm(self._rows(x), self._rows(residual), self._weight, self._eps)
+        return normed.view(x.shape)
+
+    def _rows(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(-1, len(self._weight))
 
 
 class _GatedMlp:
@@ -83,15 +85,14 @@ class _GatedMlp:
         self._down = down
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        (x, *others) = args
-        if others or kwargs:
+        if kwargs or len(args) != 1:
             return self._otherwise(*args, **kwargs)
-        product = F.linear(x, self._weight, self._bias)
+        product = F.linear(args[0], self._weight, self._bias)
         middle = silu_and_multiply(product.view(-1, product.shape[-1]))
         return self._down(middle.view(*product.shape[:-1], middle.shape[-1]))
 
 
-def _as_norm(module: nn.Module) -> _Norm | None:
+def _as_norm(module: nn.Module) -> KernelNorm | None:
     """What computes this module, if it is an RMSNorm: times its weight, or, as in Gemma, times one
     more than that."""
     weight = getattr(module, "weight", None)
@@ -105,8 +106,8 @@ def _as_norm(module: nn.Module) -> _Norm | None:
     # In float32, where nothing is lost in rounding, and as it is.
     exact = copy.deepcopy(module).float()
     for factor in (weight.detach(), 1 + weight.detach().float()):
-        candidate = _Norm(module, factor, eps)
-        in_float32 = _Norm(exact, factor.float(), eps)
+        candidate = KernelNorm(module, factor, eps)
+        in_float32 = KernelNorm(exact, factor.float(), eps)
         sizes = (1.0, 30.0, eps**0.5, 0.1 * eps**0.5)
         rows = _random_rows(len(weight), sizes, weight.device)
         if _agree(in_float32, exact, rows) and _agree(candidate, module, rows.to(weight.dtype)):
@@ -181,10 +182,15 @@ def _agree(
         expected = module(rows)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         return False  # it wants to be called in another way
-    if not isinstance(expected, torch.Tensor) or expected.shape[:-1] != rows.shape[:-1]:
+    return is_close(candidate(rows), expected)
+
+
+def is_close(found: Any, expected: Any) -> bool:
+    """Whether two are tensors alike, and no row is further apart than rounding takes it."""
+    if not isinstance(found, torch.Tensor) or not isinstance(expected, torch.Tensor):
         return False
-    found = candidate(rows)
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return False
     difference = (found.float() - expected.float()).abs().amax(-1)
-    return bool((difference <= _TOLERANCES[rows.dtype] * expected.float().abs().amax(-1)).all())
+    allowed = _TOLERANCES[expected.dtype] * expected.float().abs().amax(-1)
+    return bool((difference <= allowed).all())

@@ -1,11 +1,14 @@
 """An engine on our kernels: on a GPU, or in Triton's interpreter."""
 
+import logging
+
 import torch
 
 from baton.engine.attention import Attention
 from baton.engine.config import EngineConfig
 from baton.engine.graphs import CudaRecorder, DecodeGraphs
 from baton.engine.hf import PreTrainedModel
+from baton.engine.kernel_layers import fuse_residuals
 from baton.engine.kernel_modules import swap_modules
 from baton.engine.kv_pool import KvCache
 from baton.engine.llama_shaped import why_unknown
@@ -16,6 +19,8 @@ from baton.engine.transformers_model import AttentionHook, ProbedLayer, Transfor
 from baton.engine.triton_attention import TritonAttention
 from baton.engine.triton_choice import TritonChooser
 from baton.engine.triton_model import TritonModel, batch_invariant, library
+
+logger = logging.getLogger(__name__)
 
 
 class TritonBackend:
@@ -31,8 +36,7 @@ class TritonBackend:
 
     def decoder(self, model: PreTrainedModel, hook: AttentionHook) -> DecoderModel:
         if why_unknown(model) is not None:
-            swap_modules(model)
-            return TransformersModel(model, hook)
+            return _as_it_is(model, hook)
         product = batch_invariant if self._config.deterministic else library
         attentions = [layer.attention for layer in self._layers]
         return TritonModel(model, attentions, self._max_len, product)
@@ -59,3 +63,19 @@ class TritonBackend:
         max_blocks = -(-(self._max_len + config.max_drafts + 1) // config.block_size)
         batch = StaticTritonBatch(attention, config.max_num_seqs, max_blocks)
         return DecodeGraphs(model.forward, batch, config.max_num_seqs, device, CudaRecorder())
+
+
+def _as_it_is(model: PreTrainedModel, hook: AttentionHook) -> TransformersModel:
+    """But for the modules that our kernels can be seen to compute alike."""
+    decoder = TransformersModel(model, hook)
+    swapped = swap_modules(model)
+    num_sums = fuse_residuals(model, decoder, model.device)
+    logger.info(
+        "%s runs as it is, but our kernels compute %d of its RMSNorms, %d of them with the "
+        "residual, and %d gated MLPs",
+        type(model).__name__,
+        swapped.num_norms,
+        num_sums,
+        swapped.num_mlps,
+    )
+    return decoder

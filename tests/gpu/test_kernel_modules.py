@@ -2,6 +2,7 @@
 swapped, that nothing comes out otherwise, and what is left alone."""
 
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,24 +12,25 @@ import torch.nn.functional as F
 from torch import nn
 
 from baton.engine.kernel_modules import swap_modules
-from tests.gpu.engines import GENERIC, tokens
+from tests.gpu.engines import GENERIC, GREEDY, tokens
 
 torch.set_num_threads(1)
 
-# RMSNorms and gated MLPs of two layers; a norm of a head is one, and so is the last.
+# RMSNorms of two layers (one of a head is one, and so is the last), those with the residual before
+# them, and gated MLPs.
 SWAPPED = {
-    "gemma2": (9, 0),
-    "gemma3": (13, 0),
-    "olmo2": (9, 2),
-    "cohere2": (0, 2),
-    "granite": (5, 2),
-    "glm": (5, 2),
-    "phi3": (5, 2),
-    "starcoder2": (0, 0),
-    "llama_gelu": (5, 0),
+    "gemma2": (9, 0, 0),
+    "gemma3": (13, 0, 0),
+    "olmo2": (9, 0, 2),
+    "cohere2": (0, 0, 2),
+    "granite": (5, 0, 2),
+    "glm": (5, 2, 2),
+    "phi3": (5, 2, 2),
+    "starcoder2": (0, 0, 0),
+    "llama_gelu": (5, 2, 0),
 }
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-QUICK = ("granite",)
+QUICK = ("glm",)
 
 
 @pytest.mark.parametrize(
@@ -37,12 +39,29 @@ QUICK = ("granite",)
 def test_other_families_give_the_tokens_of_torch(
     folder: Any, load: Any, caplog: pytest.LogCaptureFixture, family: str
 ) -> None:
-    with caplog.at_level(logging.INFO, "baton.engine.kernel_modules"):
+    with caplog.at_level(logging.INFO, "baton.engine.triton_backend"):
         engine = load(folder(family), max_num_batched_tokens=24)
-    norms, mlps = SWAPPED[family]
-    (line,) = (r.getMessage() for r in caplog.records if r.name == "baton.engine.kernel_modules")
-    assert f"our kernels compute {norms} RMSNorms and {mlps} gated MLPs" in line
+    (line,) = (r.getMessage() for r in caplog.records if r.name == "baton.engine.triton_backend")
+    assert tuple(map(int, re.findall(r" (\d+) ", line))) == SWAPPED[family], line
     assert tokens(engine) == tokens(load(folder(family), kernels="torch", device="cpu"))
+
+
+def test_a_layer_with_its_residual_in_the_norm_leaves_its_input_alone(
+    folder: Any, load: Any
+) -> None:
+    engine, seen = load(folder("glm")), []
+
+    def before(_layer: nn.Module, args: tuple[torch.Tensor]) -> None:
+        seen.append(args[0].clone())
+
+    def after(_layer: nn.Module, args: tuple[torch.Tensor], _out: torch.Tensor) -> None:
+        assert torch.equal(args[0], seen[-1])
+
+    for layer in engine._runner._model._model.model.layers:
+        layer.register_forward_pre_hook(before)
+        layer.register_forward_hook(after)
+    engine.generate([[5, 6, 7]], GREEDY)
+    assert len(seen) == 2 * GREEDY.max_tokens
 
 
 class RMSNorm(nn.Module):
