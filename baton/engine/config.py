@@ -61,8 +61,8 @@ class EngineConfig:
             any way, at some cost in speed. Needs Triton's kernels and a Llama-shaped model, with
             experts or without (`baton.engine.llama_shaped`).
         cuda_graphs: replay decode steps from recorded graphs on a GPU.
-        async_scheduling: launch a step of plain decodes before the tokens of the one before it have
-            come back. None: on a GPU, which would wait meanwhile.
+        async_scheduling: launch a step in which all only go on before the tokens of the one before
+            it have come back. None: on a GPU, which would wait meanwhile.
         num_threads: CPU threads of one forward. None: as torch decides.
     """
 

@@ -122,7 +122,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, behind: Launched | None = None) -> Launched:
-        """Has the device compute a plan. Waits for nothing where the plan is all plain decodes.
+        """Has the device compute a plan. Waits for nothing where tokens are all that is asked for.
 
         Args:
             behind: the step before, if its tokens are not in the columns yet.
@@ -137,7 +137,7 @@ class ModelRunner:
         if not plan.num_tokens:
             return Launched(plan.sample_seats, None, lambda: _NOTHING)
         logits = self._forward(plan, behind)
-        if plan.is_pure_decode:
+        if len(logits) == len(plan.sample_rows):
             return self._sample(plan, logits)
         result = self._choose(plan, logits)
         return Launched(plan.sample_seats, None, lambda: result)
@@ -148,7 +148,7 @@ class ModelRunner:
             ragged = RaggedBatch.of_decodes(
                 plan.decode_seats, plan.decode_starts, self._seats.block_tables
             )
-            token_ids = self._token_ids(plan.decode_seats, plan.decode_starts, behind)
+            token_ids = self._token_ids(ragged, plan.decode_seats, plan.decode_starts, behind)
             replayed = self._graphs.run(token_ids, self._upload(plan.decode_starts), ragged)
             if replayed is not None:
                 return replayed
@@ -180,19 +180,26 @@ class ModelRunner:
         if plan.spans:
             rows = np.concatenate([rows, plan.beam_rows, _scored_rows(plan)])
         return ModelInputs(
-            self._token_ids(batch.token_seats, batch.positions, behind),
+            self._token_ids(ragged, batch.token_seats, batch.positions, behind),
             self._upload(batch.positions),
             batch,
             self._upload(rows),
         )
 
     def _token_ids(
-        self, seats: Int64Array, positions: Int64Array, behind: Launched | None
+        self,
+        ragged: RaggedBatch,
+        seats: Int64Array,
+        positions: Int64Array,
+        behind: Launched | None,
     ) -> torch.Tensor:
-        """From the columns, or as the step before has chosen them."""
-        if behind is not None:
-            return _tokens_of(behind, seats)
-        return self._upload(self._seats.token_ids[seats, positions].astype(np.int64))
+        """From the columns; those of decodes as the step before has chosen them."""
+        num_chosen = 0 if behind is None else ragged.num_decodes
+        given = self._seats.token_ids[seats[num_chosen:], positions[num_chosen:]].astype(np.int64)
+        if behind is None or not num_chosen:
+            return self._upload(given)
+        chosen = _tokens_of(behind, seats[:num_chosen])
+        return torch.cat([chosen, self._upload(given)]) if given.size else chosen
 
     def _move_blocks(self, plan: StepPlan) -> None:
         """Out, copies, clearing, in: nothing is overwritten before it was read."""

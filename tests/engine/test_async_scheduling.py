@@ -1,5 +1,6 @@
 """Steps that are launched before the tokens of the step before them are known change nothing."""
 
+import random
 from typing import Any
 
 import pytest
@@ -25,18 +26,22 @@ KINDS = {
 
 
 class Counting:
-    """Counts the steps after which another is under way already."""
+    """Counts the steps after which another is under way already, and those of them that have
+    prompts in them."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.num_behind = 0
+        self.num_with_prompts = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
     def step(self) -> StepOutput:
         output = self.engine.step()
-        self.num_behind += self.engine._ahead is not None
+        if self.engine._ahead is not None:
+            self.num_behind += 1
+            self.num_with_prompts += bool(self.engine._ahead[0].spans)
         return output
 
 
@@ -67,6 +72,55 @@ def test_the_tokens_are_those_of_steps_that_wait(
     assert crowd(engine) == crowd(waiting)
     assert waiting.num_behind == 0
     assert engine.num_behind > 5
+    assert_idle(engine.engine)
+
+
+def scheduled(engine: Any, seed: int) -> dict[str, dict[int, tuple[int, ...]]]:
+    """Requests of all kinds that arrive at random, with prompts of any length; some are aborted."""
+    dice, outputs = random.Random(seed), {}
+    arrivals = sorted((dice.randrange(40), i) for i in range(16))
+    leaving = {dice.randrange(16): dice.randrange(10) for _ in range(3)}
+    updates: dict[str, list[Any]] = {}
+    for step in range(1000):
+        while arrivals and arrivals[0][0] <= step:
+            _, i = arrivals.pop(0)
+            kind = list(KINDS)[dice.randrange(len(KINDS))]
+            prompt = random_prompt(dice.choice((1, 7, 30, 90)), seed=i)
+            engine.add_request(request(f"{kind} {i}", prompt, KINDS[kind]))
+        if not arrivals and not engine.has_work:
+            break
+        for update in engine.step().updates:
+            updates.setdefault(update.request_id, []).append(update)
+        engine.check_integrity()
+        for name, seen in updates.items():
+            most = leaving.get(int(name.split()[-1]))
+            if most is not None and len(seen) > most:
+                engine.abort(name)
+    for name, seen in updates.items():
+        if int(name.split()[-1]) not in leaving:
+            outputs[name] = output_of([u for u in seen if u.token_id is not None])
+    assert len(outputs) >= 13
+    return outputs
+
+
+@pytest.mark.parametrize("seed", mostly_slow(range(6), 0, 1))
+@pytest.mark.parametrize("changes", mostly_slow([0, 1, 2], 0))
+def test_the_tokens_are_those_of_steps_that_wait_in_random_schedules(
+    checkpoints: Checkpoints, seed: int, changes: int
+) -> None:
+    ways: tuple[dict[str, Any], ...] = (
+        {},
+        {"num_blocks": 40, "max_num_seqs": 4},
+        {"long_prefill_threshold": 5, "max_cache_reads": 300},
+    )
+    settings = {
+        "block_size": 4, "num_blocks": 200, "max_num_seqs": 8, "max_num_batched_tokens": 16,
+        **ways[changes],
+    }  # fmt: skip
+    path = checkpoints["llama"]
+    waiting, engine = (counting(path, async_scheduling=way, **settings) for way in (False, True))
+    assert scheduled(engine, seed) == scheduled(waiting, seed)
+    assert engine.num_with_prompts > 5
     assert_idle(engine.engine)
 
 

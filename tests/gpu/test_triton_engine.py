@@ -125,7 +125,8 @@ def test_rules_are_followed_as_on_torch_by_steps_that_are_launched_ahead(
 ) -> None:
     """Penalties and banned sequences look at tokens that the host has not seen then."""
     params = [SamplingParams(max_tokens=8, ignore_eos=True, **changes) for changes in RULES]
-    found, num_ahead = generate(load(folder("llama"), async_scheduling=True), params)
+    engine = load(folder("llama"), async_scheduling=True, max_num_batched_tokens=24)
+    found, num_ahead = generate(engine, params)
     expected = load(folder("llama"), kernels="torch", device="cpu").generate(PROMPTS, params)
     assert found == [result.token_ids for result in expected]
     assert num_ahead >= 4

@@ -4,11 +4,18 @@ import numpy as np
 import numpy.typing as npt
 
 from baton.engine.core.admission import Admission
-from baton.engine.core.plan import StepPlan
+from baton.engine.core.plan import Span, StepPlan
 from baton.engine.core.policy import DecodeTurn, Policy
 from baton.engine.core.preemptor import Preemptor
 from baton.engine.core.roster import Roster
-from baton.engine.core.sequence import Request, Sequence, SequenceStatus
+from baton.engine.core.seats import Int64Array
+from baton.engine.core.sequence import (
+    KvSource,
+    Purpose,
+    Request,
+    Sequence,
+    SequenceStatus,
+)
 from baton.engine.core.settings import PreemptionCosts, SchedulerConfig
 from baton.engine.core.spans import SpanCutter
 from baton.engine.core.step import PlannedSpan, Step
@@ -61,24 +68,63 @@ class Planner:
         return step
 
     def follow(self, plan: StepPlan) -> Step | None:
-        """The step behind one that is not booked yet, if it can only be one more token for each of
-        its decodes; those that `plan` certainly ends are left out. None: it must be waited for.
+        """The step behind one that is not booked yet, if all that is to be done is to go on: one
+        more token for each of its decodes and of the prompts that it ends, and the next chunk of
+        the others. What `plan` certainly ends is left out. None: it must be waited for, or somebody
+        who waits could be let in.
         """
-        roster, columns = self._roster, self._seats
-        seats, starts = plan.decode_seats, plan.decode_starts + 1
-        if plan.spans or len(seats) != len(roster.decoding) or not roster.only_decodes:
+        roster, columns, config = self._roster, self._seats, self._config
+        of_spans = [span.sequence for span in plan.spans]
+        if len(plan.decode_seats) != len(roster.decoding) or not roster.only_goes_on(of_spans):
             return None
-        goes_on = starts + 1 < columns.length_limit[seats]
-        seats, starts = seats[goes_on], starts[goes_on]
-        reads = self._config.max_cache_reads
-        if not len(seats) or (reads is not None and int((starts + 1).sum()) > reads):
+        if of_spans and not (self._puts_decodes_first and all(map(_goes_on_plainly, plan.spans))):
+            return None
+        seats, starts = self._decodes_behind(plan)
+        reads = np.inf if config.max_cache_reads is None else config.max_cache_reads
+        if int((starts + 1).sum()) > reads or len(seats) > config.max_num_batched_tokens:
+            return None
+        num_missing = sum(s.sequence.num_tokens - s.end for s in plan.spans)
+        if self._could_let_in(len(seats) + num_missing):
             return None
         due = seats[starts >= columns.num_covered[seats]]
         if len(due) and not self._kv.grow_decodes(due):
             return None
-        step = Step(self._config.max_num_batched_tokens, np.inf)
+        step = Step(config.max_num_batched_tokens, reads)
         step.add_decodes(seats, starts, columns.sequence_index[seats])
-        return step
+        for span in sorted(plan.spans, key=lambda s: order_of(s.sequence)):
+            if not span.num_samples:
+                self._add_next_chunk(step, span.sequence, span.end)
+        return None if step.is_empty else step
+
+    def _decodes_behind(self, plan: StepPlan) -> tuple[Int64Array, Int64Array]:
+        """Which seats have one more token behind `plan`, in its order, and where: its decodes and
+        the prompts that it ends, without what certainly ends with it."""
+        ended = [span for span in plan.spans if span.num_samples]
+        seats = np.append(plan.decode_seats, [s.sequence.seat for s in ended]).astype(np.int64)
+        starts = np.append(plan.decode_starts + 1, [s.end for s in ended]).astype(np.int64)
+        goes_on = starts + 1 < self._seats.length_limit[seats]
+        generates = [s.sequence.request.purpose is Purpose.GENERATE for s in ended]
+        goes_on[len(plan.decode_seats) :] &= np.array(generates, np.bool_)
+        return seats[goes_on], starts[goes_on]
+
+    def _could_let_in(self, num_due: int) -> bool:
+        """Whether a step in which so many tokens are due might have a place for who waits."""
+        config, head = self._config, self._roster.waiting.head()
+        if head is None or self._roster.num_free_seats < 1:
+            return False
+        is_full = num_due >= config.max_num_batched_tokens and config.long_prefill_threshold is None
+        return not is_full or head.request.kv_source is KvSource.EXTERNAL
+
+    @property
+    def _puts_decodes_first(self) -> bool:
+        return self._policy.decode_turn is DecodeTurn.FIRST
+
+    def _add_next_chunk(self, step: Step, sequence: Sequence, start: int) -> None:
+        """As far as budgets and free blocks reach."""
+        if step.num_tokens > 0:
+            span = self.spans.cut(step, sequence, start, step.num_tokens)
+            if span is not None and self._kv.grow(sequence, span.end):
+                self.spans.add(step, span)
 
     # Decodes, by columns.
 
@@ -149,3 +195,11 @@ def _is_level(sequence: Sequence) -> bool:
     """It runs, and only its last token is yet to be computed."""
     is_running = sequence.status is SequenceStatus.RUNNING
     return is_running and sequence.num_tokens == sequence.num_computed_tokens + 1
+
+
+def _goes_on_plainly(span: Span) -> bool:
+    """What comes behind this span is known but for the token: no forks, drafts, scores or images,
+    and nothing that its grammar or its beams decide."""
+    sequence, request = span.sequence, span.sequence.request
+    is_plain = sequence.is_plain and not span.num_drafts and not request.num_unforked
+    return is_plain and request.params.prompt_logprobs is None and not request.encoder_inputs

@@ -10,7 +10,7 @@ A sequence that has not ended is in exactly one place:
     kept                  finished, blocks held until released
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -228,12 +228,11 @@ class Roster:
         """Seats that are neither taken nor promised to forks."""
         return self.seats.num_free - self.num_promised_seats
 
-    @property
-    def only_decodes(self) -> bool:
-        """Whether plain decodes are all there is to do, none of them joins or has left, and nobody
-        will guess how they go on."""
-        runs = self._joining or self.special or self.speculating
-        return not (self._has_left or runs or self.preempted or self.swapped or self.waiting)
+    def only_goes_on(self, special: Collection[Sequence]) -> bool:
+        """Whether the plain decodes and these others are all that runs or comes back: none joins
+        or has left, and nobody will guess how they go on."""
+        moves = self._joining or self._has_left or self.preempted or self.swapped
+        return not (moves or self.speculating) and self.special.keys() == set(special)
 
     @property
     def num_running(self) -> int:

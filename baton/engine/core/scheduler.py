@@ -190,9 +190,10 @@ class Scheduler:
 
     def schedule_ahead(self, plan: StepPlan) -> StepPlan | None:
         """Plans the step behind `plan`, which is computed but whose tokens nobody knows yet: one
-        more token for each of its decodes, where there is nothing else to do. None otherwise.
+        more token for each of its decodes and of the prompts that it ends, the next chunk of the
+        others, where there is nothing else to do. None otherwise.
 
-        The two are applied in their order, with no `schedule` between. Decodes that end with the
+        The two are applied in their order, with no `schedule` between. Sequences that end with the
         first are computed in vain in the second, and passed over.
         """
         if self._cancelled:

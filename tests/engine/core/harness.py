@@ -307,15 +307,10 @@ class Harness:
         ahead = self.scheduler.schedule_ahead(plan)
         self.apply(plan, result)
         if ahead is not None:
-            assert ahead.is_pure_decode
-            self._check_reads_of(ahead)
+            self._check_budgets(ahead)
             between()
             self.apply(ahead, self.runner.run(ahead))
         return ahead
-
-    def _check_reads_of(self, ahead: StepPlan) -> None:
-        most = self.config.max_cache_reads
-        assert most is None or int((ahead.decode_starts + 1).sum()) <= most
 
     def step_until(self, is_so: Callable[[], object]) -> StepPlan:
         """Steps until something is so, at least once. Returns the last plan."""

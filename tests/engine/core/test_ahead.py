@@ -3,7 +3,7 @@
 import pytest
 
 from baton.engine.core.plan import StepPlan
-from baton.engine.core.sequence import KvSource, Request
+from baton.engine.core.sequence import KvSource, Purpose, Request
 
 from .fakes import FakeGrammar, cache_group
 from .harness import Harness, request
@@ -18,9 +18,14 @@ def decoding(harness: Harness) -> StepPlan:
     return plan
 
 
+def spans_of(plan: StepPlan) -> list[tuple[str, int, int]]:
+    return [(span.sequence.request.request_id, span.start, span.end) for span in plan.spans]
+
+
 @pytest.mark.parametrize("groups", [[None], [None, 5], [3]])
-def test_the_outcome_is_that_of_steps_that_wait(groups: list[int | None]) -> None:
-    harness = Harness([cache_group(40, window) for window in groups])
+@pytest.mark.parametrize("budget", [64, 7])
+def test_the_outcome_is_that_of_steps_that_wait(groups: list[int | None], budget: int) -> None:
+    harness = Harness([cache_group(40, window) for window in groups], max_num_batched_tokens=budget)
     harness.add(*(request(name, [i] * (5 + i), max_tokens=9 + i) for i, name in enumerate("abc")))
     num_ahead = 0
     while harness.scheduler.has_work:
@@ -28,6 +33,96 @@ def test_the_outcome_is_that_of_steps_that_wait(groups: list[int | None]) -> Non
     assert not harness.live
     assert num_ahead >= 4
     harness.check_empty()
+
+
+def test_prompts_go_on_chunk_by_chunk_and_become_decodes() -> None:
+    harness = Harness(40, max_num_batched_tokens=8)
+    harness.add(request("short", [1] * 3, max_tokens=9), request("long", [2] * 14, max_tokens=9))
+    plan = harness.schedule()
+    result = harness.runner.run(plan)
+    assert spans_of(plan) == [("short", 0, 3), ("long", 0, 5)]
+    ahead = harness.scheduler.schedule_ahead(plan)
+    assert ahead is not None
+    assert ahead.decode_starts.tolist() == [3]
+    assert spans_of(ahead) == [("long", 5, 12)]
+    harness.apply(plan, result)
+    result = harness.runner.run(ahead)
+    last = harness.scheduler.schedule_ahead(ahead)
+    assert last is not None
+    assert last.decode_starts.tolist() == [4]
+    assert spans_of(last) == [("long", 12, 14)]
+    harness.apply(ahead, result)
+    harness.apply(last, harness.runner.run(last))
+    harness.run()
+    harness.check_empty()
+
+
+def test_a_prompt_for_somebody_else_is_not_decoded() -> None:
+    harness = Harness(40)
+    harness.add(request("p", [1] * 6, max_tokens=9, purpose=Purpose.PREFILL))
+    assert harness.step_ahead() is None
+    harness.release("p")
+    harness.check_empty()
+
+
+@pytest.mark.parametrize(
+    ("config", "num_tokens"), [({"max_num_seqs": 2}, 6), ({"max_num_batched_tokens": 7}, 40)]
+)
+def test_who_waits_for_a_seat_or_for_tokens_of_a_step_holds_nobody_up(
+    config: dict[str, int], num_tokens: int
+) -> None:
+    harness = Harness(60, **config)
+    harness.add(*(request(name, [i] * num_tokens, max_tokens=5) for i, name in enumerate("abc")))
+    assert harness.step_ahead() is not None
+    assert harness.scheduler.stats().num_waiting > 0
+    harness.run()
+    harness.check_empty()
+
+
+def test_a_prompt_without_a_free_block_waits_for_one() -> None:
+    harness = Harness(3, block_size=4, max_num_batched_tokens=8, prefix_caching=False)
+    harness.add(request("a", [1] * 3, max_tokens=2), request("b", [2] * 11, max_tokens=1))
+    plan = harness.schedule()
+    result = harness.runner.run(plan)
+    assert spans_of(plan) == [("a", 0, 3), ("b", 0, 5)]
+    ahead = harness.scheduler.schedule_ahead(plan)
+    assert ahead is not None
+    assert len(ahead.decode_seats) == 1
+    assert spans_of(ahead) == []
+    harness.apply(plan, result)
+    harness.apply(ahead, harness.runner.run(ahead))
+    harness.run()
+    harness.check_empty()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        request("other", [3] * 6, temperature=1.0, n=2),
+        request("other", [3] * 6, prompt_logprobs=0),
+        request("other", [3] * 6, grammar=FakeGrammar(5)),
+        request("other", [3] * 6, beam_width=2),
+        request("other", [3] * 6, speculates=True),
+    ],
+)
+def test_prompts_behind_which_more_than_a_token_is_decided_are_waited_for(other: Request) -> None:
+    harness = Harness(60)
+    harness.add(request("a", [1] * 6, max_tokens=12), other)
+    plan = harness.schedule()
+    assert len(plan.spans) == 2
+    result = harness.runner.run(plan)
+    assert harness.scheduler.schedule_ahead(plan) is None
+    harness.apply(plan, result)
+    harness.run()
+    harness.check_empty()
+
+
+@pytest.mark.parametrize("policy", ["prefill-first", "fcfs", "priority"])
+def test_where_decodes_do_not_come_first_prompts_are_waited_for(policy: str) -> None:
+    harness = Harness(40, policy=policy)
+    harness.add(request("a", [1] * 6, max_tokens=12))
+    assert harness.step_ahead() is None
+    assert harness.step_ahead() is not None
 
 
 def test_what_certainly_ends_with_a_step_is_not_in_the_one_behind() -> None:
