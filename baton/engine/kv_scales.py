@@ -39,7 +39,7 @@ class KvScales:
 
 
 def _quantised(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    # e4m3 has no infinity: what is too large would become NaN.
+    # e4m3 has no infinity: of what is too large some releases of torch make NaN.
     return (x.float() / scales[:, None]).clamp_(-_LARGEST, _LARGEST).to(FP8)
 
 
