@@ -81,6 +81,7 @@ class Candidate:
 
     Attributes:
         num_cached_tokens: leading tokens of the prompt that it is thought to hold.
+        computes_prompt: a decode worker as one that computes the prompt itself.
     """
 
     worker: str
@@ -88,6 +89,7 @@ class Candidate:
     terms: Mapping[str, float]
     excluded: str
     num_cached_tokens: int = 0
+    computes_prompt: bool = False
 
     @property
     def cost(self) -> float:

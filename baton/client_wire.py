@@ -128,7 +128,12 @@ def _placement(message: pb.Placement) -> Placement:
 def _candidate(message: pb.PlacementCandidate) -> Candidate:
     role = _lower(pb.WorkerRole.Name, message.role, "WORKER_ROLE_")
     return Candidate(
-        message.worker, role, dict(message.terms), message.excluded, message.num_cached_tokens
+        message.worker,
+        role,
+        dict(message.terms),
+        message.excluded,
+        message.num_cached_tokens,
+        message.computes_prompt,
     )
 
 

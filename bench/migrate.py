@@ -42,7 +42,12 @@ def run(repeats: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder))
         with (
-            LocalCluster(model=folder, num_decode=2, worker_flags={"num_blocks": 512}) as cluster,
+            LocalCluster(
+                model=folder,
+                num_decode=2,
+                worker_flags={"num_blocks": 512},
+                router_flags={"conditional_disaggregation": False},
+            ) as cluster,
             Client(cluster.address) as client,
         ):
             _disturbed(cluster, client, CONTEXTS[0], flushes=False)

@@ -60,7 +60,11 @@ def run(repeats: int) -> list[Row]:
                 name,
                 "router",
                 free_port(set()),
-                {"redis_url": redis.url, "coalesce_ms": coalesce_ms},
+                {
+                    "redis_url": redis.url,
+                    "coalesce_ms": coalesce_ms,
+                    "conditional_disaggregation": False,
+                },
             )
             for name, coalesce_ms in (("router", 0), ("coalescing", 1))
         }

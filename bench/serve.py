@@ -41,7 +41,8 @@ def run(repeats: int) -> list[Row]:
             EngineConfig(device="cpu", dtype="float32", num_blocks=1024, prefix_caching=False),
         )
         flags = {"prefix_caching": False, "num_blocks": 1024}
-        with LocalCluster(model=folder, worker_flags=flags) as cluster:
+        handoffs = {"conditional_disaggregation": False}
+        with LocalCluster(model=folder, worker_flags=flags, router_flags=handoffs) as cluster:
             runs = asyncio.run(_alternate(engine, cluster.address, repeats))
     return _rows(*runs)
 

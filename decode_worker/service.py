@@ -1,19 +1,20 @@
 """The decode worker's face: one call per request."""
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
 from baton.engine.async_engine import SequenceStream
 from baton.engine.core.sequence import KvSource
+from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest
 from baton.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
-from baton.sampling import SamplingParams
 from baton.serving.pace import Pace
 from baton.v1 import decode_pb2 as pb
 from baton.v1 import decode_pb2_grpc as pb_grpc
 from baton.worker.patience import unless_ended
-from baton.worker.wire import engine_request, work_done_to_message
+from baton.worker.wire import engine_request
 from baton.worker.worker import Worker
 from decode_worker import wire
 from decode_worker.capacity import Capacity, num_blocks_on_arrival
@@ -74,16 +75,33 @@ class DecodeService(pb_grpc.DecodeServicer):
             yield wire.admitted()
             if handle is not None:
                 timeout = DEFAULT_TIMEOUT if remaining is None else remaining
-                vocab_size = engine.engine.info.vocab_size
-                taking = _take_over(
-                    stream, fetcher, handle, wanted, timeout=timeout, vocab_size=vocab_size
-                )
+                taking = _take_over(stream, fetcher, handle, wanted, engine.engine, timeout=timeout)
                 for response in await taking:
                     yield response
-            async for response in _answer(stream, params):
-                if response.HasField("finished"):
-                    done = work_done_to_message(engine.engine.work_done)
-                    response.finished.work_done.CopyFrom(done)
+            async for response in self._answer(stream, wanted):
+                yield response
+
+    async def _answer(
+        self, stream: SequenceStream, wanted: EngineRequest
+    ) -> AsyncIterator[pb.DecodeGenerateResponse]:
+        """The tokens and endings of all sequences: as they come, or ranked once all have ended.
+        Before them, that the prompt is being computed, where it is so here."""
+        params, gathered = wanted.params, []
+        is_ranked = wire.is_ranked(params)
+        is_begun = wanted.kv_source is KvSource.EXTERNAL
+        async for batch in stream.updates(None if is_ranked else Pace().turn):
+            if not is_begun:
+                waited = time.monotonic() - wanted.arrival_time
+                done = self._worker.engine.engine.work_done
+                yield wire.prefill_started(batch[0].num_cached_tokens, waited, done)
+                is_begun = True
+            if is_ranked:
+                gathered += batch
+                continue
+            for response in wire.responses(batch, params):
+                yield response
+        if is_ranked:
+            for response in wire.ranked_responses(gathered, params):
                 yield response
 
     async def EndSequence(
@@ -104,36 +122,23 @@ async def _take_over(
     fetcher: KvFetcher,
     handle: Handle,
     wanted: EngineRequest,
+    engine: Engine,
     *,
     timeout: float,
-    vocab_size: int,
 ) -> list[pb.DecodeGenerateResponse]:
     """Brings the KV in and hands the sequences to the scheduler. Returns what is to be said."""
     allocation = await stream.allocation()
     token, report = await unless_ended(stream, fetcher.fetch(handle, allocation, timeout))
-    ready = wire.kv_ready(report, allocation.num_hit_blocks)
+    ready = wire.kv_ready(report, allocation.num_hit_blocks, engine.work_done)
     if wanted.params.num_sequences > 1:
         stream.commit_external(None)
         return [ready]
+    vocab_size = engine.info.vocab_size
     if token.token_id >= vocab_size:
         raise DataLossError(f"the transfer brought token {token.token_id} of {vocab_size}")
     stream.commit_external(token.token_id, token.logprob)
     # The router has the token from the prefill worker, unless that one has just died.
     return [ready, wire.first_token(token, wanted.params)]
-
-
-async def _answer(
-    stream: SequenceStream, params: SamplingParams
-) -> AsyncIterator[pb.DecodeGenerateResponse]:
-    """The tokens and endings of all sequences: as they come, or ranked once all have ended."""
-    if wire.is_ranked(params):
-        updates = [update async for batch in stream.updates() for update in batch]
-        for response in wire.ranked_responses(updates, params):
-            yield response
-        return
-    async for batch in stream.updates(Pace().turn):
-        for response in wire.responses(batch, params):
-            yield response
 
 
 def _check_covers(handle: Handle, wanted: EngineRequest, block_size: int) -> None:

@@ -6,9 +6,15 @@ from google.protobuf.duration_pb2 import Duration
 
 from baton.engine.messages import SequenceUpdate
 from baton.engine.ranking import ranked
+from baton.engine.work_meter import WorkDone
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2 as pb
-from baton.worker.wire import finish_reason_to_message, top_logprobs_to_messages
+from baton.v1 import prefill_pb2
+from baton.worker.wire import (
+    finish_reason_to_message,
+    top_logprobs_to_messages,
+    work_done_to_message,
+)
 from kvtransfer.handle import FirstToken, TransferReport
 
 # A ranked sequence is sent at once; this keeps its messages far below what gRPC takes.
@@ -19,7 +25,20 @@ def admitted() -> pb.DecodeGenerateResponse:
     return pb.DecodeGenerateResponse(admitted=pb.DecodeAdmitted())
 
 
-def kv_ready(report: TransferReport, num_reused_blocks: int) -> pb.DecodeGenerateResponse:
+def prefill_started(
+    num_cached_tokens: int, waited: float, done: WorkDone
+) -> pb.DecodeGenerateResponse:
+    """The prompt is computed here, and waited so many seconds for its first step."""
+    started = prefill_pb2.PrefillStarted(
+        num_cached_tokens=num_cached_tokens, work_done=work_done_to_message(done)
+    )
+    started.queue_time.FromNanoseconds(int(waited * 1e9))
+    return pb.DecodeGenerateResponse(prefill_started=started)
+
+
+def kv_ready(
+    report: TransferReport, num_reused_blocks: int, done: WorkDone
+) -> pb.DecodeGenerateResponse:
     exposed = Duration()
     exposed.FromNanoseconds(int(report.exposed_s * 1e9))
     ready = pb.KvReady(
@@ -29,6 +48,7 @@ def kv_ready(report: TransferReport, num_reused_blocks: int) -> pb.DecodeGenerat
         exposed=exposed,
         connector=report.connector.value,
         connector_reason=report.reason,
+        work_done=work_done_to_message(done),
     )
     return pb.DecodeGenerateResponse(kv_ready=ready)
 

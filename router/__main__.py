@@ -42,7 +42,7 @@ async def serve(settings: RouterSettings) -> None:
         stack.push_async_callback(fleet.stop)
         requests = Requests()
         intake = Intake(card, settings.max_prompt_bytes)
-        rules = Rules(settings.placement)
+        rules = Rules(settings.placement, settings.conditional_disaggregation)
         recorder = _recorder(settings, rules, stack)
         placer = Placer(fleet, rules, recorder)
         inference = InferenceService(

@@ -25,7 +25,7 @@ class Answer:
 
     Attributes:
         is_prefilling: the prefill worker computes the prompt now.
-        is_handed_over: the decode worker holds the prompt's blocks.
+        is_handed_over: the decode worker holds the prompt's blocks, or computes them itself.
     """
 
     def __init__(self, request: Request, card: ModelCard, arrived: float) -> None:
@@ -91,7 +91,7 @@ class Answer:
         return work_of(self._request, output, scored=not self._awaits_prompt)
 
     def admitted(self) -> None:
-        """Both workers have taken the request, or what was left of it."""
+        """All its workers have taken the request, or what was left of it."""
         if self._account.timings.admitted is None:
             self._account.timings.admitted = time.monotonic()
         else:
@@ -142,6 +142,9 @@ class Answer:
         if kind == "kv_ready":
             self.is_handed_over, self._handed_over_at = True, time.monotonic()
             self._account.handed_over(event.kv_ready)
+        elif kind == "prefill_started":
+            self.is_handed_over, self._handed_over_at = True, time.monotonic()
+            self._account.started(event.prefill_started)
         elif self._awaits_prompt:
             self._held_back.append(event)
         elif kind == "tokens":

@@ -1,9 +1,10 @@
 """One try at a request on two workers: two calls, from their admission to their end.
 
-The decode worker is asked first; once it has admitted the request, the prefill worker is. Both
-calls are read at once. However the attempt ends, both calls are cancelled, which makes both workers
-give back all they hold; so there is no moment in which nobody owns the blocks. What either says
-after that is heard by nobody. Knows nothing of the client, nor of other attempts.
+The decode worker is asked first; once it has admitted the request, the prefill worker is, unless
+the decode worker computes the prompt itself: then there is one call. Both calls are read at once.
+However the attempt ends, both calls are cancelled, which makes both workers give back all they
+hold; so there is no moment in which nobody owns the blocks. What either says after that is heard by
+nobody. Knows nothing of the client, nor of other attempts.
 """
 
 import asyncio
@@ -25,7 +26,13 @@ from baton.errors import (
 from baton.rpc_errors import error_of, is_from_server
 from baton.serving.deadline import Deadline
 from baton.serving.pace import Pace
-from baton.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
+from baton.v1 import (
+    decode_pb2,
+    decode_pb2_grpc,
+    kv_transfer_pb2,
+    prefill_pb2,
+    prefill_pb2_grpc,
+)
 from router import wire
 from router.fleet import Fleet, Member
 from router.placement import Placement
@@ -67,7 +74,7 @@ class Attempt:
         self._work = work
         self._fleet = fleet
         self._deadline = deadline
-        self._prefill = fleet.member(placement.prefill)
+        self._prefill = fleet.member(placement.prefill) if placement.prefill else None
         self._decode = fleet.member(placement.decode)
         self._prefill_load = ExitStack()
         self._hashes: list[bytes] = []
@@ -102,27 +109,38 @@ class Attempt:
         computed in the order of admission, lest two requests wait for each other's blocks.
         """
         work, lease_id = self._work, wire.new_lease_id()
-        self._hashes = self._fleet.block_hashes(self._prefill, work.token_ids)
-        handle = wire.handle(self._prefill, lease_id, work, self._hashes)
+        self._hashes = self._fleet.block_hashes(self._decode, work.token_ids)
         num_sequences = work.params.num_sequences
         num_tokens = len(work.token_ids)
         num_uncached = max(0, num_tokens - self.placement.num_cached_tokens)
         self._stack.enter_context(self._prefill_load)
-        self._prefill_load.enter_context(self._prefill.loaded(num_tokens=num_uncached))
+        self._prefill_load.enter_context(
+            self._decode.loaded(num_sequences=0, num_tokens=num_uncached)
+            if self._prefill is None
+            else self._prefill.loaded(num_tokens=num_uncached)
+        )
         self._stack.enter_context(
             self._decode.loaded(num_sequences=num_sequences, num_held_tokens=num_tokens)
         )
         decode_stub = decode_pb2_grpc.DecodeStub(self._channel_to(self._decode))
-        request = self._decode_request = wire.decode_request(work, handle)
+        handle = self._handle(lease_id)
+        request = self._decode_request = wire.decode_request(work, lease_id, handle)
         await self._open(
             self._decode, decode_stub.Generate(request, timeout=self._deadline.forward())
         )
-        prefill_stub = prefill_pb2_grpc.PrefillStub(self._channel_to(self._prefill))
-        asked = wire.prefill_request(work, lease_id, self.placement.decode)
-        await self._open(
-            self._prefill, prefill_stub.Prefill(asked, timeout=self._deadline.forward())
-        )
+        if self._prefill is not None:
+            prefill_stub = prefill_pb2_grpc.PrefillStub(self._channel_to(self._prefill))
+            asked = wire.prefill_request(work, lease_id, self.placement.decode)
+            await self._open(
+                self._prefill, prefill_stub.Prefill(asked, timeout=self._deadline.forward())
+            )
         self._start_readers()
+
+    def _handle(self, lease_id: bytes) -> kv_transfer_pb2.KvHandle | None:
+        """What the decode worker claims the blocks with; None: it computes them."""
+        if self._prefill is None:
+            return None
+        return wire.handle(self._prefill, lease_id, self._work, self._hashes)
 
     async def events(self) -> AsyncGenerator[list[Event | Setback], None]:
         """What either worker says, in the order in which it comes, without end; a setback where one
@@ -151,31 +169,39 @@ class Attempt:
         with contextlib.suppress(grpc.aio.AioRpcError):
             await stub.EndSequence(request, timeout=_END_SECONDS)
 
-    def _learn(self, event: Event | Setback) -> None:
-        """Has the models of both workers learn from what they report."""
-        if isinstance(event, prefill_pb2.PrefillResponse):
-            self._prefill.model.worked(wire.work_done(event.result.work_done))
-        elif isinstance(event, decode_pb2.DecodeGenerateResponse):
-            if event.HasField("finished"):
-                self._decode.model.worked(wire.work_done(event.finished.work_done))
-            elif event.HasField("kv_ready"):
-                ready, per_token = event.kv_ready, self._decode.bytes_per_token
-                num_tokens = ready.num_transferred_bytes / per_token if per_token else 0.0
-                exposed = wire.seconds(ready.exposed)
-                self._decode.model.received(num_tokens, exposed, ready.connector)
-
     def _note(self, event: Event | Setback) -> None:
         """Counts what it says of the workers: their load, and what they hold."""
         if isinstance(event, prefill_pb2.PrefillResponse):
             if event.HasField("result"):
+                assert self._prefill is not None, "a result of nobody"
                 self._prefill_load.close()
                 self._fleet.note_held(self._prefill, self._hashes)
-        elif isinstance(event, decode_pb2.DecodeGenerateResponse) and event.HasField("kv_ready"):
-            self._fleet.note_held(self._decode, self._hashes)
+        elif isinstance(event, decode_pb2.DecodeGenerateResponse):
+            if event.HasField("kv_ready"):
+                self._fleet.note_held(self._decode, self._hashes)
+            elif self._prefill is None and not event.HasField("prefill_started"):
+                # The first tokens, or the end of those that are ranked: the prompt is computed.
+                self._prefill_load.close()
+                held, self._hashes = self._hashes, []
+                if held:
+                    self._fleet.note_held(self._decode, held)
+
+    def _learn(self, event: Event | Setback) -> None:
+        """Has the models of the workers learn from what they report."""
+        if isinstance(event, prefill_pb2.PrefillResponse):
+            if event.HasField("result") and self._prefill is not None:
+                self._prefill.model.worked(wire.work_done(event.result.work_done))
+        elif isinstance(event, decode_pb2.DecodeGenerateResponse):
+            if event.HasField("prefill_started"):
+                self._decode.model.worked(wire.work_done(event.prefill_started.work_done))
+            elif event.HasField("kv_ready"):
+                self._decode.model.worked(wire.work_done(event.kv_ready.work_done))
+                self._decode.model.received(*wire.received(event.kv_ready, self._decode))
 
     def succeed(self) -> None:
-        """The request has got all it needed of both workers."""
-        self._prefill.circuit.succeed()
+        """The request has got all it needed of its workers."""
+        if self._prefill is not None:
+            self._prefill.circuit.succeed()
         self._decode.circuit.succeed()
 
     def _channel_to(self, member: Member) -> grpc.aio.Channel:
@@ -195,19 +221,20 @@ class Attempt:
         assert response.WhichOneof("event") == "admitted", "what comes first"
 
     def _start_readers(self) -> None:
-        decode_call, prefill_call = self._calls
-        prefill_reader = asyncio.create_task(self._read_prefill(prefill_call))
-        decode_reader = asyncio.create_task(self._read_decode(decode_call, prefill_reader))
-        for task in (prefill_reader, decode_reader):
+        decode_call, *prefill_calls = self._calls
+        sources = [asyncio.create_task(self._read_prefill(call)) for call in prefill_calls]
+        decode_reader = asyncio.create_task(self._read_decode(decode_call, sources))
+        for task in (*sources, decode_reader):
             self._stack.push_async_callback(_ended, task)
 
     async def _read_prefill(self, call: Any) -> None:
         """Passes the worker's messages on, and what ended them if it was an error."""
+        assert self._prefill is not None, "a call to nobody"
         setback = await self._read(self._prefill, call)
         if setback is not None:
             await self._events.put(setback)
 
-    async def _read_decode(self, call: Any, source: "asyncio.Task[None]") -> None:
+    async def _read_decode(self, call: Any, sources: "list[asyncio.Task[None]]") -> None:
         """Passes the worker's messages on, and why they ended.
 
         That the lease it claims is over is news of the prefill worker, who tells it better: its
@@ -216,12 +243,14 @@ class Attempt:
         """
         setback = await self._read(self._decode, call)
         if setback is None:
-            await asyncio.wait([source])
+            if sources:
+                await asyncio.wait(sources)
             error = InternalError("the decode worker ended its answer before it was complete")
             setback = self._made(SetbackKind.BROKEN, error, self._decode)
-        elif isinstance(setback.error, NotFoundError):
-            await asyncio.wait([source], timeout=_SOURCE_PATIENCE)
-        self._calls[1].cancel()
+        elif isinstance(setback.error, NotFoundError) and sources:
+            await asyncio.wait(sources, timeout=_SOURCE_PATIENCE)
+        for source_call in self._calls[1:]:
+            source_call.cancel()
         await self._events.put(setback)
 
     async def _read(self, member: Member, call: Any) -> Setback | None:

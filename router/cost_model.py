@@ -8,6 +8,9 @@
                      transfer       moving the KV of the prompt that it lacks
                      interference   the steps of the sequences it runs
                      memory         computing again what no longer fits in its pool
+    one alone        as a prefill worker and a decode worker without a handoff, and
+                     interruption   what its sequences and those that come wait for the uncached
+                                    part, which they would not if another worker computed it
 
 Uncached and queue alone are the time to the first token. A worker chosen by that alone leaves its
 peer's cached prefix unused whenever the peer is a little busier, and the cluster pays for computing
@@ -53,6 +56,25 @@ class CostModel(Rates):
             "queue": rates.queue_seconds(candidate.num_queued_tokens),
             "crowding": uncached * self.crowding,
             "recent": recent * self.recency,
+        }
+
+    def alone_terms(self, candidate: Candidate, num_tokens: int) -> dict[str, float]:
+        """The cost of a decode worker that computes the prompt itself.
+
+        Where all else is equal, it does so if that takes no longer than a handoff would, and the
+        less so the more sequences it runs.
+        """
+        rates = candidate.rates or self
+        num_cached = min(candidate.num_cached_tokens, num_tokens)
+        uncached = rates.prefill_seconds(num_tokens - num_cached, num_cached)
+        decoding = self._decode_terms(rates, candidate, num_tokens - num_cached)
+        return {
+            "uncached": uncached,
+            "queue": rates.queue_seconds(candidate.num_queued_tokens),
+            "crowding": uncached * self.crowding,
+            "interruption": uncached * (1 + candidate.num_sequences),
+            "interference": decoding["interference"],
+            "memory": decoding["memory"],
         }
 
     def _decode_terms(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from router.candidate import Candidate
 from router.placement import Placement, place
-from router.policy import PolicyName, policy_named
+from router.policy import PolicyName, alone_policy_named, policy_named
 
 Pair = tuple[str, str]
 """The ids of a prefill and a decode worker."""
@@ -21,28 +21,37 @@ class Question:
     Attributes:
         num_tokens: the prompt's, and those of output that came before.
         broken: pairs that have just failed to work together.
+        needs_prefill: it asks for what a prefill worker alone can tell.
     """
 
     request_id: str
     num_tokens: int
     candidates: tuple[Candidate, ...]
     broken: frozenset[Pair] = frozenset()
+    needs_prefill: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How a router decides: its settings, as far as they matter here."""
+    """How a router decides: its settings, as far as they matter here.
+
+    Attributes:
+        conditional_disaggregation: decode workers may compute prompts, if the policy knows when.
+    """
 
     policy: PolicyName = "baton"
+    conditional_disaggregation: bool = True
 
     def decide(self, question: Question) -> Placement | None:
-        """None if no two workers may pair."""
+        """None if nobody can take the request."""
+        may_be_alone = self.conditional_disaggregation and not question.needs_prefill
         return place(
             question.request_id,
             question.num_tokens,
             question.candidates,
             question.broken,
             policy_named(self.policy),
+            alone_policy_named(self.policy) if may_be_alone else None,
         )
 
 

@@ -43,6 +43,9 @@ def choices(placement: Placement, question: Question) -> Iterator[Choice]:
                 pair not in question.broken
             ):
                 yield prefill, decode
+    for single in placement.alone:
+        if not single.candidate.excluded:
+            yield (single,)
 
 
 def _cost(choice: Choice) -> float:
@@ -50,7 +53,8 @@ def _cost(choice: Choice) -> float:
 
 
 def _names(choice: Choice) -> str:
-    return " with ".join(scored.candidate.worker for scored in choice)
+    names = " with ".join(scored.candidate.worker for scored in choice)
+    return f"{names} alone" if len(choice) == 1 else names
 
 
 def _verb(choice: Choice) -> str:

@@ -259,9 +259,11 @@ class Fleet:
 
     def _pool_of(self, record: WorkerRecord) -> PoolModel:
         """What is known of the workers that this one may stand in for."""
-        return self._pools.setdefault(
-            (record.role, record.fingerprint + record.layout), PoolModel()
-        )
+        pairing = record.fingerprint + record.layout
+        prefill = self._pools.setdefault(("prefill", pairing), PoolModel())
+        if record.role == "prefill":
+            return prefill
+        return self._pools.setdefault(("decode", pairing), PoolModel(prefill))
 
     async def _watch(self, member: Member) -> None:
         """Follows one worker's readiness until it has left."""

@@ -1,8 +1,9 @@
 """Which workers a request runs on, and why: a pure function of the request and a snapshot.
 
 A policy (`router.policy`) says what each candidate costs. The pair of least cost wins, among
-workers that may pair. Equal costs are decided by rendezvous hashing, so that all routers agree and
-load spreads. Knows nothing of what the costs mean.
+workers that may pair, or a decode worker alone if that costs less. Equal costs are decided by
+rendezvous hashing, so that all routers agree and load spreads. Knows nothing of what the costs
+mean.
 """
 
 import math
@@ -34,21 +35,30 @@ class Scored:
 @dataclass(frozen=True, slots=True)
 class Placement:
     """The chosen workers, and every candidate: first those that can take work, the cheapest one
-    first."""
+    first.
+
+    Attributes:
+        prefill: empty: the decode worker computes the prompt itself.
+        alone: every decode worker, as one that would compute the prompt itself; empty where none
+            was to.
+    """
 
     prefill: str
     decode: str
     scored: tuple[Scored, ...]
+    alone: tuple[Scored, ...] = ()
 
     @property
     def chosen(self) -> tuple[Scored, ...]:
-        """The prefill and the decode worker."""
+        """The prefill and the decode worker, or the one that does both."""
+        if not self.prefill:
+            return tuple(s for s in self.alone if s.candidate.worker == self.decode)
         by_worker = {s.candidate.worker: s for s in self.scored}
         return by_worker[self.prefill], by_worker[self.decode]
 
     @property
     def num_cached_tokens(self) -> int:
-        """Leading prompt tokens that the prefill worker is thought to hold."""
+        """Leading prompt tokens that the worker which computes the rest is thought to hold."""
         return self.chosen[0].candidate.num_cached_tokens
 
 
@@ -58,19 +68,28 @@ def place(
     candidates: Collection[Candidate],
     broken: Collection[tuple[str, str]] = (),
     policy: Policy = baton,
+    alone: Policy | None = None,
 ) -> Placement | None:
-    """Chooses a prefill and a decode worker, or None if no two workers may pair.
+    """Chooses a prefill and a decode worker, or a decode worker alone; None if nobody may.
 
-    `broken`: prefill and decode workers that have just failed to work together.
+    Args:
+        broken: prefill and decode workers that have just failed to work together.
+        alone: what a decode worker costs that computes the prompt itself; None: none is to.
     """
     seed = xxh64_intdigest(request_id.encode())
     scored = [_score(candidate, num_tokens, policy, seed) for candidate in candidates]
     scored.sort(key=_order)
     pairs = [p for ready in _by_pairing(scored) for p in _pairs(*ready, broken)]
-    if not pairs:
+    singles = _alone(candidates, num_tokens, alone, seed)
+    single = singles[0] if singles and not singles[0].candidate.excluded else None
+    if pairs:
+        prefill, decode = min(pairs, key=_pair_order)
+        if single is None or prefill.cost + decode.cost <= single.cost:
+            names = prefill.candidate.worker, decode.candidate.worker
+            return Placement(*names, tuple(scored), singles)
+    if single is None:
         return None
-    prefill, decode = min(pairs, key=_pair_order)
-    return Placement(prefill.candidate.worker, decode.candidate.worker, tuple(scored))
+    return Placement("", single.candidate.worker, tuple(scored), singles)
 
 
 def why_none(candidates: list[Candidate]) -> str:
@@ -88,6 +107,16 @@ def _score(candidate: Candidate, num_tokens: int, policy: Policy, seed: int) -> 
     terms = policy(candidate, num_tokens)
     rank = xxh64_intdigest(candidate.worker.encode(), seed)
     return Scored(candidate, terms, sum(terms.values()), rank)
+
+
+def _alone(
+    candidates: Collection[Candidate], num_tokens: int, alone: Policy | None, seed: int
+) -> tuple[Scored, ...]:
+    """The decode workers as ones that compute the prompt themselves, in order."""
+    if alone is None:
+        return ()
+    decodes = (c for c in candidates if c.role == "decode")
+    return tuple(sorted((_score(c, num_tokens, alone, seed) for c in decodes), key=_order))
 
 
 def _order(scored: Scored) -> tuple[bool, float, int, str]:

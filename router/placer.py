@@ -65,7 +65,11 @@ class Placer:
         token_ids = work.token_ids
         candidates = [c for c in self._fleet.candidates(token_ids) if c.worker not in refused]
         question = Question(
-            work.request.request_id, len(token_ids), tuple(candidates), frozenset(broken)
+            work.request.request_id,
+            len(token_ids),
+            tuple(candidates),
+            frozenset(broken),
+            needs_prefill=work.params.prompt_logprobs is not None,
         )
         return Decision(self._rules, question, self._rules.decide(question))
 

@@ -18,7 +18,10 @@ Policy = Callable[[Candidate, int], Terms]
 PolicyName = Literal["baton", "prefix-only", "least-loaded", "round-robin"]
 POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
 
-baton: Policy = CostModel().terms
+_COSTS = CostModel()
+
+baton: Policy = _COSTS.terms
+baton_alone: Policy = _COSTS.alone_terms
 
 
 def policy_named(name: PolicyName) -> Policy:
@@ -30,6 +33,12 @@ def policy_named(name: PolicyName) -> Policy:
         "round-robin": round_robin,
     }
     return policies[name]
+
+
+def alone_policy_named(name: PolicyName) -> Policy | None:
+    """The same for decode workers that compute the prompt themselves; None: that policy knows no
+    such thing."""
+    return baton_alone if name == "baton" else None
 
 
 def prefix_only(candidate: Candidate, num_tokens: int) -> Terms:

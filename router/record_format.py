@@ -1,7 +1,8 @@
 """What a record of placements says, line by line: JSON, never a text or a token id.
 
     {"baton_record": 1, "rules": {...}}                                     the first line of a file
-    {"at", "id", "tokens", "hashes", "workers", "gone", "broken", "prefill", "decode"}   a decision
+    {"at", "id", "tokens", "hashes", "workers", "gone", "broken", "needs_prefill", "prefill",
+     "decode"}                                                              a decision
     {"ended", "at", "output_tokens"}                                            a request has ended
 
 `at` is in seconds of the wall clock, `hashes` the chain hashes of the prompt's full blocks (base64,
@@ -40,7 +41,8 @@ class Recorded:
     Attributes:
         at: when, in seconds of the wall clock.
         hashes: the chain hashes of the prompt's full blocks.
-        prefill, decode: who was chosen; both empty: nobody.
+        prefill, decode: who was chosen. An empty `prefill`: the decode worker alone; both empty:
+            nobody.
     """
 
     at: float
@@ -67,6 +69,7 @@ def decision_line(at: float, decision: Decision, hashes: list[BlockHash], before
         "workers": {w: change for w, c in now.items() if (change := _change(before.get(w), c))},
         "gone": [worker for worker in before if worker not in now],
         "broken": sorted(question.broken),
+        "needs_prefill": question.needs_prefill,
         "prefill": placement.prefill if placement else "",
         "decode": placement.decode if placement else "",
     }
@@ -107,6 +110,7 @@ class RecordReader:
             entry["tokens"],
             tuple(self._workers.values()),
             frozenset((prefill, decode) for prefill, decode in entry.get("broken", ())),
+            entry.get("needs_prefill", False),
         )
         return Recorded(
             at=entry["at"],

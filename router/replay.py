@@ -4,13 +4,15 @@ Every decision is made on the snapshot that was recorded with it: what would hav
 deciding otherwise is not known here; `bench simulate` is for that.
 """
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from baton.errors import InvalidArgumentError, NotFoundError
-from router.decision import Decision, Rules
+from router.decision import Decision
 from router.placement import Placement
+from router.policy import PolicyName
 from router.record_format import Recorded, RecordReader
 
 
@@ -54,11 +56,11 @@ def read_record(path: Path) -> Iterator[Recorded]:
         raise NotFoundError(f"the record cannot be read: {error}") from error
 
 
-def replay(recorded: Iterable[Recorded], rules: Rules | None = None) -> Iterator[Redecided]:
-    """Decides again. `rules` None: those that were recorded, which come to the same unless the code
-    has changed."""
+def replay(recorded: Iterable[Recorded], policy: PolicyName | None = None) -> Iterator[Redecided]:
+    """Decides again. `policy` None: the one that was recorded, which comes to the same unless the
+    code has changed."""
     for one in recorded:
-        used = one.rules if rules is None else rules
+        used = one.rules if policy is None else dataclasses.replace(one.rules, policy=policy)
         yield Redecided(one, Decision(used, one.question, used.decide(one.question)))
 
 
@@ -66,5 +68,6 @@ def reckoned(prefill: str, decode: str, placement: Placement | None) -> float | 
     """What a choice costs by another placement of the same request; None: it has no such choice."""
     if placement is None or not decode:
         return None
-    costs = {s.candidate.worker: s.cost for s in placement.scored}
-    return sum(costs[worker] for worker in (prefill, decode) if worker)
+    costs = {s.candidate.worker: s.cost for s in (placement.scored if prefill else placement.alone)}
+    workers = (prefill, decode) if prefill else (decode,)
+    return sum(costs[w] for w in workers) if costs.keys() >= set(workers) else None

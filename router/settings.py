@@ -36,6 +36,11 @@ class RouterSettings(ServingSettings):
         "hold alone, by their load alone, or in turn.",
     )
 
+    conditional_disaggregation: bool = Field(
+        True,
+        description="Let a decode worker compute a prompt itself where little of it is uncached "
+        "there and that is expected to take less than handing it over (policy baton alone).",
+    )
     record: str | None = Field(
         None,
         description="File that says of each request where it was placed and why, for `baton "

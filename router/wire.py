@@ -98,10 +98,11 @@ def handle(
 
 
 def decode_request(
-    work: Work, kv_handle: kv_transfer_pb2.KvHandle
+    work: Work, lease_id: bytes, kv_handle: kv_transfer_pb2.KvHandle | None
 ) -> decode_pb2.DecodeGenerateRequest:
+    """`kv_handle` None: the decode worker computes the prompt."""
     message = decode_pb2.DecodeGenerateRequest(
-        request_id=_attempt_id(work.request, kv_handle.lease_id),
+        request_id=_attempt_id(work.request, lease_id),
         token_ids=work.token_ids,
         num_prompt_tokens=len(work.request.token_ids),
         sampling=to_proto(work.params),
@@ -168,6 +169,13 @@ def work_done(message: prefill_pb2.WorkDone) -> WorkDone:
     )
 
 
+def received(message: decode_pb2.KvReady, member: Member) -> tuple[float, float, str]:
+    """Tokens whose KV came to this worker, the seconds it waited for them, and the connector."""
+    per_token = member.bytes_per_token
+    num_tokens = message.num_transferred_bytes / per_token if per_token else 0.0
+    return num_tokens, seconds(message.exposed), message.connector
+
+
 def decoded_tokens(message: decode_pb2.DecodeTokens) -> list[Token]:
     count = len(message.token_ids)
     if not message.logprobs and not message.top_logprobs:
@@ -197,7 +205,7 @@ def accepted(request: Request, placement: Placement | None) -> pb.GenerateRespon
         accepted=pb.Accepted(
             request_id=request.request_id,
             num_prompt_tokens=len(request.token_ids),
-            placement=None if placement is None else _placement(placement, placement.chosen),
+            placement=None if placement is None else _chosen(placement),
             seed=request.params.seed,
         )
     )
@@ -211,6 +219,8 @@ def explanation(decision: Decision) -> admin_pb2.ExplainPlacementResponse:
         message = pb.Placement(candidates=map(_candidate, excluded))
     else:
         message = _placement(placement, placement.scored)
+        for single in placement.alone:
+            message.candidates.append(_candidate(single, computes_prompt=True))
     return admin_pb2.ExplainPlacementResponse(
         request_id=question.request_id,
         num_tokens=question.num_tokens,
@@ -218,6 +228,13 @@ def explanation(decision: Decision) -> admin_pb2.ExplainPlacementResponse:
         placement=message,
         reason=why(decision),
     )
+
+
+def _chosen(placement: Placement) -> pb.Placement:
+    message = _placement(placement, placement.chosen)
+    for candidate in message.candidates:
+        candidate.computes_prompt = not placement.prefill
+    return message
 
 
 def _placement(placement: Placement, scored: Iterable[Scored]) -> pb.Placement:
@@ -228,7 +245,7 @@ def _placement(placement: Placement, scored: Iterable[Scored]) -> pb.Placement:
     )
 
 
-def _candidate(scored: Scored) -> pb.PlacementCandidate:
+def _candidate(scored: Scored, *, computes_prompt: bool = False) -> pb.PlacementCandidate:
     candidate = scored.candidate
     return pb.PlacementCandidate(
         worker=candidate.worker,
@@ -236,6 +253,7 @@ def _candidate(scored: Scored) -> pb.PlacementCandidate:
         terms=scored.terms,
         excluded=candidate.excluded,
         num_cached_tokens=candidate.num_cached_tokens,
+        computes_prompt=computes_prompt,
     )
 
 

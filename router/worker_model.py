@@ -31,6 +31,7 @@ _PRIOR_TRANSFER = (PRIOR.handoff_seconds, PRIOR.transfer_seconds_per_token)
 _MOVED = 0.05  # the part of a coefficient by which it may be off
 _SHORTEST = 1e-6  # seconds; what is measured as less
 
+_ENOUGH_TOKENS = 512  # of prompts, to know what they take
 _NOTICED = math.log(1.25)  # differences in speed that are no noise
 _LARGEST = math.log(100.0)
 _LARGEST_SURPRISE = 1.0  # of one report
@@ -68,17 +69,26 @@ class WorkDone:
 
 
 class PoolModel:
-    """What the workers of one role that may take each other's place have in common."""
+    """What the workers of one role that may take each other's place have in common.
 
-    def __init__(self) -> None:
+    Args:
+        twin: the pool that computes prompts of the same model. What they take is as there until
+            this one has computed some itself; else a pool thought slow would never be tried.
+    """
+
+    def __init__(self, twin: "PoolModel | None" = None) -> None:
+        self._twin = twin
+        self._num_prompt_tokens = 0
         self._work = _Settled(_WORK)
         self._transfers: dict[str, _Settled] = {}
-        self._rates: dict[tuple[int, float, str], Rates] = {}  # as long as nothing changes
+        # As long as nothing changes.
+        self._rates: dict[tuple[tuple[float, ...], int, float, str], Rates] = {}
 
     def worked(self, work: WorkDone, slowness: float) -> float:
         """A worker that is so much slower than others has computed this. Returns how much slower
         than others that was."""
         slower = work.seconds / max(self._work.expected(work.features), _SHORTEST)
+        self._num_prompt_tokens += work.num_prompt_tokens
         if self._work.observe(work.features, work.seconds / slowness):
             self._rates.clear()
         return slower
@@ -91,13 +101,22 @@ class PoolModel:
 
     def rates(self, max_step_tokens: int, slowness: float, connector: str) -> Rates:
         """Of a worker with such steps that gets its blocks by this connector."""
-        key = (max_step_tokens, slowness, connector)
+        key = (self._prompt_values, max_step_tokens, slowness, connector)
         if key not in self._rates:
             self._rates[key] = self._made(*key)
         return self._rates[key]
 
-    def _made(self, max_step_tokens: int, slowness: float, connector: str) -> Rates:
-        step, token, pair, decode_token = (slowness * c for c in self._work.values)
+    @property
+    def _prompt_values(self) -> tuple[float, ...]:
+        """Seconds of a step, a token and a pair."""
+        if self._twin is not None and self._num_prompt_tokens < _ENOUGH_TOKENS:
+            return self._twin._prompt_values
+        return self._work.values[:3]
+
+    def _made(
+        self, prompt: tuple[float, ...], max_step_tokens: int, slowness: float, connector: str
+    ) -> Rates:
+        step, token, pair = (slowness * c for c in prompt)
         transfers = self._transfers.get(connector)
         handoff, moved = _PRIOR_TRANSFER if transfers is None else transfers.values
         return Rates(
@@ -107,7 +126,7 @@ class PoolModel:
             max_step_tokens=max_step_tokens,
             handoff_seconds=handoff,
             transfer_seconds_per_token=moved,
-            interference_seconds_per_sequence=decode_token * _STEPS_SLOWED,
+            interference_seconds_per_sequence=slowness * self._work.values[3] * _STEPS_SLOWED,
         )
 
 

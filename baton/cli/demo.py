@@ -63,7 +63,11 @@ class Answer:
 def run(console: Console) -> None:
     """Leaves nothing running, however it ends. Raises what kept a prompt from being answered."""
     # On the CPU, so that it is the same everywhere; a small pool starts faster.
-    cluster = LocalCluster(worker_flags={"device": "cpu", "kv_cache_bytes": 64 * 2**20})
+    # Every prompt is handed over, for that is what is to be seen.
+    cluster = LocalCluster(
+        worker_flags={"device": "cpu", "kv_cache_bytes": 64 * 2**20},
+        router_flags={"conditional_disaggregation": False},
+    )
     with interrupted_by_signals():
         try:
             with status_display(console) as on_status:

@@ -13,7 +13,11 @@ from baton.errors import InvalidArgumentError, NotFoundError
 from router.replay import read_record, replay
 from router.wire import explanation
 
-_TITLES = {"prefill": "prefill workers", "decode": "decode workers"}
+_TITLES = {
+    ("prefill", False): "prefill workers",
+    ("decode", False): "decode workers",
+    ("decode", True): "decode workers that compute the prompt themselves",
+}
 
 
 def recorded(file: Path, request_id: str | None) -> Explanation:
@@ -35,16 +39,17 @@ def print_json(explained: Explanation) -> None:
 
 
 def print_tables(explained: Explanation, console: Console) -> None:
-    """A table for each role, and the reason."""
+    """A table for each way to take part, and the reason."""
     console.print(
         f"request {explained.request_id}: {explained.num_tokens} tokens, policy {explained.policy}",
         highlight=False,
         markup=False,
     )
-    for role, title in _TITLES.items():
-        of_role = [c for c in explained.placement.candidates if c.role == role]
-        if of_role:
-            console.print(_table(title, of_role, explained))
+    candidates = explained.placement.candidates
+    for kind, title in _TITLES.items():
+        of_kind = [c for c in candidates if (c.role, c.computes_prompt) == kind]
+        if of_kind:
+            console.print(_table(title, of_kind, explained))
     console.print(explained.reason, highlight=False, markup=False)
 
 
@@ -53,18 +58,19 @@ def _table(title: str, candidates: list[Candidate], explained: Explanation) -> T
     names = list(dict.fromkeys(name for c in candidates for name in c.terms))
     # Only the default policy counts seconds.
     factor, unit = (1000.0, " ms") if explained.policy == "baton" else (1.0, "")
-    table = Table("", title.removesuffix("s"), title=title, title_justify="left", box=None)
+    table = Table("", "worker", title=title, title_justify="left", box=None)
     for column in ("cached", *(f"{name}{unit}" for name in names), f"cost{unit}"):
         table.add_column(column, justify="right")
     table.add_column("not chosen because")
     placement = explained.placement
     winners = (placement.prefill_worker, placement.decode_worker)
     for candidate in candidates:
+        takes_part = candidate.computes_prompt == (not placement.prefill_worker)
         terms = [
             f"{candidate.terms[n] * factor:.3f}" if n in candidate.terms else "" for n in names
         ]
         table.add_row(
-            ">" if candidate.worker in winners else "",
+            ">" if candidate.worker in winners and takes_part else "",
             candidate.worker,
             str(candidate.num_cached_tokens),
             *terms,

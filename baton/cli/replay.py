@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.errors import InvalidArgumentError
-from router.decision import DEFAULT_RULES, Rules
+from router.decision import DEFAULT_RULES
 from router.policy import POLICY_NAMES, PolicyName
 from router.replay import Redecided, read_record, reckoned, replay
 
@@ -59,10 +59,9 @@ def policy_of(name: str | None) -> PolicyName | None:
 
 
 def redecide(files: Iterable[Path], policy: PolicyName | None) -> Iterator[Redecided]:
-    """All decisions of some files, in order. `policy` None: the recorded rules."""
-    rules = None if policy is None else Rules(policy)
+    """All decisions of some files, in order. `policy` None: the recorded one."""
     for file in files:
-        yield from replay(read_record(file), rules)
+        yield from replay(read_record(file), policy)
 
 
 def print_json(redecided: Iterable[Redecided]) -> None:
@@ -85,7 +84,10 @@ def print_table(redecided: Iterable[Redecided], console: Console) -> None:
         table.add_column("tokens", justify="right")
         for one in summary.differing:
             row = _row(one)
-            was, now = ((f"{row[f'{k}prefill']} + {row[f'{k}decode']}") for k in ("", "new_"))
+            was, now = (
+                " + ".join(filter(None, (str(row[f"{k}prefill"]), str(row[f"{k}decode"]))))
+                for k in ("", "new_")
+            )
             table.add_row(str(row["request_id"]), was, now, str(row["num_tokens"]))
         console.print(table)
     console.print(_sentence(summary), highlight=False, markup=False)

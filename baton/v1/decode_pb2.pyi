@@ -132,6 +132,7 @@ class DecodeGenerateResponse(_message.Message):
     KV_READY_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    PREFILL_STARTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def admitted(self) -> Global___DecodeAdmitted:
         """The worker has room for the request. Always first."""
@@ -148,6 +149,10 @@ class DecodeGenerateResponse(_message.Message):
     def finished(self) -> Global___DecodeFinished:
         """A sequence is complete. That of the last one ends the stream."""
 
+    @_builtins.property
+    def prefill_started(self) -> _prefill_pb2.PrefillStarted:
+        """This worker has begun to compute the prompt itself."""
+
     def __init__(
         self,
         *,
@@ -155,12 +160,13 @@ class DecodeGenerateResponse(_message.Message):
         kv_ready: Global___KvReady | None = ...,
         tokens: Global___DecodeTokens | None = ...,
         finished: Global___DecodeFinished | None = ...,
+        prefill_started: _prefill_pb2.PrefillStarted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "event", b"event", "finished", b"finished", "kv_ready", b"kv_ready", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "event", b"event", "finished", b"finished", "kv_ready", b"kv_ready", "prefill_started", b"prefill_started", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "event", b"event", "finished", b"finished", "kv_ready", b"kv_ready", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "event", b"event", "finished", b"finished", "kv_ready", b"kv_ready", "prefill_started", b"prefill_started", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["admitted", "kv_ready", "tokens", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["admitted", "kv_ready", "tokens", "finished", "prefill_started"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -195,6 +201,7 @@ class KvReady(_message.Message):
     EXPOSED_FIELD_NUMBER: _builtins.int
     CONNECTOR_FIELD_NUMBER: _builtins.int
     CONNECTOR_REASON_FIELD_NUMBER: _builtins.int
+    WORK_DONE_FIELD_NUMBER: _builtins.int
     num_transferred_blocks: _builtins.int
     """Blocks that were moved, of all cache groups."""
     num_transferred_bytes: _builtins.int
@@ -209,6 +216,10 @@ class KvReady(_message.Message):
     def exposed(self) -> _duration_pb2.Duration:
         """From the prefill result, as this worker received it, until the transfer was confirmed."""
 
+    @_builtins.property
+    def work_done(self) -> _prefill_pb2.WorkDone:
+        """What the worker has computed so far."""
+
     def __init__(
         self,
         *,
@@ -218,10 +229,11 @@ class KvReady(_message.Message):
         exposed: _duration_pb2.Duration | None = ...,
         connector: _builtins.str = ...,
         connector_reason: _builtins.str = ...,
+        work_done: _prefill_pb2.WorkDone | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["exposed", b"exposed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["exposed", b"exposed", "work_done", b"work_done"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["connector", b"connector", "connector_reason", b"connector_reason", "exposed", b"exposed", "num_reused_blocks", b"num_reused_blocks", "num_transferred_blocks", b"num_transferred_blocks", "num_transferred_bytes", b"num_transferred_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connector", b"connector", "connector_reason", b"connector_reason", "exposed", b"exposed", "num_reused_blocks", b"num_reused_blocks", "num_transferred_blocks", b"num_transferred_blocks", "num_transferred_bytes", b"num_transferred_bytes", "work_done", b"work_done"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -286,28 +298,22 @@ class DecodeFinished(_message.Message):
     SEQUENCE_INDEX_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
-    WORK_DONE_FIELD_NUMBER: _builtins.int
     sequence_index: _builtins.int
     """Which sequence of the request, from 0."""
     reason: _inference_pb2.FinishReason.ValueType
     """Why it ended. Unspecified: `EndSequence` has ended it."""
     score: _builtins.float
     """The score by which beams are ranked. Unset without beams."""
-    @_builtins.property
-    def work_done(self) -> _prefill_pb2.WorkDone:
-        """What the worker has computed so far."""
-
     def __init__(
         self,
         *,
         sequence_index: _builtins.int = ...,
         reason: _inference_pb2.FinishReason.ValueType = ...,
         score: _builtins.float | None = ...,
-        work_done: _prefill_pb2.WorkDone | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "score", b"score", "work_done", b"work_done"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "score", b"score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "reason", b"reason", "score", b"score", "sequence_index", b"sequence_index", "work_done", b"work_done"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "reason", b"reason", "score", b"score", "sequence_index", b"sequence_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
     _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015

@@ -54,8 +54,8 @@ class DecodeServicer:
     def Generate(self, request, context):
         """Continues a prompt until all its sequences have ended.
 
-        The stream is: one `admitted`, one `kv_ready` when a handle was given, any number of `tokens`,
-        one `finished` for each of the `sampling.n` sequences, behind the last of its tokens; then status
+        The stream is: one `admitted`, one `kv_ready` when a handle was given and one `prefill_started`
+        when none was, any number of `tokens`, one `finished` for each of the `sampling.n` sequences, behind the last of its tokens; then status
         OK. A worker without room refuses with RESOURCE_EXHAUSTED instead of `admitted`, before anything
         is computed; one that cannot compile the request's grammar, with INVALID_ARGUMENT. Cancelling
         frees everything at any moment.

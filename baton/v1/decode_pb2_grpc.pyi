@@ -36,8 +36,8 @@ class DecodeStub:
     Generate: _grpc.UnaryStreamMultiCallable[_decode_pb2.DecodeGenerateRequest, _decode_pb2.DecodeGenerateResponse]
     """Continues a prompt until all its sequences have ended.
 
-    The stream is: one `admitted`, one `kv_ready` when a handle was given, any number of `tokens`,
-    one `finished` for each of the `sampling.n` sequences, behind the last of its tokens; then status
+    The stream is: one `admitted`, one `kv_ready` when a handle was given and one `prefill_started`
+    when none was, any number of `tokens`, one `finished` for each of the `sampling.n` sequences, behind the last of its tokens; then status
     OK. A worker without room refuses with RESOURCE_EXHAUSTED instead of `admitted`, before anything
     is computed; one that cannot compile the request's grammar, with INVALID_ARGUMENT. Cancelling
     frees everything at any moment.
@@ -63,8 +63,8 @@ class DecodeAsyncStub(DecodeStub):
     Generate: _aio.UnaryStreamMultiCallable[_decode_pb2.DecodeGenerateRequest, _decode_pb2.DecodeGenerateResponse]  # type: ignore[assignment]
     """Continues a prompt until all its sequences have ended.
 
-    The stream is: one `admitted`, one `kv_ready` when a handle was given, any number of `tokens`,
-    one `finished` for each of the `sampling.n` sequences, behind the last of its tokens; then status
+    The stream is: one `admitted`, one `kv_ready` when a handle was given and one `prefill_started`
+    when none was, any number of `tokens`, one `finished` for each of the `sampling.n` sequences, behind the last of its tokens; then status
     OK. A worker without room refuses with RESOURCE_EXHAUSTED instead of `admitted`, before anything
     is computed; one that cannot compile the request's grammar, with INVALID_ARGUMENT. Cancelling
     frees everything at any moment.
@@ -93,8 +93,8 @@ class DecodeServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_decode_pb2.DecodeGenerateResponse], _abc.AsyncIterator[_decode_pb2.DecodeGenerateResponse]]:
         """Continues a prompt until all its sequences have ended.
 
-        The stream is: one `admitted`, one `kv_ready` when a handle was given, any number of `tokens`,
-        one `finished` for each of the `sampling.n` sequences, behind the last of its tokens; then status
+        The stream is: one `admitted`, one `kv_ready` when a handle was given and one `prefill_started`
+        when none was, any number of `tokens`, one `finished` for each of the `sampling.n` sequences, behind the last of its tokens; then status
         OK. A worker without room refuses with RESOURCE_EXHAUSTED instead of `admitted`, before anything
         is computed; one that cannot compile the request's grammar, with INVALID_ARGUMENT. Cancelling
         frees everything at any moment.

@@ -394,6 +394,7 @@ class PlacementCandidate(_message.Message):
     TERMS_FIELD_NUMBER: _builtins.int
     EXCLUDED_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    COMPUTES_PROMPT_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     """The worker's id."""
     role: Global___WorkerRole.ValueType
@@ -402,6 +403,10 @@ class PlacementCandidate(_message.Message):
     """Why the worker could not be chosen. Empty: it could."""
     num_cached_tokens: _builtins.int
     """Leading tokens of the prompt whose KV the worker is thought to hold."""
+    computes_prompt: _builtins.bool
+    """What a decode worker costs that computes the prompt itself, so that no prefill worker is needed.
+    False: with a prefill worker.
+    """
     @_builtins.property
     def terms(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """The cost terms by name. Their sum is the worker's cost; the least cost wins. Seconds under the
@@ -416,10 +421,11 @@ class PlacementCandidate(_message.Message):
         terms: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         excluded: _builtins.str = ...,
         num_cached_tokens: _builtins.int = ...,
+        computes_prompt: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["excluded", b"excluded", "num_cached_tokens", b"num_cached_tokens", "role", b"role", "terms", b"terms", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computes_prompt", b"computes_prompt", "excluded", b"excluded", "num_cached_tokens", b"num_cached_tokens", "role", b"role", "terms", b"terms", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -618,7 +624,7 @@ class Usage(_message.Message):
     num_output_tokens: _builtins.int
     """Tokens of all sequences that are returned, their final end-of-sequence or stop tokens among them."""
     num_cached_prompt_tokens: _builtins.int
-    """Prompt tokens whose KV the prefill worker found in its prefix cache."""
+    """Prompt tokens whose KV the worker that computed the prompt found in its prefix cache."""
     num_transferred_blocks: _builtins.int
     """KV blocks moved from the prefill worker to the decode worker, of all cache groups."""
     num_transferred_bytes: _builtins.int
@@ -667,7 +673,7 @@ class Timings(_message.Message):
 
     @_builtins.property
     def prefill_queue(self) -> _duration_pb2.Duration:
-        """From the call to the prefill worker until its first step for this request began."""
+        """From the call to the worker that computed the prompt until its first step for it began."""
 
     @_builtins.property
     def time_to_first_token(self) -> _duration_pb2.Duration:
@@ -676,7 +682,7 @@ class Timings(_message.Message):
     @_builtins.property
     def exposed_transfer(self) -> _duration_pb2.Duration:
         """The part of the transfer that the second token had to wait for: from the end of prefill until
-        the decode worker held and had confirmed all blocks. Unset when nothing was decoded.
+        the decode worker held and had confirmed all blocks. Unset when nothing was handed over.
         """
 
     @_builtins.property

@@ -167,21 +167,27 @@ class PrefillStarted(_message.Message):
 
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     QUEUE_TIME_FIELD_NUMBER: _builtins.int
+    WORK_DONE_FIELD_NUMBER: _builtins.int
     num_cached_tokens: _builtins.int
     """Tokens whose KV was found in the prefix cache."""
     @_builtins.property
     def queue_time(self) -> _duration_pb2.Duration:
         """How long the request waited for this step."""
 
+    @_builtins.property
+    def work_done(self) -> Global___WorkDone:
+        """What the worker has computed so far. Unset from a prefill worker, whose result has it."""
+
     def __init__(
         self,
         *,
         num_cached_tokens: _builtins.int = ...,
         queue_time: _duration_pb2.Duration | None = ...,
+        work_done: Global___WorkDone | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["queue_time", b"queue_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["queue_time", b"queue_time", "work_done", b"work_done"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_tokens", b"num_cached_tokens", "queue_time", b"queue_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_tokens", b"num_cached_tokens", "queue_time", b"queue_time", "work_done", b"work_done"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,7 +19,11 @@ BATON = [sys.executable, "-m", "baton.cli.main"]
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(worker_flags={"device": "cpu", "num_blocks": 256}) as running:
+    """Every prompt goes through its prefill worker."""
+    flags = {"conditional_disaggregation": False}
+    with LocalCluster(
+        worker_flags={"device": "cpu", "num_blocks": 256}, router_flags=flags
+    ) as running:
         yield running
 
 

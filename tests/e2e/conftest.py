@@ -7,7 +7,7 @@ import pytest
 from baton.cli.local_cluster import LocalCluster
 from baton.client import AsyncClient
 
-from .wide import made_whole
+from .wide import HANDOFFS, made_whole
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +20,7 @@ def cluster() -> Iterator[LocalCluster]:
     with LocalCluster(
         worker_flags={"max_num_batched_tokens": 48, "max_num_seqs": 32},
         decode_flags={"num_blocks": 130},
-        router_flags={"reflection": True},
+        router_flags={"reflection": True, **HANDOFFS},
     ) as running:
         yield running
 
@@ -35,7 +35,9 @@ async def client(cluster: LocalCluster) -> AsyncIterator[AsyncClient]:
 def pair_cluster() -> Iterator[LocalCluster]:
     """For the tests that break it: two workers of each role with room for a dozen sequences."""
     flags = {"max_num_batched_tokens": 32, "num_blocks": 1024, "drain_timeout_s": 1.0}
-    with LocalCluster(num_prefill=2, num_decode=2, worker_flags=flags) as running:
+    with LocalCluster(
+        num_prefill=2, num_decode=2, worker_flags=flags, router_flags=HANDOFFS
+    ) as running:
         yield running
 
 

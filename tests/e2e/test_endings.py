@@ -17,6 +17,7 @@ from baton.sampling import SamplingParams
 
 from .checkpoints import prompt_of
 from .watch import loads, until, until_nothing_is_held
+from .wide import HANDOFFS
 
 pytestmark = pytest.mark.e2e
 
@@ -31,6 +32,7 @@ def narrow() -> Iterator[LocalCluster]:
     with LocalCluster(
         prefill_flags={"max_num_batched_tokens": 1},
         decode_flags={"max_num_seqs": 1, "num_blocks": 160},
+        router_flags=HANDOFFS,
     ) as running:
         yield running
 

@@ -21,7 +21,7 @@ from baton.v1.admin_pb2_grpc import AdminStub
 
 from .checkpoints import is_greedy, prompt_of
 from .watch import load_of, loads, until, until_nothing_is_held
-from .wide import LONG, SHORT, listed, made_whole, name_of, prefilling, streaming
+from .wide import HANDOFFS, LONG, SHORT, listed, made_whole, name_of, prefilling, streaming
 
 pytestmark = pytest.mark.e2e
 
@@ -31,7 +31,10 @@ PROMPTLY = 3.0
 @pytest.fixture(scope="module")
 def wide_cluster() -> Iterator[LocalCluster]:
     with LocalCluster(
-        num_prefill=2, num_decode=2, worker_flags={"max_num_batched_tokens": 4, "num_blocks": 256}
+        num_prefill=2,
+        num_decode=2,
+        worker_flags={"max_num_batched_tokens": 4, "num_blocks": 256},
+        router_flags=HANDOFFS,
     ) as running:
         yield running
 

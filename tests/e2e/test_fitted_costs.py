@@ -13,6 +13,8 @@ from baton.v1 import prefill_pb2
 from baton.v1.prefill_pb2_grpc import PrefillStub
 from router.rates import PRIOR
 
+from .wide import HANDOFFS
+
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 LENGTHS = [20, 60, 130, 300, 700, 1500]
@@ -49,7 +51,7 @@ def test_predicted_prefill_seconds_are_near_those_that_the_worker_reports():
     learned: dict[int, list[float]] = {length: [] for length in LENGTHS}
     assumed: dict[int, list[float]] = {length: [] for length in LENGTHS}
     with (
-        LocalCluster(worker_flags={"num_blocks": 1024}) as cluster,
+        LocalCluster(worker_flags={"num_blocks": 1024}, router_flags=HANDOFFS) as cluster,
         Client(cluster.address) as client,
         grpc.insecure_channel(cluster.process("prefill-0").endpoint) as channel,
     ):
@@ -72,7 +74,7 @@ def test_predicted_prefill_seconds_are_near_those_that_the_worker_reports():
 
 def test_what_a_handoff_takes_is_learned_too():
     with (
-        LocalCluster(worker_flags={"num_blocks": 1024}) as cluster,
+        LocalCluster(worker_flags={"num_blocks": 1024}, router_flags=HANDOFFS) as cluster,
         Client(cluster.address) as client,
     ):
         exposed = []

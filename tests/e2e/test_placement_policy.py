@@ -8,6 +8,8 @@ import pytest
 from baton import Client, SamplingParams
 from baton.cli.local_cluster import LocalCluster
 
+from .wide import HANDOFFS
+
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 NUM_REQUESTS = 8
@@ -19,7 +21,7 @@ def prefill_workers(placement: str) -> list[str]:
     prompt = [source.randrange(3, 3000) for _ in range(128)]
     params = SamplingParams(max_tokens=4, ignore_eos=True)
     chosen = []
-    cluster = LocalCluster(num_prefill=2, router_flags={"placement": placement})
+    cluster = LocalCluster(num_prefill=2, router_flags={"placement": placement, **HANDOFFS})
     with cluster, Client(cluster.address) as client:
         for _ in range(NUM_REQUESTS):
             generation = client.generate(prompt, params)

@@ -19,6 +19,7 @@ from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
 
 from .checkpoints import beams, prompt_of, reference
 from .watch import load_of, num_steps, until, until_nothing_is_held
+from .wide import HANDOFFS
 
 pytestmark = pytest.mark.e2e
 
@@ -438,7 +439,7 @@ async def test_under_that_policy_the_smaller_priority_goes_first():
         await client.generate(prompt_of(20, seed=len(name)), params, priority=priority).text()
         ended.append(name)
 
-    with LocalCluster(worker_flags=flags) as cluster:
+    with LocalCluster(worker_flags=flags, router_flags=HANDOFFS) as cluster:
         async with AsyncClient(cluster.address) as client:
             tasks = []
             for name, priority in (("first", 0), ("unimportant", 9), ("important", -9)):

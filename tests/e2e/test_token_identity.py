@@ -23,6 +23,7 @@ from .checkpoints import (
     save_checkpoint,
 )
 from .watch import load_of, until_nothing_is_held
+from .wide import HANDOFFS
 
 pytestmark = pytest.mark.e2e
 
@@ -157,7 +158,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 @pytest.fixture(scope="module")
 def family(checkpoint: str) -> Iterator[tuple[LocalCluster, str]]:
     flags = {"max_num_batched_tokens": 40, "max_num_seqs": 16, "num_blocks": 40}
-    with LocalCluster(checkpoint, worker_flags=flags) as running:
+    with LocalCluster(checkpoint, worker_flags=flags, router_flags=HANDOFFS) as running:
         yield running, checkpoint
 
 

@@ -14,6 +14,8 @@ from baton.sampling import SamplingParams
 from .checkpoints import prompt_of
 from .watch import load_of, until
 
+# A router with it sends every prompt through a prefill worker: for tests of the handoff.
+HANDOFFS = {"conditional_disaggregation": False}
 LONG = SamplingParams(max_tokens=1900, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=8, ignore_eos=True)
 

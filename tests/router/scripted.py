@@ -26,6 +26,7 @@ from router.answer import Answer
 from router.backoff import Backoff
 from router.budget import RetryBudget
 from router.circuit import Circuit
+from router.decision import Rules
 from router.intake import Request
 from router.model_card import ModelCard, read_model_card
 from router.placement import Candidate
@@ -34,6 +35,7 @@ from router.recovery import Recovery
 from router.saga import Saga
 from router.worker_model import PoolModel, WorkerModel
 
+HANDOFFS = Rules(conditional_disaggregation=False)
 NO_PAUSES = Backoff(0.001, 0.002)
 
 
@@ -90,6 +92,7 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
     num_said: int = 0
     endpoint: str = ""
     load: int = 0
+    num_queued: int = 0
     num_losses: int = 0
     num_failures: int = 0
     circuit: Circuit = field(default_factory=Circuit)
@@ -151,10 +154,12 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
         self, *, num_sequences: int = 1, num_tokens: int = 0, num_held_tokens: int = 0
     ) -> Iterator[None]:
         self.load += num_sequences
+        self.num_queued += num_tokens
         try:
             yield
         finally:
             self.load -= num_sequences
+            self.num_queued -= num_tokens
 
 
 class FakeFleet:
@@ -220,6 +225,7 @@ def saga_of(
     pauses: Backoff = NO_PAUSES,
     seconds: float = 10.0,
     pace: Pace | None = None,
+    rules: Rules = HANDOFFS,
     **params: Any,
 ) -> Saga:
     sampling = SamplingParams(**{"max_tokens": 5, **params})
@@ -227,7 +233,7 @@ def saga_of(
     recovery = Recovery("r", budget or RetryBudget(), pauses)
     answer = Answer(request, card(), time.monotonic())
     deadline = Deadline.after(seconds)
-    placer = Placer(fleet)  # type: ignore[arg-type]
+    placer = Placer(fleet, rules)  # type: ignore[arg-type]
     return Saga(request, fleet, placer, answer, recovery, deadline, pace)  # type: ignore[arg-type]
 
 

@@ -20,7 +20,10 @@ OTHER = Candidate("other", "prefill", b"")
 DECODE = Candidate("decode", "decode", b"")
 
 
-def decided(*candidates: Candidate, broken=frozenset(), rules=DEFAULT_RULES) -> Decision:
+HANDOFFS = Rules(conditional_disaggregation=False)
+
+
+def decided(*candidates: Candidate, broken=frozenset(), rules=HANDOFFS) -> Decision:
     question = Question("r", 1024, candidates, broken)
     return Decision(rules, question, rules.decide(question))
 
@@ -47,6 +50,17 @@ def test_a_tie_is_said_to_be_one():
 
 def test_where_nobody_can_the_reason_says_why():
     assert why(decided(HOLDER)) == "no decode worker is known"
+
+
+def test_a_decode_worker_that_computes_the_prompt_is_said_to_be_alone():
+    near = replace(DECODE, num_cached_tokens=1020)
+    said = why(decided(HOLDER, near, rules=DEFAULT_RULES))
+    assert said.startswith("decode alone costs ")
+    assert "Next best of 1 other choices: holder with decode, " in said
+    far = why(decided(HOLDER, DECODE, rules=DEFAULT_RULES))
+    assert far.startswith("holder with decode cost ")
+    assert "Next best of 1 other choices: decode alone, " in far
+    assert "interruption" in far
 
 
 def test_a_policy_that_does_not_count_seconds_is_not_said_to():

@@ -108,7 +108,7 @@ def test_a_record_says_who_was_chosen_when_and_of_what_but_no_token(tmp_path):
     record.ended("one", 7)
     record.stop()
     header, decision, ended = lines_of(tmp_path / "r")
-    assert header == {"baton_record": 1, "rules": {"policy": "baton"}}
+    assert header["rules"] == {"policy": "baton", "conditional_disaggregation": True}
     assert (decision["prefill"], decision["decode"], decision["tokens"]) == ("other", "d0", 64)
     assert (ended["ended"], ended["output_tokens"]) == ("one", 7)
     assert "1001" not in (tmp_path / "r").read_text()
@@ -136,7 +136,7 @@ def test_another_policy_decides_otherwise_and_the_same_does_not(tmp_path):
     record.stop()
     recorded = list(read_record(tmp_path / "r"))
     assert all(one.is_same for one in replay(recorded))
-    others = list(replay(recorded, Rules("prefix-only")))
+    others = list(replay(recorded, "prefix-only"))
     assert {(one.prefill, one.decode, one.is_same) for one in others} == {("holder", "d0", False)}
 
 

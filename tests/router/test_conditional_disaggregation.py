@@ -1,0 +1,258 @@
+"""When a decode worker computes a prompt itself, and what becomes of such a request."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted import (
+    ADMITTED,
+    READY,
+    Cue,
+    Forever,
+    Scripts,
+    decode,
+    finished,
+    first,
+    fleet_of,
+    letter_ids,
+    prefill,
+    run,
+    saga_of,
+    seen_of,
+    tokens,
+)
+
+from baton.errors import InternalError, UnavailableError
+from baton.v1 import decode_pb2, prefill_pb2
+from router.candidate import Candidate
+from router.cost_model import CostModel
+from router.decision import DEFAULT_RULES, Question, Rules
+from router.policy import POLICY_NAMES
+from router.rates import Rates
+
+NUM_TOKENS = 1024
+PREFILL = Candidate("p", "prefill", b"")
+DECODE = Candidate("d", "decode", b"")
+
+
+def decided(*candidates: Candidate, needs_prefill: bool = False, rules: Rules = DEFAULT_RULES):
+    question = Question("r", NUM_TOKENS, candidates, needs_prefill=needs_prefill)
+    return rules.decide(question)
+
+
+def chosen(*candidates: Candidate, **how: object) -> tuple[str, str]:
+    placement = decided(*candidates, **how)
+    assert placement is not None
+    return placement.prefill, placement.decode
+
+
+def holding(candidate: Candidate, num_missing: int, **fields: object) -> Candidate:
+    return replace(candidate, num_cached_tokens=NUM_TOKENS - num_missing, **fields)
+
+
+# Which requests.
+
+
+def test_what_takes_no_longer_than_a_handoff_is_computed_by_the_decode_worker():
+    short, long = (tuple(holding(c, n) for c in (PREFILL, DECODE)) for n in (16, 200))
+    assert chosen(*short) == ("", "d")
+    assert chosen(*long) == ("p", "d")
+    placement = decided(*short)
+    assert placement.num_cached_tokens == NUM_TOKENS - 16
+    (single,) = placement.chosen
+    assert single.cost == sum(single.terms.values()) == single.terms["crowding"] * 17 / 15
+
+
+def test_a_decode_worker_that_is_busy_does_not():
+    cluster = holding(PREFILL, 16), holding(DECODE, 16, num_sequences=20)
+    assert chosen(*cluster) == ("p", "d")
+    queued = holding(PREFILL, 16), holding(DECODE, 16, num_queued_tokens=500)
+    assert chosen(*queued) == ("p", "d")
+
+
+def test_how_short_and_how_busy_follows_from_what_was_learned():
+    cluster = holding(PREFILL, 200), holding(DECODE, 200)
+    fast, slow = Rates(handoff_seconds=0.1), Rates(0.0, 1e-2)
+    assert chosen(*(replace(c, rates=fast) for c in cluster)) == ("", "d")
+    cluster = holding(PREFILL, 16), holding(DECODE, 16)
+    assert chosen(*(replace(c, rates=slow) for c in cluster)) == ("p", "d")
+
+
+def test_what_the_decode_worker_holds_and_the_prefill_worker_does_not_counts():
+    assert chosen(PREFILL, holding(DECODE, 100)) == ("", "d")
+    assert chosen(holding(PREFILL, 100), DECODE) == ("p", "d")
+
+
+def test_a_long_prompt_waits_for_no_prefill_worker_that_is_not_there():
+    assert chosen(DECODE) == ("", "d")
+    assert chosen(replace(PREFILL, excluded="not answering"), DECODE) == ("", "d")
+    assert chosen(replace(PREFILL, pairing=b"another"), DECODE) == ("", "d")
+
+
+def test_it_can_be_turned_off_and_some_requests_never_take_part():
+    near = holding(DECODE, 1)
+    assert chosen(PREFILL, near, rules=Rules(conditional_disaggregation=False)) == ("p", "d")
+    assert chosen(PREFILL, near, needs_prefill=True) == ("p", "d")
+    assert decided(near, needs_prefill=True) is None
+
+
+@pytest.mark.parametrize("name", [name for name in POLICY_NAMES if name != "baton"])
+def test_policies_to_compare_with_know_no_such_thing(name):
+    assert chosen(PREFILL, holding(DECODE, 1), rules=Rules(name)) == ("p", "d")
+
+
+seconds = st.floats(0, 1.0)
+rates = st.none() | st.builds(
+    Rates, seconds, seconds, st.floats(0, 1e-3), st.integers(0, 600), seconds, seconds, seconds
+)
+
+
+def candidate(role: str) -> st.SearchStrategy[Candidate]:
+    return st.builds(
+        Candidate,
+        worker=st.integers(0, 9).map(lambda i: f"{role}-{i}"),
+        role=st.just(role),
+        pairing=st.sampled_from([b"a", b"b"]),
+        num_cached_tokens=st.integers(0, NUM_TOKENS + 64),
+        num_queued_tokens=st.integers(0, 4096),
+        num_sequences=st.integers(0, 64),
+        num_held_tokens=st.integers(0, 4096),
+        max_held_tokens=st.none() | st.integers(1, 4096),
+        excluded=st.sampled_from(["", "", "draining", "not answering"]),
+        rates=rates,
+    )
+
+
+def pool(role: str) -> st.SearchStrategy[list[Candidate]]:
+    return st.lists(candidate(role), max_size=4, unique_by=lambda c: c.worker)
+
+
+clusters = st.builds(lambda p, d: p + d, pool("prefill"), pool("decode"))
+
+
+@given(clusters, st.randoms(), st.booleans())
+def test_only_workers_that_can_take_work_do_and_the_snapshot_decides(cluster, shuffled, needs):
+    placement = decided(*cluster, needs_prefill=needs)
+    other = list(cluster)
+    shuffled.shuffle(other)
+    assert decided(*other, needs_prefill=needs) == placement
+    usable = {c.worker: c for c in cluster if not c.excluded}
+    if placement is None:
+        assert needs or not any(c.role == "decode" for c in usable.values())
+        return
+    workers = [usable[w] for w in (placement.prefill, placement.decode) if w]
+    assert len({w.pairing for w in workers}) == 1
+    assert [w.role for w in workers] == ["prefill", "decode"][-len(workers) :]
+    assert not (needs and len(workers) == 1)
+
+
+@given(clusters)
+def test_a_decode_worker_is_alone_only_where_that_costs_less_than_any_pair(cluster):
+    placement = decided(*cluster)
+    pair = decided(*cluster, rules=Rules(conditional_disaggregation=False))
+    if placement is None:
+        return
+    cost = sum(s.cost for s in placement.chosen)
+    if pair is not None:
+        of_pair = sum(s.cost for s in pair.chosen)
+        assert cost < of_pair if not placement.prefill else cost == of_pair
+    ready = [s.cost for s in placement.alone if not s.candidate.excluded]
+    assert cost <= min(ready)
+
+
+@given(candidate("decode"), st.integers(0, NUM_TOKENS))
+def test_more_overlap_never_costs_more_alone_either(one, num_tokens):
+    more = replace(one, num_cached_tokens=one.num_cached_tokens + 16)
+    before, after = (CostModel().alone_terms(c, num_tokens) for c in (one, more))
+    assert all(after[term] <= before[term] for term in before)
+
+
+# What becomes of them.
+
+
+def started(num_cached: int = 2) -> decode_pb2.DecodeGenerateResponse:
+    message = prefill_pb2.PrefillStarted(num_cached_tokens=num_cached)
+    message.queue_time.FromMilliseconds(5)
+    return decode_pb2.DecodeGenerateResponse(prefill_started=message)
+
+
+ALL = [tokens(0, 0), tokens(1, 1, 2, 3, 4), finished()]
+
+
+async def test_a_decode_worker_alone_answers_from_the_first_token_on():
+    only = decode(started(), *ALL)
+    async with fleet_of(only) as fleet:
+        seen = await run(fleet, rules=DEFAULT_RULES)
+    assert seen.token_ids == letter_ids()
+    assert seen.accepted.placement.prefill_worker == ""
+    assert seen.accepted.placement.decode_worker == "d0"
+    (chosen_one,) = seen.accepted.placement.candidates
+    assert chosen_one.computes_prompt
+    (request,) = only.requests
+    assert not request.HasField("handle")
+    usage, timings = seen.finished.usage, seen.finished.timings
+    assert (usage.num_cached_prompt_tokens, usage.num_transferred_blocks) == (2, 0)
+    assert timings.prefill_queue.ToMilliseconds() == 5
+    assert not timings.HasField("exposed_transfer")
+
+
+async def test_one_that_dies_is_replaced_and_nothing_is_told_twice():
+    dying = decode(started(), tokens(0, 0), tokens(1, 1), InternalError("it broke"), name="d0")
+    other = decode(started(), tokens(2, 2, 3, 4), finished(), name="d1")
+    async with fleet_of(dying, other) as fleet:
+        seen = await run(fleet, rules=DEFAULT_RULES)
+    assert seen.token_ids == letter_ids()
+    assert seen.finished.usage.num_migrations == 1
+    (request,) = other.requests
+    assert list(request.token_ids) == [5, 6, 7, *letter_ids()[:2]]
+
+
+async def test_it_may_go_on_with_a_prefill_worker_and_the_other_way_round():
+    """Workers are preferred in their order, so the pair is asked where it is the cheaper one."""
+    refusing = prefill(name="p0")
+    refusing.script = [UnavailableError("draining")]
+    both = decode(name="d0")
+    both.script = Scripts([[ADMITTED, Forever()], [ADMITTED, started(), *ALL]])
+    async with fleet_of(refusing, both) as fleet:
+        fleet.candidates = lambda token_ids: [  # type: ignore[method-assign]
+            replace(PREFILL, worker="p0"),
+            replace(DECODE, worker="d0", num_queued_tokens=10**6),
+        ]
+        seen = await run(fleet, rules=DEFAULT_RULES)
+    assert seen.token_ids == letter_ids()
+    assert [r.HasField("handle") for r in both.requests] == [True, False]
+
+
+async def test_the_prompt_counts_as_the_decode_worker_s_load_until_its_first_token():
+    cue = Cue()
+    only = decode(started(), cue, *ALL)
+    async with fleet_of(only) as fleet:
+        saga = saga_of(fleet, rules=DEFAULT_RULES)
+        running = saga.run()
+        await anext(running)
+        assert (only.load, only.num_queued) == (1, 3)
+        cue.event.set()
+        queued = [only.num_queued async for event in running if event.HasField("tokens")]
+        assert queued[-1] == 0
+    assert (only.load, only.num_queued) == (0, 0)
+
+
+async def test_an_abort_ends_the_only_call():
+    only = decode(started(), Forever())
+    async with fleet_of(only) as fleet:
+        saga = saga_of(fleet, rules=DEFAULT_RULES)
+        running = saga.run()
+        await anext(running)
+        saga.abort()
+        with pytest.raises(Exception, match="aborted"):
+            await anext(running)
+
+
+async def test_prompt_logprobs_are_a_prefill_worker_s():
+    source = prefill(first())
+    other = decode(READY, *ALL)
+    async with fleet_of(source, other) as fleet:
+        seen = await seen_of(saga_of(fleet, rules=DEFAULT_RULES, prompt_logprobs=0))
+    assert seen.accepted.placement.prefill_worker == "p0"
+    assert other.requests[0].HasField("handle")
