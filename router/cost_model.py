@@ -67,14 +67,14 @@ class CostModel(Rates):
         rates = candidate.rates or self
         num_cached = min(candidate.num_cached_tokens, num_tokens)
         uncached = rates.prefill_seconds(num_tokens - num_cached, num_cached)
-        decoding = self._decode_terms(rates, candidate, num_tokens - num_cached)
+        displaced = self._num_displaced(candidate, num_tokens - num_cached)
         return {
             "uncached": uncached,
             "queue": rates.queue_seconds(candidate.num_queued_tokens),
             "crowding": uncached * self.crowding,
             "interruption": uncached * (1 + candidate.num_sequences),
-            "interference": decoding["interference"],
-            "memory": decoding["memory"],
+            "interference": candidate.num_sequences * rates.interference_seconds_per_sequence,
+            "memory": displaced * rates.prefill_seconds_per_token,
         }
 
     def _decode_terms(

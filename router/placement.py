@@ -80,7 +80,7 @@ def place(
     scored = [_score(candidate, num_tokens, policy, seed) for candidate in candidates]
     scored.sort(key=_order)
     pairs = [p for ready in _by_pairing(scored) for p in _pairs(*ready, broken)]
-    singles = _alone(candidates, num_tokens, alone, seed)
+    singles = _alone(scored, num_tokens, alone)
     single = singles[0] if singles and not singles[0].candidate.excluded else None
     if pairs:
         prefill, decode = min(pairs, key=_pair_order)
@@ -109,14 +109,16 @@ def _score(candidate: Candidate, num_tokens: int, policy: Policy, seed: int) -> 
     return Scored(candidate, terms, sum(terms.values()), rank)
 
 
-def _alone(
-    candidates: Collection[Candidate], num_tokens: int, alone: Policy | None, seed: int
-) -> tuple[Scored, ...]:
+def _alone(scored: list[Scored], num_tokens: int, alone: Policy | None) -> tuple[Scored, ...]:
     """The decode workers as ones that compute the prompt themselves, in order."""
     if alone is None:
         return ()
-    decodes = (c for c in candidates if c.role == "decode")
-    return tuple(sorted((_score(c, num_tokens, alone, seed) for c in decodes), key=_order))
+    singles = []
+    for one in scored:
+        if one.candidate.role == "decode":
+            terms = alone(one.candidate, num_tokens)
+            singles.append(Scored(one.candidate, terms, sum(terms.values()), one.rank))
+    return tuple(sorted(singles, key=_order))
 
 
 def _order(scored: Scored) -> tuple[bool, float, int, str]:
