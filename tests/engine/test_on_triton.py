@@ -41,7 +41,7 @@ def test_an_engine_on_kernels_gives_the_tokens_of_one_on_torch() -> None:
 
 
 def test_fp8_caches_and_modules_on_kernels_give_the_same_tokens() -> None:
-    run("not slow and not gpu", CACHES_AND_MODULES, timeout=240)
+    run("not slow and not gpu", CACHES_AND_MODULES, timeout=280)
 
 
 @pytest.mark.slow
