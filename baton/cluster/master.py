@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 from baton.cluster.address import Node, RedisAddress, Tls
 from baton.cluster.keys import KEY_TAG
 
-_TIMEOUT = 0.3  # seconds for each that is asked: a few may hang within what a round trip may take
+_TIMEOUT = 0.8  # seconds for each that is asked: of three, two may hang while we connect
 _SLOT = key_slot(KEY_TAG.encode())
 
 

@@ -1,8 +1,9 @@
 """Redis as every room uses it: a client that gives up quickly, wherever the master is by now.
 
-What Redis holds is advisory, so a command that does not answer within `TIMEOUT` has failed and no
-command is repeated in secret: the caller knows best what is worth saying again. Knows nothing of
-what is stored, but that all of it lies under one hash tag.
+What Redis holds is advisory, so a command that is not answered within `TIMEOUT`, and
+`CONNECT_TIMEOUT` more where a connection has to be made, has failed. No command is repeated in
+secret: the caller knows best what is worth saying again. Knows nothing of what is stored, but that
+all of it lies under one hash tag.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ from baton.cluster.master import MasterLookup, tls_options
 from baton.errors import UnavailableError
 
 TIMEOUT = 1.0  # seconds that one round trip may take
+CONNECT_TIMEOUT = 2.0  # seconds to find the master, to connect and, over TLS, to shake hands
 
 Command = tuple[str | bytes | int, ...]
 
@@ -53,7 +55,7 @@ def connect(url: str) -> Redis:
 
 
 def check_answers(url: str) -> None:
-    """Asks the Redis at `url` for a sign of life. Blocks the thread, for about `TIMEOUT` at most.
+    """Asks the Redis at `url` for a sign of life. Blocks the thread, for a few seconds at most.
 
     Raises:
         InvalidArgumentError: `url` is not a Redis URL.
@@ -71,8 +73,7 @@ async def transact(redis: Redis, *commands: Command) -> list[Any]:
     """Runs `commands` all together or not at all, in one round trip; their replies in order.
 
     Raises:
-        redis.exceptions.RedisError, OSError: within `TIMEOUT`. Whether the commands ran is then
-            unknown.
+        redis.exceptions.RedisError, OSError: in time. Whether the commands ran is then unknown.
     """
     async with _bounded(redis, TIMEOUT), redis.pipeline(transaction=True) as pipeline:
         for command in commands:
@@ -88,7 +89,7 @@ async def read_streams(
     for the first; 0: not at all.
 
     Raises:
-        redis.exceptions.RedisError, OSError: within `TIMEOUT` and that wait.
+        redis.exceptions.RedisError, OSError: in time, behind that wait.
     """
     async with _bounded(redis, TIMEOUT + wait_ms / 1000):
         after: dict[KeyT, StreamIdT] = dict(positions)  # type: ignore[arg-type]
@@ -98,9 +99,10 @@ async def read_streams(
 
 @asynccontextmanager
 async def _bounded(redis: Redis, seconds: float) -> AsyncIterator[None]:
-    """Gives up after `seconds`; and has new connections look for the master if it is elsewhere."""
+    """Gives up after `seconds`, and some more to connect; and has new connections look for the
+    master if it is elsewhere."""
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(CONNECT_TIMEOUT + seconds):
             yield
     except MovedError:
         await redis.connection_pool.disconnect()
@@ -110,7 +112,7 @@ async def _bounded(redis: Redis, seconds: float) -> AsyncIterator[None]:
 async def _version(url: str) -> str:
     """The server's version; empty if we may not know."""
     try:
-        async with connect(url) as redis, asyncio.timeout(TIMEOUT):
+        async with connect(url) as redis, asyncio.timeout(CONNECT_TIMEOUT + TIMEOUT):
             await redis.ping()
             try:
                 return str((await redis.info("server")).get("redis_version", ""))
@@ -134,7 +136,7 @@ def _options(address: RedisAddress) -> dict[str, Any]:
         "username": address.username,
         "password": address.password,
         "socket_timeout": TIMEOUT,
-        "socket_connect_timeout": TIMEOUT,
+        "socket_connect_timeout": CONNECT_TIMEOUT,
         "health_check_interval": _HEALTH_CHECK_INTERVAL,
         "retry": Retry(NoBackoff(), 0),
         "decode_responses": False,

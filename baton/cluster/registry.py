@@ -181,7 +181,7 @@ class Registration:
         self._loop.wake()
 
     async def stop(self) -> None:
-        """Stops renewing and removes the record, if Redis answers within a second.
+        """Stops renewing and removes the record, if Redis answers in time.
 
         The id stays listed, which tells a watcher that the worker left and Redis forgot nothing.
         """

@@ -1,6 +1,7 @@
 """Workers and routers over every kind of Redis there is: each a real one, each failing for real."""
 
 import asyncio
+import contextlib
 import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -8,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from redis_servers import (
     Certificates,
@@ -208,10 +210,9 @@ async def test_over_tls_with_a_certificate_of_our_own(
     tls_server: RedisServer, certificates: Certificates, eventually: Eventually
 ) -> None:
     url = f"rediss://{tls_server.node}/0{certificates.query()}"
-    check_answers(url)
     async with working(url) as cluster:
         cluster.publisher.publish(KvEvents(stored=tuple(BLOCKS[:3])))
-        await eventually(lambda: cluster.knows(3))
+        await eventually(lambda: cluster.knows(3), within=30.0)
 
 
 async def test_a_client_without_a_certificate_is_refused_where_one_is_asked_for(
@@ -250,6 +251,15 @@ def test_a_key_that_does_not_belong_to_the_certificate_is_named(
         connect(f"rediss://host?ssl_certfile={certificates.client}&ssl_keyfile={wrong}")
 
 
+async def eventually_done(redis: Redis, *command: str | int) -> None:
+    """Shaking hands may take longer than a client waits where everybody computes."""
+    for _ in range(10):
+        with contextlib.suppress(RedisError, OSError):
+            await redis.execute_command(*command)
+            return
+    raise AssertionError(f"{command} was not done")
+
+
 async def test_a_cluster_over_tls(
     tmp_path: Path, certificates: Certificates, eventually: Eventually
 ) -> None:
@@ -261,10 +271,10 @@ async def test_a_cluster_over_tls(
     url = f"rediss+cluster://{server.node}{certificates.query()}"
     nodes = connect(f"rediss://{server.node}{certificates.query()}")
     try:
-        await nodes.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        await eventually_done(nodes, "CLUSTER", "ADDSLOTSRANGE", 0, 16383)
         async with working(url) as cluster:
             cluster.publisher.publish(KvEvents(stored=tuple(BLOCKS[:3])))
-            await eventually(lambda: cluster.knows(3), within=10.0)
+            await eventually(lambda: cluster.knows(3), within=30.0)
     finally:
         await nodes.aclose()
         server.kill()
@@ -281,7 +291,7 @@ async def test_sentinels_over_tls(
     try:
         async with working(f"rediss+sentinel://{sentinel.node}/mine{certificates.query()}") as c:
             c.publisher.publish(KvEvents(stored=tuple(BLOCKS[:3])))
-            await eventually(lambda: c.knows(3), within=10.0)
+            await eventually(lambda: c.knows(3), within=30.0)
     finally:
         sentinel.kill()
         master.kill()
