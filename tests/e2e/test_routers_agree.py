@@ -31,7 +31,7 @@ from .probed_router import contents
 from .watch import held, until
 from .wide import listed
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 NUM_EACH = 3
@@ -78,7 +78,9 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalClust
     """Three workers of each role, whose small pools drop blocks all the time, and two routers."""
     flags = {"max_num_batched_tokens": 64, "num_blocks": 160, "max_model_len": 512}
     with ExitStack() as stack:
-        cluster = stack.enter_context(LocalCluster("tiny", NUM_EACH, NUM_EACH, worker_flags=flags))
+        cluster = LocalCluster("tiny", NUM_EACH, NUM_EACH, worker_flags=flags)
+        stack.callback(cluster.stop)
+        cluster.start(timeout=300.0)
         folder = tmp_path_factory.mktemp("routers")
         routers = [Router(folder, number, cluster.redis_url) for number in range(2)]
         for router in routers:
