@@ -102,7 +102,8 @@ class LocalityIndex:
             last = value
             remaining = holders & (value or 0)
             if remaining != holders:
-                matches.update(dict.fromkeys(self._workers_of(holders ^ remaining), num_blocks))
+                found = dict.fromkeys(self._workers_of(holders ^ remaining), num_blocks)
+                matches = matches | found if matches else found
                 holders = remaining
                 if not holders:
                     break
