@@ -1,24 +1,28 @@
 """Brings the blocks of a lease into this worker's pools: the claimant's side of a handoff."""
 
+import asyncio
 import time
-from collections.abc import AsyncIterable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc
 
 from baton.engine.core.plan import ExternalAllocation
 from baton.engine.kv_pool import KvPool
-from baton.errors import DataLossError, DeadlineExceededError
+from baton.errors import DataLossError, DeadlineExceededError, UnavailableError
 from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import kv_transfer_pb2_grpc as pb_grpc
 from kvtransfer import frames
-from kvtransfer.connector import Integrity, Receiver
+from kvtransfer.calling_off import ended
+from kvtransfer.connector import Connector, Integrity, Receiver
 from kvtransfer.handle import FirstToken, Handle, Pairing, TransferReport
 from kvtransfer.handoff import Handoff
 from kvtransfer.lease_machine import ClaimantEvent
+from kvtransfer.nixl_claimant import NixlReader
+from kvtransfer.offers import Description, description_of
 from kvtransfer.run import Run
-from kvtransfer.sources import Choice, Description, Sources
-from kvtransfer.wire import description_of, fetch_request, first_token_of
+from kvtransfer.sources import Choice, Sources
+from kvtransfer.wire import connector_values, fetch_request, first_token_of
 
 # A source that cannot say within this how its blocks are to be had is not there.
 _DESCRIBE_TIMEOUT = 5.0
@@ -39,15 +43,17 @@ class KvFetcher:
         channel_to: Callable[[str], grpc.aio.Channel],
         *,
         connector: Choice = "auto",
+        nixl_devices: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`nixl_devices`: of the network, as UCX names them; None for all."""
         self._pools = pools
         self._layouts = tuple(pool.layout for pool in pools)
         self._pairing = pairing
         self._worker_id = worker_id
         self._channel_to = channel_to
         self._clock = clock
-        self._sources = Sources(pools, connector, self._describe)
+        self._sources = Sources(pools, connector, self._describe, NixlReader(pools, nixl_devices))
 
     def close(self) -> None:
         """Lets go of what it has mapped. Idempotent."""
@@ -71,6 +77,10 @@ class KvFetcher:
         deadline = self._clock() + timeout
         try:
             return await self._take(handoff, handle, allocation.num_hit_blocks, deadline)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                self._sources.lost(handle.source_endpoint, handle.source_epoch)
+            raise
         finally:
             handoff.end(ClaimantEvent.BROKEN)
 
@@ -79,12 +89,15 @@ class KvFetcher:
     ) -> tuple[FirstToken, TransferReport]:
         way = await self._sources.way(handle.source_endpoint, handle.source_epoch)
         connector = way.receiver.connector
-        request = fetch_request(handle, self._worker_id, self._pairing, num_held, connector)
+        is_on_gpu = any(pool.device.type != "cpu" for pool in self._pools)
+        integrity = handle.integrity.of(connector, is_on_gpu=is_on_gpu)
+        request = fetch_request(
+            handle, self._worker_id, self._pairing, num_held, connector, integrity
+        )
         channel = self._channel_to(handle.source_endpoint)
         handoff.ask()
         call = _fetch(channel)(request, timeout=self._left(handoff, deadline))
         try:
-            integrity = handle.integrity.of(connector)
             await self._receive(call, handoff, way.receiver, integrity)
             prefilled_at = time.monotonic()
             confirmation = pb.ConfirmRequest(
@@ -105,7 +118,7 @@ class KvFetcher:
 
     async def _receive(
         self,
-        call: AsyncIterable[Any],
+        call: Any,
         handoff: Handoff,
         receiver: Receiver,
         integrity: Integrity,
@@ -116,7 +129,11 @@ class KvFetcher:
                 raise DataLossError("the transfer brought something that is no event of it")
             if isinstance(event, Run):
                 targets = handoff.place(event)
-                await receiver.receive(event, self._pools[event.group], targets, integrity)
+                receiving = receiver.receive(event, self._pools[event.group], targets, integrity)
+                if receiver.connector is Connector.NIXL:
+                    await _while_open(call, receiving)
+                else:
+                    await receiving
                 continue
             match event.WhichOneof("event"):
                 case "manifest":
@@ -134,15 +151,38 @@ class KvFetcher:
             raise DeadlineExceededError("the blocks did not arrive in time")
         return left
 
-    async def _describe(self, endpoint: str) -> Description:
+    async def _describe(self, endpoint: str, wanted: Sequence[Connector]) -> Description:
         stub = pb_grpc.KvTransferStub(self._channel_to(endpoint))
+        request = pb.DescribeRequest(connectors=connector_values(wanted))
         try:
-            response = await stub.Describe(pb.DescribeRequest(), timeout=_DESCRIBE_TIMEOUT)
+            response = await stub.Describe(request, timeout=_DESCRIBE_TIMEOUT)
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
                 raise
             response = pb.DescribeResponse()
         return description_of(response)
+
+
+async def _while_open(call: Any, receiving: Coroutine[Any, Any, None]) -> None:
+    """Receives, unless the source is lost meanwhile, which a read of its memory may not notice.
+
+    Raises the call's error then.
+    """
+    lost = asyncio.Event()
+    call.add_done_callback(lambda _: lost.set())
+    task, losing = asyncio.ensure_future(receiving), asyncio.ensure_future(lost.wait())
+    try:
+        await asyncio.wait({task, losing}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        losing.cancel()
+        if not task.done():
+            task.cancel()
+            await ended(task)
+    if not task.cancelled():
+        return task.result()
+    async for _ in call:
+        pass
+    raise UnavailableError("the source ended the transfer amid a read")
 
 
 def _fetch(channel: grpc.aio.Channel) -> Any:

@@ -16,35 +16,45 @@ from kvtransfer.run import Run
 
 class Connector(Enum):
     """`GRPC`: in the stream itself, over any network. `SHM`: read from the source's memory, on the
-    same host."""
+    same host. `CUDA_IPC`: the same for the memory of a GPU. `NIXL`: read from the source's memory
+    by whatever the network has for it."""
 
     GRPC = "grpc"
     SHM = "shm"
+    NIXL = "nixl"
+    CUDA_IPC = "cuda-ipc"
 
 
-FASTEST_FIRST = (Connector.SHM, Connector.GRPC)
-READS_IN_PLACE = frozenset({Connector.SHM})
+# The fence proves that what was read lay there all the while.
+READS_IN_PLACE = frozenset({Connector.SHM, Connector.NIXL, Connector.CUDA_IPC})
+# And these never pass over a wire on which bits could flip.
+_LOCAL = frozenset({Connector.SHM, Connector.CUDA_IPC})
 
 
 class Integrity(Enum):
     """How blocks are proved unharmed, beside the fence that every handoff has.
 
-    `BY_CONNECTOR`: checksums where bytes cross a wire, none where memory is read in place.
+    `BY_CONNECTOR`: checksums where bytes cross a wire, none where memory is read in place. Between
+    GPUs none either: what links them has its own, and ours would take each block through the host.
     """
 
     CHECKSUMS = "checksums"
     FENCE = "fence"
     BY_CONNECTOR = "by connector"
 
-    def of(self, connector: Connector) -> "Integrity":
-        """What it comes to. Raises `FailedPreconditionError` for less than the connector needs."""
+    def of(self, connector: Connector, *, is_on_gpu: bool = False) -> "Integrity":
+        """What it comes to, for pools in host memory or on a GPU.
+
+        Raises `FailedPreconditionError` for less than the connector needs.
+        """
         reads_in_place = connector in READS_IN_PLACE
         if self is Integrity.FENCE and not reads_in_place:
             raise FailedPreconditionError(
                 f"connector {connector.value} needs checksums; the fence alone was asked for"
             )
         if self is Integrity.BY_CONNECTOR:
-            return Integrity.FENCE if reads_in_place else Integrity.CHECKSUMS
+            is_linked = connector is Connector.NIXL and is_on_gpu
+            return Integrity.FENCE if connector in _LOCAL or is_linked else Integrity.CHECKSUMS
         return self
 
 
@@ -62,9 +72,18 @@ class Sender(Protocol):
 
 
 class Receiver(Protocol):
-    """Takes runs from one source. `connector` is how."""
+    """Takes runs from one source, until `close`. `connector` is how.
+
+    `is_open`: whether that is still to be had.
+    """
 
     connector: Connector
+
+    @property
+    def is_open(self) -> bool: ...
+
+    def close(self) -> None:
+        """Lets go of the source once nothing comes from it any more. Idempotent."""
 
     async def receive(
         self, run: Run, pool: KvPool, targets: Sequence[int], integrity: Integrity

@@ -34,6 +34,10 @@ class PayloadReceiver:
     """Checks the bytes that came and writes them."""
 
     connector = Connector.GRPC
+    is_open = True
+
+    def close(self) -> None:
+        """It holds nothing."""
 
     async def receive(
         self, run: Run, pool: KvPool, targets: Sequence[int], _integrity: Integrity

@@ -13,9 +13,13 @@ from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import prefill_pb2
 from kvtransfer import frames
 from kvtransfer.connector import Connector, Sender
+from kvtransfer.cuda_ipc import IpcOffer
 from kvtransfer.handle import Pairing
 from kvtransfer.lease import Lease
 from kvtransfer.lease_table import LeaseTable
+from kvtransfer.nixl_agent import NixlOffer
+from kvtransfer.nixl_source import NixlSource
+from kvtransfer.offers import Description, description_to_message
 from kvtransfer.payload import PayloadSender
 from kvtransfer.run import Run
 from kvtransfer.shm_source import PlaceSender
@@ -26,8 +30,6 @@ from kvtransfer.wire import (
     first_token_to_message,
     integrity_of,
     layouts_of,
-    no_shm_offer,
-    shm_offer,
 )
 
 # How long a Fetch waits for its Prefill.
@@ -41,13 +43,18 @@ Event = pb.FetchResponse | Run
 class ServedPools:
     """The pools whose blocks are handed out, one per cache group, and whose they are.
 
-    `door`: where they can be read in place; or why they cannot.
+    Attributes:
+        door: where they can be read in place; or why they cannot.
+        nixl: their agent; or why they have none.
+        ipc: how their memory on a GPU can be opened; or why it cannot.
     """
 
     pools: Sequence[KvPool]
     pairing: Pairing
     epoch: int
     door: Door | str = "its pools are not in shared memory"
+    nixl: NixlSource | str = "the other worker does not offer it"
+    ipc: IpcOffer | str = "the pools of the other worker are not on a GPU"
 
 
 class KvTransferService:
@@ -60,12 +67,15 @@ class KvTransferService:
         self._leases = leases
         self._served = served
 
-    async def Describe(self, _request: pb.DescribeRequest, _context: Any) -> pb.DescribeResponse:
+    async def Describe(self, request: pb.DescribeRequest, _context: Any) -> pb.DescribeResponse:
         served = self._served()
-        door = served.door
-        offer = no_shm_offer(door) if isinstance(door, str) else shm_offer(door)
-        offers = [pb.KvOffer(connector=pb.CONNECTOR_GRPC), offer]
-        return pb.DescribeResponse(epoch=served.epoch, offers=offers)
+        nixl: NixlOffer | str = "it was not asked for"
+        if isinstance(served.nixl, str):
+            nixl = served.nixl
+        elif pb.CONNECTOR_NIXL in request.connectors:
+            nixl = await served.nixl.offer()
+        description = Description(served.epoch, served.door, nixl, served.ipc)
+        return description_to_message(description)
 
     async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[Event]:
         claim = claim_of(request)
@@ -121,8 +131,13 @@ def _sender(request: pb.FetchRequest, served: ServedPools) -> Sender:
     integrity = integrity_of(request.integrity or pb.INTEGRITY_XXH3_64).of(connector)
     if connector is Connector.GRPC:
         return PayloadSender()
-    if isinstance(served.door, str):
-        raise FailedPreconditionError(f"blocks cannot be had by shm here: {served.door}")
+    offered = {
+        Connector.SHM: served.door,
+        Connector.NIXL: served.nixl,
+        Connector.CUDA_IPC: served.ipc,
+    }[connector]
+    if isinstance(offered, str):
+        raise FailedPreconditionError(f"blocks cannot be had by {connector.value} here: {offered}")
     return PlaceSender(integrity)
 
 

@@ -17,6 +17,7 @@ from baton.engine.core.block_pool import NULL_BLOCK
 from baton.engine.kv_pool import KvLayout, KvPool, pool_bytes
 from baton.engine.shared_memory import map_readonly
 from baton.errors import DataLossError, UnavailableError
+from kvtransfer.calling_off import ended
 from kvtransfer.connector import Connector, Integrity
 from kvtransfer.run import Run, check
 from kvtransfer.unix_peer import GREETING, Door, abstract, host_id, is_same_user
@@ -50,7 +51,7 @@ class SharedReceiver:
             await asyncio.shield(copying)
         finally:
             # The targets are somebody else's as soon as this has ended, whatever ends it.
-            await _ended(copying)
+            await ended(copying)
 
     def watch(self, on_gone: Callable[[], None]) -> None:
         """Has `on_gone` called once, when the source is gone; it closes this."""
@@ -129,13 +130,3 @@ def _places(run: Run, rows: Rows) -> Places:
     if places.min() <= NULL_BLOCK or places.max() >= len(rows):
         raise DataLossError(f"blocks of group {run.group} lie outside of the source's pool")
     return places
-
-
-async def _ended(copying: "asyncio.Future[None]") -> None:
-    """Waits for a copy that cannot be called off, however often this is cancelled."""
-    while not copying.done():
-        try:
-            await asyncio.wait({copying})
-        except asyncio.CancelledError:
-            continue
-    copying.exception()  # whoever was waiting has it; if nobody was, nobody needs it

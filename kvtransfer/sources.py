@@ -8,33 +8,25 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeVar
 
-from baton.engine.kv_pool import KvLayout, KvPool
+from baton.engine.kv_pool import KvPool
 from baton.errors import FailedPreconditionError, UnavailableError
-from kvtransfer.connector import Receiver
+from kvtransfer import cuda_ipc, shm_claimant
+from kvtransfer.connector import Connector, Receiver
+from kvtransfer.cuda_ipc import CudaMemory
+from kvtransfer.cuda_memory import DriverMemory
+from kvtransfer.nixl_agent import is_installed
+from kvtransfer.nixl_claimant import NixlReader
+from kvtransfer.offers import Description
 from kvtransfer.payload import PayloadReceiver
-from kvtransfer.shm_claimant import SharedReceiver, attach
-from kvtransfer.unix_peer import Door
 
-Choice = Literal["auto", "grpc", "shm"]
+Choice = Literal["auto", "grpc", "shm", "nixl", "cuda-ipc"]
+
+# Of those that read the source's memory; `GRPC` is what is left.
+FASTEST_FIRST = (Connector.CUDA_IPC, Connector.SHM, Connector.NIXL)
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Description:
-    """What a source says of itself.
-
-    Attributes:
-        epoch: the life of it that says so.
-        door: how its memory can be read; None for not at all.
-        problem: why not.
-    """
-
-    epoch: int
-    door: Door | None
-    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +37,29 @@ class Way:
     reason: str
 
 
-Describe = Callable[[str], Awaitable[Description]]
+Describe = Callable[[str, Sequence[Connector]], Awaitable[Description]]
 _Source = tuple[str, int]
 
 
 class Sources:
     """The ways of one worker to others, until `close`."""
 
-    def __init__(self, pools: Sequence[KvPool], choice: Choice, describe: Describe) -> None:
-        """`describe` asks the source at an endpoint."""
-        self._layouts: tuple[KvLayout, ...] = tuple(pool.layout for pool in pools)
-        self._own_problem = _problem_with(pools)
+    def __init__(
+        self,
+        pools: Sequence[KvPool],
+        choice: Choice,
+        describe: Describe,
+        nixl: NixlReader,
+        cuda: CudaMemory | None = None,
+    ) -> None:
+        """`describe` asks the source at an endpoint, also for ways that it opens for whoever asks.
+        `nixl` is closed with this."""
+        self._pools = pools
+        self._on_cpu = all(pool.device.type == "cpu" for pool in pools)
         self._choice = choice
         self._describe = describe
+        self._nixl = nixl
+        self._cuda = cuda or DriverMemory()
         self._ways: dict[_Source, asyncio.Task[Way]] = {}
 
     async def way(self, endpoint: str, epoch: int) -> Way:
@@ -69,34 +71,64 @@ class Sources:
         if self._choice == "grpc":
             return Way(PayloadReceiver(), "no other is allowed here")
         source = endpoint, epoch
+        self._drop_if_lost(source)
         if source not in self._ways:
             self._forget_others(source)
             self._ways[source] = asyncio.create_task(self._choose(source))
             self._ways[source].add_done_callback(partial(self._forget_failed, source))
         return await asyncio.shield(self._ways[source])
 
+    def lost(self, endpoint: str, epoch: int) -> None:
+        """A source could not be reached: what is held of it is let go."""
+        way = self._ways.get((endpoint, epoch))
+        if way is not None and way.done():
+            self._drop((endpoint, epoch))
+
     def close(self) -> None:
         """Lets go of all of them. Idempotent."""
         for source in tuple(self._ways):
             self._drop(source)
+        self._nixl.close()
 
     async def _choose(self, source: _Source) -> Way:
         endpoint, epoch = source
-        described = await self._describe(endpoint)
-        problem = self._own_problem or described.problem
-        if not problem and described.epoch != epoch:
-            problem = "the other worker has restarted"  # as the fetch will be told
-        if not problem and described.door is not None:
+        described = await self._describe(endpoint, ())
+        tried = FASTEST_FIRST if self._choice == "auto" else (Connector(self._choice),)
+        problems = []
+        for connector in tried:
             try:
-                receiver = await asyncio.to_thread(attach, described.door, self._layouts)
+                if described.epoch != epoch:  # as the fetch will be told
+                    raise UnavailableError("the other worker has restarted")
+                receiver, reason = await self._attach(connector, source, described)
             except UnavailableError as error:
-                problem = str(error)
+                problems.append(f"{connector.value}: {error}")
             else:
-                receiver.watch(partial(self._drop, source))
-                return self._chosen(source, receiver, "both are on one host and of one user")
-        if self._choice == "shm":
-            raise FailedPreconditionError(f"blocks may only come by shm, and cannot: {problem}")
-        return self._chosen(source, PayloadReceiver(), f"not by shm: {problem}")
+                return self._chosen(source, receiver, reason)
+        if self._choice != "auto":
+            raise FailedPreconditionError(f"blocks may only come by {problems[0]}")
+        return self._chosen(source, PayloadReceiver(), f"not by {'; not by '.join(problems)}")
+
+    async def _attach(
+        self, connector: Connector, source: _Source, described: Description
+    ) -> tuple[Receiver, str]:
+        """One way, and why it can be taken. Raises `UnavailableError`, which says why it cannot."""
+        if connector is Connector.CUDA_IPC:
+            if self._on_cpu:
+                raise UnavailableError("the pools of this worker are in host memory")
+            ipc = _offered(described.ipc)
+            opening = asyncio.to_thread(cuda_ipc.attach, ipc, self._pools, self._cuda)
+            return await opening, "both see one GPU's memory"
+        if connector is Connector.SHM:
+            if not self._on_cpu:
+                raise UnavailableError("the pools of this worker are not in host memory")
+            door, layouts = _offered(described.door), [pool.layout for pool in self._pools]
+            receiver = await asyncio.to_thread(shm_claimant.attach, door, layouts)
+            receiver.watch(partial(self._drop, source))
+            return receiver, "both are on one host and of one user"
+        if not is_installed():
+            raise UnavailableError("nixl is not installed here: pip install 'baton-serve[nixl]'")
+        described = await self._describe(source[0], (Connector.NIXL,))
+        return await self._nixl.attach(_offered(described.nixl)), "both have nixl"
 
     def _chosen(self, source: _Source, receiver: Receiver, reason: str) -> Way:
         logger.info("blocks of %s come by %s: %s", source[0], receiver.connector.value, reason)
@@ -114,18 +146,25 @@ class Sources:
             if other[0] == source[0] and self._ways[other].done():
                 self._drop(other)
 
+    def _drop_if_lost(self, source: _Source) -> None:
+        choosing = self._ways.get(source)
+        if choosing is None or not choosing.done() or choosing.cancelled():
+            return
+        if choosing.exception() is None and not choosing.result().receiver.is_open:
+            self._drop(source)
+
     def _drop(self, source: _Source) -> None:
         choosing = self._ways.pop(source)
         if not choosing.done():
             choosing.cancel()
         elif not choosing.cancelled() and choosing.exception() is None:
-            receiver = choosing.result().receiver
-            if isinstance(receiver, SharedReceiver):
-                receiver.close()
+            choosing.result().receiver.close()
 
 
-def _problem_with(pools: Sequence[KvPool]) -> str:
-    """Why this worker cannot read memory in place."""
-    if any(pool.device.type != "cpu" for pool in pools):
-        return "the pools of this worker are not in host memory"
-    return ""
+_Offer = TypeVar("_Offer")
+
+
+def _offered(offer: _Offer | str) -> _Offer:
+    if isinstance(offer, str):
+        raise UnavailableError(offer)
+    return offer

@@ -10,8 +10,6 @@ from baton.v1 import kv_transfer_pb2 as pb
 from kvtransfer.connector import Connector, Integrity
 from kvtransfer.handle import LEASE_ID_BYTES, FirstToken, Handle, Pairing
 from kvtransfer.lease import Claim
-from kvtransfer.sources import Description
-from kvtransfer.unix_peer import Door
 
 HANDLE_VERSION = 1
 _HASH_BYTES = 16
@@ -20,6 +18,8 @@ CONNECTORS = {
     pb.CONNECTOR_UNSPECIFIED: Connector.GRPC,
     pb.CONNECTOR_GRPC: Connector.GRPC,
     pb.CONNECTOR_SHM: Connector.SHM,
+    pb.CONNECTOR_NIXL: Connector.NIXL,
+    pb.CONNECTOR_CUDA_IPC: Connector.CUDA_IPC,
 }
 _CONNECTOR_VALUES = {connector: value for value, connector in CONNECTORS.items()}
 _INTEGRITIES = {
@@ -119,6 +119,10 @@ def integrity_of(value: int) -> Integrity:
     return _INTEGRITIES[pb.Integrity.ValueType(value)]
 
 
+def connector_values(connectors: Iterable[Connector]) -> list[pb.Connector.ValueType]:
+    return [_CONNECTOR_VALUES[connector] for connector in connectors]
+
+
 def connector_of(value: int) -> Connector:
     if value not in CONNECTORS:
         raise FailedPreconditionError(
@@ -134,12 +138,15 @@ def fetch_request(
     own: Pairing,
     num_held: int,
     connector: Connector = Connector.GRPC,
+    integrity: Integrity | None = None,
 ) -> pb.FetchRequest:
-    """Raises `FailedPreconditionError` if the handle asks for less than the connector needs."""
+    """`integrity`: what the handle's comes to; None: what the connector calls for. Raises
+    `FailedPreconditionError` if the handle asks for less than the connector needs."""
+    integrity = integrity or handle.integrity.of(connector)
     return pb.FetchRequest(
         tenant=handle.tenant,
         connector=_CONNECTOR_VALUES[connector],
-        integrity=_INTEGRITY_VALUES[handle.integrity.of(connector)],
+        integrity=_INTEGRITY_VALUES[integrity],
         lease_id=handle.lease_id,
         source_epoch=handle.source_epoch,
         claimant=claimant,
@@ -187,25 +194,3 @@ def claim_of(request: pb.FetchRequest | pb.ConfirmRequest) -> Claim:
     if not request.claimant:  # a prompt that is for no worker has a lease that is for none
         raise InvalidArgumentError("claimant", "is empty; must be the id of a worker")
     return Claim(lease_id, request.claimant, request.tenant)
-
-
-def shm_offer(door: Door) -> pb.KvOffer:
-    return pb.KvOffer(
-        connector=pb.CONNECTOR_SHM,
-        address=door.address,
-        host=door.host,
-        num_blocks=door.num_blocks,
-    )
-
-
-def no_shm_offer(problem: str) -> pb.KvOffer:
-    return pb.KvOffer(connector=pb.CONNECTOR_SHM, problem=problem)
-
-
-def description_of(message: pb.DescribeResponse) -> Description:
-    """Offers of connectors that this worker does not know are left out."""
-    for offer in message.offers:
-        if offer.connector == pb.CONNECTOR_SHM:
-            door = Door(offer.address, offer.host, tuple(offer.num_blocks))
-            return Description(message.epoch, None if offer.problem else door, offer.problem)
-    return Description(message.epoch, None, "the other worker does not offer it")

@@ -154,11 +154,18 @@ class KvPool:
     def copy_blocks(self, sources: list[int], targets: list[int], origin: "KvPool") -> None:
         """Copies whole blocks from a pool of the same layout, this one or the host's; all are read
         before any is written."""
-        if self._bytes.is_cuda or origin._bytes.is_cuda:
-            is_copied = _copy_on_gpu(origin._bytes, self._bytes, sources, targets)
+        self.copy_content(sources, targets, origin.content)
+
+    def copy_content(
+        self, sources: Sequence[int], targets: Sequence[int], origin: torch.Tensor
+    ) -> None:
+        """The same from memory `[num_blocks, block_bytes]` that is not a pool of this process."""
+        sources, targets = list(sources), list(targets)
+        if self._bytes.is_cuda or origin.is_cuda:
+            is_copied = _copy_on_gpu(origin, self._bytes, sources, targets)
             if is_copied:
                 return
-        self._bytes[targets] = origin._bytes[sources].to(self._bytes.device)
+        self._bytes[targets] = origin[sources].to(self._bytes.device)
 
     def read_blocks(self, block_ids: Sequence[int]) -> "list[memoryview[Any]]":
         """The bytes of blocks in their order, in as few pieces as they lie in.
@@ -196,6 +203,16 @@ class KvPool:
         May run in any thread. `sources` must be in bounds; nothing checks it.
         """
         copy_rows(origin, np.asarray(sources, np.int64), self._rows, np.asarray(targets, np.int64))
+
+    @property
+    def content(self) -> torch.Tensor:
+        """The bytes of all blocks, `[num_blocks + 1, block_bytes]`."""
+        return self._bytes
+
+    @property
+    def address(self) -> int:
+        """Where block 0 begins, in this process or on its device."""
+        return self._bytes.data_ptr()
 
     @property
     def _rows(self) -> Rows:

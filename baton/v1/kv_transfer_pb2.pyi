@@ -64,6 +64,10 @@ class _ConnectorEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Connector.V
     """Payloads in the stream of the Fetch. Every worker has it."""
     CONNECTOR_SHM: _Connector.ValueType  # 2
     """Read by the claimant from the source's pools, which are shared memory of the same host."""
+    CONNECTOR_NIXL: _Connector.ValueType  # 3
+    """Read by the claimant from the source's pools by NIXL: RDMA, NVLink, or whatever UCX finds."""
+    CONNECTOR_CUDA_IPC: _Connector.ValueType  # 4
+    """Read by the claimant from the source's pools, which are memory of a GPU that both see."""
 
 class Connector(_Connector, metaclass=_ConnectorEnumTypeWrapper):
     """A way to move blocks."""
@@ -74,6 +78,10 @@ CONNECTOR_GRPC: Connector.ValueType  # 1
 """Payloads in the stream of the Fetch. Every worker has it."""
 CONNECTOR_SHM: Connector.ValueType  # 2
 """Read by the claimant from the source's pools, which are shared memory of the same host."""
+CONNECTOR_NIXL: Connector.ValueType  # 3
+"""Read by the claimant from the source's pools by NIXL: RDMA, NVLink, or whatever UCX finds."""
+CONNECTOR_CUDA_IPC: Connector.ValueType  # 4
+"""Read by the claimant from the source's pools, which are memory of a GPU that both see."""
 Global___Connector: _TypeAlias = Connector  # noqa: Y015
 
 @_typing.final
@@ -146,12 +154,21 @@ class DescribeRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    CONNECTORS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def connectors(self) -> _containers.RepeatedScalarFieldContainer[Global___Connector.ValueType]:
+        """Ways that cost the source something to keep open (NIXL) and that the claimant could take. Those
+        that are not named may be left out of the answer.
+        """
+
     def __init__(
         self,
+        *,
+        connectors: _abc.Iterable[Global___Connector.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connectors", b"connectors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -169,7 +186,9 @@ class DescribeResponse(_message.Message):
     """The epoch for which this holds."""
     @_builtins.property
     def offers(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvOffer]:
-        """In no order. Those that are not listed are not offered; `CONNECTOR_GRPC` always is."""
+        """In no order. Those that are not listed are not offered, or were not asked for;
+        `CONNECTOR_GRPC` always is.
+        """
 
     def __init__(
         self,
@@ -196,6 +215,8 @@ class KvOffer(_message.Message):
     HOST_FIELD_NUMBER: _builtins.int
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    REGIONS_FIELD_NUMBER: _builtins.int
     connector: Global___Connector.ValueType
     """Which."""
     address: _builtins.str
@@ -203,12 +224,18 @@ class KvOffer(_message.Message):
     descriptors of the pools, one per cache group, to a process of the same user.
     """
     host: _builtins.str
-    """SHM: the boot id of the host."""
+    """SHM, CUDA_IPC: the boot id of the host."""
     problem: _builtins.str
     """Not empty: why this way, which the worker was meant to have, is not to be had."""
+    metadata: _builtins.bytes
+    """NIXL: what its agent says of itself to others. At most 1 MiB."""
     @_builtins.property
     def num_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The blocks of the pool of each cache group. Block 0 comes before them."""
+
+    @_builtins.property
+    def regions(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvRegion]:
+        """NIXL, CUDA_IPC: where the pools lie, one per cache group."""
 
     def __init__(
         self,
@@ -218,14 +245,56 @@ class KvOffer(_message.Message):
         host: _builtins.str = ...,
         num_blocks: _abc.Iterable[_builtins.int] | None = ...,
         problem: _builtins.str = ...,
+        metadata: _builtins.bytes = ...,
+        regions: _abc.Iterable[Global___KvRegion] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "connector", b"connector", "host", b"host", "num_blocks", b"num_blocks", "problem", b"problem"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "connector", b"connector", "host", b"host", "metadata", b"metadata", "num_blocks", b"num_blocks", "problem", b"problem", "regions", b"regions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___KvOffer: _TypeAlias = KvOffer  # noqa: Y015
+
+@_typing.final
+class KvRegion(_message.Message):
+    """Where a pool lies, block 0 first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    HANDLE_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    DEVICE_UUID_FIELD_NUMBER: _builtins.int
+    address: _builtins.int
+    """NIXL: the address, in the source's process or on its device."""
+    device: _builtins.int
+    """NIXL: the CUDA device by the source's number. Unset: host memory."""
+    handle: _builtins.bytes
+    """CUDA_IPC: the handle of the device's allocation, 64 bytes."""
+    offset: _builtins.int
+    """CUDA_IPC: where in it the pool begins, in bytes."""
+    device_uuid: _builtins.bytes
+    """CUDA_IPC: the UUID of the device, 16 bytes."""
+    def __init__(
+        self,
+        *,
+        address: _builtins.int = ...,
+        device: _builtins.int | None = ...,
+        handle: _builtins.bytes = ...,
+        offset: _builtins.int = ...,
+        device_uuid: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "device", b"device"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "address", b"address", "device", b"device", "device_uuid", b"device_uuid", "handle", b"handle", "offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__device: _TypeAlias = _typing.Literal["device"]  # noqa: Y015
+    _WhichOneofArgType__device: _TypeAlias = _typing.Literal["_device", b"_device"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__device) -> _WhichOneofReturnType__device | None: ...
+
+Global___KvRegion: _TypeAlias = KvRegion  # noqa: Y015
 
 @_typing.final
 class KvLayouts(_message.Message):

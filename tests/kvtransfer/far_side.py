@@ -22,6 +22,7 @@ from kvtransfer.extent import Extent
 from kvtransfer.handle import FirstToken, Handle, Pairing
 from kvtransfer.lease import Claim, Lease
 from kvtransfer.lease_table import LeaseTable
+from kvtransfer.nixl_source import NixlSource
 from kvtransfer.service import KvTransferService, ServedPools, add_to_server
 from kvtransfer.shm_source import Doorkeeper
 
@@ -49,7 +50,8 @@ class Source:
         self._leases = LeaseTable()
         self._stack = ExitStack()
         self._doorkeeper = Doorkeeper(self._pools)
-        served = ServedPools(self._pools, PAIRING, EPOCH, self._doorkeeper.door)
+        nixl = NixlSource(self._pools, "lo")
+        served = ServedPools(self._pools, PAIRING, EPOCH, self._doorkeeper.door, nixl)
         self._service = HoldingService(self._leases, lambda: served)
         self._server = Server(ServingSettings())
         self._lease: Lease | None = None
@@ -95,7 +97,10 @@ class Claimant:
             "source", endpoint, EPOCH, bytes.fromhex(lease_id), PAIRING, num_tokens, (),
             Integrity.BY_CONNECTOR,
         )  # fmt: skip
-        fetcher = KvFetcher(self._pools, PAIRING, CLAIMANT, self._channels.get, connector=connector)
+        fetcher = KvFetcher(
+            self._pools, PAIRING, CLAIMANT, self._channels.get, connector=connector,
+            nixl_devices="lo",
+        )  # fmt: skip
         into = allocation(*map(tuple, tables))
 
         async def fetch() -> None:

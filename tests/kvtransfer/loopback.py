@@ -22,6 +22,7 @@ from kvtransfer.extent import Extent
 from kvtransfer.handle import Handle, Pairing
 from kvtransfer.lease import Claim, Lease
 from kvtransfer.lease_table import LeaseTable
+from kvtransfer.nixl_source import NixlSource
 from kvtransfer.service import KvTransferService, ServedPools, add_to_server
 from kvtransfer.shm_source import Doorkeeper
 from kvtransfer.sources import Choice
@@ -132,7 +133,8 @@ async def transfer(
     targets = [pool_of(num_blocks, layout) for layout in theirs.layouts]
     leases = LeaseTable() if leases is None else leases
     doorkeeper = Doorkeeper(sources)
-    served = ServedPools(sources, ours, EPOCH, doorkeeper.door)
+    nixl = NixlSource(sources, "lo")
+    served = ServedPools(sources, ours, EPOCH, doorkeeper.door, nixl)
     service = KvTransferService(leases, lambda: served)
     server = Server(ServingSettings())
     if servicer is None:
@@ -141,7 +143,9 @@ async def transfer(
         server.add(add_KvTransferServicer_to_server, servicer)
     await server.start()
     channels = Channels()
-    fetcher = KvFetcher(targets, theirs, CLAIMANT, channels.get, connector=connector)
+    fetcher = KvFetcher(
+        targets, theirs, CLAIMANT, channels.get, connector=connector, nixl_devices="lo"
+    )
     try:
         async with doorkeeper:
             yield Transfer(
@@ -151,3 +155,4 @@ async def transfer(
         fetcher.close()
         await channels.close()
         await server.stop(0.0)
+        nixl.close()

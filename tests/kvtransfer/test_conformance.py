@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -37,13 +38,22 @@ CONNECTORS = {
     "grpc": ("grpc", Integrity.BY_CONNECTOR),
     "shm": ("shm", Integrity.BY_CONNECTOR),
     "shm, checked": ("shm", Integrity.CHECKSUMS),
+    "nixl": ("nixl", Integrity.BY_CONNECTOR),
+    "nixl, fenced": ("nixl", Integrity.FENCE),
 }
 
-# Memory that is read in place has no way on which bits could flip.
-CHECKED = {name: way for name, way in CONNECTORS.items() if name != "shm"}
+
+def rows(names: Iterable[str]) -> list[Any]:
+    """NIXL is installed for `make test-full`, which therefore fails where it is missing."""
+    slow = {name: pytest.mark.slow if CONNECTORS[name][0] == "nixl" else () for name in names}
+    return [pytest.param(CONNECTORS[name], id=name, marks=slow[name]) for name in names]
 
 
-@pytest.fixture(params=CONNECTORS.values(), ids=CONNECTORS)
+# Where the fence alone counts nothing tells what was damaged on the way.
+CHECKED = [name for name in CONNECTORS if name not in ("shm", "nixl, fenced")]
+
+
+@pytest.fixture(params=rows(CONNECTORS))
 def way(request):
     return request.param
 
@@ -363,7 +373,7 @@ class Damaging:
         return run
 
 
-@pytest.mark.parametrize("way", CHECKED.values(), ids=CHECKED)
+@pytest.mark.parametrize("way", rows(CHECKED))
 async def test_a_bit_that_flips_on_the_way_is_data_loss(way, monkeypatch):
     monkeypatch.setattr(service, "PayloadSender", lambda: Damaging(payload.PayloadSender()))
     monkeypatch.setattr(service, "PlaceSender", lambda i: Damaging(shm_source.PlaceSender(i)))

@@ -58,6 +58,12 @@ def tables(seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 THERE, HERE = tables(1), tables(2)
 
 
+def fetcher_to(targets: list[Any], channels: Channels, connector: Any) -> KvFetcher:
+    return KvFetcher(
+        targets, PAIRING, CLAIMANT, channels.get, connector=connector, nixl_devices="lo"
+    )
+
+
 @dataclass
 class FarSide:
     """The process of one side."""
@@ -144,7 +150,7 @@ STAGES = [
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("connector", ["grpc", "shm"])
+@pytest.mark.parametrize("connector", ["grpc", "shm", "nixl"])
 @pytest.mark.slow
 async def test_a_source_that_is_gone_ends_the_fetch_and_nothing_of_it_is_left(
     connector, stage, signum
@@ -165,7 +171,7 @@ async def test_a_source_that_is_killed_amid_the_blocks_leaves_nothing():
 async def source_is_gone(connector: Any, stage: str, signum: int) -> None:
     targets = [pool_of(NUM_BLOCKS, layout) for layout in HYBRID]
     channels = Channels()
-    fetcher = KvFetcher(targets, PAIRING, CLAIMANT, channels.get, connector=connector)
+    fetcher = fetcher_to(targets, channels, connector)
     own = num_mapped()
     async with far_side("source") as source:
         endpoint, address = source.about
@@ -189,11 +195,13 @@ async def source_is_gone(connector: Any, stage: str, signum: int) -> None:
     await channels.close()
 
 
-@pytest.mark.parametrize("connector", ["grpc", "shm"])
+@pytest.mark.parametrize(
+    "connector", ["grpc", "shm", pytest.param("nixl", marks=pytest.mark.slow)]
+)
 async def test_a_source_that_stops_before_anybody_has_connected_is_noticed_as_soon(connector):
     targets = [pool_of(NUM_BLOCKS, layout) for layout in HYBRID]
     channels = Channels()
-    fetcher = KvFetcher(targets, PAIRING, CLAIMANT, channels.get, connector=connector)
+    fetcher = fetcher_to(targets, channels, connector)
     async with far_side("source") as source:
         source.signal(signal.SIGSTOP)
         handle = Handle("source", source.about[0], EPOCH, LEASE, PAIRING, NUM_TOKENS, ())
@@ -209,7 +217,7 @@ async def test_a_source_that_stops_before_anybody_has_connected_is_noticed_as_so
 async def test_a_source_that_was_stopped_for_a_moment_goes_on():
     targets = [pool_of(NUM_BLOCKS, layout) for layout in HYBRID]
     channels = Channels()
-    fetcher = KvFetcher(targets, PAIRING, CLAIMANT, channels.get)
+    fetcher = fetcher_to(targets, channels, "auto")
     async with far_side("source") as source:
         handle = Handle("source", source.about[0], EPOCH, LEASE, PAIRING, NUM_TOKENS, ())
         fetching = asyncio.create_task(fetcher.fetch(handle, allocation(*HERE), 30.0))
@@ -228,11 +236,11 @@ async def test_a_source_that_was_stopped_for_a_moment_goes_on():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("connector", ["grpc", "shm"])
+@pytest.mark.parametrize("connector", ["grpc", "shm", "nixl"])
 async def test_a_source_that_comes_back_knows_nothing_of_the_lease_any_more(connector):
     targets = [pool_of(NUM_BLOCKS, layout) for layout in HYBRID]
     channels = Channels()
-    fetcher = KvFetcher(targets, PAIRING, CLAIMANT, channels.get, connector=connector)
+    fetcher = fetcher_to(targets, channels, connector)
     async with far_side("source") as source:
         handle = Handle("source", source.about[0], EPOCH, LEASE, PAIRING, NUM_TOKENS, ())
         fetching = asyncio.create_task(fetcher.fetch(handle, allocation(*HERE), 30.0))
@@ -256,7 +264,7 @@ async def test_a_source_that_comes_back_knows_nothing_of_the_lease_any_more(conn
 
 
 @pytest.mark.parametrize("stage", ["early", "amid the blocks", "at the last block"])
-@pytest.mark.parametrize("connector", ["grpc", "shm"])
+@pytest.mark.parametrize("connector", ["grpc", "shm", "nixl"])
 @pytest.mark.slow
 async def test_a_claimant_that_is_killed_ends_the_lease_and_nothing_of_it_is_left(connector, stage):
     await claimant_is_killed(connector, stage)

@@ -14,6 +14,8 @@ from baton.errors import DataLossError, FailedPreconditionError, UnavailableErro
 from kvtransfer import shm_claimant, shm_source, sources
 from kvtransfer.connector import Connector, Integrity
 from kvtransfer.handle import FirstToken
+from kvtransfer.nixl_claimant import NixlReader
+from kvtransfer.offers import Description
 from kvtransfer.run import Run
 from kvtransfer.shm_claimant import attach
 from kvtransfer.shm_source import Doorkeeper
@@ -172,7 +174,7 @@ async def test_what_cannot_be_read_in_place_comes_over_the_wire_and_why_is_said(
     async with transfer(connector="auto") as ends:
         report = await fetched(ends)
         assert report.connector is Connector.GRPC
-        assert report.reason == "not by shm: the other worker is on another host"
+        assert "not by shm: the other worker is on another host" in report.reason
 
 
 async def test_a_way_that_is_demanded_and_not_there_is_refused_before_anything_moves(monkeypatch):
@@ -203,19 +205,20 @@ async def test_a_source_that_has_restarted_is_asked_again(monkeypatch):
 async def test_a_source_that_could_not_say_is_asked_again():
     answers = [UnavailableError("the cat"), None]
 
-    async def describe(_endpoint):
+    async def describe(_endpoint, _wanted):
         answer = answers.pop(0)
         if answer is not None:
             raise answer
-        return sources.Description(7, None, "nothing to offer")
+        return Description(7, "nothing to offer", "nothing to offer")
 
-    ways = sources.Sources(two_pools(), "auto", describe)
+    ways = sources.Sources(two_pools(), "auto", describe, NixlReader(()))
     first = asyncio.create_task(ways.way("source", 7))
     await asyncio.sleep(0)
     first.cancel()  # whoever asked is gone before the answer
     await asyncio.gather(first, return_exceptions=True)
     await asyncio.sleep(0.01)
     way = await ways.way("source", 7)
-    assert (way.receiver.connector, way.reason) == (Connector.GRPC, "not by shm: nothing to offer")
+    assert way.receiver.connector is Connector.GRPC
+    assert "not by shm: nothing to offer" in way.reason
     assert not answers
     ways.close()
