@@ -46,6 +46,7 @@ class DecodeService(pb_grpc.DecodeServicer):
             worker.id,
             worker.channels.get,
             connector=worker.settings.kv_connector,
+            nixl_devices=worker.settings.devices_of_nixl,
         )
         stack.callback(self._fetcher.close)
 

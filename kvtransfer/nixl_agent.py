@@ -87,6 +87,7 @@ class Agent:
         Raises `UnavailableError` where there is no NIXL, or it cannot have the pools.
         """
         self._nixl = load()
+        self._errors = _errors(self._nixl)
         self._layouts: tuple[KvLayout, ...] = tuple(pool.layout for pool in pools)
         self.regions = tuple(map(_region, pools))
         self._held = list(pools)  # what is registered must stay
@@ -106,7 +107,7 @@ class Agent:
             self.is_open = True
             self.metadata: bytes = self._agent.getLocalMD()
             self._own = () if is_read else self._blocks(self._nixl.NIXL_INIT_AGENT, self.regions)
-        except RuntimeError as error:
+        except self._errors as error:
             raise UnavailableError(f"nixl cannot have the pools: {error}") from error
 
     def connect(self, offer: NixlOffer) -> Peer:
@@ -118,14 +119,14 @@ class Agent:
         try:
             name = self._agent.loadRemoteMD(offer.metadata).decode()
             return Peer(name, self._blocks(name, offer.regions))
-        except (RuntimeError, ValueError, TypeError, OverflowError) as error:
+        except self._errors as error:
             raise UnavailableError(f"nixl cannot read the other worker's pools: {error}") from error
 
     def disconnect(self, peer: Peer) -> None:
         """Forgets another one, from whom nothing is being read."""
         if not self.is_open:
             return
-        with suppress(RuntimeError):  # a peer that was lost is forgotten already
+        with suppress(*self._errors):  # a peer that was lost is forgotten already
             for blocks in peer.blocks:
                 self._agent.releasedDlistH(blocks)
             self._agent.invalidateRemoteMD(peer.name)
@@ -151,11 +152,11 @@ class Agent:
                 [],
                 False,
             )
-        except RuntimeError as error:
+        except self._errors as error:
             raise _gone(error) from error
         try:
             self._agent.postXferReq(read, b"")
-        except RuntimeError as error:
+        except self._errors as error:
             self.release(read)
             raise _gone(error) from error
         return read
@@ -171,14 +172,14 @@ class Agent:
                 if time.monotonic() > until:
                     return False
                 time.sleep(_PAUSE_S)
-        except RuntimeError as error:
+        except self._errors as error:
             raise _gone(error) from error
         return True
 
     def release(self, read: int) -> None:
         """Forgets a read that is done or has failed."""
         if self.is_open:
-            with suppress(RuntimeError):  # then it is forgotten with the agent
+            with suppress(*self._errors):  # then it is forgotten with the agent
                 self._agent.releaseXferReq(read)
 
     def close(self) -> None:
@@ -223,6 +224,12 @@ def load() -> Any:
     return _bindings
 
 
+def _errors(nixl: Any) -> tuple[type[Exception], ...]:
+    """All that its calls raise, also for values that cannot be; they have no class in common."""
+    named = (getattr(nixl, name) for name in dir(nixl) if name.endswith("Error"))
+    return (RuntimeError, ValueError, TypeError, OverflowError, *named)
+
+
 def _region(pool: KvPool) -> Region:
     device = None if pool.device.type == "cpu" else pool.device.index or 0
     return Region(pool.address, device, pool.num_blocks)
@@ -241,5 +248,5 @@ def _closed() -> UnavailableError:
     return UnavailableError("another worker stood still while its memory was being read")
 
 
-def _gone(error: RuntimeError) -> UnavailableError:
+def _gone(error: Exception) -> UnavailableError:
     return UnavailableError(f"the worker whose memory was being read is gone: {error}")

@@ -94,19 +94,22 @@ class Sources:
         endpoint, epoch = source
         described = await self._describe(endpoint, ())
         tried = FASTEST_FIRST if self._choice == "auto" else (Connector(self._choice),)
-        problems = []
+        problems: dict[Connector, str] = {}
         for connector in tried:
             try:
                 if described.epoch != epoch:  # as the fetch will be told
                     raise UnavailableError("the other worker has restarted")
                 receiver, reason = await self._attach(connector, source, described)
             except UnavailableError as error:
-                problems.append(f"{connector.value}: {error}")
+                problems[connector] = str(error)
             else:
-                return self._chosen(source, receiver, reason)
+                reasons = [reason, *map(_why_not, problems.items())]
+                return self._chosen(source, receiver, "; ".join(reasons))
         if self._choice != "auto":
-            raise FailedPreconditionError(f"blocks may only come by {problems[0]}")
-        return self._chosen(source, PayloadReceiver(), f"not by {'; not by '.join(problems)}")
+            raise FailedPreconditionError(
+                f"blocks may only come by {self._choice}, and cannot: {problems[tried[0]]}"
+            )
+        return self._chosen(source, PayloadReceiver(), "; ".join(map(_why_not, problems.items())))
 
     async def _attach(
         self, connector: Connector, source: _Source, described: Description
@@ -159,6 +162,10 @@ class Sources:
             choosing.cancel()
         elif not choosing.cancelled() and choosing.exception() is None:
             choosing.result().receiver.close()
+
+
+def _why_not(problem: tuple[Connector, str]) -> str:
+    return f"not by {problem[0].value}: {problem[1]}"
 
 
 _Offer = TypeVar("_Offer")

@@ -1,11 +1,17 @@
 """What a prefill worker lets others have of its pools, once its model is loaded."""
 
+import asyncio
 from contextlib import AsyncExitStack
 
 from baton.errors import UnavailableError
 from baton.worker.worker import Worker
+from kvtransfer.cuda_ipc import offer
+from kvtransfer.cuda_memory import DriverMemory
+from kvtransfer.nixl_agent import is_installed
+from kvtransfer.nixl_source import NixlSource
 from kvtransfer.service import ServedPools
 from kvtransfer.shm_source import Doorkeeper
+from kvtransfer.unix_peer import Door
 
 
 class PoolServer:
@@ -19,10 +25,15 @@ class PoolServer:
         """Opens the ways. Closing the stack closes them."""
         worker = self._worker
         pools = worker.engine.engine.cache.pools
-        served = ServedPools(pools, worker.pairing(), worker.epoch)
+        door: Door | str = "its pools are not in shared memory"
         if all(pool.shared is not None for pool in pools):
-            keeper = await stack.enter_async_context(Doorkeeper(pools))
-            served = ServedPools(pools, worker.pairing(), worker.epoch, keeper.door)
+            door = (await stack.enter_async_context(Doorkeeper(pools))).door
+        nixl: NixlSource | str = "nixl is not installed there"
+        if is_installed():
+            nixl = NixlSource(pools, worker.settings.devices_of_nixl)
+            stack.callback(nixl.close)
+        ipc = await asyncio.to_thread(offer, pools, DriverMemory())
+        served = ServedPools(pools, worker.pairing(), worker.epoch, door, nixl, ipc)
         self._served = served
 
     def served(self) -> ServedPools:

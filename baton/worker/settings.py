@@ -131,10 +131,17 @@ class WorkerSettings(ServingSettings):
         le=2**31 - 1,
         description="Largest message with blocks, on --kv-port: at least one block.",
     )
-    kv_connector: Literal["auto", "grpc", "shm"] = Field(
+    kv_connector: Literal["auto", "grpc", "shm", "nixl", "cuda-ipc"] = Field(
         "auto",
         description="How blocks are fetched from another worker. grpc: over the network. shm: from "
-        "the other's memory, on the same host. auto: the fastest that both have.",
+        "the other's memory, on the same host. cuda-ipc: the same for GPUs. nixl: by RDMA, NVLink "
+        "or whatever else NIXL finds (pip install 'baton-serve[nixl]'). auto: the fastest that "
+        "both have.",
+    )
+    nixl_devices: str | None = Field(
+        None,
+        description="Network devices that nixl may use, as UCX names them, such as mlx5_0:1,eth0. "
+        "Unset: lo where --host is a loopback address, else all.",
     )
     kernels: Literal["auto", "triton", "torch"] = Field(
         "auto",
@@ -161,6 +168,12 @@ class WorkerSettings(ServingSettings):
         if self.max_num_batched_tokens is not None:
             given["max_num_seqs"] = min(self.max_num_seqs, self.max_num_batched_tokens)
         return EngineConfig(**given)
+
+    @property
+    def devices_of_nixl(self) -> str | None:
+        """None for all."""
+        is_local = self.host == "localhost" or self.host.startswith("127.") or self.host == "::1"
+        return self.nixl_devices or ("lo" if is_local else None)
 
     @property
     def model_path(self) -> str:

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -105,6 +106,10 @@ async def far_side(role: str) -> AsyncIterator[FarSide]:
         await process.wait()
 
 
+# Until something has begun, which no bound is about.
+PATIENCE = 30.0
+
+
 async def until(condition, within: float = BOUND) -> None:
     async with asyncio.timeout(within):
         while not condition():  # noqa: ASYNC110 - looks from outside
@@ -133,7 +138,8 @@ async def reach(stage: str, source: FarSide, targets: list[Any]) -> None:
     await until(
         lambda: (
             contents(targets[0], HERE[0][: COUNT // 2]) == contents(half, THERE[0][: COUNT // 2])
-        )
+        ),
+        PATIENCE,
     )
     if stage == "amid the blocks":
         return
@@ -195,9 +201,7 @@ async def source_is_gone(connector: Any, stage: str, signum: int) -> None:
     await channels.close()
 
 
-@pytest.mark.parametrize(
-    "connector", ["grpc", "shm", pytest.param("nixl", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("connector", ["grpc", "shm", pytest.param("nixl", marks=pytest.mark.slow)])
 async def test_a_source_that_stops_before_anybody_has_connected_is_noticed_as_soon(connector):
     targets = [pool_of(NUM_BLOCKS, layout) for layout in HYBRID]
     channels = Channels()
@@ -260,6 +264,65 @@ async def test_a_source_that_comes_back_knows_nothing_of_the_lease_any_more(conn
     await channels.close()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["before the first block", "amid the blocks"])
+async def test_a_source_that_stands_still_amid_a_read_writes_nothing_when_it_goes_on(
+    stage, monkeypatch
+):
+    """Over TCP the source has a part in every read, and an answer of it comes however late."""
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    targets = [pool_of(NUM_BLOCKS, layout) for layout in HYBRID]
+    channels = Channels()
+    fetcher = fetcher_to(targets, channels, "nixl")
+    async with far_side("source") as source:
+        handle = Handle("source", source.about[0], EPOCH, LEASE, PAIRING, NUM_TOKENS, ())
+        fetching = asyncio.create_task(fetcher.fetch(handle, allocation(*HERE), PATIENCE))
+        await reach(stage, source, targets)
+        reader = fetcher._sources._nixl
+        await until(lambda: reader._agent is not None, PATIENCE)
+        agent = reader._agent
+        # The blocks are announced and the source stops before it can answer a read of them.
+        begin, asked = agent.read, asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def stop_and_read(*arguments: Any) -> int:
+            source.signal(signal.SIGSTOP)
+            time.sleep(0.1)  # until all of its threads have
+            loop.call_soon_threadsafe(asked.set)
+            return begin(*arguments)
+
+        agent.read = stop_and_read
+        announced = asyncio.create_task(source.tell("advance", THERE, COUNT))
+        async with asyncio.timeout(PATIENCE):
+            await asked.wait()
+        started = loop.time()
+        assert isinstance(await failure_of(fetching), UnavailableError)
+        assert loop.time() - started < BOUND
+        for target in targets:
+            target.content.fill_(7)
+        source.signal(signal.SIGCONT)
+        await asyncio.gather(announced, return_exceptions=True)
+        await asyncio.sleep(1.0)
+        assert all(bool((target.content == 7).all()) for target in targets), (
+            "written behind the end"
+        )
+        assert not agent.is_open
+    # Another source is read by a new agent.
+    for target in targets:
+        target.content.zero_()
+    async with far_side("source") as source:
+        handle = Handle("source", source.about[0], EPOCH, LEASE, PAIRING, NUM_TOKENS, ())
+        fetching = asyncio.create_task(fetcher.fetch(handle, allocation(*HERE), PATIENCE))
+        await reach("amid the blocks", source, targets)
+        await source.tell("advance", THERE, COUNT)
+        await source.tell("complete")
+        await fetching
+        origin = filled_pool(NUM_BLOCKS, HYBRID[0])
+        assert contents(targets[0], HERE[0]) == contents(origin, THERE[0])
+    fetcher.close()
+    await channels.close()
+
+
 # The claimant dies.
 
 
@@ -282,7 +345,7 @@ async def claimant_is_killed(connector: str, stage: str) -> None:
         readers = 1 if connector == "shm" else 0
         if stage == "early":
             await tell_to_fetch(claimant, connector, ends.endpoint)
-            await until(lambda: ends.leases.num_awaited == 1)
+            await until(lambda: ends.leases.num_awaited == 1, PATIENCE)
             files = len(open_files())
             claimant.signal(signal.SIGKILL)
             await until(lambda: ends.leases.num_awaited == 0)
@@ -291,7 +354,7 @@ async def claimant_is_killed(connector: str, stage: str) -> None:
             return
         with ends.lease_of(NUM_TOKENS, LEASE) as lease:
             await tell_to_fetch(claimant, connector, ends.endpoint)
-            await until(lambda: lease.is_claimed)
+            await until(lambda: lease.is_claimed, PATIENCE)
             assert ends.doorkeeper.num_readers == readers
             lease.advance(THERE, COUNT // 2 if stage == "amid the blocks" else COUNT)
             await asyncio.sleep(0.05)
@@ -308,10 +371,15 @@ async def tell_to_fetch(claimant: FarSide, connector: str, endpoint: str) -> Non
     await claimant.tell("fetch", connector, endpoint, LEASE.hex(), NUM_TOKENS, HERE)
 
 
-async def test_both_sides_in_processes_of_their_own():
+@pytest.mark.parametrize(
+    "connectors",
+    [("grpc", "shm", "auto"), pytest.param(("nixl", "nixl"), marks=pytest.mark.slow)],
+    ids=str,
+)
+async def test_both_sides_in_processes_of_their_own(connectors):
     """The whole of it, so that what the other tests kill is known to work."""
     async with far_side("source") as source, far_side("claimant") as claimant:
-        for turn, connector in enumerate(("grpc", "shm", "auto")):
+        for turn, connector in enumerate(connectors):
             lease_id = bytes([turn]).hex() * 16
             await source.tell("open", lease_id, NUM_TOKENS)
             await source.tell("advance", THERE, COUNT)

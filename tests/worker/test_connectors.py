@@ -16,19 +16,29 @@ from .reference import alone, prompt_of
 
 GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)
 LENGTHS = (1, 16, 75, 160)
+ONE_HOST = "both are on one host and of one user"
+IN_HOST_MEMORY = "not by cuda-ipc: the pools of this worker are in host memory"
+NOT_SHARED = "not by shm: its pools are not in shared memory"
 WAYS = {
     "grpc": ({"kv_connector": "grpc"}, "grpc", "no other is allowed here"),
-    "shm": ({"kv_connector": "shm"}, "shm", "both are on one host and of one user"),
-    "auto": ({}, "shm", "both are on one host and of one user"),
+    "shm": ({"kv_connector": "shm"}, "shm", ONE_HOST),
+    "auto": ({}, "shm", f"{ONE_HOST}; {IN_HOST_MEMORY}"),
+    "nixl": ({"kv_connector": "nixl"}, "nixl", "both have nixl"),
     "auto, not shared": (
         {"shared_pools": False},
-        "grpc",
-        "not by shm: its pools are not in shared memory",
+        "nixl",
+        f"both have nixl; {IN_HOST_MEMORY}; {NOT_SHARED}",
     ),
 }
 
 
-@pytest.mark.parametrize(("settings", "connector", "reason"), WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize(
+    ("settings", "connector", "reason"),
+    [
+        pytest.param(*way, id=name, marks=pytest.mark.slow if way[1] == "nixl" else ())
+        for name, way in WAYS.items()
+    ],
+)
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 async def test_every_way_gives_the_same_tokens_and_says_which_it_was(
     checkpoint, family, settings, connector, reason
