@@ -5,7 +5,8 @@ each other, and in one case lie anywhere too. Timed is a whole fetch, from its f
 confirmation, into memory that has been written before. It is compared with moving the same bytes
 without asking anybody: one memcpy within this process into shared memory, one TCP socket, and
 messages of the same size over bare grpc.aio, between processes of its own as they come, and with
-the channel options and the allocator of ours.
+the channel options and the allocator of ours; and, where it is installed, with one read of the same
+blocks by NIXL alone.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ from baton.worker.memory import keep_freed_memory
 from bench import transfer_bare
 from bench.child import Child
 from bench.report import Row, medians
+from bench.transfer_nixl import BareReader
 from bench.transfer_source import (
     BLOCK_SIZE,
     CLAIMANT,
@@ -41,6 +43,7 @@ from bench.transfer_source import (
 from kvtransfer.client import KvFetcher
 from kvtransfer.connector import Integrity
 from kvtransfer.handle import Handle
+from kvtransfer.nixl_agent import is_installed
 from kvtransfer.payload import CHANNEL_OPTIONS, MESSAGE_BYTES
 from kvtransfer.sources import Choice
 
@@ -49,13 +52,24 @@ MEMCPY, SOCKET = "memcpy into shared memory", "a raw socket"
 BARE, BARE_TUNED = "bare grpc.aio", "bare grpc.aio, tuned as ours"
 SHM, SHM_CHECKED = "shm, fenced", "shm, with checksums"
 SHM_SCATTERED, GRPC = "shm, scattered on both sides", "grpc, with checksums"
-_AIMS = [
+NIXL, NIXL_CHECKED = "nixl, fenced", "nixl, with checksums"
+BARE_NIXL = "bare nixl"
+_AIMS: list[tuple[str, str, float | None]] = [
     (SHM, MEMCPY, 0.8),
     (SHM_SCATTERED, MEMCPY, None),
     (SHM_CHECKED, MEMCPY, 0.5),
     (GRPC, BARE, 0.9),
     (GRPC, BARE_TUNED, None),
     (GRPC, SOCKET, None),
+    (SOCKET, MEMCPY, None),
+]
+_NIXL_AIMS: list[tuple[str, str, float | None]] = [
+    (SHM, NIXL, 1.5),
+    (SHM, BARE_NIXL, 1.5),
+    (SHM_CHECKED, NIXL_CHECKED, None),
+    (NIXL, BARE_NIXL, None),
+    (NIXL_CHECKED, BARE_NIXL, None),
+    (BARE_NIXL, MEMCPY, None),
 ]
 
 Measure = Callable[[], Awaitable[float]]
@@ -84,6 +98,12 @@ async def _run(name: str, block_bytes: int, repeats: int) -> list[Row]:
             SHM_CHECKED: lambda: claimant.fetch("shm", Integrity.CHECKSUMS),
             GRPC: lambda: claimant.fetch("grpc", Integrity.CHECKSUMS),
         }
+        if is_installed():
+            contenders |= {
+                BARE_NIXL: claimant.bare_nixl,
+                NIXL: lambda: claimant.fetch("nixl", Integrity.FENCE),
+                NIXL_CHECKED: lambda: claimant.fetch("nixl", Integrity.CHECKSUMS),
+            }
         figures: dict[str, list[float]] = {name: [] for name in contenders}
         for turn in range(repeats + 1):  # the first warms up
             for case, measure in contenders.items():
@@ -100,7 +120,7 @@ async def _run(name: str, block_bytes: int, repeats: int) -> list[Row]:
             rates[case] / rates[other],
             aim,
         )
-        for case, other, aim in _AIMS
+        for case, other, aim in _AIMS + (_NIXL_AIMS if is_installed() else [])
     ]
 
 
@@ -114,11 +134,18 @@ class _Claimant:
         fill(self._expected)
         self._private = _bytes_of(self._expected).copy()
         self._channels = Channels(options=CHANNEL_OPTIONS)
-        self._fetchers = {c: self._fetcher(c) for c in ("shm", "grpc")}
+        self._fetchers = {c: self._fetcher(c) for c in ("shm", "grpc", "nixl")}
 
     def _fetcher(self, connector: Choice) -> KvFetcher:
         pairing = pairing_of(self._pool)
-        return KvFetcher([self._pool], pairing, CLAIMANT, self._channels.get, connector=connector)
+        return KvFetcher(
+            [self._pool],
+            pairing,
+            CLAIMANT,
+            self._channels.get,
+            connector=connector,
+            nixl_devices="lo",
+        )
 
     async def __aenter__(self) -> Self:
         self._source = Child("bench.transfer_source", str(self._block_bytes))
@@ -126,6 +153,11 @@ class _Claimant:
         self._bare_reader = Child("bench.transfer_bare", await self._bare_server.hear())
         self._endpoint, raw_port = json.loads(await self._source.hear())
         self._raw = socket.create_connection(("127.0.0.1", raw_port))
+        self._nixl: tuple[Child, BareReader] | None = None
+        if is_installed():
+            child = Child("bench.transfer_nixl")
+            memory = _bytes_of(self._pool)
+            self._nixl = child, BareReader(memory, self._block_bytes, await child.hear())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -133,6 +165,8 @@ class _Claimant:
             fetcher.close()
         await self._channels.close()
         self._raw.close()
+        if self._nixl is not None:
+            await self._nixl[0].close()
         for child in (self._bare_reader, self._bare_server, self._source):
             await child.close()
 
@@ -189,6 +223,10 @@ class _Claimant:
             return time.perf_counter() - start
 
         return await asyncio.to_thread(receive)
+
+    async def bare_nixl(self) -> float:
+        assert self._nixl is not None
+        return await asyncio.to_thread(self._nixl[1].seconds)
 
     async def bare(self) -> float:
         return float(await self._bare_reader.ask(str(MESSAGE_BYTES)))

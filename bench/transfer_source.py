@@ -25,6 +25,7 @@ from kvtransfer.extent import Extent
 from kvtransfer.handle import FirstToken, Pairing
 from kvtransfer.lease import Claim
 from kvtransfer.lease_table import LeaseTable
+from kvtransfer.nixl_source import NixlSource
 from kvtransfer.service import KvTransferService, ServedPools, add_to_server
 from kvtransfer.shm_source import Doorkeeper
 
@@ -91,7 +92,8 @@ async def main(block_bytes: int) -> None:
     loop.run_in_executor(None, _serve_raw, listener)
     async with AsyncExitStack() as stack:
         keeper = await stack.enter_async_context(Doorkeeper([pool]))
-        served = ServedPools([pool], pairing_of(pool), EPOCH, keeper.door)
+        nixl = NixlSource([pool], "lo")
+        served = ServedPools([pool], pairing_of(pool), EPOCH, keeper.door, nixl)
         server = Server(load(ServingSettings, []))
         server.add(add_to_server, KvTransferService(table, lambda: served))
         server.add(lambda _, to: transfer_bare.add_to_server(to), None)

@@ -24,7 +24,7 @@ from kvtransfer.unix_peer import GREETING, Door, abstract, host_id, is_same_user
 
 _PATIENCE = 1.0
 # Copied and then checked while it is still in the cache.
-_STRIDE_BYTES = 2**20
+_STRIDE_BYTES = 2**18
 
 
 class SharedReceiver:

@@ -51,6 +51,19 @@ async def test_the_shipped_model_s_tokens_are_those_of_transformers(client, clus
     await until_nothing_is_held(cluster)
 
 
+@pytest.mark.slow
+async def test_they_are_the_same_where_blocks_come_by_nixl():
+    flags = {"max_num_batched_tokens": 48}
+    with LocalCluster(worker_flags=flags, decode_flags={"kv_connector": "nixl"}) as cluster:
+        async with AsyncClient(cluster.address) as client:
+            for length in (*LENGTHS, 700):
+                prompt = prompt_of(length)
+                generation = client.generate(prompt, params(20))
+                assert is_greedy(TINY, prompt, await generation.token_ids())
+                assert generation.finished.usage.num_transferred_blocks > 0
+        await until_nothing_is_held(cluster)
+
+
 async def test_they_are_those_that_generate_gives(client):
     prompt = prompt_of(23)
     assert await generated(client, prompt) == greedy(TINY, prompt, 20)

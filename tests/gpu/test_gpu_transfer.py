@@ -1,0 +1,119 @@
+"""Blocks between pools on a GPU: out of another process's memory, and over a wire."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton.engine.kv_pool import KvPool
+from baton.errors import UnavailableError
+from kvtransfer.connector import Integrity
+from kvtransfer.cuda_ipc import IpcOffer, IpcReceiver, IpcRegion, attach
+from kvtransfer.cuda_memory import DriverMemory
+from kvtransfer.payload import PayloadReceiver, PayloadSender
+from kvtransfer.run import Run, checksums_of
+from tests.gpu.far_pool import NUM_BLOCKS, filled, layouts
+
+ROOT = Path(__file__).parents[2]
+SOURCES = tuple(range(NUM_BLOCKS, 0, -1))
+TARGETS = tuple((7 * i) % NUM_BLOCKS + 1 for i in range(NUM_BLOCKS))
+
+
+def empty(device: str) -> list[KvPool]:
+    return [KvPool(layout, NUM_BLOCKS, torch.device(device)) for layout in layouts()]
+
+
+def check_arrived(targets: list[KvPool], device: str) -> None:
+    for target, source in zip(targets, filled(device), strict=True):
+        assert torch.equal(target.content[list(TARGETS)], source.content[list(SOURCES)])
+        assert not target.content[0].any()
+
+
+@pytest.fixture
+def far_pool(device) -> Iterator[tuple["subprocess.Popen[str]", IpcOffer]]:
+    if device != "cuda":
+        pytest.skip("the interpreter has no memory of a GPU for others to open")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.gpu.far_pool"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    try:
+        assert process.stdout is not None
+        host, regions = json.loads(process.stdout.readline())
+        yield (
+            process,
+            IpcOffer(
+                host,
+                tuple(
+                    IpcRegion(bytes.fromhex(handle), offset, bytes.fromhex(uuid), count)
+                    for handle, offset, uuid, count in regions
+                ),
+            ),
+        )
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def receive_all(receiver: IpcReceiver, targets: list[KvPool], integrity: Integrity) -> None:
+    expected = filled("cpu")
+    for group, target in enumerate(targets):
+        block_bytes = target.layout.block_bytes
+        checksums = checksums_of(expected[group].read_blocks(SOURCES), block_bytes)
+        run = Run(group, 0, checksums, source_blocks=SOURCES)
+        await receiver.receive(run, target, TARGETS, integrity)
+
+
+@pytest.mark.parametrize("integrity", [Integrity.FENCE, Integrity.CHECKSUMS])
+def test_blocks_are_copied_out_of_another_process_s_memory(device, far_pool, integrity):
+    _, offered = far_pool
+    targets, cuda = empty(device), DriverMemory()
+    receiver = attach(offered, targets, cuda)
+    asyncio.run(receive_all(receiver, targets, integrity))
+    check_arrived(targets, device)
+    receiver.close()
+
+
+def test_a_source_that_is_killed_costs_nothing_but_its_blocks(device, far_pool):
+    """Its memory stays readable or it does not; either way this process goes on."""
+    process, offered = far_pool
+    targets, cuda = empty(device), DriverMemory()
+    receiver = attach(offered, targets, cuda)
+    asyncio.run(receive_all(receiver, targets, Integrity.FENCE))
+    process.kill()
+    process.wait()
+    with suppress(UnavailableError):
+        asyncio.run(receive_all(receiver, targets, Integrity.FENCE))
+    receiver.close()
+    probe = torch.ones(2**20, device=device)
+    assert float(probe.sum()) == 2**20
+
+
+def test_blocks_go_over_a_wire_through_the_host(device):
+    sources, targets = filled(device), empty(device)
+
+    async def hand_over() -> None:
+        sender, receiver = PayloadSender(), PayloadReceiver()
+        for group, (source, target) in enumerate(zip(sources, targets, strict=True)):
+            step = min(sender.max_blocks(source.layout), 24)
+            for first in range(0, NUM_BLOCKS, step):
+                run = await sender.send(group, first, SOURCES[first : first + step], source)
+                arrived = memoryview(b"".join(run.payload))
+                copy = Run(group, first, run.checksums, (arrived,))
+                await receiver.receive(
+                    copy, target, TARGETS[first : first + step], Integrity.CHECKSUMS
+                )
+
+    asyncio.run(hand_over())
+    check_arrived(targets, device)

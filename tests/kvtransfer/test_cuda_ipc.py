@@ -1,0 +1,208 @@
+"""Pools on a GPU that another process opens, with memory of this process in the GPU's place. What
+CUDA itself does is tested in `tests/gpu`."""
+
+import asyncio
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+from loopback import HYBRID, allocation, contents, filled_pool, pool_of, transfer
+
+from baton.engine.kv_pool import KvPool
+from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
+from kvtransfer import cuda_ipc
+from kvtransfer.connector import Connector, Integrity
+from kvtransfer.cuda_ipc import IpcOffer, IpcRegion, attach
+from kvtransfer.cuda_memory import DriverMemory
+from kvtransfer.handle import FirstToken
+from kvtransfer.run import Run, checksums_of
+from kvtransfer.unix_peer import host_id
+
+CPU = torch.device("cpu")
+UUID = bytes(range(16))
+OFFSET = 512
+
+
+class Memory:
+    """Allocations by handle, in this process. Opened ones are counted."""
+
+    def __init__(self, pools: list[KvPool]) -> None:
+        self.allocations = {}
+        for number, pool in enumerate(pools):
+            content = pool.content.view(-1)
+            self.allocations[bytes([number]) * 64] = torch.cat((content[:OFFSET] + 1, content))
+        self.opened: dict[int, torch.Tensor] = {}
+        self.let_go = threading.Event()
+        self.let_go.set()
+        self.fails = False
+        self.sees = {UUID: CPU}
+
+    def device_uuid(self, device):
+        return UUID
+
+    def visible(self):
+        return self.sees
+
+    def reaches(self, device, other):
+        return device == other
+
+    def export(self, memory):
+        if self.fails:
+            raise RuntimeError("the cat")
+        return bytes(64), OFFSET
+
+    def open(self, handle, device):
+        if handle not in self.allocations:
+            raise RuntimeError("no such handle")
+        address = 1_000_000 * (1 + len(self.opened))
+        self.opened[address] = self.allocations[handle]
+        return address
+
+    def view(self, address, num_bytes, device):
+        base = address // 1_000_000 * 1_000_000
+        content = self.opened[base][address - base :]
+        if num_bytes > len(content):
+            raise RuntimeError("outside of the allocation")
+        return content[:num_bytes]
+
+    def close(self, address):
+        del self.opened[address]
+
+    def copy(self, pool, origin, sources, targets):
+        assert self.let_go.wait(10.0)
+        if self.fails:
+            raise RuntimeError("the cat")
+        pool.copy_content(sources, targets, origin)
+
+
+def offer_of(pools: list[KvPool]) -> IpcOffer:
+    regions = [
+        IpcRegion(bytes([number]) * 64, OFFSET, UUID, pool.num_blocks)
+        for number, pool in enumerate(pools)
+    ]
+    return IpcOffer(host_id(), tuple(regions))
+
+
+@pytest.fixture
+def sources():
+    return [filled_pool(8, layout) for layout in HYBRID]
+
+
+@pytest.fixture
+def targets():
+    return [pool_of(8, layout) for layout in HYBRID]
+
+
+async def test_blocks_are_copied_from_each_pool_and_the_memory_is_let_go_of(sources, targets):
+    memory = Memory(sources)
+    receiver = attach(offer_of(sources), targets, memory)
+    for group in (0, 1):
+        run = Run(group, 0, source_blocks=(5, 2, 7))
+        await receiver.receive(run, targets[group], (1, 8, 3), Integrity.FENCE)
+        assert contents(targets[group], (1, 8, 3)) == contents(sources[group], (5, 2, 7))
+    assert len(memory.opened) == 2
+    receiver.close()
+    receiver.close()
+    assert not memory.opened
+    with pytest.raises(UnavailableError):
+        await receiver.receive(run, targets[1], (1, 8, 3), Integrity.FENCE)
+
+
+async def test_pools_of_one_allocation_open_it_once(sources, targets):
+    memory, offer = Memory(sources[:1] * 2), offer_of(sources)
+    regions = tuple(replace(region, handle=bytes(64)) for region in offer.regions[:1] * 2)
+    attach(replace(offer, regions=regions), targets[:1] * 2, memory)
+    assert len(memory.opened) == 1
+
+
+async def test_checksums_are_those_of_the_copy(sources, targets):
+    receiver = attach(offer_of(sources), targets, Memory(sources))
+    wanted = checksums_of(sources[0].read_blocks((5, 2)), HYBRID[0].block_bytes)
+    run = Run(0, 0, wanted, source_blocks=(5, 2))
+    await receiver.receive(run, targets[0], (1, 2), Integrity.CHECKSUMS)
+    wrong = replace(run, source_blocks=(5, 3))
+    with pytest.raises(DataLossError, match="checksum of block 1"):
+        await receiver.receive(wrong, targets[0], (1, 2), Integrity.CHECKSUMS)
+
+
+@pytest.mark.parametrize("blocks", [(0, 1), (1, 9), (1,), (1, 2, 3)])
+async def test_places_outside_of_the_pool_or_of_another_number_are_data_loss(
+    sources, targets, blocks
+):
+    receiver = attach(offer_of(sources), targets, Memory(sources))
+    run = Run(0, 0, source_blocks=blocks)
+    with pytest.raises(DataLossError):
+        await receiver.receive(run, targets[0], (1, 2), Integrity.FENCE)
+    assert not targets[0].content.any()
+
+
+async def test_a_copy_that_is_called_off_is_waited_for_and_only_then_is_memory_let_go_of(
+    sources, targets
+):
+    memory = Memory(sources)
+    receiver = attach(offer_of(sources), targets, memory)
+    memory.let_go.clear()
+    run = Run(0, 0, source_blocks=(5, 2))
+    receiving = asyncio.create_task(receiver.receive(run, targets[0], (1, 2), Integrity.FENCE))
+    await asyncio.sleep(0.01)
+    for _ in range(3):
+        receiving.cancel()
+        await asyncio.sleep(0.01)
+    receiver.close()
+    assert memory.opened
+    assert not receiving.done()
+    memory.let_go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await receiving
+    assert not memory.opened
+
+
+async def test_what_cannot_be_read_any_more_is_unavailable(sources, targets):
+    memory = Memory(sources)
+    receiver = attach(offer_of(sources), targets, memory)
+    memory.fails = True
+    run = Run(0, 0, source_blocks=(5,))
+    with pytest.raises(UnavailableError, match="the cat"):
+        await receiver.receive(run, targets[0], (1,), Integrity.FENCE)
+
+
+CHANGES = {
+    "another host": {"host": "elsewhere"},
+    "1 pools": {"regions": offer_of([filled_pool(8)]).regions},
+    "not visible": {"regions": (IpcRegion(bytes(64), 0, b"?" * 16, 8),) * 2},
+    "no such handle": {"regions": (IpcRegion(b"?" * 64, 0, UUID, 8),) * 2},
+    "outside of the allocation": {"regions": (IpcRegion(bytes(64), 0, UUID, 800),) * 2},
+}
+
+
+@pytest.mark.parametrize("problem", CHANGES)
+async def test_what_cannot_be_opened_is_said_and_nothing_stays_open(sources, targets, problem):
+    memory = Memory(sources)
+    with pytest.raises(UnavailableError, match=problem):
+        attach(replace(offer_of(sources), **CHANGES[problem]), targets, memory)
+    assert not memory.opened
+
+
+async def test_a_source_says_why_its_memory_cannot_be_opened(sources):
+    memory = Memory(sources)
+    assert "not on a GPU" in cuda_ipc.offer(sources, memory)
+
+
+async def test_memory_of_the_host_is_not_tried():
+    async with transfer(connector="cuda-ipc") as ends:
+        with ends.lease(1) as lease:
+            lease.advance(((1,),), 1)
+            lease.complete(FirstToken(0, 42), lambda: None)
+            with pytest.raises(FailedPreconditionError, match="are in host memory"):
+                await ends.fetcher.fetch(ends.handle(1), allocation((1,)), 10.0)
+    assert Connector.CUDA_IPC.value == "cuda-ipc"
+
+
+def test_a_machine_without_a_driver_says_so(monkeypatch):
+    def nothing_there(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr("ctypes.CDLL", nothing_there)
+    with pytest.raises(RuntimeError, match=r"no CUDA driver: libcuda\.so\.1"):
+        DriverMemory().close(0)
