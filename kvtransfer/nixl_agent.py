@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -90,6 +91,7 @@ class Agent:
         self._errors = _errors(self._nixl)
         self._layouts: tuple[KvLayout, ...] = tuple(pool.layout for pool in pools)
         self.regions = tuple(map(_region, pools))
+        self._num_known: Counter[str] = Counter()
         self._held = list(pools)  # what is registered must stay
         config = self._nixl.nixlAgentConfig()
         config.useProgThread = is_read
@@ -118,7 +120,12 @@ class Agent:
             raise UnavailableError("the other worker's nixl says too much of itself")
         try:
             name = self._agent.loadRemoteMD(offer.metadata).decode()
-            return Peer(name, self._blocks(name, offer.regions))
+            self._num_known[name] += 1
+            try:
+                return Peer(name, self._blocks(name, offer.regions))
+            except BaseException:
+                self._forget(name)
+                raise
         except self._errors as error:
             raise UnavailableError(f"nixl cannot read the other worker's pools: {error}") from error
 
@@ -129,7 +136,7 @@ class Agent:
         with suppress(*self._errors):  # a peer that was lost is forgotten already
             for blocks in peer.blocks:
                 self._agent.releasedDlistH(blocks)
-            self._agent.invalidateRemoteMD(peer.name)
+        self._forget(peer.name)
 
     def read(
         self, peer: Peer, group: int, sources: "npt.NDArray[np.int64]", targets: Sequence[int]
@@ -188,6 +195,14 @@ class Agent:
         self.is_open = False
         self._agent = None
         self._held.clear()
+
+    def _forget(self, name: str) -> None:
+        """A peer may be known twice, while one who reads from it has yet to end."""
+        self._num_known[name] -= 1
+        if not self._num_known[name]:
+            del self._num_known[name]
+            with suppress(*self._errors):
+                self._agent.invalidateRemoteMD(name)
 
     def _blocks(self, name: str, regions: Sequence[Region]) -> tuple[int, ...]:
         """Each pool as a list of blocks, of which reads name some by their numbers."""

@@ -174,8 +174,9 @@ class KvPool:
         """
         if self.device.type != "cpu":
             chosen = torch.tensor(block_ids, device=self.device)
-            copied: Any = self._bytes.index_select(0, chosen).view(-1).cpu().numpy()
-            return [memoryview(copied)]
+            gathered = self._bytes.index_select(0, chosen).view(-1)
+            staged: Any = _staging(gathered.numel()).copy_(gathered).numpy()
+            return [memoryview(staged)]
         whole: Any = self._bytes.view(-1).numpy()  # some numpy releases type it as no buffer
         size, content = self.layout.block_bytes, memoryview(whole)
         return [
@@ -192,8 +193,11 @@ class KvPool:
                 as_rows(source, self.layout.block_bytes), range(len(block_ids)), block_ids
             )
             return
-        rows = torch.from_numpy(source.copy()).view(-1, self.layout.block_bytes)
-        self._bytes[list(block_ids)] = rows.to(self.device)
+        staged = _staging(len(source))
+        staged.numpy()[:] = source
+        rows = staged.view(-1, self.layout.block_bytes).to(self.device, non_blocking=True)
+        self._bytes[list(block_ids)] = rows
+        torch.cuda.current_stream(self.device).synchronize()  # the engine has streams of its own
 
     def copy_rows(
         self, origin: Rows, sources: "Sequence[int] | Places", targets: Sequence[int]
@@ -228,6 +232,11 @@ class KvPool:
         source = torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy())
         assert len(source) == self.layout.block_bytes, "content of another length than a block"
         self._bytes[block_id].copy_(source)
+
+
+def _staging(num_bytes: int) -> torch.Tensor:
+    """Host memory that a GPU reads and writes at full speed; torch keeps it for the next one."""
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
 
 def _copy_on_gpu(

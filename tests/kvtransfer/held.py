@@ -33,5 +33,12 @@ def abstract_sockets() -> set[str]:
 
 
 def shared_files() -> set[Path]:
-    """Of ours; others on this host have some, too."""
-    return {path for path in Path("/dev/shm").iterdir() if "baton" in path.name}
+    """Of ours, and of UCX; others on this host have some, too."""
+    return {p for p in Path("/dev/shm").iterdir() if "baton" in p.name or "ucx" in p.name}
+
+
+def orphaned_segments() -> set[str]:
+    """System V's shared memory that nobody has attached."""
+    rows = [line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines()]
+    attached, number = rows[0].index("nattch"), rows[0].index("shmid")
+    return {row[number] for row in rows[1:] if row[attached] == "0"}

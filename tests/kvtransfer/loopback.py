@@ -88,6 +88,7 @@ class Transfer:
     channels: Channels
     doorkeeper: Doorkeeper
     service: KvTransferService
+    nixl: NixlSource
 
     @property
     def source(self) -> KvPool:
@@ -149,7 +150,15 @@ async def transfer(
     try:
         async with doorkeeper:
             yield Transfer(
-                server.endpoint, leases, sources, targets, fetcher, channels, doorkeeper, service
+                server.endpoint,
+                leases,
+                sources,
+                targets,
+                fetcher,
+                channels,
+                doorkeeper,
+                service,
+                nixl,
             )
     finally:
         fetcher.close()

@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 import pytest
-from held import abstract_sockets, num_mapped, open_files, shared_files
+from held import abstract_sockets, num_mapped, open_files, orphaned_segments, shared_files
 from loopback import (
     BLOCK_SIZE,
     CLAIMANT,
@@ -162,10 +162,12 @@ async def test_a_source_that_is_gone_ends_the_fetch_and_nothing_of_it_is_left(
     connector, stage, signum
 ):
     files, mapped, shared = len(open_files()), num_mapped(), shared_files()
+    segments = orphaned_segments()
     await source_is_gone(connector, stage, signum)
     await until(lambda: num_mapped() <= mapped)
     await until(lambda: len(open_files()) <= files + 2)  # what gRPC starts once and keeps
     assert shared_files() == shared
+    assert orphaned_segments() <= segments
 
 
 async def test_a_source_that_is_killed_amid_the_blocks_leaves_nothing():

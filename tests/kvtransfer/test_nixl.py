@@ -1,0 +1,156 @@
+"""Agents that read each other's pools: when there is one, and what it makes of what it is told."""
+
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from loopback import HYBRID, LAYOUT, allocation, contents, filled_pool, pool_of, transfer
+
+from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
+from baton.v1.kv_transfer_pb2 import DescribeResponse
+from kvtransfer import shm_claimant, sources
+from kvtransfer.connector import Connector, Integrity
+from kvtransfer.cuda_ipc import IpcOffer, IpcRegion
+from kvtransfer.handle import FirstToken
+from kvtransfer.nixl_agent import MAX_METADATA_BYTES, NixlOffer, Region
+from kvtransfer.nixl_claimant import NixlReader
+from kvtransfer.nixl_source import NixlSource
+from kvtransfer.offers import Description, description_of, description_to_message
+from kvtransfer.run import Run
+from kvtransfer.unix_peer import Door
+
+TIMEOUT = 10.0
+COUNTS = st.integers(0, 2**64 - 1)
+REGIONS = st.builds(Region, COUNTS, st.none() | st.integers(0, 2**32 - 1), COUNTS)
+IPC_REGIONS = st.builds(IpcRegion, st.binary(), COUNTS, st.binary(), COUNTS)
+PROBLEMS = st.text(min_size=1)
+
+
+async def fetched(ends):
+    with ends.lease(2) as lease:
+        lease.advance(((3, 1),), 2)
+        lease.complete(FirstToken(0, 42), lambda: None)
+        _, report = await ends.fetcher.fetch(ends.handle(2), allocation((2, 4)), TIMEOUT)
+    assert contents(ends.target, (2, 4)) == contents(ends.source, (3, 1))
+    return report
+
+
+@pytest.mark.slow
+async def test_it_is_taken_where_no_memory_is_shared_and_started_only_then(monkeypatch):
+    async with transfer(connector="auto") as ends:
+        assert (await fetched(ends)).connector is Connector.SHM
+        assert ends.nixl._agent is None
+    monkeypatch.setattr(shm_claimant, "host_id", lambda: "elsewhere")
+    async with transfer(connector="auto") as ends:
+        report = await fetched(ends)
+        assert report.connector is Connector.NIXL
+        assert report.reason.startswith("both have nixl; ")
+        assert report.reason.endswith("not by shm: the other worker is on another host")
+        assert ends.nixl._agent is not None
+
+
+async def test_where_it_is_missing_that_is_said_and_how_to_have_it(monkeypatch):
+    monkeypatch.setattr(sources, "is_installed", lambda: False)
+    async with transfer(connector="nixl") as ends:
+        with pytest.raises(FailedPreconditionError, match=r"pip install 'baton-serve\[nixl\]'"):
+            await fetched(ends)
+        assert ends.nixl._agent is None
+
+
+@contextmanager
+def both_sides():
+    pools = [filled_pool(5, layout) for layout in HYBRID]
+    source, reader = NixlSource(pools, "lo"), NixlReader([pool_of(5, x) for x in HYBRID], "lo")
+    try:
+        yield source, reader
+    finally:
+        reader.close()
+        source.close()
+
+
+BROKEN = {
+    "other pools": lambda offer: replace(offer, regions=offer.regions[:1]),
+    "no metadata": lambda offer: replace(offer, metadata=b""),
+    "noise": lambda offer: replace(offer, metadata=bytes(range(256))),
+    "cut off": lambda offer: replace(offer, metadata=offer.metadata[:-9]),
+    "too long": lambda offer: replace(offer, metadata=bytes(MAX_METADATA_BYTES + 1)),
+    "more blocks": lambda offer: resized(offer, 6),
+    "far more blocks": lambda offer: resized(offer, 2**40),
+    "another place": lambda offer: replace(
+        offer, regions=tuple(replace(region, address=4096) for region in offer.regions)
+    ),
+}
+
+
+def resized(offer: NixlOffer, num_blocks: int) -> NixlOffer:
+    regions = (replace(region, num_blocks=num_blocks) for region in offer.regions)
+    return replace(offer, regions=tuple(regions))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", BROKEN)
+async def test_what_a_source_cannot_have_said_is_refused_and_the_next_one_is_heard(how):
+    with both_sides() as (source, reader):
+        offer = await source.offer()
+        with pytest.raises(UnavailableError):
+            await reader.attach(BROKEN[how](offer))
+        with both_sides() as (other, _):
+            receiver = await reader.attach(await other.offer())
+            await reads(receiver, reader)
+
+
+@pytest.mark.slow
+async def test_a_source_that_is_known_twice_is_forgotten_with_the_last_who_reads_from_it():
+    with both_sides() as (source, reader):
+        offer = await source.offer()
+        first, second = await reader.attach(offer), await reader.attach(offer)
+        first.close()
+        await reads(second, reader)
+        second.close()
+        await reads(await reader.attach(offer), reader)
+
+
+async def reads(receiver, reader) -> None:
+    target = reader._pools[0]
+    run = Run(0, 0, source_blocks=(3, 5))
+    await receiver.receive(run, target, (1, 2), Integrity.FENCE)
+    assert contents(target, (1, 2)) == contents(filled_pool(5, LAYOUT), (3, 5))
+    target.content.zero_()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("blocks", [(0, 1), (1, 6), (2**31, 1), (1,), (1, 2, 3)])
+async def test_places_outside_of_the_pool_or_of_another_number_are_data_loss(blocks):
+    with both_sides() as (source, reader):
+        receiver = await reader.attach(await source.offer())
+        run = Run(0, 0, source_blocks=blocks)
+        with pytest.raises(DataLossError):
+            await receiver.receive(run, reader._pools[0], (1, 2), Integrity.FENCE)
+        assert not reader._pools[0].content.any()
+
+
+@pytest.mark.slow
+async def test_a_reader_that_is_closed_reads_no_more():
+    with both_sides() as (source, reader):
+        receiver = await reader.attach(await source.offer())
+        run = Run(0, 0, source_blocks=(1, 2))
+        reader.close()
+        with pytest.raises(UnavailableError):
+            await receiver.receive(run, reader._pools[0], (1, 2), Integrity.FENCE)
+        with pytest.raises(UnavailableError):
+            await reader.attach(await source.offer())
+        assert not receiver.is_open
+
+
+@given(
+    st.integers(0, 2**64 - 1),
+    st.builds(Door, st.text(), st.text(), st.lists(COUNTS).map(tuple)) | PROBLEMS,
+    st.builds(NixlOffer, st.binary(), st.lists(REGIONS).map(tuple)) | PROBLEMS,
+    st.builds(IpcOffer, st.text(), st.lists(IPC_REGIONS).map(tuple)) | PROBLEMS,
+)
+def test_a_description_arrives_as_it_was(epoch, door, nixl, ipc):
+    description = Description(epoch, door, nixl, ipc)
+    message = description_to_message(description).SerializeToString()
+    assert description_of(DescribeResponse.FromString(message)) == description
