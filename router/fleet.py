@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.5
 _PROBE_SECONDS = 1.0
+_FADING_SECONDS = 5.0
 _READINESS = health_pb2.HealthCheckRequest(service="readiness")
 
 
@@ -202,7 +203,9 @@ class Fleet:
 
     def candidates(self, token_ids: tuple[int, ...]) -> list[Candidate]:
         """A snapshot for placement, with what each worker has cached of the prompt."""
-        cached, now = self._cached_blocks(token_ids), time.monotonic()
+        cached = self._cached_blocks(token_ids)
+        # Coarse, so that what has hardly faded is not recorded anew with each decision.
+        now = time.monotonic() // _FADING_SECONDS * _FADING_SECONDS
         return [
             Candidate(
                 worker=m.record.id,

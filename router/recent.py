@@ -9,7 +9,7 @@ HALF_LIFE = 600.0  # seconds; long beside a request, short beside a working day
 
 
 class RecentTokens:
-    """Tokens, of which half are forgotten in each half-life. `now` never goes back."""
+    """Tokens, of which half are forgotten in each half-life. The moments of `add` never go back."""
 
     def __init__(self, half_life: float = HALF_LIFE) -> None:
         self._half_life = half_life

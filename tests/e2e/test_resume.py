@@ -17,6 +17,7 @@ from baton.errors import UnavailableError
 from .checkpoints import prompt_of
 from .watch import until_nothing_is_held
 from .ways import CODE, GREEDY, SEEDED, answer_of, check_same, with_late_stop_string
+from .wide import HANDOFFS
 
 pytestmark = pytest.mark.e2e
 
@@ -26,7 +27,7 @@ def other_router(
     pair_cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Process]:
     """A second router over the same workers."""
-    flags = {"redis_url": pair_cluster.redis_url}
+    flags = {"redis_url": pair_cluster.redis_url, **HANDOFFS}
     process = Process("router-1", "router", free_port(set()), flags)
     process.start(Path(tmp_path_factory.mktemp("logs")))
     yield process

@@ -97,6 +97,17 @@ def test_it_can_be_turned_off_and_some_requests_never_take_part():
     assert decided(near, needs_prefill=True) is None
 
 
+def test_equal_decode_workers_share_what_is_computed_alone_and_keep_theirs_when_one_leaves():
+    workers = [replace(DECODE, worker=f"d{i}") for i in range(4)]
+    names = [f"request-{i}" for i in range(64)]
+    before, after = (
+        [DEFAULT_RULES.decide(Question(n, NUM_TOKENS, tuple(these))).decode for n in names]
+        for these in (workers, workers[:3])
+    )
+    assert set(before) == {"d0", "d1", "d2", "d3"}
+    assert all(now == was for was, now in zip(before, after, strict=True) if was != "d3")
+
+
 @pytest.mark.parametrize("name", [name for name in POLICY_NAMES if name != "baton"])
 def test_policies_to_compare_with_know_no_such_thing(name):
     assert chosen(PREFILL, holding(DECODE, 1), rules=Rules(name)) == ("p", "d")
