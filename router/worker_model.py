@@ -84,12 +84,11 @@ class PoolModel:
         # As long as nothing changes.
         self._rates: dict[tuple[tuple[float, ...], int, float, str], Rates] = {}
 
-    def worked(self, work: WorkDone, slowness: float) -> float:
-        """A worker that is so much slower than others has computed this. Returns how much slower
-        than others that was."""
+    def worked(self, work: WorkDone) -> float:
+        """A worker has computed this. Returns how much slower that was than expected."""
         slower = work.seconds / max(self._work.expected(work.features), _SHORTEST)
         self._num_prompt_tokens += work.num_prompt_tokens
-        if self._work.observe(work.features, work.seconds / slowness):
+        if self._work.observe(work.features, work.seconds):
             self._rates.clear()
         return slower
 
@@ -187,10 +186,10 @@ class WorkerModel:
         """The worker has computed so much since it started. Of reports that overtake each other the
         late one says nothing new."""
         work = done.since(self._done)
-        if work.num_steps <= 0 or work.seconds <= 0:
+        if work.num_steps <= 0 or work.seconds <= 0 or min(work.features) < 0:
             return
         self._done = done
-        surprise = math.log(self._pool.worked(work, self.slowness)) - self._log_slowness
+        surprise = math.log(self._pool.worked(work)) - self._log_slowness
         bounded = min(max(surprise, -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
         self._log_slowness += _WEIGHT * bounded
         if abs(self._log_slowness - math.log(self.slowness)) > _NOTICED:

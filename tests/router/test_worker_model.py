@@ -199,3 +199,27 @@ def test_whatever_was_learned_more_overlap_never_costs_more(
     more = replace(one, num_cached_tokens=num_cached + 16)
     before, after = (CostModel().terms(c, num_tokens) for c in (one, more))
     assert all(after[term] <= before[term] for term in before)
+
+
+def test_what_all_workers_of_a_pool_have_become_is_the_pool_s_and_not_each_one_s():
+    pool = PoolModel()
+    models = [taught(WorkerModel(pool, 512), Source(SLOW, seed=i), 50) for i in range(2)]
+    later = [Source(SLOW, seed=10 + i) for i in range(2)]
+    for model, source in zip(models, later, strict=True):
+        source._done = model._done
+    for _ in range(400):
+        for model, source in zip(models, later, strict=True):
+            model.worked(source.report(times=5.0))
+    assert [model.slowness for model in models] == [1.0, 1.0]
+    check_predicts(models[0].rates, Rates(*(5 * v for v in SLOW.__getstate__()[:3])), within=0.35)
+
+
+def test_a_decode_pool_takes_what_prompts_cost_from_its_twin_until_it_has_computed_some():
+    prefill = PoolModel()
+    decode = WorkerModel(PoolModel(prefill), 512)
+    taught(WorkerModel(prefill, 512), Source(FAST), 60)
+    check_predicts(decode.rates, FAST, within=0.3)
+    decode.worked(WorkDone(num_steps=50, num_decode_tokens=500, seconds=0.05))
+    check_predicts(decode.rates, FAST, within=0.3)
+    taught(decode, Source(SLOW), 80)
+    check_predicts(decode.rates, SLOW, within=0.35)
