@@ -55,7 +55,7 @@ def print_tables(explained: Explanation, console: Console) -> None:
 
 def _table(title: str, candidates: list[Candidate], explained: Explanation) -> Table:
     """A row for each worker, a column for each term. `>` is before the chosen one."""
-    names = list(dict.fromkeys(name for c in candidates for name in c.terms))
+    names = sorted({name for c in candidates for name in c.terms})
     # Only the default policy counts seconds.
     factor, unit = (1000.0, " ms") if explained.policy == "baton" else (1.0, "")
     table = Table("", "worker", title=title, title_justify="left", box=None)
