@@ -98,20 +98,17 @@ async def test_a_redis_restored_from_an_old_copy_brings_no_dead_worker_back(pair
 
 
 async def test_without_redis_a_prompt_goes_where_this_router_placed_its_prefix(pair):
+    """Each time it would be another worker's turn."""
     assert pair.redis is not None
-    prompt = prompt_of(300, seed=time.monotonic_ns() % 1000)
     pair.redis.stop()
     try:
         await asyncio.sleep(0.5)
         async with AsyncClient(pair.address, timeout=20.0) as client:
-            first = client.generate(prompt, PARAMS)
-            expected = await first.token_ids()
-            placement = (await first.wait_accepted()).placement
-            for _ in range(3):
+            for seed in range(4):
+                prompt = prompt_of(300, seed=time.monotonic_ns() % 10_000 + seed)
+                expected = await client.generate(prompt, PARAMS).token_ids()
                 again = client.generate(prompt, PARAMS)
                 assert await again.token_ids() == expected
-                accepted = await again.wait_accepted()
-                assert accepted.placement.prefill_worker == placement.prefill_worker
                 assert again.finished.usage.num_cached_prompt_tokens >= 288
     finally:
         pair.redis.start()
