@@ -198,8 +198,16 @@ class ModelRunner:
         given = self._seats.token_ids[seats[num_chosen:], positions[num_chosen:]].astype(np.int64)
         if behind is None or not num_chosen:
             return self._upload(given)
-        chosen = _tokens_of(behind, seats[:num_chosen])
+        chosen = self._tokens_of(behind, seats[:num_chosen])
         return torch.cat([chosen, self._upload(given)]) if given.size else chosen
+
+    def _tokens_of(self, step: Launched, seats: Int64Array) -> torch.Tensor:
+        """The tokens that a step has chosen for these seats, which are some of its own in its
+        order. Waits for nothing."""
+        assert step.token_ids is not None, "a step behind one without tokens"
+        if len(seats) == len(step.seats):
+            return step.token_ids
+        return step.token_ids[self._upload(np.flatnonzero(np.isin(step.seats, seats)))]
 
     def _move_blocks(self, plan: StepPlan) -> None:
         """Out, copies, clearing, in: nothing is overwritten before it was read."""
@@ -292,15 +300,6 @@ class ModelRunner:
                 )
                 row += len(targets)
         return scores
-
-
-def _tokens_of(step: Launched, seats: Int64Array) -> torch.Tensor:
-    """The tokens that a step has chosen for these seats, which are some of its own in its order."""
-    assert step.token_ids is not None, "a step behind one without tokens"
-    if len(seats) == len(step.seats):
-        return step.token_ids
-    rows = np.flatnonzero(np.isin(step.seats, seats))
-    return step.token_ids[torch.from_numpy(rows).to(step.token_ids.device)]
 
 
 def _scored_rows(plan: StepPlan) -> Int64Array:

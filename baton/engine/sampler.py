@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from baton.engine.attention import uploader
 from baton.engine.draw import largest, to_tensor
 from baton.engine.logits_processors import Bitmask, Int32Array
 from baton.engine.sampling_columns import (
@@ -247,7 +248,7 @@ def _with_logprobs(logits: torch.Tensor, rows: Rows, chosen: torch.Tensor) -> Ch
     k = int(rows.numbers["num_top_logprobs"][at].max())
     targets = chosen
     if at.size < len(rows.seats):
-        index = to_tensor(at, logits.device)
+        index = uploader(logits.device)(at)
         logits, targets = logits[index], chosen[index]
     return Choice(chosen, at, _score(logits, targets, k))
 
