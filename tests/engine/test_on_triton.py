@@ -37,7 +37,7 @@ CACHES_AND_MODULES = "fp8 or kernel_modules"
 
 
 def test_an_engine_on_kernels_gives_the_tokens_of_one_on_torch() -> None:
-    run("not slow and not gpu", f"not ({CACHES_AND_MODULES})", timeout=240)
+    run("not slow and not gpu", f"not ({CACHES_AND_MODULES})", timeout=280)
 
 
 def test_fp8_caches_and_modules_on_kernels_give_the_same_tokens() -> None:
