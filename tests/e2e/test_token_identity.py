@@ -53,8 +53,11 @@ async def test_the_shipped_model_s_tokens_are_those_of_transformers(client, clus
 
 @pytest.mark.slow
 async def test_they_are_the_same_where_blocks_come_by_nixl():
-    flags = {"max_num_batched_tokens": 48}
-    with LocalCluster(worker_flags=flags, decode_flags={"kv_connector": "nixl"}) as cluster:
+    with LocalCluster(
+        worker_flags={"max_num_batched_tokens": 48},
+        decode_flags={"kv_connector": "nixl"},
+        router_flags={"conditional_disaggregation": False},
+    ) as cluster:
         async with AsyncClient(cluster.address) as client:
             for length in (*LENGTHS, 700):
                 prompt = prompt_of(length)
