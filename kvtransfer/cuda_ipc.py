@@ -6,6 +6,7 @@ only once the source has confirmed that the lease still held.
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,6 +20,8 @@ from kvtransfer.calling_off import ended
 from kvtransfer.connector import Connector, Integrity
 from kvtransfer.run import Run, check
 from kvtransfer.unix_peer import host_id
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,4 +183,7 @@ class IpcReceiver:
             return
         self._pools.clear()
         while self._addresses:
-            self._cuda.close(self._addresses.popitem()[1])
+            try:
+                self._cuda.close(self._addresses.popitem()[1])
+            except RuntimeError as error:  # such as a device that is lost, with all that was open
+                logger.warning("another worker's memory could not be let go of: %s", error)

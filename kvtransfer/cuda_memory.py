@@ -5,7 +5,8 @@ behind when a process is killed.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +27,7 @@ class DriverMemory:
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._opened: dict[int, torch.device] = {}
 
     @cached_property
     def _driver(self) -> Any:
@@ -48,8 +50,7 @@ class DriverMemory:
 
     def export(self, memory: torch.Tensor) -> tuple[bytes, int]:
         handle, base = _Handle(), ctypes.c_uint64()
-        with torch.cuda.device(memory.device):
-            torch.cuda.current_stream().synchronize()  # this thread is in the device's context
+        with _context(memory.device):
             address = ctypes.c_uint64(memory.data_ptr())
             self._do("cuMemGetAddressRange_v2", ctypes.byref(base), None, address)
             self._do("cuIpcGetMemHandle", ctypes.byref(handle), base)
@@ -59,18 +60,19 @@ class DriverMemory:
         if len(handle) != HANDLE_BYTES:
             raise RuntimeError(f"a handle of {len(handle)} bytes")
         address = ctypes.c_uint64()
-        with torch.cuda.device(device):
-            torch.cuda.current_stream().synchronize()
+        with _context(device):
             opened = _Handle.from_buffer_copy(handle)
             flags = ctypes.c_uint(_LAZY_PEER_ACCESS)
             self._do("cuIpcOpenMemHandle_v2", ctypes.byref(address), opened, flags)
+        self._opened[address.value] = device
         return address.value
 
     def view(self, address: int, num_bytes: int, device: torch.device) -> torch.Tensor:
         return torch.as_tensor(_Array(address, num_bytes), device=device)
 
     def close(self, address: int) -> None:
-        self._do("cuIpcCloseMemHandle", ctypes.c_uint64(address))
+        with _context(self._opened.pop(address)):
+            self._do("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
     def copy(
         self, pool: KvPool, origin: torch.Tensor, sources: Sequence[int], targets: Sequence[int]
@@ -89,6 +91,14 @@ class DriverMemory:
         result = getattr(self._driver, name)(*arguments)
         if result:
             raise RuntimeError(f"{name} of the CUDA driver gave error {result}")
+
+
+@contextmanager
+def _context(device: torch.device) -> Iterator[None]:
+    """Has this thread in the device's context, where the driver needs it."""
+    with torch.cuda.device(device):
+        torch.cuda.current_stream().query()  # the first call of a thread enters it
+        yield
 
 
 class _Array:

@@ -246,7 +246,8 @@ def _copy_on_gpu(
     from kernels.block_copy import UNIT, copy_blocks
 
     collides = origin is target and not set(sources).isdisjoint(targets)
-    if collides or origin.shape[1] % UNIT:
+    is_apart = origin.is_cuda and target.is_cuda and origin.device != target.device
+    if collides or is_apart or origin.shape[1] % UNIT:
         return False
     pairs = torch.tensor([sources, targets]).t().contiguous().pin_memory()
     copy_blocks(origin, target, pairs)
