@@ -178,8 +178,8 @@ class Answer:
         self._awaits_prompt = False
         responses = []
         if self._takes_first_token:
-            reason = result.first_tokens[0].finish_reason
-            responses += self._show(0, wire.first_tokens(result), reason)
+            token, reason = wire.first_token(result)
+            responses += self._show(0, [token], reason)
         held, self._held_back = self._held_back, []
         for event in held:
             responses += self.on_decode(event)

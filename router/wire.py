@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from google.protobuf.duration_pb2 import Duration
 
+from baton.errors import InternalError
 from baton.params_wire import to_proto
 from baton.sampling import SamplingParams
 from baton.v1 import admin_pb2, decode_pb2, kv_transfer_pb2, prefill_pb2
@@ -147,16 +148,17 @@ def _attempt_id(request: Request, lease_id: bytes) -> str:
     return f"{request.request_id}.{lease_id.hex()[:12]}"
 
 
-def first_tokens(result: prefill_pb2.PrefillResult) -> list[Token]:
-    return [
-        Token(
-            t.position,
-            t.token_id,
-            t.logprob if t.HasField("logprob") else None,
-            _top(t.top_logprobs) if t.HasField("top_logprobs") else None,
-        )
-        for t in result.first_tokens
-    ]
+def first_token(
+    result: prefill_pb2.PrefillResult,
+) -> tuple[Token, pb.FinishReason.ValueType]:
+    """The token, and why the sequence is complete with it, if it is. Raises `InternalError` for
+    none, and for several."""
+    if len(result.first_tokens) != 1:
+        raise InternalError(f"a prefill brought {len(result.first_tokens)} first tokens, not one")
+    (first,) = result.first_tokens
+    logprob = first.logprob if first.HasField("logprob") else None
+    top = _top(first.top_logprobs) if first.HasField("top_logprobs") else None
+    return Token(first.position, first.token_id, logprob, top), first.finish_reason
 
 
 def work_done(message: prefill_pb2.WorkDone) -> WorkDone:
@@ -177,11 +179,17 @@ def received(message: decode_pb2.KvReady, member: Member) -> tuple[float, float,
 
 
 def decoded_tokens(message: decode_pb2.DecodeTokens) -> list[Token]:
+    """Raises `InternalError` where not all tokens have what some have."""
     count = len(message.token_ids)
     if not message.logprobs and not message.top_logprobs:
         return [Token(*pair) for pair in enumerate(message.token_ids, message.position)]
     logprobs: list[float | None] = list(message.logprobs) or [None] * count
     tops: list[TopLogprobs | None] = [_top(m) for m in message.top_logprobs] or [None] * count
+    if not count == len(logprobs) == len(tops):
+        raise InternalError(
+            f"{count} tokens came with {len(logprobs)} log-probabilities and those of {len(tops)} "
+            "most likely ones"
+        )
     return [
         Token(message.position + i, token_id, logprob, top)
         for i, (token_id, logprob, top) in enumerate(

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.errors import InternalError
 from baton.models import locate
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, prefill_pb2
@@ -104,6 +105,20 @@ def test_several_sequences_come_whole_and_in_order_however_they_are_mixed(
     assert texts(events) == dict(enumerate(letters))
     assert sorted(endings(events)) == [(i, LENGTH) for i in range(len(letters))]
     assert events[-1].finished.usage.num_output_tokens == sum(map(len, letters))
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_prefill_without_its_one_token_is_a_bug_and_named(count):
+    result = prefill_pb2.PrefillResult(first_tokens=[prefill_pb2.FirstToken()] * count)
+    with pytest.raises(InternalError, match=f"brought {count} first tokens"):
+        answer().on_prefill(prefill_pb2.PrefillResponse(result=result))
+
+
+@pytest.mark.parametrize("fields", [{"logprobs": [-1.0]}, {"top_logprobs": [pb.TopLogprobs()] * 3}])
+def test_tokens_of_which_only_some_have_log_probabilities_are_a_bug_and_named(fields):
+    tokens = decode_pb2.DecodeTokens(token_ids=ids("ab"), **fields)
+    with pytest.raises(InternalError, match="2 tokens came with"):
+        answer().on_decode(decode_pb2.DecodeGenerateResponse(tokens=tokens))
 
 
 def test_each_sequence_ends_for_the_client_as_soon_as_it_does():

@@ -91,7 +91,7 @@ def test_the_winner_is_one_of_the_choices_and_none_is_cheaper(num_prefill, num_d
 class Cluster:
     """Two workers, as a placer sees them."""
 
-    def candidates(self, token_ids: tuple[int, ...]) -> list[Candidate]:
+    def candidates(self, token_ids: tuple[int, ...], salt: bytes = b"") -> list[Candidate]:
         return [HOLDER, DECODE]
 
 

@@ -1,0 +1,332 @@
+"""What reads bytes that come from elsewhere, each as a function of those bytes alone.
+
+A target may refuse its input by raising a `BatonError`, or by whatever else its room does with what
+it cannot read; anything else that it raises is a bug. Each has seeds: valid inputs to begin from.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from google.protobuf.message import Message
+
+from baton.cluster.events import (
+    SEQUENCE_BYTES,
+    EventBatch,
+    KvEvents,
+    decode_sequence,
+    decode_slots,
+    encode_sequence,
+)
+from baton.cluster.registry import WorkerRecord
+from baton.engine.core.plan import ExternalAllocation
+from baton.engine.core.sequence import KvSource, Purpose
+from baton.engine.kv_pool import KvPool, KvShape, plan_layout
+from baton.errors import BatonError
+from baton.models import locate
+from baton.params_wire import to_proto
+from baton.sampling import SamplingParams
+from baton.serving.malformed import Malformed, tolerant
+from baton.v1 import decode_pb2, kv_transfer_pb2, prefill_pb2
+from baton.v1 import inference_pb2 as pb
+from baton.worker.wire import engine_request
+from kvtransfer import frames
+from kvtransfer.connector import Integrity
+from kvtransfer.handle import Handle, Pairing
+from kvtransfer.handoff import Handoff
+from kvtransfer.offers import description_of
+from kvtransfer.payload import PayloadReceiver
+from kvtransfer.run import Run, checksums_of
+from kvtransfer.wire import (
+    claim_of,
+    connector_of,
+    first_token_of,
+    handle_of,
+    integrity_of,
+    layouts_of,
+    layouts_to_messages,
+    lease_id_of,
+    serialize_layouts,
+)
+from router.answer import Answer
+from router.intake import Intake, Request
+from router.model_card import ModelCard, read_model_card
+
+LAYOUT = plan_layout([KvShape(2, 8, 8)] * 2, torch.float32, 4, None)
+PAIRING = Pairing(b"model", (LAYOUT,))
+NUM_TOKENS = 12
+TABLE = (3, 1, 2)
+LEASE = bytes(range(16))
+
+
+@dataclass(frozen=True)
+class Target:
+    """One reader of bytes. `read` returns nothing, and raises only for a bug."""
+
+    read: Callable[[bytes], None]
+    seeds: tuple[bytes, ...]
+
+
+def check(target: Target, data: bytes) -> None:
+    """Reads it; a refusal is as good as an answer."""
+    with contextlib.suppress(BatonError):
+        target.read(data)
+
+
+@cache
+def card() -> ModelCard:
+    return read_model_card(locate("tiny"))
+
+
+def parsed(kind: type[Message], data: bytes) -> Any:
+    """A request as a server of ours parses it. Raises what its caller would be told."""
+    request = tolerant(kind.FromString)(data)
+    if isinstance(request, Malformed):
+        raise request.error
+    return request
+
+
+# What workers are asked.
+
+
+def prefill(data: bytes) -> None:
+    request = parsed(prefill_pb2.PrefillRequest, data)
+    lease_id_of(request.lease_id)
+    engine_request(request, None, purpose=Purpose.PREFILL)
+
+
+def decode(data: bytes) -> None:
+    request = parsed(decode_pb2.DecodeGenerateRequest, data)
+    handle = handle_of(request.handle) if request.HasField("handle") else None
+    engine_request(
+        request,
+        1.0,
+        kv_source=KvSource.EXTERNAL if handle else KvSource.LOCAL,
+        block_hashes=handle.block_hashes if handle else (),
+    )
+    if handle is not None:
+        PAIRING.check(handle.pairing, handle.source_worker)
+
+
+def end_sequence(data: bytes) -> None:
+    parsed(decode_pb2.EndSequenceRequest, data)
+
+
+def fetch(data: bytes) -> None:
+    request = parsed(kv_transfer_pb2.FetchRequest, data)
+    claim_of(request)
+    connector = connector_of(request.connector)
+    integrity_of(request.integrity or kv_transfer_pb2.INTEGRITY_XXH3_64).of(connector)
+    PAIRING.check(Pairing(request.fingerprint, layouts_of(request.layouts)), request.claimant)
+
+
+def confirm(data: bytes) -> None:
+    claim_of(parsed(kv_transfer_pb2.ConfirmRequest, data))
+
+
+# What they are told by each other.
+
+
+def describe(data: bytes) -> None:
+    description_of(parsed(kv_transfer_pb2.DescribeResponse, data))
+
+
+@cache
+def pool() -> KvPool:
+    return KvPool(LAYOUT, len(TABLE), torch.device("cpu"))
+
+
+def payload(data: bytes) -> None:
+    """One event of a Fetch, when it may come, all the way into the pool."""
+    event = frames.decode(data)
+    kind = "blocks" if isinstance(event, Run) else event and event.WhichOneof("event")
+    num_held = len(TABLE) if kind == "result" else 0
+    handoff = Handoff(NUM_TOKENS, (LAYOUT,), ExternalAllocation("r", (TABLE,), num_held))
+    handoff.ask()
+    if kind == "manifest":
+        handoff.open(event.manifest.generation, event.manifest.num_blocks)
+        return
+    handoff.open(1, len(TABLE))
+    if isinstance(event, Run):
+        targets = handoff.place(event)
+        asyncio.run(PayloadReceiver().receive(event, pool(), targets, Integrity.CHECKSUMS))
+    elif kind == "result":
+        handoff.complete(first_token_of(event.result))
+
+
+# What the router is told, and asked.
+
+
+def _answer() -> Answer:
+    params = SamplingParams(max_tokens=9, n=2, temperature=1.0, stop=("zz",), prompt_logprobs=1)
+    return Answer(Request("r", (5, 6), params), card(), time.monotonic())
+
+
+def prefill_event(data: bytes) -> None:
+    _answer().on_prefill(parsed(prefill_pb2.PrefillResponse, data))
+    single = Answer(Request("r", (5,), SamplingParams()), card(), time.monotonic())
+    single.on_prefill(parsed(prefill_pb2.PrefillResponse, data))
+
+
+def decode_event(data: bytes) -> None:
+    answer = _answer()
+    answer.on_prefill(prefill_pb2.PrefillResponse(result=prefill_pb2.PrefillResult()))
+    answer.on_decode(parsed(decode_pb2.DecodeGenerateResponse, data))
+    answer.take_surplus()
+
+
+def generate(data: bytes) -> None:
+    request = parsed(pb.GenerateRequest, data)
+    asyncio.run(Intake(card(), 4096).read(request, 2048))
+
+
+# What Redis holds.
+
+
+def record(data: bytes) -> None:
+    """Fields, each with two bytes of length before name and value."""
+    fields, rest = {}, data
+    while len(rest) >= 4:
+        name, value = int.from_bytes(rest[:2]), int.from_bytes(rest[2:4])
+        fields[rest[4 : 4 + name]] = rest[4 + name : 4 + name + value]
+        rest = rest[4 + name + value :]
+    for reader in (WorkerRecord.from_fields, EventBatch.from_fields):
+        with contextlib.suppress(ValueError):  # what whoever reads it expects
+            reader(fields)
+
+
+def snapshot(data: bytes) -> None:
+    decode_sequence(data[:SEQUENCE_BYTES])
+    with contextlib.suppress(ValueError):  # what whoever reads it expects
+        decode_slots(data[SEQUENCE_BYTES:])
+
+
+def _fields(fields: dict[str, Any]) -> bytes:
+    encoded = b""
+    for name, value in fields.items():
+        content = value if isinstance(value, bytes) else str(value).encode()
+        key = name.encode()
+        encoded += len(key).to_bytes(2) + len(content).to_bytes(2) + key + content
+    return encoded
+
+
+def _seeds() -> dict[str, tuple[bytes, ...]]:
+    """Valid inputs of each target."""
+    sampling = to_proto(SamplingParams(max_tokens=4, stop=("a",), logprobs=True, top_logprobs=2))
+    handle = kv_transfer_pb2.KvHandle(
+        version=1,
+        source_worker="prefill-0",
+        source_endpoint="127.0.0.1:1",
+        source_epoch=7,
+        lease_id=LEASE,
+        fingerprint=b"model",
+        layouts=layouts_to_messages((LAYOUT,)),
+        num_tokens=NUM_TOKENS,
+        block_hashes=bytes(48),
+        integrity=kv_transfer_pb2.INTEGRITY_XXH3_64,
+        tenant="acme",
+    )
+    common = {"token_ids": range(1, 13), "num_prompt_tokens": 12, "sampling": sampling}
+    read = handle_of(handle)
+    assert isinstance(read, Handle)
+    blocks = tuple(memoryview(bytes([i]) * LAYOUT.block_bytes) for i in range(3))
+    run = Run(0, 0, checksums_of(blocks, LAYOUT.block_bytes), blocks)
+    result = prefill_pb2.PrefillResult(
+        first_tokens=[prefill_pb2.FirstToken(token_id=5, logprob=-0.5, position=0)]
+    )
+    scores = pb.PromptLogprobs(position=1, logprobs=[-1.0], top_logprobs=[pb.TopLogprobs()])
+    tokens = decode_pb2.DecodeTokens(
+        sequence_index=1, position=0, token_ids=[7, 8], logprobs=[-1.0, -2.0], finish_reason=2
+    )
+    conversation = pb.Chat(messages=[pb.ChatMessage(role="user", content="Hello")])
+    worker = WorkerRecord(
+        "w", "decode", "a:1", "a:2", 3, "tiny", b"f", serialize_layouts((LAYOUT,)), b"t" * 16,
+        "float32", 16, 2048, 100,
+    )  # fmt: skip
+    batch = EventBatch(1, 2, KvEvents((bytes(16),), (bytes(16),)))
+    messages: dict[str, tuple[Message, ...]] = {
+        "prefill": (
+            prefill_pb2.PrefillRequest(request_id="r", lease_id=LEASE, decode_worker="d", **common),
+        ),
+        "decode": (decode_pb2.DecodeGenerateRequest(request_id="r", handle=handle, **common),),
+        "end_sequence": (decode_pb2.EndSequenceRequest(request_id="r", sequence_index=1),),
+        "fetch": (
+            kv_transfer_pb2.FetchRequest(
+                lease_id=LEASE,
+                source_epoch=7,
+                claimant="decode-0",
+                fingerprint=b"model",
+                layouts=handle.layouts,
+                tenant="acme",
+                connector=kv_transfer_pb2.CONNECTOR_SHM,
+                integrity=kv_transfer_pb2.INTEGRITY_FENCE,
+            ),
+        ),
+        "confirm": (
+            kv_transfer_pb2.ConfirmRequest(lease_id=LEASE, generation=1, claimant="decode-0"),
+        ),
+        "describe": (
+            kv_transfer_pb2.DescribeResponse(
+                epoch=7,
+                offers=[
+                    kv_transfer_pb2.KvOffer(
+                        connector=kv_transfer_pb2.CONNECTOR_SHM, address="x", num_blocks=[8]
+                    ),
+                    kv_transfer_pb2.KvOffer(
+                        connector=kv_transfer_pb2.CONNECTOR_NIXL,
+                        metadata=b"agent",
+                        num_blocks=[8],
+                        regions=[kv_transfer_pb2.KvRegion(address=4096, device=0)],
+                    ),
+                ],
+            ),
+        ),
+        "prefill_event": (
+            prefill_pb2.PrefillResponse(result=result),
+            prefill_pb2.PrefillResponse(prompt_logprobs=scores),
+            prefill_pb2.PrefillResponse(started=prefill_pb2.PrefillStarted(num_cached_tokens=1)),
+        ),
+        "decode_event": (
+            decode_pb2.DecodeGenerateResponse(tokens=tokens),
+            decode_pb2.DecodeGenerateResponse(
+                finished=decode_pb2.DecodeFinished(sequence_index=1, reason=4, score=0.5)
+            ),
+            decode_pb2.DecodeGenerateResponse(
+                kv_ready=decode_pb2.KvReady(num_transferred_blocks=3, connector="grpc")
+            ),
+        ),
+        "generate": (
+            pb.GenerateRequest(text="def main(", sampling=sampling),
+            pb.GenerateRequest(chat=conversation, request_id="r", priority=1),
+            pb.GenerateRequest(
+                token_ids=pb.TokenIds(ids=[1, 2]),
+                continue_from=[pb.ReceivedTokens(ids=[3], finish_reason=4)],
+            ),
+        ),
+    }
+    seeds = {name: tuple(m.SerializeToString() for m in each) for name, each in messages.items()}
+    manifest = kv_transfer_pb2.FetchResponse(
+        manifest=kv_transfer_pb2.Manifest(generation=1, num_blocks=3)
+    )
+    ending = kv_transfer_pb2.FetchResponse(result=result)
+    return {
+        **seeds,
+        "payload": (frames.encode(run), frames.encode(manifest), frames.encode(ending)),
+        "record": (_fields(worker.to_fields()), _fields(batch.to_fields())),
+        "snapshot": (encode_sequence(3) + bytes(16) + b"x" * 16,),
+    }
+
+
+_READERS = (
+    *(prefill, decode, end_sequence, fetch, confirm),
+    *(describe, payload),
+    *(prefill_event, decode_event, generate),
+    *(record, snapshot),
+)
+_SEEDS = _seeds()
+TARGETS = {read.__name__: Target(read, _SEEDS[read.__name__]) for read in _READERS}
