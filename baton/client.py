@@ -121,6 +121,8 @@ class Client:
             none.
         resume: a generation whose router dies goes on with another one, or with the same if it
             comes back soon; its reader sees nothing of it but the time it takes.
+        token: says to the router whose calls these are; without TLS it crosses the network as it
+            is.
     """
 
     def __init__(
@@ -131,10 +133,12 @@ class Client:
         credentials: grpc.ChannelCredentials | None = None,
         wait_for_ready: bool = False,
         resume: bool = True,
+        token: str | None = None,
     ) -> None:
         self._timeout = timeout
         self._waits = wait_for_ready
         self._resume = resume
+        self._metadata = _bearing(token)
         self._channels = [
             grpc.insecure_channel(one, _OPTIONS)
             if credentials is None
@@ -233,7 +237,9 @@ class Client:
 
     def _open(self, leg: Leg) -> Call:
         stub = self._inference[leg.router]
-        return stub.Generate(leg.request, leg.timeout, wait_for_ready=self._wait)
+        return stub.Generate(
+            leg.request, leg.timeout, metadata=self._metadata, wait_for_ready=self._wait
+        )
 
     def _answer(
         self,
@@ -245,7 +251,9 @@ class Client:
         router = self._routers.first
         for is_last in _turns(self._routers.number):
             try:
-                return method_of(router)(request, self._timeout, wait_for_ready=self._wait)
+                return method_of(router)(
+                    request, self._timeout, metadata=self._metadata, wait_for_ready=self._wait
+                )
             except grpc.RpcError as error:
                 self._routers.note(router, error)
                 if is_last or not (is_silence(error) or error.code() in also):
@@ -265,10 +273,12 @@ class AsyncClient:
         credentials: grpc.ChannelCredentials | None = None,
         wait_for_ready: bool = False,
         resume: bool = True,
+        token: str | None = None,
     ) -> None:
         self._timeout = timeout
         self._waits = wait_for_ready
         self._resume = resume
+        self._metadata = _bearing(token)
         self._channels = [
             grpc.aio.insecure_channel(one, _OPTIONS)
             if credentials is None
@@ -361,7 +371,9 @@ class AsyncClient:
         self, leg: Leg
     ) -> "grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]":
         stub = self._inference[leg.router]
-        return stub.Generate(leg.request, timeout=leg.timeout, wait_for_ready=self._wait)
+        return stub.Generate(
+            leg.request, timeout=leg.timeout, metadata=self._metadata, wait_for_ready=self._wait
+        )
 
     async def _answer(
         self,
@@ -374,7 +386,10 @@ class AsyncClient:
         for is_last in _turns(self._routers.number):
             try:
                 return await method_of(router)(
-                    request, timeout=self._timeout, wait_for_ready=self._wait
+                    request,
+                    timeout=self._timeout,
+                    metadata=self._metadata,
+                    wait_for_ready=self._wait,
                 )
             except grpc.RpcError as error:
                 self._routers.note(router, error)
@@ -389,6 +404,11 @@ def _addresses(address: str | Sequence[str]) -> Sequence[str]:
     if not addresses:
         raise InvalidArgumentError("address", "is empty; give one router at least")
     return addresses
+
+
+def _bearing(token: str | None) -> tuple[tuple[str, str], ...]:
+    """What every call says with it."""
+    return () if token is None else (("authorization", f"Bearer {token}"),)
 
 
 def _turns(number: int) -> list[bool]:

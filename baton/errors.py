@@ -37,6 +37,10 @@ class FailedPreconditionError(BatonError):
     """The two sides may not work together as they are."""
 
 
+class UnauthenticatedError(BatonError):
+    """The caller has shown credentials that are not known here."""
+
+
 class NotFoundError(BatonError):
     """The named thing is not here, or no longer."""
 

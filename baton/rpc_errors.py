@@ -21,6 +21,7 @@ from baton.errors import (
     InvalidArgumentError,
     NotFoundError,
     OverloadedError,
+    UnauthenticatedError,
     UnavailableError,
     UnsupportedModelError,
 )
@@ -35,6 +36,7 @@ _TYPES: dict[grpc.StatusCode, type[BatonError]] = {
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
     grpc.StatusCode.FAILED_PRECONDITION: FailedPreconditionError,
     grpc.StatusCode.UNIMPLEMENTED: FailedPreconditionError,
+    grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
     grpc.StatusCode.NOT_FOUND: NotFoundError,
     grpc.StatusCode.ALREADY_EXISTS: AlreadyExistsError,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,

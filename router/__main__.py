@@ -28,6 +28,7 @@ async def serve(settings: RouterSettings) -> None:
         raise FailedPreconditionError(
             "a router finds its workers through Redis; set --redis-url, or let `baton up` start all"
         )
+    tenants = settings.tenants()
     card = read_model_card(settings.model_path)
     card.warm_up()
     server = Server(settings)
@@ -50,14 +51,14 @@ async def serve(settings: RouterSettings) -> None:
             intake,
             fleet,
             requests,
+            tenants,
             placer,
             settings.default_timeout_s,
             settings.coalesce_ms / 1000,
         )
         server.add(inference_pb2_grpc.add_InferenceServicer_to_server, inference)
-        server.add(
-            admin_pb2_grpc.add_AdminServicer_to_server, RouterAdmin(fleet, requests, intake, placer)
-        )
+        admin = RouterAdmin(fleet, requests, tenants, intake, placer)
+        server.add(admin_pb2_grpc.add_AdminServicer_to_server, admin)
         server.on_drain(requests.drain)
         fleet.start()
         await server.start()

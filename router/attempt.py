@@ -109,7 +109,8 @@ class Attempt:
         computed in the order of admission, lest two requests wait for each other's blocks.
         """
         work, lease_id = self._work, wire.new_lease_id()
-        self._hashes = self._fleet.block_hashes(self._decode, work.token_ids)
+        salt = work.request.tenant.salt
+        self._hashes = self._fleet.block_hashes(self._decode, work.token_ids, salt)
         num_sequences = work.params.num_sequences
         num_tokens = len(work.token_ids)
         num_uncached = max(0, num_tokens - self.placement.num_cached_tokens)

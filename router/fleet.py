@@ -201,9 +201,9 @@ class Fleet:
         """The least length any serving worker allows; unbounded while there is none."""
         return min((m.max_len for m in self.members if m.is_serving), default=2**31)
 
-    def candidates(self, token_ids: tuple[int, ...]) -> list[Candidate]:
+    def candidates(self, token_ids: tuple[int, ...], salt: bytes = b"") -> list[Candidate]:
         """A snapshot for placement, with what each worker has cached of the prompt."""
-        cached = self._cached_blocks(token_ids)
+        cached = self._cached_blocks(token_ids, salt)
         # Coarse, so that what has hardly faded is not recorded anew with each decision.
         now = time.monotonic() // _FADING_SECONDS * _FADING_SECONDS
         return [
@@ -224,10 +224,12 @@ class Fleet:
             for m in self.members
         ]
 
-    def block_hashes(self, member: Member, token_ids: tuple[int, ...]) -> list[bytes]:
+    def block_hashes(
+        self, member: Member, token_ids: tuple[int, ...], salt: bytes = b""
+    ) -> list[bytes]:
         """The chain hashes of the prompt's full blocks, as this worker computes them."""
         record = member.record
-        return hash_chain(record.namespace.root(), token_ids, record.block_size)
+        return hash_chain(record.namespace.root(salt), token_ids, record.block_size)
 
     def note_held(self, member: Member, hashes: Sequence[bytes]) -> None:
         """A worker has computed these blocks, or has taken them over. While Redis answers, the
@@ -236,11 +238,11 @@ class Fleet:
             record = member.record
             self.index.apply(record.id, record.epoch, KvEvents(stored=tuple(hashes)))
 
-    def _cached_blocks(self, token_ids: tuple[int, ...]) -> dict[str, int]:
+    def _cached_blocks(self, token_ids: tuple[int, ...], salt: bytes) -> dict[str, int]:
         """Leading blocks that each worker holds. Workers of one namespace share one computation."""
         cached: dict[str, int] = {}
         for member in {m.record.namespace: m for m in self._members.values()}.values():
-            cached |= self.index.match(self.block_hashes(member, token_ids))
+            cached |= self.index.match(self.block_hashes(member, token_ids, salt))
         return cached
 
     def _on_change(self, worker: str, record: WorkerRecord | None) -> None:

@@ -17,6 +17,7 @@ from baton.sampling import (
     check_token_ids,
     check_vocabulary,
 )
+from baton.serving.tenant import Tenant
 from baton.v1 import inference_pb2 as pb
 from router.model_card import ModelCard
 
@@ -30,6 +31,8 @@ _TOLD_ENDINGS = (
     pb.FINISH_REASON_LENGTH,
 )
 
+NOBODY_IN_PARTICULAR = Tenant()
+
 _Encode = Callable[[str], list[int]]
 
 
@@ -42,6 +45,7 @@ class Request:
         received: the output that the client has already, of each sequence; empty: none of any.
         received_endings: why each is complete with it, as far as the client was told; empty: none
             is.
+        tenant: whose it is.
     """
 
     request_id: str
@@ -50,6 +54,7 @@ class Request:
     priority: int = 0
     received: tuple[tuple[int, ...], ...] = ()
     received_endings: tuple[pb.FinishReason.ValueType, ...] = ()
+    tenant: Tenant = NOBODY_IN_PARTICULAR
 
 
 class Intake:
@@ -59,7 +64,9 @@ class Intake:
         self._card = card
         self._max_prompt_bytes = max_prompt_bytes
 
-    async def read(self, message: pb.GenerateRequest, max_model_len: int) -> Request:
+    async def read(
+        self, message: pb.GenerateRequest, max_model_len: int, tenant: Tenant = NOBODY_IN_PARTICULAR
+    ) -> Request:
         """Validates and tokenizes. `max_model_len` is the least of the workers' limits."""
         self._check_model(message.model)
         params = from_proto(message.sampling, default_seed=secrets.randbits(64))
@@ -76,7 +83,9 @@ class Intake:
         request_id = _request_id(message.request_id)
         received = self._received(message, params)
         endings = tuple(map(_ending_of, message.continue_from))
-        return Request(request_id, tuple(token_ids), params, message.priority, received, endings)
+        return Request(
+            request_id, tuple(token_ids), params, message.priority, received, endings, tenant
+        )
 
     async def tokenize(self, message: pb.TokenizeRequest) -> tuple[list[int], str]:
         """The tokens of an input, and the text that was tokenized."""

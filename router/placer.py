@@ -9,6 +9,7 @@ from functools import partial
 
 from baton.cluster.prefix import BlockHash
 from baton.errors import NotFoundError
+from baton.serving.tenant import DEFAULT_TENANT
 from router.decision import DEFAULT_RULES, Decision, Pair, Question, Rules
 from router.fleet import Fleet
 from router.recorder import Recorder
@@ -26,7 +27,7 @@ class Placer:
         self._fleet = fleet
         self._rules = rules
         self._recorder = recorder
-        self._remembered: OrderedDict[str, Decision] = OrderedDict()
+        self._remembered: OrderedDict[tuple[str, str], Decision] = OrderedDict()
 
     def place(
         self, work: Work, refused: Collection[str] = (), broken: Collection[Pair] = ()
@@ -38,7 +39,7 @@ class Placer:
             broken: pairs that are not to be asked now.
         """
         decision = self._decide(work, refused, broken)
-        self._remember(decision)
+        self._remember(work.request.tenant.name, decision)
         if self._recorder is not None:
             self._recorder.decided(decision, self._hashing(decision, work))
         return decision
@@ -52,18 +53,20 @@ class Placer:
         """Where a request would be placed if it came now. Changes nothing."""
         return self._decide(work, (), ())
 
-    def recall(self, request_id: str) -> Decision:
-        """The last decision about a request. Raises `NotFoundError` for one that is forgotten."""
-        if request_id not in self._remembered:
+    def recall(self, request_id: str, tenant: str = DEFAULT_TENANT) -> Decision:
+        """The last decision about a request. Raises `NotFoundError` for one that is forgotten, or
+        is another tenant's."""
+        if (tenant, request_id) not in self._remembered:
             raise NotFoundError(
                 f"request {request_id!r} is not among the last {_NUM_REMEMBERED} that this router "
                 "has placed"
             )
-        return self._remembered[request_id]
+        return self._remembered[tenant, request_id]
 
     def _decide(self, work: Work, refused: Collection[str], broken: Collection[Pair]) -> Decision:
         token_ids = work.token_ids
-        candidates = [c for c in self._fleet.candidates(token_ids) if c.worker not in refused]
+        known = self._fleet.candidates(token_ids, work.request.tenant.salt)
+        candidates = [c for c in known if c.worker not in refused]
         question = Question(
             work.request.request_id,
             len(token_ids),
@@ -78,11 +81,12 @@ class Placer:
         if decision.placement is None:
             return list
         member = self._fleet.member(decision.placement.decode)
-        return partial(self._fleet.block_hashes, member, work.token_ids)
+        salt = work.request.tenant.salt
+        return partial(self._fleet.block_hashes, member, work.token_ids, salt)
 
-    def _remember(self, decision: Decision) -> None:
-        request_id = decision.question.request_id
-        self._remembered[request_id] = decision
-        self._remembered.move_to_end(request_id)
+    def _remember(self, tenant: str, decision: Decision) -> None:
+        key = tenant, decision.question.request_id
+        self._remembered[key] = decision
+        self._remembered.move_to_end(key)
         if len(self._remembered) > _NUM_REMEMBERED:
             self._remembered.popitem(last=False)

@@ -13,6 +13,7 @@ from baton.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from baton.serving.deadline import Deadline
 from baton.serving.logs import request_logged_as
 from baton.serving.pace import Pace
+from baton.serving.tenant import Tenant, Tenants
 from baton.v1 import admin_pb2, admin_pb2_grpc
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc as pb_grpc
@@ -36,31 +37,38 @@ _FIRST_LOOK_SECONDS = 5.0
 
 
 class Requests:
-    """The requests in flight, by id. Once draining, no more are taken."""
+    """The requests in flight, by tenant and id. Once draining, no more are taken."""
 
     def __init__(self) -> None:
-        self._sagas: dict[str, Saga] = {}
+        self._sagas: dict[tuple[str, str], Saga] = {}
         self.is_draining = False
 
     def __len__(self) -> int:
         return len(self._sagas)
 
     def add(self, saga: Saga) -> None:
-        request_id = saga.request.request_id
-        if request_id in self._sagas:
-            raise AlreadyExistsError(f"request {request_id!r} is in flight; choose another id")
-        self._sagas[request_id] = saga
+        if _key(saga) in self._sagas:
+            raise AlreadyExistsError(
+                f"request {saga.request.request_id!r} is in flight; choose another id"
+            )
+        self._sagas[_key(saga)] = saga
 
     def remove(self, saga: Saga) -> None:
-        del self._sagas[saga.request.request_id]
+        del self._sagas[_key(saga)]
 
-    def abort(self, request_id: str) -> None:
-        if request_id not in self._sagas:
+    def abort(self, tenant: Tenant, request_id: str) -> None:
+        """Raises `NotFoundError` for one that is not in flight, or is another tenant's."""
+        saga = self._sagas.get((tenant.name, request_id))
+        if saga is None:
             raise NotFoundError(f"no request {request_id!r} is in flight here")
-        self._sagas[request_id].abort()
+        saga.abort()
 
     async def drain(self) -> None:
         self.is_draining = True
+
+
+def _key(saga: Saga) -> tuple[str, str]:
+    return saga.request.tenant.name, saga.request.request_id
 
 
 class InferenceService(pb_grpc.InferenceServicer):
@@ -72,6 +80,7 @@ class InferenceService(pb_grpc.InferenceServicer):
         intake: Intake,
         fleet: Fleet,
         requests: Requests,
+        tenants: Tenants,
         placer: Placer,
         timeout: float,
         coalesce_seconds: float,
@@ -80,6 +89,7 @@ class InferenceService(pb_grpc.InferenceServicer):
         self._intake = intake
         self._fleet = fleet
         self._requests = requests
+        self._tenants = tenants
         self._placer = placer
         self._timeout = timeout
         self._coalesce_seconds = coalesce_seconds
@@ -90,11 +100,12 @@ class InferenceService(pb_grpc.InferenceServicer):
     ) -> AsyncIterator[pb.GenerateResponse]:
         arrived = time.monotonic()
         deadline = Deadline.of(context, self._timeout)
+        tenant = self._tenants.of(context)
         if self._requests.is_draining:
             raise UnavailableError("the router is draining; another one will serve this")
         await self._fleet.first_look(min(deadline.remaining(), _FIRST_LOOK_SECONDS))
         deadline.check()
-        good = await self._intake.read(request, self._fleet.max_model_len)
+        good = await self._intake.read(request, self._fleet.max_model_len, tenant)
         answer = Answer(good, self._card, arrived)
         recovery = Recovery(good.request_id, self._budget)
         pace = Pace(self._coalesce_seconds)
@@ -132,9 +143,12 @@ class InferenceService(pb_grpc.InferenceServicer):
 class RouterAdmin(admin_pb2_grpc.AdminServicer):
     """Looks after the router, and through it after the cluster."""
 
-    def __init__(self, fleet: Fleet, requests: Requests, intake: Intake, placer: Placer) -> None:
+    def __init__(
+        self, fleet: Fleet, requests: Requests, tenants: Tenants, intake: Intake, placer: Placer
+    ) -> None:
         self._fleet = fleet
         self._requests = requests
+        self._tenants = tenants
         self._intake = intake
         self._placer = placer
 
@@ -144,14 +158,15 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         return admin_pb2.ListWorkersResponse(workers=[self._info(m) for m in self._fleet.members])
 
     async def ExplainPlacement(
-        self, request: admin_pb2.ExplainPlacementRequest, _context: Any
+        self, request: admin_pb2.ExplainPlacementRequest, context: Any
     ) -> admin_pb2.ExplainPlacementResponse:
+        tenant = self._tenants.of(context)
         subject = request.WhichOneof("subject")
         if subject is None:
             raise InvalidArgumentError("subject", "is missing; set request or request_id")
         if subject == "request_id":
-            return wire.explanation(self._placer.recall(request.request_id))
-        good = await self._intake.read(request.request, self._fleet.max_model_len)
+            return wire.explanation(self._placer.recall(request.request_id, tenant.name))
+        good = await self._intake.read(request.request, self._fleet.max_model_len, tenant)
         received = good.received if good.params.num_sequences == 1 else ()
         return wire.explanation(self._placer.explain(work_of(good, *received)))
 
@@ -179,10 +194,8 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         )
         return admin_pb2.FlushCacheResponse(num_blocks=sum(counts))
 
-    async def Abort(
-        self, request: admin_pb2.AbortRequest, _context: Any
-    ) -> admin_pb2.AbortResponse:
-        self._requests.abort(request.request_id)
+    async def Abort(self, request: admin_pb2.AbortRequest, context: Any) -> admin_pb2.AbortResponse:
+        self._requests.abort(self._tenants.of(context), request.request_id)
         return admin_pb2.AbortResponse()
 
     async def _flush(self, member: Member, request: admin_pb2.FlushCacheRequest) -> int:

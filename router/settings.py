@@ -1,10 +1,13 @@
 """What the router can be told: flags = environment = YAML."""
 
+from pathlib import Path
+
 from pydantic import Field
 
 from baton.models import DEFAULT_MODEL, locate
 from baton.serving.pace import INTERVAL_SECONDS
 from baton.serving.settings import ServingSettings
+from baton.serving.tenant import Tenants
 from router.policy import PolicyName
 
 
@@ -29,6 +32,15 @@ class RouterSettings(ServingSettings):
         le=100,
         description="Tokens that come within so many milliseconds of a stream's last message go "
         "out together. 0: each by itself.",
+    )
+    tenants_file: str | None = Field(
+        None,
+        description="File of who bears which token: lines of a token's SHA-256 in hex and a "
+        "tenant's name. A call without a token is of the tenant 'default'; one with a token that "
+        "is not in the file is refused.",
+    )
+    share_prefixes: bool = Field(
+        False, description="Let each tenant's prompts use what is cached for the others."
     )
     placement: PolicyName = Field(
         "baton",
@@ -60,6 +72,12 @@ class RouterSettings(ServingSettings):
         description="Blocks, of all workers together, whose places are remembered: about 110 bytes "
         "each. Beyond, those go that were asked for longest ago.",
     )
+
+    def tenants(self) -> Tenants:
+        """Raises `FailedPreconditionError` for a file that cannot be read."""
+        if self.tenants_file is None:
+            return Tenants(share_prefixes=self.share_prefixes)
+        return Tenants.read(Path(self.tenants_file), share_prefixes=self.share_prefixes)
 
     @property
     def model_path(self) -> str:

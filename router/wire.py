@@ -95,6 +95,7 @@ def handle(
         num_tokens=len(work.token_ids),
         block_hashes=b"".join(block_hashes),
         integrity=kv_transfer_pb2.INTEGRITY_BY_CONNECTOR,
+        tenant=work.request.tenant.name,
     )
 
 
@@ -109,6 +110,7 @@ def decode_request(
         sampling=to_proto(work.params),
         handle=kv_handle,
         priority=work.request.priority,
+        salt=work.request.tenant.salt,
     )
     message.sampling.ClearField("prompt_logprobs")
     return message
@@ -139,6 +141,8 @@ def prefill_request(work: Work, lease_id: bytes, decode_worker: str) -> prefill_
         decode_worker=decode_worker,
         has_several_sequences=has_several,
         priority=work.request.priority,
+        tenant=work.request.tenant.name,
+        salt=work.request.tenant.salt,
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from baton.cli.options import DEFAULT_ADDRESS, Address, Json, Timeout
+from baton.cli.options import DEFAULT_ADDRESS, Address, Json, Timeout, Token
 from baton.cli.sampling_options import (
     GroupedCommand,
     SamplingOptions,
@@ -181,6 +181,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue; -: read it from stdin.")],
     sampling: SamplingOptions,
     address: Address = DEFAULT_ADDRESS,
+    token: Token = "",
     stats: Annotated[
         bool, typer.Option("--stats", help="Say on stderr what it used and took.")
     ] = False,
@@ -205,7 +206,7 @@ def generate(
         if not json:
             room.check_printable(params)
         text = sys.stdin.read() if prompt == "-" else prompt
-        with session(address, timeout) as client:
+        with session(address, timeout, token) as client:
             generation = client.generate(text, params, priority=sampling.priority)
             if json:
                 print(room.as_json(generation, params))
@@ -228,6 +229,7 @@ def chat(
     *,
     sampling: SamplingOptions,
     address: Address = DEFAULT_ADDRESS,
+    token: Token = "",
     system: Annotated[str, typer.Option(help="What the model is told before all else.")] = "",
     timeout: Timeout = 120.0,
 ) -> None:
@@ -244,7 +246,7 @@ def chat(
         from baton.cli.session import session
 
         params = sampling.params()
-        with session(address, timeout) as client:
+        with session(address, timeout, token) as client:
             room.run(client, params, system, sampling.priority)
 
     _finish(command)

@@ -9,6 +9,15 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 Address: TypeAlias = Annotated[
     str, typer.Option(envvar="BATON_ADDRESS", metavar="HOST:PORT", help="Where the router listens.")
 ]
+Token: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        envvar="BATON_TOKEN",
+        metavar="TOKEN",
+        show_default=False,
+        help="Says whose request it is; better given by the variable, which nobody else sees.",
+    ),
+]
 Timeout: TypeAlias = Annotated[
     float, typer.Option(min=0.0, help="Seconds that an answer may take as a whole.")
 ]

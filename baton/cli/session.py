@@ -11,15 +11,15 @@ _PROBE_TIMEOUT = 1.0
 
 
 @contextmanager
-def session(address: str, timeout: float) -> Iterator[Client]:
-    """A client of the router at `address`.
+def session(address: str, timeout: float, token: str | None = None) -> Iterator[Client]:
+    """A client of the router at `address`, which bears the token, if any.
 
     Raises:
         UnavailableError: nothing listens there, and then it says what to do, or the router cannot
             serve now.
     """
     try:
-        with Client(address, timeout=timeout) as client:
+        with Client(address, timeout=timeout, token=token or None) as client:
             yield client
     except UnavailableError as error:
         if _listens(address):

@@ -5,6 +5,7 @@ OverloadedError           RESOURCE_EXHAUSTED + RetryInfo
 UnavailableError          UNAVAILABLE
 FailedPreconditionError   FAILED_PRECONDITION
 UnsupportedModelError     FAILED_PRECONDITION + ErrorInfo
+UnauthenticatedError      UNAUTHENTICATED
 NotFoundError             NOT_FOUND
 AlreadyExistsError        ALREADY_EXISTS
 DeadlineExceededError     DEADLINE_EXCEEDED, and so is TimeoutError
@@ -39,6 +40,7 @@ _CODES: dict[type[BaseException], grpc.StatusCode] = {
     errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,
     errors.FailedPreconditionError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.UnsupportedModelError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
     errors.NotFoundError: grpc.StatusCode.NOT_FOUND,
     errors.AlreadyExistsError: grpc.StatusCode.ALREADY_EXISTS,
     errors.DeadlineExceededError: grpc.StatusCode.DEADLINE_EXCEEDED,

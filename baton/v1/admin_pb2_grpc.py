@@ -113,7 +113,8 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Ends a request, wherever it is; its stream ends with CANCELLED. NOT_FOUND: no such request here.
+        """Ends a request, wherever it is; its stream ends with CANCELLED. NOT_FOUND: no such request here,
+        or, on the router, another tenant's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -52,7 +52,9 @@ class AdminStub:
     FlushCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.FlushCacheRequest, _admin_pb2.FlushCacheResponse]
     """Forgets all cached prefixes that no request uses. On the router: on every worker. Idempotent."""
     Abort: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AbortRequest, _admin_pb2.AbortResponse]
-    """Ends a request, wherever it is; its stream ends with CANCELLED. NOT_FOUND: no such request here."""
+    """Ends a request, wherever it is; its stream ends with CANCELLED. NOT_FOUND: no such request here,
+    or, on the router, another tenant's.
+    """
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -78,7 +80,9 @@ class AdminAsyncStub(AdminStub):
     FlushCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.FlushCacheRequest, _admin_pb2.FlushCacheResponse]  # type: ignore[assignment]
     """Forgets all cached prefixes that no request uses. On the router: on every worker. Idempotent."""
     Abort: _aio.UnaryUnaryMultiCallable[_admin_pb2.AbortRequest, _admin_pb2.AbortResponse]  # type: ignore[assignment]
-    """Ends a request, wherever it is; its stream ends with CANCELLED. NOT_FOUND: no such request here."""
+    """Ends a request, wherever it is; its stream ends with CANCELLED. NOT_FOUND: no such request here,
+    or, on the router, another tenant's.
+    """
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     """Looks after one process. Served by every process; `ListWorkers` and `ExplainPlacement` by the
@@ -137,6 +141,8 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.AbortRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.AbortResponse, _abc.Awaitable[_admin_pb2.AbortResponse]]:
-        """Ends a request, wherever it is; its stream ends with CANCELLED. NOT_FOUND: no such request here."""
+        """Ends a request, wherever it is; its stream ends with CANCELLED. NOT_FOUND: no such request here,
+        or, on the router, another tenant's.
+        """
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -35,12 +35,15 @@ class DecodeGenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     HANDLE_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    SALT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request, for logs and traces."""
     num_prompt_tokens: _builtins.int
     """How many of `token_ids` are the prompt, 1 to their number."""
     priority: _builtins.int
     """As `GenerateRequest.priority`."""
+    salt: _builtins.bytes
+    """As `PrefillRequest.salt`."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt and any output generated so far: at least 1 id, each in [0, vocab_size)."""
@@ -66,10 +69,11 @@ class DecodeGenerateRequest(_message.Message):
         sampling: _sampling_pb2.SamplingParams | None = ...,
         handle: _kv_transfer_pb2.KvHandle | None = ...,
         priority: _builtins.int = ...,
+        salt: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

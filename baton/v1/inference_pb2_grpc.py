@@ -29,7 +29,8 @@ class InferenceStub:
     """Text in, tokens out. Served by the router.
 
     Errors are canonical gRPC codes with google.rpc details: INVALID_ARGUMENT + BadRequest (names the
-    field), RESOURCE_EXHAUSTED + RetryInfo (overload), UNAVAILABLE (no worker, or draining),
+    field), UNAUTHENTICATED (the bearer token in `authorization` is not known), RESOURCE_EXHAUSTED +
+    RetryInfo (overload), UNAVAILABLE (no worker, or draining),
     DEADLINE_EXCEEDED, CANCELLED, INTERNAL (a bug, or a request at which workers of one role die).
     """
 
@@ -60,7 +61,8 @@ class InferenceServicer:
     """Text in, tokens out. Served by the router.
 
     Errors are canonical gRPC codes with google.rpc details: INVALID_ARGUMENT + BadRequest (names the
-    field), RESOURCE_EXHAUSTED + RetryInfo (overload), UNAVAILABLE (no worker, or draining),
+    field), UNAUTHENTICATED (the bearer token in `authorization` is not known), RESOURCE_EXHAUSTED +
+    RetryInfo (overload), UNAVAILABLE (no worker, or draining),
     DEADLINE_EXCEEDED, CANCELLED, INTERNAL (a bug, or a request at which workers of one role die).
     """
 
@@ -124,7 +126,8 @@ class Inference:
     """Text in, tokens out. Served by the router.
 
     Errors are canonical gRPC codes with google.rpc details: INVALID_ARGUMENT + BadRequest (names the
-    field), RESOURCE_EXHAUSTED + RetryInfo (overload), UNAVAILABLE (no worker, or draining),
+    field), UNAUTHENTICATED (the bearer token in `authorization` is not known), RESOURCE_EXHAUSTED +
+    RetryInfo (overload), UNAVAILABLE (no worker, or draining),
     DEADLINE_EXCEEDED, CANCELLED, INTERNAL (a bug, or a request at which workers of one role die).
     """
 

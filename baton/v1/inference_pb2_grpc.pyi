@@ -30,7 +30,8 @@ class InferenceStub:
     """Text in, tokens out. Served by the router.
 
     Errors are canonical gRPC codes with google.rpc details: INVALID_ARGUMENT + BadRequest (names the
-    field), RESOURCE_EXHAUSTED + RetryInfo (overload), UNAVAILABLE (no worker, or draining),
+    field), UNAUTHENTICATED (the bearer token in `authorization` is not known), RESOURCE_EXHAUSTED +
+    RetryInfo (overload), UNAVAILABLE (no worker, or draining),
     DEADLINE_EXCEEDED, CANCELLED, INTERNAL (a bug, or a request at which workers of one role die).
     """
 
@@ -60,7 +61,8 @@ class InferenceAsyncStub(InferenceStub):
     """Text in, tokens out. Served by the router.
 
     Errors are canonical gRPC codes with google.rpc details: INVALID_ARGUMENT + BadRequest (names the
-    field), RESOURCE_EXHAUSTED + RetryInfo (overload), UNAVAILABLE (no worker, or draining),
+    field), UNAUTHENTICATED (the bearer token in `authorization` is not known), RESOURCE_EXHAUSTED +
+    RetryInfo (overload), UNAVAILABLE (no worker, or draining),
     DEADLINE_EXCEEDED, CANCELLED, INTERNAL (a bug, or a request at which workers of one role die).
     """
 
@@ -86,7 +88,8 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
     """Text in, tokens out. Served by the router.
 
     Errors are canonical gRPC codes with google.rpc details: INVALID_ARGUMENT + BadRequest (names the
-    field), RESOURCE_EXHAUSTED + RetryInfo (overload), UNAVAILABLE (no worker, or draining),
+    field), UNAUTHENTICATED (the bearer token in `authorization` is not known), RESOURCE_EXHAUSTED +
+    RetryInfo (overload), UNAVAILABLE (no worker, or draining),
     DEADLINE_EXCEEDED, CANCELLED, INTERNAL (a bug, or a request at which workers of one role die).
     """
 

@@ -36,6 +36,7 @@ class PrefillRequest(_message.Message):
     HAS_SEVERAL_SEQUENCES_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    SALT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request, for logs and traces."""
     lease_id: _builtins.bytes
@@ -56,9 +57,11 @@ class PrefillRequest(_message.Message):
     priority: _builtins.int
     """As `GenerateRequest.priority`."""
     tenant: _builtins.str
-    """Whose prompt it is: only a claim that names the same tenant finds the lease. Empty: nobody's in
-    particular.
+    """Whose prompt it is, as the router knows it by the caller's credentials: only a claim that names
+    the same tenant finds the lease. Empty: nobody's in particular.
     """
+    salt: _builtins.bytes
+    """Goes into the chain hashes of its blocks: only requests with the same salt find them cached."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt and any output generated so far: at least 1 id, each in [0, vocab_size)."""
@@ -81,10 +84,11 @@ class PrefillRequest(_message.Message):
         has_several_sequences: _builtins.bool = ...,
         priority: _builtins.int = ...,
         tenant: _builtins.str = ...,
+        salt: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_worker", b"decode_worker", "has_several_sequences", b"has_several_sequences", "lease_id", b"lease_id", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_worker", b"decode_worker", "has_several_sequences", b"has_several_sequences", "lease_id", b"lease_id", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -49,6 +49,7 @@ def engine_request(
         purpose=purpose,
         kv_source=kv_source,
         block_hashes=block_hashes,
+        salt=message.salt,
         priority=message.priority,
         arrival_time=arrival,
         first_token_deadline=None if time_remaining is None else arrival + time_remaining,

@@ -20,6 +20,7 @@ from baton.serving.deadline import Deadline
 from baton.serving.pace import Pace
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
+from baton.serving.tenant import Tenant
 from baton.v1 import decode_pb2, decode_pb2_grpc, kv_transfer_pb2, prefill_pb2, prefill_pb2_grpc
 from baton.v1 import inference_pb2 as pb
 from router.answer import Answer
@@ -27,7 +28,7 @@ from router.backoff import Backoff
 from router.budget import RetryBudget
 from router.circuit import Circuit
 from router.decision import Rules
-from router.intake import Request
+from router.intake import NOBODY_IN_PARTICULAR, Request
 from router.model_card import ModelCard, read_model_card
 from router.placement import Candidate
 from router.placer import Placer
@@ -169,7 +170,7 @@ class FakeFleet:
         self.workers = workers
         self.channels = Channels()
 
-    def candidates(self, token_ids: tuple[int, ...]) -> list[Candidate]:
+    def candidates(self, token_ids: tuple[int, ...], salt: bytes = b"") -> list[Candidate]:
         return [
             Candidate(w.name, w.role, b"", num_queued_tokens=i, num_sequences=i)  # type: ignore[arg-type]
             for i, w in enumerate(self.workers)
@@ -188,7 +189,9 @@ class FakeFleet:
     def report_failure(self, member: Worker) -> None:
         member.num_failures += 1
 
-    def block_hashes(self, member: Worker, token_ids: tuple[int, ...]) -> list[bytes]:
+    def block_hashes(
+        self, member: Worker, token_ids: tuple[int, ...], salt: bytes = b""
+    ) -> list[bytes]:
         return []
 
     def note_held(self, member: Worker, hashes: list[bytes]) -> None:
@@ -221,6 +224,7 @@ def saga_of(
     priority: int = 0,
     received: tuple[tuple[int, ...], ...] = (),
     endings: tuple[int, ...] = (),
+    tenant: Tenant = NOBODY_IN_PARTICULAR,
     budget: RetryBudget | None = None,
     pauses: Backoff = NO_PAUSES,
     seconds: float = 10.0,
@@ -229,7 +233,7 @@ def saga_of(
     **params: Any,
 ) -> Saga:
     sampling = SamplingParams(**{"max_tokens": 5, **params})
-    request = Request("r", (5, 6, 7), sampling, priority, received, endings)
+    request = Request("r", (5, 6, 7), sampling, priority, received, endings, tenant)
     recovery = Recovery("r", budget or RetryBudget(), pauses)
     answer = Answer(request, card(), time.monotonic())
     deadline = Deadline.after(seconds)

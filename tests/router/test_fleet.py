@@ -176,6 +176,17 @@ async def test_a_worker_that_restarts_on_the_same_endpoint_is_a_new_member():
             await until(lambda: reason(fleet) == "")
 
 
+async def test_tenants_that_are_kept_apart_have_other_hashes_for_the_same_prompt():
+    async with worker_and_fleet() as (server, fleet, redis), registered(redis, record_of(server)):
+        await until(lambda: reason(fleet) is not None)
+        member, prompt = fleet.members[0], tuple(range(40))
+        hashes = {salt: fleet.block_hashes(member, prompt, salt) for salt in (b"", b"a", b"b")}
+        assert len(set(map(tuple, hashes.values()))) == 3
+        fleet.index.apply("w", 1, KvEvents(stored=tuple(hashes[b"a"])))
+        found = {s: fleet.candidates(prompt, s)[0].num_cached_tokens for s in hashes}
+        assert found == {b"": 0, b"a": 32, b"b": 0}
+
+
 async def test_load_is_counted_for_as_long_as_it_lasts():
     async with worker_and_fleet() as (server, fleet, redis), registered(redis, record_of(server)):
         await until(lambda: reason(fleet) is not None)

@@ -34,6 +34,7 @@ from baton.errors import (
 )
 from baton.params_wire import from_proto, to_proto
 from baton.sampling import Grammar, GrammarKind, SamplingParams
+from baton.serving.tenant import Tenant
 from baton.v1 import inference_pb2 as pb
 from router.budget import RetryBudget
 from router.recovery import MAX_SETBACKS
@@ -97,6 +98,15 @@ async def test_a_sequence_that_an_earlier_attempt_has_completed_is_not_generated
         async with asyncio.timeout(5.0):
             await asyncio.gather(seen_of(saga), give_cue())
         assert [said.sequence_index for said in second.ended] == [0]
+
+
+async def test_a_lease_is_of_the_tenant_that_the_router_has_found():
+    async with fleet_of(prefill(first(), RELEASED), decode(finished())) as fleet:
+        await run(fleet, tenant=Tenant("acme", b"salt"))
+        (at_prefill,) = fleet.member("p0").requests
+        (at_decode,) = fleet.member("d0").requests
+    assert (at_prefill.tenant, at_decode.handle.tenant) == ("acme", "acme")
+    assert (at_prefill.salt, at_decode.salt) == (b"salt", b"salt")
 
 
 async def test_tokens_that_come_twice_are_shown_once():

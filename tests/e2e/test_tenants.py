@@ -1,0 +1,72 @@
+"""Tenants of one cluster: each finds its own, and nothing of the others."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.cli.local_cluster import LocalCluster
+from baton.client import AsyncClient
+from baton.errors import NotFoundError, UnauthenticatedError
+from baton.sampling import SamplingParams
+
+from .checkpoints import prompt_of
+from .watch import until_nothing_is_held
+from .wide import HANDOFFS
+
+pytestmark = pytest.mark.e2e
+
+SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
+LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    path = Path(tmp_path_factory.mktemp("tenants")) / "tokens"
+    tokens = {"a secret": "acme", "another": "acme", "a third": "globex"}
+    path.write_text(
+        "".join(f"{hashlib.sha256(t.encode()).hexdigest()} {n}\n" for t, n in tokens.items())
+    )
+    with LocalCluster(router_flags={"tenants_file": path, **HANDOFFS}) as running:
+        yield running
+
+
+async def num_cached(cluster: LocalCluster, token: str | None) -> int:
+    """Prompt tokens that were found in the prefill worker's cache."""
+    async with AsyncClient(cluster.address, token=token) as client:
+        generation = client.generate(prompt_of(100, seed=3), SHORT)
+        await generation.token_ids()
+        return generation.finished.usage.num_cached_prompt_tokens
+
+
+async def test_a_tenant_finds_its_own_prefixes_and_nobody_else_s(shared):
+    assert await num_cached(shared, "a secret") == 0
+    assert await num_cached(shared, "another") == 96
+    assert await num_cached(shared, "a third") == 0
+    assert await num_cached(shared, None) == 0
+    assert await num_cached(shared, None) == 96
+    await until_nothing_is_held(shared)
+
+
+async def test_a_token_that_is_not_known_is_refused(shared):
+    async with AsyncClient(shared.address, token="guessed") as client:
+        with pytest.raises(UnauthenticatedError):
+            await client.generate("a", SHORT).text()
+        with pytest.raises(UnauthenticatedError):
+            await client.abort("anything")
+
+
+async def test_a_request_is_ended_by_its_own_tenant_alone_and_its_name_is_free_for_others(shared):
+    async with (
+        AsyncClient(shared.address, token="a secret") as owner,
+        AsyncClient(shared.address, token="a third") as other,
+    ):
+        generation = owner.generate(prompt_of(5), LONG, request_id="mine")
+        await anext(generation)
+        with pytest.raises(NotFoundError):
+            await other.abort("mine")
+        same_name = other.generate(prompt_of(5), SHORT, request_id="mine")
+        assert len(await same_name.token_ids()) == 4
+        await owner.abort("mine")
+    await until_nothing_is_held(shared)
