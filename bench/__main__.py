@@ -15,6 +15,7 @@ NAMES = (
     "locality",
     "speculate",
     "transfer",
+    "handoff",
     "migrate",
     "router",
     "gpu",

@@ -1,0 +1,180 @@
+"""What of a handoff a client waits for: with the blocks of each chunk sent while the next one is
+computed, and with all of them sent when the prompt is done.
+
+A local cluster of one prefill and one decode worker, asked directly, in the router's place. As the
+router does, the decode worker is asked before the prefill worker, and fetches chunk by chunk; or it
+is asked once the first token is there, and finds all blocks to be fetched. The exposed part is what
+lies between the prefill worker's result and the decode worker's word that it holds everything. Of a
+prompt of one chunk all of the transfer is exposed; of a longer one no more should be. Caches are
+off, so that every repetition computes its prompt. Tokens are asserted equal.
+"""
+
+import asyncio
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from baton import SamplingParams
+from baton.cli.local_cluster import LocalCluster
+from baton.cluster.keys import record_key
+from baton.cluster.redis import connect, transact
+from baton.cluster.registry import WorkerRecord
+from baton.serving.channels import Channels
+from baton.v1.decode_pb2_grpc import DecodeStub
+from baton.v1.prefill_pb2_grpc import PrefillStub
+from bench.report import Row
+from bench.workload import VOCAB_SIZE, save_model
+from router import wire
+from router.fleet import Member
+from router.intake import Request
+from router.work import work_of
+from router.worker_model import PoolModel
+
+CHUNK = 128
+NUM_CHUNKS = 15
+CONNECTORS = ("grpc", "shm")
+
+_PARAMS = SamplingParams(max_tokens=4, ignore_eos=True)
+_TIMEOUT = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One handoff. Times in milliseconds; the first two from the call on."""
+
+    token_ids: list[int]
+    ttft: float
+    second_token: float
+    exposed: float
+
+
+def run(repeats: int) -> list[Row]:
+    """Both ways of each connector, in turns, beside a prompt of one chunk."""
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(Path(folder))
+        rows = []
+        for connector in CONNECTORS:
+            flags = {
+                "prefix_caching": False,
+                "num_blocks": 512,
+                "max_num_batched_tokens": CHUNK,
+                "kv_connector": connector,
+            }
+            with LocalCluster(model=folder, worker_flags=flags) as cluster:
+                rows += asyncio.run(_compared(cluster, connector, repeats))
+        return rows
+
+
+async def _compared(cluster: LocalCluster, connector: str, repeats: int) -> list[Row]:
+    source = random.Random(1)
+    long = tuple(source.randrange(3, VOCAB_SIZE) for _ in range(CHUNK * NUM_CHUNKS))
+    together: list[Run] = []
+    apart: list[Run] = []
+    single: list[Run] = []
+    async with _router_of(cluster) as router:
+        for i in range(repeats + 1):
+            runs = [
+                await router.hand_over(long, overlaps=True),
+                await router.hand_over(long, overlaps=False),
+                await router.hand_over(long[:CHUNK], overlaps=True),
+            ]
+            assert runs[0].token_ids == runs[1].token_ids, "the two ways give other tokens"
+            if i > 0:  # the first ones connect
+                for kept, one in zip((together, apart, single), runs, strict=True):
+                    kept.append(one)
+    return _rows(connector, together, apart, single)
+
+
+def _rows(connector: str, together: list[Run], apart: list[Run], single: list[Run]) -> list[Row]:
+    def median(runs: list[Run], name: str) -> float:
+        return float(statistics.median(getattr(r, name) for r in runs))
+
+    rows = []
+    for name, what in (
+        ("exposed", "exposed part"),
+        ("second_token", "second token"),
+        ("ttft", "first token"),
+    ):
+        value, reference = median(together, name), median(apart, name)
+        ratio = reference / value
+        rows.append(
+            Row(f"{connector}, {what}", value, "ms", "without overlap", reference, ratio, None)
+        )
+    exposed, one_chunk = median(together, "exposed"), median(single, "exposed")
+    case = f"{connector}, exposed of {NUM_CHUNKS} chunks"
+    return [*rows, Row(case, exposed, "ms", "one chunk's", one_chunk, one_chunk / exposed, None)]
+
+
+class _Router:
+    """As much of a router as a handoff needs."""
+
+    def __init__(self, prefill: Member, decode: Member, channels: Channels) -> None:
+        self._prefill = prefill
+        self._decode = decode
+        self._to_prefill: Any = PrefillStub(channels.get(prefill.record.endpoint))
+        self._to_decode: Any = DecodeStub(channels.get(decode.record.endpoint))
+
+    async def hand_over(self, prompt: tuple[int, ...], *, overlaps: bool) -> Run:
+        """One request, from its first call to its last token."""
+        work, lease_id = work_of(Request("handoff", prompt, _PARAMS)), wire.new_lease_id()
+        handle = wire.handle(self._prefill, lease_id, work, [])
+        asked = wire.prefill_request(work, lease_id, self._decode.record.id)
+        began = time.perf_counter()
+        decoding = None
+        if overlaps:
+            decoding = self._to_decode.Generate(
+                wire.decode_request(work, lease_id, handle), timeout=_TIMEOUT
+            )
+            await decoding.read()
+        prefilling = self._to_prefill.Prefill(asked, timeout=_TIMEOUT)
+        await _until(prefilling, "result")
+        first_at = time.perf_counter()
+        if decoding is None:
+            decoding = self._to_decode.Generate(
+                wire.decode_request(work, lease_id, handle), timeout=_TIMEOUT
+            )
+        await _until(decoding, "kv_ready")
+        ready_at = time.perf_counter()
+        token_ids, second_at = [], None
+        while (event := await decoding.read()) is not grpc.aio.EOF:
+            token_ids += event.tokens.token_ids
+            if second_at is None and len(token_ids) > 1:
+                second_at = time.perf_counter()
+        assert second_at is not None, "an answer of one token"
+        await _until(prefilling, "released")
+        moments = (first_at - began, second_at - began, ready_at - first_at)
+        return Run(token_ids, *(1000 * seconds for seconds in moments))
+
+
+@asynccontextmanager
+async def _router_of(cluster: LocalCluster) -> AsyncIterator[_Router]:
+    redis, channels = connect(cluster.redis_url), Channels()
+    try:
+        names = ("prefill-0", "decode-0")
+        found = await transact(redis, *(("HGETALL", record_key(name)) for name in names))
+        prefill, decode = (_member(fields) for fields in found)
+        yield _Router(prefill, decode, channels)
+    finally:
+        await channels.close()
+        await redis.aclose()
+
+
+def _member(fields: Mapping[bytes, bytes]) -> Member:
+    return Member(WorkerRecord.from_fields(fields), PoolModel())
+
+
+async def _until(call: Any, kind: str) -> None:
+    """Reads a call up to an event of this kind."""
+    while True:
+        event = await call.read()
+        assert event is not grpc.aio.EOF, f"the call ended without {kind}"
+        if event.WhichOneof("event") == kind:
+            return
