@@ -46,6 +46,14 @@ _TYPES: dict[grpc.StatusCode, type[BatonError]] = {
 }
 
 
+_LOSSES = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.CANCELLED,
+)
+
+
 def error_of(rpc_error: grpc.RpcError) -> BatonError:
     """The error a failed call stands for, of the type and with the details the other side gave it.
 
@@ -70,6 +78,12 @@ def error_of(rpc_error: grpc.RpcError) -> BatonError:
 def is_from_server(rpc_error: grpc.RpcError) -> bool:
     """Whether one of our servers has said it, and not gRPC on this side of a broken connection."""
     return any(key == DETAILS_KEY for key, _ in _metadata(rpc_error))
+
+
+def is_loss(rpc_error: grpc.RpcError) -> bool:
+    """Whether the other side has died or fallen silent, or the connection to it is broken: gRPC
+    says so itself, in the name of no server."""
+    return rpc_error.code() in _LOSSES and not is_from_server(rpc_error)
 
 
 def _metadata(rpc_error: grpc.RpcError) -> "Iterable[tuple[str, str | bytes]]":

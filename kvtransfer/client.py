@@ -10,6 +10,7 @@ import grpc
 from baton.engine.core.plan import ExternalAllocation
 from baton.engine.kv_pool import KvPool
 from baton.errors import DataLossError, DeadlineExceededError, UnavailableError
+from baton.rpc_errors import is_loss
 from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import kv_transfer_pb2_grpc as pb_grpc
 from kvtransfer import frames
@@ -71,16 +72,20 @@ class KvFetcher:
         After this returns, and only then, the blocks may be used; after it has ended in any way
         nothing writes to them any more. Cancelling it ends the lease. Raises `NotFoundError` (the
         lease is over), `DataLossError` (bytes arrived damaged, out of order or not at all),
-        `DeadlineExceededError`, `FailedPreconditionError`, or the transport's error.
+        `DeadlineExceededError`, `FailedPreconditionError`, `UnavailableError` (the source is gone,
+        or the connection to it broken), or whatever else the source says, as the call's error.
         """
         handoff = Handoff(handle.num_tokens, self._layouts, allocation)
         deadline = self._clock() + timeout
         try:
             return await self._take(handoff, handle, allocation.num_hit_blocks, deadline)
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNAVAILABLE:
-                self._sources.lost(handle.source_endpoint, handle.source_epoch)
-            raise
+            if not is_loss(error):
+                raise
+            self._sources.lost(handle.source_endpoint, handle.source_epoch)
+            raise UnavailableError(
+                f"the connection to {handle.source_worker} broke: {error.details()}"
+            ) from error
         finally:
             handoff.end(ClaimantEvent.BROKEN)
 

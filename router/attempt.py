@@ -23,7 +23,7 @@ from baton.errors import (
     NotFoundError,
     UnavailableError,
 )
-from baton.rpc_errors import error_of, is_from_server
+from baton.rpc_errors import error_of, is_loss
 from baton.serving.deadline import Deadline
 from baton.serving.pace import Pace
 from baton.v1 import (
@@ -49,14 +49,6 @@ _END_SECONDS = 2.0
 
 # Seconds that the end of a lease waits for the reason of it.
 _SOURCE_PATIENCE = 1.0
-
-# What gRPC itself says of a peer that died or fell silent, in the name of no server.
-_LOSSES = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.INTERNAL,
-    grpc.StatusCode.UNKNOWN,
-    grpc.StatusCode.CANCELLED,
-)
 
 
 class Attempt:
@@ -272,7 +264,7 @@ class Attempt:
         cause = error_of(error)
         if self._deadline.may_have_ended():
             cause = DeadlineExceededError("the request's deadline has passed")
-        elif error.code() in _LOSSES and not is_from_server(error):
+        elif is_loss(error):
             kind, cause = SetbackKind.LOST, UnavailableError(f"{member.record.id} is lost: {cause}")
             self._fleet.report_loss(member)
         elif isinstance(cause, InternalError):

@@ -1,0 +1,141 @@
+"""The connection on which blocks come is cut, one way or both, or damages them: the call ends with
+a typed error, and blocks, leases, tasks and descriptors are back."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+from e2e.network import (
+    Damage,
+    Link,
+    corrupted,
+    duplicated,
+    ended,
+    once,
+    relay,
+    reordered,
+    truncated,
+)
+
+from baton.errors import BatonError, DataLossError, UnavailableError
+from baton.models import locate
+from baton.rpc_errors import error_of
+from baton.sampling import SamplingParams
+
+from .pair import TIMEOUT, Answer, Pair, pair_of, rest_of
+from .reference import alone, prompt_of
+
+GREEDY = SamplingParams(max_tokens=6, ignore_eos=True)
+
+
+@asynccontextmanager
+async def wired() -> AsyncIterator[tuple[Pair, Link]]:
+    """Both workers, and the link on which the one fetches from the other; chunk by chunk."""
+    flags = {"kv_connector": "grpc", "prefix_caching": False}
+    prefill = {"max_num_batched_tokens": 16}
+    async with pair_of("tiny", prefill=prefill, **flags) as pair:
+        link, port = Link(), pair.prefill.kv_server.port
+
+        async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await relay(link, reader, writer, port)
+
+        server = await asyncio.start_server(carry, "127.0.0.1", 0)
+        pair.wire = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"  # type: ignore[attr-defined]
+        yield pair, link
+        server.close()
+
+
+async def begun(pair: Pair, prompt: list[int]) -> tuple[Any, Any]:
+    """Both calls of a handoff over the wire, as the router makes them."""
+    to_prefill = pair.prefill_request(prompt, GREEDY)
+    to_decode = pair.decode_request(prompt, GREEDY, to_prefill.lease_id)
+    to_decode.handle.source_endpoint = pair.wire  # type: ignore[attr-defined]
+    decoding = pair.to_decode.Generate(to_decode, timeout=TIMEOUT)
+    await decoding.read()
+    return pair.to_prefill.Prefill(to_prefill, timeout=TIMEOUT), decoding
+
+
+async def handed_over(pair: Pair, prompt: list[int]) -> list[list[int]]:
+    prefilling, decoding = await begun(pair, prompt)
+    answer = Answer(await rest_of(prefilling), await rest_of(decoding))
+    return [output.token_ids for output in answer.outputs]
+
+
+async def failure_of(pair: Pair, prompt: list[int], after: Any) -> BatonError:
+    """What the decode worker says of a handoff; the router then ends the other call."""
+    prefilling, decoding = await begun(pair, prompt)
+    await prefilling.read()
+    await after()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await rest_of(decoding)
+    prefilling.cancel()
+    return error_of(caught.value)
+
+
+def held() -> tuple[int, int]:
+    """Tasks of both workers, whose event loop is this one, and descriptors."""
+    return len(asyncio.all_tasks()), psutil.Process().num_fds()
+
+
+async def until_back(pair: Pair, before: tuple[int, int]) -> None:
+    """Connections that were begun during the cut take a moment to be given up."""
+    await pair.nothing_held(within=5.0)
+    for _ in range(750):
+        if all(now <= then for now, then in zip(held(), before, strict=True)):
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(
+        f"(tasks, descriptors) are {held()}, and were {before}: {asyncio.all_tasks()}"
+    )
+
+
+@pytest.mark.parametrize("directions", [("there",), ("back",), ("there", "back")])
+async def test_a_transfer_that_is_cut_ends_by_its_silence(directions):
+    prompt = prompt_of(500)
+    (expected,) = alone(locate("tiny"), [prompt], GREEDY)
+    async with wired() as (pair, link):
+        assert await handed_over(pair, prompt) == expected
+        before = held()
+
+        async def cut() -> None:
+            for direction in directions:
+                getattr(link, direction).is_cut = True
+
+        # Noticed by silence, and not by the deadline, which is far.
+        assert isinstance(await failure_of(pair, prompt, cut), UnavailableError)
+        link.there.is_cut = link.back.is_cut = False
+        await until_back(pair, before)
+        assert await handed_over(pair, prompt) == expected
+        await until_back(pair, before)
+
+
+DAMAGES: dict[str, Damage] = {
+    "corrupted": corrupted,
+    "truncated": truncated,
+    "reordered": reordered,
+    "duplicated": duplicated,
+    "ended": ended,
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+async def test_blocks_that_the_wire_damages_are_a_typed_error_and_never_tokens(name):
+    prompt = prompt_of(500)
+    (expected,) = alone(locate("tiny"), [prompt], GREEDY)
+    async with wired() as (pair, link):
+        assert await handed_over(pair, prompt) == expected
+        before = held()
+
+        async def damage() -> None:
+            link.back.damage = once(DAMAGES[name])
+
+        failure = await failure_of(pair, prompt, damage)
+        assert isinstance(failure, UnavailableError | DataLossError), failure
+        assert link.back.num_damaged == 1
+        link.back.damage = None
+        await until_back(pair, before)
+        assert await handed_over(pair, prompt) == expected
