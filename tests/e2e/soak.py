@@ -1,7 +1,8 @@
 """`python -m tests.e2e.soak`: requests for some minutes while everything is broken at random.
 
-Two workers of each role, a router and a Redis are killed, stopped, flushed and restarted, each in
-its own time, and some clients leave. Every other answer is compared with the undisturbed one.
+Two workers of each role, a router and a Redis are killed, stopped, flushed and restarted, and the
+network between them is cut, one way or both, slowed, and damages blocks, each in its own time; some
+clients leave. Every other answer is compared with the undisturbed one.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from baton.errors import BatonError, OverloadedError, UnavailableError
 from baton.sampling import SamplingParams
 
 from .checkpoints import prompt_of
+from .network import REDIS, Network, corrupted, duplicated, once, reordered, truncated
 from .watch import held
 from .ways import CODE, WAYS
 
@@ -76,10 +78,10 @@ def _listed(counts: Counter[str]) -> str:
 
 def run(seconds: float, seed: int = 0) -> Report:
     """A whole soak: about as long as `seconds`, and the start of a cluster and its answers."""
-    with LocalCluster(
-        num_prefill=2, num_decode=2, worker_flags={"max_num_batched_tokens": 64, "num_blocks": 1024}
-    ) as cluster:
-        return asyncio.run(_Soak(cluster, random.Random(seed)).run(seconds))
+    flags = {"max_num_batched_tokens": 64, "num_blocks": 1024}
+    cluster = LocalCluster(num_prefill=2, num_decode=2, worker_flags=flags)
+    with Network(cluster, in_place={"decode-1"}) as network, cluster:
+        return asyncio.run(_Soak(cluster, network, random.Random(seed)).run(seconds))
 
 
 def _shortened(params: SamplingParams, seed: int) -> SamplingParams:
@@ -90,8 +92,9 @@ def _shortened(params: SamplingParams, seed: int) -> SamplingParams:
 
 
 class _Soak:
-    def __init__(self, cluster: LocalCluster, chance: random.Random) -> None:
+    def __init__(self, cluster: LocalCluster, network: Network, chance: random.Random) -> None:
         self._cluster = cluster
+        self._network = network
         self._chance = chance
         self._report = Report()
         self._ends_at = 0.0
@@ -107,6 +110,7 @@ class _Soak:
             lanes = [
                 self._break_again(self._worker_fault("prefill"), 4.0),
                 self._break_again(self._worker_fault("decode"), 4.0),
+                self._break_again(self._network_fault, 5.0),
                 self._break_again(self._redis_fault, 10.0),
                 self._break_again(self._router_fault, 20.0),
             ]
@@ -185,10 +189,49 @@ class _Soak:
         await self._kill_and_restart(self._cluster.process("router"))
         return "router killed"
 
+    async def _network_fault(self) -> str:
+        """Between a router and a worker, or two workers, for a while."""
+        numbers = self._chance.randrange(2), self._chance.randrange(2)
+        prefill, decode = f"prefill-{numbers[0]}", f"decode-{numbers[1]}"
+        kind = self._chance.choice(["cut", "slow", "damage"])
+        links = [("router", prefill), ("router", decode), (decode, prefill)]
+        there, back = self._chance.choice(links)
+        if kind == "damage":
+            there, back = "decode-0", prefill  # to the other one they go by no network
+        if kind == "cut":
+            direction = self._chance.choice(["there", "back", "both"])
+            with self._network.cut(there, back, direction):
+                await asyncio.sleep(self._chance.uniform(0.2, 5.0))
+            return f"network cut {'both ways' if direction == 'both' else 'one way'}"
+        way = self._network.link(there, back).back
+        try:
+            if kind == "slow":
+                way.delay = self._chance.uniform(0.01, 0.2)
+                await asyncio.sleep(self._chance.uniform(0.2, 5.0))
+                return "network slowed"
+            num_before = way.num_damaged
+            way.damage = once(self._chance.choice([corrupted, truncated, reordered, duplicated]))
+            for _ in range(100):  # until blocks come by
+                await asyncio.sleep(0.05)
+                if way.num_damaged > num_before:
+                    return "blocks damaged"
+            return "no block to damage"
+        finally:
+            way.delay, way.damage = 0.0, None
+
     async def _redis_fault(self) -> str:
         redis = self._cluster.redis
         assert redis is not None
-        if self._chance.random() < 0.5:
+        kind = self._chance.choice(["flush", "kill", "slow", "cut"])
+        if kind in ("slow", "cut"):
+            links = [self._network.link(p.name, REDIS) for p in self._cluster.processes]
+            for link in links:
+                link.back.delay, link.back.is_cut = 2.0 * (kind == "slow"), kind == "cut"
+            await asyncio.sleep(self._chance.uniform(1.0, 5.0))
+            for link in links:
+                link.back.delay, link.back.is_cut = 0.0, False
+            return "Redis slowed to 2 s" if kind == "slow" else "Redis cut off"
+        if kind == "flush":
             client = connect(redis.url)
             await transact(client, ("FLUSHALL",))
             await client.aclose()

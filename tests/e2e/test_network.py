@@ -1,0 +1,194 @@
+"""Cut off, one way or both, delayed or damaged on the way: the tokens are those of an undisturbed
+run, and nothing is held afterwards, not even while the cut lasts."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import psutil
+import pytest
+
+from baton.cli.local_cluster import LocalCluster
+from baton.client import AsyncClient
+from baton.generation import AsyncGeneration
+from baton.sampling import SamplingParams
+
+from .checkpoints import prompt_of
+from .network import (
+    REDIS,
+    Damage,
+    Network,
+    corrupted,
+    duplicated,
+    ended,
+    once,
+    reordered,
+    truncated,
+)
+from .watch import until, until_nothing_is_held
+from .wide import HANDOFFS, listed, made_whole, name_of
+
+pytestmark = pytest.mark.e2e
+
+LONG = SamplingParams(max_tokens=400, ignore_eos=True)
+FEW = SamplingParams(max_tokens=20, ignore_eos=True)
+DIRECTIONS = ["there", "back", "both"]
+SILENCE = 3.0  # in which a cut is noticed on either side, and what it cost is given back
+
+
+@pytest.fixture(scope="module")
+def networked() -> Iterator[tuple[LocalCluster, Network]]:
+    flags = {"max_num_batched_tokens": 32, "num_blocks": 512}
+    cluster = LocalCluster(num_prefill=2, num_decode=2, worker_flags=flags, router_flags=HANDOFFS)
+    with Network(cluster) as network, cluster:
+        yield cluster, network
+
+
+@pytest.fixture
+async def cluster(networked: tuple[LocalCluster, Network]) -> AsyncIterator[LocalCluster]:
+    """All links are whole before and after, and descriptors are what they were."""
+    cluster, network = networked
+    network.heal()
+    made_whole(cluster)
+    async with AsyncClient(cluster.address) as client:  # each has talked with each
+        for i in range(8):
+            await client.generate(prompt_of(20, seed=900 + i), FEW).token_ids()
+    before = num_files(cluster)
+    yield cluster
+    network.heal()
+    await until_nothing_is_held(cluster, within=SILENCE)
+    await until(lambda: {w.state for w in listed(cluster).values()} == {"ready"}, 10.0, "readiness")
+    await until(lambda: no_more(num_files(cluster), before), 10.0, f"return to {before}")
+
+
+@pytest.fixture
+def network(networked: tuple[LocalCluster, Network]) -> Network:
+    return networked[1]
+
+
+@pytest.fixture
+async def client(cluster: LocalCluster) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(cluster.address) as open_client:
+        yield open_client
+
+
+def num_files(cluster: LocalCluster) -> dict[str, int]:
+    return {p.name: psutil.Process(p.pid).num_fds() for p in cluster.processes}
+
+
+def no_more(now: dict[str, int], before: dict[str, int]) -> bool:
+    """A connection to each of the others may have come since."""
+    return all(now[name] <= before[name] + len(before) for name in before)
+
+
+def quick_both(direction: str) -> object:
+    return direction if direction == "both" else pytest.param(direction, marks=pytest.mark.slow)
+
+
+async def placed(cluster: LocalCluster, generation: AsyncGeneration) -> dict[str, str]:
+    """Who computes it, by role."""
+    placement = (await generation.wait_accepted()).placement
+    return {
+        "prefill": name_of(cluster, placement.prefill_worker),
+        "decode": name_of(cluster, placement.decode_worker),
+    }
+
+
+@pytest.mark.parametrize("direction", [*map(quick_both, DIRECTIONS)])
+async def test_a_decode_worker_may_be_cut_off_in_the_middle_of_an_answer(
+    client, cluster, network, direction
+):
+    prompt = prompt_of(40, seed=11)
+    undisturbed = await client.generate(prompt, LONG).token_ids()
+    generation = client.generate(prompt, LONG)
+    decode = (await placed(cluster, generation))["decode"]
+    for _ in range(5):
+        await anext(generation)
+    with network.cut("router", decode, direction):
+        assert await generation.token_ids() == undisturbed
+        await until_nothing_is_held(cluster, within=SILENCE)
+    assert generation.finished.usage.num_migrations >= 1
+
+
+@pytest.mark.parametrize("direction", [*map(quick_both, DIRECTIONS)])
+@pytest.mark.parametrize("link", ["router to prefill", "decode to prefill"])
+async def test_a_prefill_worker_may_be_cut_off_while_it_computes(
+    client, cluster, network, link, direction
+):
+    prompt = prompt_of(1900, seed=len(link) + len(direction))
+    generation = client.generate(prompt, FEW)
+    names = await placed(cluster, generation)
+    there = "router" if link.startswith("router") else names["decode"]
+    with network.cut(there, names["prefill"], direction):
+        tokens = await generation.token_ids()
+        await until_nothing_is_held(cluster, within=SILENCE)
+    assert generation.finished.usage.num_migrations >= 1
+    assert await client.generate(prompt, FEW).token_ids() == tokens
+
+
+DAMAGES: dict[str, Damage] = {
+    "corrupted": corrupted,
+    "truncated": truncated,
+    "reordered": reordered,
+    "duplicated": duplicated,
+    "ended": ended,
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["corrupted", *(pytest.param(n, marks=pytest.mark.slow) for n in [*DAMAGES][1:])]
+)
+async def test_blocks_that_are_damaged_on_the_way_are_never_used(client, cluster, network, name):
+    ways = [network.link(f"decode-{d}", f"prefill-{p}").back for d in range(2) for p in range(2)]
+    num_before = sum(way.num_damaged for way in ways)
+    damage = once(DAMAGES[name])
+    for way in ways:
+        way.damage = damage
+    prompt = prompt_of(1000, seed=77 + len(name))
+    tokens = await client.generate(prompt, FEW).token_ids()
+    assert sum(way.num_damaged for way in ways) == num_before + 1
+    network.heal()
+    assert await client.generate(prompt, FEW).token_ids() == tokens
+
+
+@pytest.mark.slow
+async def test_a_slow_network_is_only_slow(client, cluster, network):
+    prompt = prompt_of(200, seed=5)
+    undisturbed = await client.generate(prompt, FEW).token_ids()
+    for there in ("router", "decode-0", "decode-1"):
+        for back in ("prefill-0", "prefill-1", "decode-0", "decode-1"):
+            link = network.link(there, back)
+            link.there.delay = link.back.delay = 0.05
+    generation = client.generate(prompt, FEW)
+    assert await generation.token_ids() == undisturbed
+    assert generation.finished.usage.num_migrations == 0
+
+
+@pytest.mark.slow
+async def test_a_redis_whose_every_answer_takes_two_seconds_holds_nobody_up(
+    client, cluster, network
+):
+    for process in cluster.processes:
+        network.link(process.name, REDIS).back.delay = 2.0
+    prompt = prompt_of(30, seed=8)
+    expected = None
+    end = asyncio.get_running_loop().time() + 8.0
+    while asyncio.get_running_loop().time() < end:
+        tokens = await client.generate(prompt, FEW, timeout=5.0).token_ids()
+        expected = expected or tokens
+        assert tokens == expected
+        assert {w.state for w in listed(cluster).values()} == {"ready"}
+
+
+@pytest.mark.slow
+async def test_a_router_that_starts_while_redis_is_slow_serves_once_it_is_not(
+    client, cluster, network
+):
+    for process in cluster.processes:
+        network.link(process.name, REDIS).back.delay = 2.0
+    cluster.kill("router")
+    router = cluster.process("router")
+    router.start(router.log_path.parent)
+    healing = asyncio.get_running_loop().call_later(3.0, network.heal)
+    async with AsyncClient(cluster.address, wait_for_ready=True, timeout=60.0) as patient:
+        assert len(await patient.generate(prompt_of(9), FEW).token_ids()) == FEW.max_tokens
+    healing.cancel()
