@@ -26,8 +26,8 @@ from baton.cluster.watcher import RegistryWatcher
 from baton.serving.channels import Channels
 from baton.v1.kv_transfer_pb2 import KvLayouts
 from router.circuit import Circuit
+from router.load import Load, Share
 from router.placement import Candidate
-from router.recent import RecentTokens
 from router.worker_model import PoolModel, WorkerModel
 
 logger = logging.getLogger(__name__)
@@ -47,11 +47,7 @@ class Member:
         self.is_listed = True
         self.was_reached = False
         self.was_asked = asyncio.Event()
-        self.num_sequences = 0
-        self.num_queued_tokens = 0
-        self.num_held_tokens = 0
-        self.recent = RecentTokens()
-        self.last_turn = 0
+        self.load = Load()
         self.layouts = KvLayouts.FromString(record.layout).layouts
         self.circuit = Circuit()
         self.model = WorkerModel(pool, record.max_num_batched_tokens)
@@ -87,17 +83,12 @@ class Member:
     ) -> Iterator[None]:
         """Counts sequences, prompt tokens yet to be computed, and tokens whose KV is held, for the
         length of the block."""
-        self.num_sequences += num_sequences
-        self.num_queued_tokens += num_tokens
-        self.num_held_tokens += num_held_tokens
-        self.recent.add(num_tokens, time.monotonic())
-        self.last_turn = time.monotonic_ns()
+        share = Share(num_sequences, num_tokens, num_held_tokens)
+        self.load.take(share, time.monotonic(), time.monotonic_ns())
         try:
             yield
         finally:
-            self.num_sequences -= num_sequences
-            self.num_queued_tokens -= num_tokens
-            self.num_held_tokens -= num_held_tokens
+            self.load.give_back(share)
 
     def excluded(self, tokenizer_hash: bytes) -> str:
         """Why it cannot take work now; empty if it can."""
@@ -207,17 +198,13 @@ class Fleet:
         # Coarse, so that what has hardly faded is not recorded anew with each decision.
         now = time.monotonic() // _FADING_SECONDS * _FADING_SECONDS
         return [
-            Candidate(
-                worker=m.record.id,
-                role=m.record.role,
-                pairing=m.pairing,
+            m.load.candidate(
+                m.record.id,
+                m.record.role,
+                m.pairing,
+                now,
                 num_cached_tokens=cached.get(m.record.id, 0) * m.record.block_size,
-                num_queued_tokens=m.num_queued_tokens,
-                num_recent_tokens=m.recent.value(now),
-                num_sequences=m.num_sequences,
-                num_held_tokens=m.num_held_tokens,
                 max_held_tokens=m.max_held_tokens,
-                last_turn=m.last_turn,
                 excluded=m.excluded(self._tokenizer_hash),
                 rates=m.model.rates,
             )

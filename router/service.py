@@ -216,7 +216,7 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
             endpoint=record.endpoint,
             epoch=record.epoch,
             state=_state(member),
-            num_requests=member.num_sequences,
+            num_requests=member.load.num_sequences,
             num_indexed_blocks=self._fleet.index.num_blocks(record.id),
         )
 

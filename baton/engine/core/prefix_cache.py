@@ -38,6 +38,8 @@ class PrefixCache:
         self._groups = groups
         self._block_size = block_size
         self._has_window = any(g.window is not None for g in groups)
+        windows = [np.inf if g.window is None else g.window for g in groups]
+        self._furthest = int(np.argmax(windows))  # the group that sees furthest back
 
     # Finding.
 
@@ -153,6 +155,4 @@ class PrefixCache:
 
     def drain_events(self) -> CacheEvents:
         """What changed in the cache since the last call, of the group that sees furthest back."""
-        events = [group.pool.drain_events() for group in self._groups]
-        windows = [np.inf if g.window is None else g.window for g in self._groups]
-        return events[int(np.argmax(windows))]
+        return [group.pool.drain_events() for group in self._groups][self._furthest]

@@ -1,0 +1,216 @@
+"""What all simulated clusters have: workers, the router's index and counts, and arrivals.
+
+The router is its own code: the index, the counts of load, the policies, the choice among them, and
+what it does when a worker refuses. Cache events reach it at once, and from every worker.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from baton.cluster.events import KvEvents
+from baton.cluster.index import LocalityIndex
+from baton.engine.core.block_pool import CacheEvents
+from baton.engine.core.sequence import FinishReason
+from baton.errors import BatonError, OverloadedError, UnavailableError
+from bench.simulator.clock import Clock
+from bench.simulator.engine import SimulatedEngine
+from bench.simulator.gaps import Gaps
+from bench.simulator.job import Job
+from bench.simulator.setup import Setup
+from decode_worker.capacity import Capacity, num_blocks_on_arrival
+from router.budget import RetryBudget
+from router.candidate import Candidate, Role
+from router.load import Load, Share
+from router.placement import Placement, place, why_none
+from router.policy import policy_named
+from router.recovery import Recovery, Setback, SetbackKind
+
+OnProgress = Callable[[int, int, float], None]
+"""Told how many requests have ended, of how many, and the simulated seconds."""
+
+ROLES: tuple[Role, ...] = ("prefill", "decode")
+
+_LEAST_INDEXED = 1_000_000  # what a router's index holds
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedWorker:
+    """One worker, and what the router counts of it."""
+
+    name: str
+    engine: SimulatedEngine
+    capacity: Capacity
+    load: Load = field(default_factory=Load)
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A job that was placed and has not ended. `stack` gives back what it holds of the counts, and
+    `prefill_stack`, which is closed first, what is over with its first token."""
+
+    job: Job
+    prefill: SimulatedWorker
+    decode: SimulatedWorker
+    stack: ExitStack = field(default_factory=ExitStack)
+    prefill_stack: ExitStack = field(default_factory=ExitStack)
+    claim: tuple[float, int] | None = None
+    is_retracted: bool = False
+    is_computed: bool = False
+
+
+class Cluster:
+    """Jobs in, each of them ended or refused. Subclasses say what a worker does."""
+
+    def __init__(self, setup: Setup, jobs: Sequence[Job]) -> None:
+        self.setup = setup
+        self.jobs = jobs
+        self.clock = Clock()
+        self.gaps = Gaps()
+        self.workers: list[SimulatedWorker] = []
+        self.flights: dict[int, Flight] = {}
+        self._by_engine: dict[int, SimulatedWorker] = {}
+        num_workers = setup.num_prefill + setup.num_decode
+        self._index = LocalityIndex(max(_LEAST_INDEXED, num_workers * setup.num_blocks))
+        self._policy = policy_named(setup.policy)
+        self._budget = RetryBudget(clock=lambda: self.clock.now)
+        self._num_placed = 0
+        self._num_ended = 0
+        self._on_progress: OnProgress = lambda _done, _total, _now: None
+        longest = max((job.num_prompt_tokens + job.num_output_tokens for job in jobs), default=1)
+        self._config = setup.scheduler_config(min(longest, setup.max_len))
+
+    def run(self, on_progress: OnProgress) -> None:
+        """Until every job has ended or was refused."""
+        self._on_progress = on_progress
+        if self.jobs:
+            self._await_arrival(0)
+        self.clock.run()
+        assert not self.flights, f"{len(self.flights)} requests got stuck"
+
+    # For subclasses.
+
+    def add_worker(self, name: str) -> SimulatedWorker:
+        setup = self.setup
+        engine = SimulatedEngine(
+            len(self.workers),
+            self._config,
+            setup.num_blocks,
+            setup.machine.steps,
+            self.clock,
+            self,
+            self.gaps,
+            fast_forward=setup.fast_forward,
+        )
+        capacity = Capacity(int(setup.num_blocks * setup.admit_factor))
+        worker = SimulatedWorker(name, engine, capacity)
+        self.workers.append(worker)
+        self._by_engine[engine.number] = worker
+        return worker
+
+    def candidates(self, cached: dict[str, int]) -> list[Candidate]:
+        """The router's snapshot; `cached` are leading tokens by worker."""
+        raise NotImplementedError
+
+    def pair(self, placement: Placement) -> tuple[SimulatedWorker, SimulatedWorker]:
+        raise NotImplementedError
+
+    def dispatch(self, flight: Flight) -> None:
+        """The workers have admitted a job, and their engines get it."""
+        raise NotImplementedError
+
+    def end(self, flight: Flight) -> None:
+        """The job has all its tokens."""
+        flight.job.is_finished = True
+        flight.prefill_stack.close()
+        flight.stack.close()
+        del self.flights[flight.job.number]
+        self._count_end()
+
+    def count(self, stack: ExitStack, worker: SimulatedWorker, share: Share) -> None:
+        """Counts a share of load until the stack is closed."""
+        worker.load.take(share, self.clock.now, self._num_placed)
+        stack.callback(worker.load.give_back, share)
+
+    # Arrivals.
+
+    def _await_arrival(self, number: int) -> None:
+        self.clock.at(self.jobs[number].arrival, lambda: self._arrive(number))
+
+    def _arrive(self, number: int) -> None:
+        if number + 1 < len(self.jobs):
+            self._await_arrival(number + 1)
+        job = self.jobs[number]
+        self._budget.deposit()
+        try:
+            flight = self._admit(job)
+        except BatonError as error:
+            job.refusal = str(error)
+            self._count_end()
+            return
+        self.flights[job.number] = flight
+        arrival = self.clock.now + self.setup.machine.network.to_engine
+        self.clock.at(arrival, lambda: self.dispatch(flight))
+
+    def _admit(self, job: Job) -> Flight:
+        """Places a job; who refuses is passed over. Raises what refuses it for good."""
+        num_tokens = job.num_prompt_tokens + job.num_output_tokens
+        if num_tokens > self.setup.max_len:
+            raise OverloadedError(f"{num_tokens} tokens do not fit a pool of {self.setup.max_len}")
+        recovery = Recovery(job.request_id, self._budget)
+        block_size = self.setup.block_size
+        matches = self._index.match(job.hashes)
+        cached = {worker: num_blocks * block_size for worker, num_blocks in matches.items()}
+        while True:
+            candidates = [c for c in self.candidates(cached) if c.worker not in recovery.refused]
+            placement = place(
+                job.request_id, job.num_prompt_tokens, candidates, recovery.broken, self._policy
+            )
+            if placement is None:
+                nobody = UnavailableError(why_none(candidates))
+                recovery.after(Setback(SetbackKind.NOBODY, nobody), 0)
+                continue
+            try:
+                return self._take(job, placement)
+            except OverloadedError as error:
+                pair = (placement.prefill, placement.decode)
+                refused = Setback(SetbackKind.REFUSED, error, placement.decode, pair)
+                recovery.after(refused, 0)
+
+    def _take(self, job: Job, placement: Placement) -> Flight:
+        """The workers admit a job, and the router counts it. Raises `OverloadedError`."""
+        prefill, decode = self.pair(placement)
+        flight = Flight(job, prefill, decode)
+        num_tokens, block_size = job.num_prompt_tokens, self.setup.block_size
+        promise = decode.capacity.promise(num_blocks_on_arrival(num_tokens, 1, block_size))
+        flight.stack.enter_context(promise)
+        self._num_placed += 1
+        num_uncached = max(0, num_tokens - placement.num_cached_tokens)
+        self.count(flight.prefill_stack, prefill, Share(num_tokens=num_uncached))
+        self.count(flight.stack, decode, Share(num_held_tokens=num_tokens))
+        return flight
+
+    def _count_end(self) -> None:
+        self._num_ended += 1
+        self._on_progress(self._num_ended, len(self.jobs), self.clock.now)
+
+    # What engines tell.
+
+    def on_cache_events(self, engine: SimulatedEngine, events: CacheEvents) -> None:
+        told = KvEvents(events.stored, events.removed, events.cleared)
+        self._index.apply(self._by_engine[engine.number].name, 1, told)
+
+    def on_claimed(self, job: Job, num_held_tokens: int) -> None:
+        pass
+
+    def on_computed(self, engine: SimulatedEngine, job: Job, num_tokens: int) -> None:
+        pass
+
+    def on_token(self, engine: SimulatedEngine, job: Job, reason: FinishReason | None) -> None:
+        raise NotImplementedError
+
+    def on_finished(self, job: Job) -> None:
+        self.end(self.flights[job.number])
+
+    def on_stalled(self, engine: SimulatedEngine) -> None:
+        pass

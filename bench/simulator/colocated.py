@@ -1,0 +1,60 @@
+"""Workers that do both: a prompt is computed where its answer is written."""
+
+from collections.abc import Sequence
+
+from baton.engine.core.sequence import FinishReason, KvSource, Purpose
+from bench.simulator.cluster import ROLES, Cluster, Flight, SimulatedWorker
+from bench.simulator.engine import SimulatedEngine
+from bench.simulator.job import Job
+from bench.simulator.setup import Setup
+from router.candidate import Candidate
+from router.placement import Placement
+
+
+class Colocated(Cluster):
+    """What disaggregation is compared with, on as many machines. A worker is placed on as a
+    prefill and a decode worker that pair with each other alone and have nothing to hand over, so
+    that the policies are the same."""
+
+    def __init__(self, setup: Setup, jobs: Sequence[Job]) -> None:
+        super().__init__(setup, jobs)
+        for i in range(setup.num_prefill + setup.num_decode):
+            self.add_worker(f"worker-{i}")
+        self._by_name = {worker.name: worker for worker in self.workers}
+
+    @property
+    def computing(self) -> Sequence[SimulatedWorker]:
+        return self.workers
+
+    def candidates(self, cached: dict[str, int]) -> list[Candidate]:
+        now, room = self.clock.now, self.setup.max_len
+        return [
+            worker.load.candidate(
+                worker.name,
+                role,
+                worker.name.encode(),
+                now,
+                num_cached_tokens=cached.get(worker.name, 0) if role == "prefill" else room,
+                max_held_tokens=room,
+            )
+            for worker in self.workers
+            for role in ROLES
+        ]
+
+    def pair(self, placement: Placement) -> tuple[SimulatedWorker, SimulatedWorker]:
+        worker = self._by_name[placement.prefill]
+        return worker, worker
+
+    def dispatch(self, flight: Flight) -> None:
+        job = flight.job
+        flight.prefill.engine.add(job, job.request(Purpose.GENERATE, KvSource.LOCAL))
+
+    def on_token(self, engine: SimulatedEngine, job: Job, reason: FinishReason | None) -> None:
+        flight = self.flights[job.number]
+        if job.prefilled_at is None:
+            job.note_first_token(self.clock.now)
+            flight.prefill_stack.close()
+        else:  # computed again where it was preempted
+            engine.note_token(job, self.clock.now)
+        if reason is not None:
+            self.end(flight)

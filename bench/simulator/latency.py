@@ -1,0 +1,162 @@
+"""How long things take: the one part of the simulator that stands for hardware.
+
+A step is described by what it computes and reads (`StepLoad`); a model says how many seconds that
+takes. Models are evaluated for many steps at once, elementwise, so that steps that are run in one
+go take exactly as long as one by one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoad:
+    """What each of some steps of an engine does; they differ in the lengths of contexts alone.
+
+    Attributes:
+        num_tokens: computed.
+        num_sequences: that they belong to.
+        num_pairs: `[num_steps]`, of a token and one that it attends to.
+        num_reads: `[num_steps]`, tokens whose KV is read, summed over the sequences.
+    """
+
+    num_tokens: int
+    num_sequences: int
+    num_pairs: FloatArray
+    num_reads: FloatArray
+
+
+class StepLatency(Protocol):
+    """How long steps take."""
+
+    def seconds(self, load: StepLoad) -> FloatArray:
+        """`[num_steps]`, all above 0."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """A dense decoder on one accelerator that is either computing or reading.
+
+        seconds = max(FLOP / (peak FLOP/s * efficiency), bytes / (peak bytes/s * efficiency))
+                  + overhead
+        FLOP    = 2 * parameters * tokens + 4 * layers * heads * head_dim * pairs
+        bytes   = parameters * 2 + KV bytes per token * (reads + tokens)
+
+    The defaults are a model with the shape of Llama 3.1 8B (8.03e9 parameters in bfloat16, 32
+    layers, 32 heads of 128, 8 of them with KV: 2 * 32 * 8 * 128 * 2 = 131,072 bytes per token) on
+    an H200 SXM: 989e12 dense bfloat16 FLOP/s and 4.8e12 bytes/s by its data sheet. The efficiencies
+    are what good kernels are commonly seen to reach, and the overhead is for launches, sampling and
+    scheduling; none of the three was measured here.
+    """
+
+    num_parameters: float = 8.03e9
+    num_layers: int = 32
+    num_heads: int = 32
+    head_dim: int = 128
+    kv_bytes_per_token: float = 131_072.0
+    peak_flops: float = 989e12
+    peak_bandwidth: float = 4.8e12
+    compute_efficiency: float = 0.6
+    memory_efficiency: float = 0.8
+    overhead: float = 1e-3
+
+    def seconds(self, load: StepLoad) -> FloatArray:
+        pair_flops = 4.0 * self.num_layers * self.num_heads * self.head_dim
+        flops = 2.0 * self.num_parameters * load.num_tokens + pair_flops * load.num_pairs
+        kv_bytes = self.kv_bytes_per_token * (load.num_reads + load.num_tokens)
+        computing = flops / (self.peak_flops * self.compute_efficiency)
+        reading = (2.0 * self.num_parameters + kv_bytes) / (
+            self.peak_bandwidth * self.memory_efficiency
+        )
+        return np.maximum(computing, reading) + self.overhead
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A sum of what each part of a step adds, in seconds; all at least 0, `per_step` above."""
+
+    per_step: float
+    per_token: float = 0.0
+    per_sequence: float = 0.0
+    per_pair: float = 0.0
+    per_read: float = 0.0
+
+    def seconds(self, load: StepLoad) -> FloatArray:
+        fixed = (
+            self.per_step
+            + self.per_token * load.num_tokens
+            + self.per_sequence * load.num_sequences
+        )
+        return fixed + self.per_pair * load.num_pairs + self.per_read * load.num_reads
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What lies between the processes, in seconds. Links have room for all.
+
+    Attributes:
+        to_engine: from a request's arrival at the router until an engine has it: tokenizing,
+            placing, two admissions.
+        to_client: from a step's end until the client has the token.
+        per_transfer: of a handoff, whatever its size.
+        per_token: of a handoff, for each token of KV that is moved.
+    """
+
+    to_engine: float
+    to_client: float
+    per_transfer: float
+    per_token: float
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One worker's hardware and what is set to suit it.
+
+    Attributes:
+        num_kv_tokens: tokens whose KV its pool holds.
+        max_num_seqs, max_num_batched_tokens: as the settings of a worker of these names.
+    """
+
+    steps: StepLatency
+    network: Network
+    num_kv_tokens: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+def transfer_end(
+    chunks: list[tuple[float, int]], claimed: float, num_held: int, network: Network
+) -> float:
+    """When a handoff is complete: chunks move one after the other, each once it is computed, none
+    before the blocks were claimed, and what is held already does not.
+
+    Args:
+        chunks: when, in seconds, how many leading tokens were computed; both grow.
+        claimed: seconds.
+        num_held: leading tokens that are there already.
+    """
+    end, num_moved = claimed, num_held
+    for ready, num_tokens in chunks:
+        if num_tokens > num_moved:
+            end = max(end, ready) + (num_tokens - num_moved) * network.per_token
+            num_moved = num_tokens
+    return max(end, chunks[-1][0]) + network.per_transfer
+
+
+def h200_8b() -> Machine:
+    """One H200 with an 8B model: 90% of 141e9 bytes for weights and KV, and a network of 50e9
+    bytes/s (400 Gbit/s) for handoffs."""
+    steps = Roofline()
+    kv_bytes = 0.9 * 141e9 - 2.0 * steps.num_parameters
+    network = Network(2e-3, 5e-4, 1e-3, steps.kv_bytes_per_token / 50e9)
+    return Machine(steps, network, int(kv_bytes / steps.kv_bytes_per_token), 256, 2048)
+
+
+MACHINES: dict[str, Callable[[], Machine]] = {"h200-8b": h200_8b}

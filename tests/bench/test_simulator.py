@@ -1,0 +1,114 @@
+"""Small workloads through the simulator: what must hold of any, by property."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.errors import InvalidArgumentError
+from bench.simulator.cluster import Cluster
+from bench.simulator.colocated import Colocated
+from bench.simulator.disaggregated import Disaggregated
+from bench.simulator.latency import Linear, Machine, Network
+from bench.simulator.setup import Setup, jobs_of
+from bench.traces import MOONCAKE_BLOCK_SIZE, TraceRow
+from router.policy import POLICY_NAMES
+
+KINDS = (Disaggregated, Colocated)
+STEPS = Linear(3e-3, 1e-5, 7e-4, 1e-9, 1e-7)
+NETWORK = Network(2e-3, 1e-3, 1e-3, 1e-6)
+MACHINE = Machine(STEPS, NETWORK, num_kv_tokens=2048, max_num_seqs=4, max_num_batched_tokens=300)
+
+
+@st.composite
+def traces(draw: Any) -> list[TraceRow]:
+    """Up to a dozen requests, of which some begin alike and some come at once."""
+    rows, now = [], 0.0
+    for number in range(draw(st.integers(1, 12))):
+        now += draw(st.sampled_from([0.0, 0.003, 0.25]))
+        num_tokens = draw(st.integers(1, 1400))
+        num_blocks = -(-num_tokens // MOONCAKE_BLOCK_SIZE)
+        num_shared = draw(st.integers(0, num_blocks))
+        ids = (*range(num_shared), *(100 + 10 * number + i for i in range(num_shared, num_blocks)))
+        rows.append(TraceRow(now, num_tokens, draw(st.integers(1, 90)), ids))
+    return rows
+
+
+@st.composite
+def setups(draw: Any, **given: Any) -> Setup:
+    return Setup(
+        machine=MACHINE,
+        num_prefill=draw(st.integers(1, 3)),
+        num_decode=draw(st.integers(1, 3)),
+        policy=draw(st.sampled_from(POLICY_NAMES)),
+        block_size=draw(st.sampled_from([16, 64, 512])),
+        cache_tokens=draw(st.sampled_from([1536, 2048, 8192])),
+        **given,
+    )
+
+
+def simulated(kind: type[Cluster], setup: Setup, rows: list[TraceRow]) -> Cluster:
+    cluster = kind(setup, jobs_of(rows, 1.0, setup.block_size))
+    cluster.run(lambda _done, _total, _now: None)
+    return cluster
+
+
+def outcome(cluster: Cluster) -> Any:
+    """All that is known of what became of the requests and of the workers."""
+    jobs = [
+        (j.refusal, j.prefilled_at, j.last_token_at, j.num_gaps, j.is_finished, tuple(j.chunks))
+        for j in cluster.jobs
+    ]
+    shares = tuple(i / 20 for i in range(21))
+    workers = [(w.engine.num_steps, w.engine.scheduler.stats()) for w in cluster.workers]
+    return jobs, len(cluster.gaps), cluster.gaps.percentiles(shares), workers, cluster.clock.now
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data(), rows=traces())
+def test_steps_run_in_one_go_give_what_single_steps_give(kind, data, rows):
+    fast = data.draw(setups())
+    slow = Setup(**{**{n: getattr(fast, n) for n in fast.__slots__}, "fast_forward": False})
+    assert outcome(simulated(kind, fast, rows)) == outcome(simulated(kind, slow, rows))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25, deadline=None)
+@given(setup=setups(), rows=traces())
+def test_every_request_ends_or_is_refused_and_nothing_is_left(kind, setup, rows):
+    cluster = simulated(kind, setup, rows)
+    for job in cluster.jobs:
+        assert job.is_finished != bool(job.refusal)
+        assert job.num_gaps == (job.num_output_tokens - 1 if job.is_finished else 0)
+    assert len(cluster.gaps) == sum(job.num_gaps for job in cluster.jobs)
+    for worker in cluster.workers:
+        load, scheduler = worker.load, worker.engine.scheduler
+        assert (load.num_sequences, load.num_queued_tokens, load.num_held_tokens) == (0, 0, 0)
+        assert worker.capacity.num_promised == 0
+        scheduler.check_integrity()
+        assert not scheduler.requests
+        assert scheduler.stats().num_held_blocks == 0
+
+
+def test_one_request_takes_what_its_parts_take():
+    row = TraceRow(1.0, 500, 3)
+    setup = Setup(machine=MACHINE, num_prefill=1, num_decode=1, block_size=16)
+    cluster = simulated(Disaggregated, setup, [row])
+    (job,) = cluster.jobs
+    first = 3e-3 + 300 * 1e-5 + 7e-4 + (300 * 301 / 2) * 1e-9 + 300 * 1e-7
+    second = 3e-3 + 200 * 1e-5 + 7e-4 + (500 * 501 - 300 * 301) / 2 * 1e-9 + 500 * 1e-7
+    assert job.ttft == pytest.approx(NETWORK.to_engine + first + second)
+    moved = NETWORK.per_transfer + 200 * NETWORK.per_token  # the first chunk has gone before
+    decode = [3e-3 + 1e-5 + 7e-4 + n * 1e-9 + n * 1e-7 for n in (501, 502)]
+    assert job.last_token_at - job.arrival - job.ttft == pytest.approx(moved + sum(decode))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("num_prefill", 0), ("num_decode", -1), ("block_size", 4096)]
+)
+def test_a_wrong_setting_is_named(field, value):
+    given = {"num_prefill": 1, "num_decode": 1, field: value}
+    with pytest.raises(InvalidArgumentError, match=f"{field}: is {value}"):
+        Setup(machine=MACHINE, **given)
