@@ -108,6 +108,11 @@ class Cluster:
         self._by_engine[engine.number] = worker
         return worker
 
+    @property
+    def computing(self) -> Sequence[SimulatedWorker]:
+        """The workers that compute prompts."""
+        raise NotImplementedError
+
     def candidates(self, cached: dict[str, int]) -> list[Candidate]:
         """The router's snapshot; `cached` are leading tokens by worker."""
         raise NotImplementedError
@@ -149,7 +154,7 @@ class Cluster:
             self._count_end()
             return
         self.flights[job.number] = flight
-        arrival = self.clock.now + self.setup.machine.network.to_engine
+        arrival = self.clock.now + self.setup.machine.network.per_request
         self.clock.at(arrival, lambda: self.dispatch(flight))
 
     def _admit(self, job: Job) -> Flight:

@@ -5,7 +5,6 @@ takes. Models are evaluated for many steps at once, elementwise, so that steps t
 go take exactly as long as one by one.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -102,15 +101,13 @@ class Network:
     """What lies between the processes, in seconds. Links have room for all.
 
     Attributes:
-        to_engine: from a request's arrival at the router until an engine has it: tokenizing,
-            placing, two admissions.
-        to_client: from a step's end until the client has the token.
+        per_request: until an engine has it: tokenizing, placing, two admissions; and what its
+            first token takes to the client.
         per_transfer: of a handoff, whatever its size.
         per_token: of a handoff, for each token of KV that is moved.
     """
 
-    to_engine: float
-    to_client: float
+    per_request: float
     per_transfer: float
     per_token: float
 
@@ -148,15 +145,3 @@ def transfer_end(
             end = max(end, ready) + (num_tokens - num_moved) * network.per_token
             num_moved = num_tokens
     return max(end, chunks[-1][0]) + network.per_transfer
-
-
-def h200_8b() -> Machine:
-    """One H200 with an 8B model: 90% of 141e9 bytes for weights and KV, and a network of 50e9
-    bytes/s (400 Gbit/s) for handoffs."""
-    steps = Roofline()
-    kv_bytes = 0.9 * 141e9 - 2.0 * steps.num_parameters
-    network = Network(2e-3, 5e-4, 1e-3, steps.kv_bytes_per_token / 50e9)
-    return Machine(steps, network, int(kv_bytes / steps.kv_bytes_per_token), 256, 2048)
-
-
-MACHINES: dict[str, Callable[[], Machine]] = {"h200-8b": h200_8b}

@@ -17,7 +17,7 @@ from router.policy import POLICY_NAMES
 
 KINDS = (Disaggregated, Colocated)
 STEPS = Linear(3e-3, 1e-5, 7e-4, 1e-9, 1e-7)
-NETWORK = Network(2e-3, 1e-3, 1e-3, 1e-6)
+NETWORK = Network(2e-3, 1e-3, 1e-6)
 MACHINE = Machine(STEPS, NETWORK, num_kv_tokens=2048, max_num_seqs=4, max_num_batched_tokens=300)
 
 
@@ -99,7 +99,7 @@ def test_one_request_takes_what_its_parts_take():
     (job,) = cluster.jobs
     first = 3e-3 + 300 * 1e-5 + 7e-4 + (300 * 301 / 2) * 1e-9 + 300 * 1e-7
     second = 3e-3 + 200 * 1e-5 + 7e-4 + (500 * 501 - 300 * 301) / 2 * 1e-9 + 500 * 1e-7
-    assert job.ttft == pytest.approx(NETWORK.to_engine + first + second)
+    assert job.ttft == pytest.approx(NETWORK.per_request + first + second)
     moved = NETWORK.per_transfer + 200 * NETWORK.per_token  # the first chunk has gone before
     decode = [3e-3 + 1e-5 + 7e-4 + n * 1e-9 + n * 1e-7 for n in (501, 502)]
     assert job.last_token_at - job.arrival - job.ttft == pytest.approx(moved + sum(decode))
