@@ -13,6 +13,7 @@ NAMES = (
     "scheduler",
     "prefix",
     "locality",
+    "steps",
     "speculate",
     "transfer",
     "handoff",

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 from typer.testing import CliRunner
@@ -58,7 +58,7 @@ def test_the_report_is_one_file_with_plots_that_asks_nobody(trace, tmp_path):
     assert "goodput" in out
     text = path.read_text()
     body = text[text.index("<body>") : text.index("</html>")]
-    page = ElementTree.fromstring(body)  # every element is closed
+    page = ET.fromstring(body)  # every element is closed
     charts = list(page.iter("figure"))
     assert len(charts) == 4
     for chart in charts:
