@@ -112,6 +112,8 @@ class Attempt:
             if self._prefill is None
             else self._prefill.loaded(num_tokens=num_uncached)
         )
+        computing = self.placement.prefill or self.placement.decode
+        self._prefill_load.enter_context(self._fleet.pending.pending(computing, self._hashes))
         self._stack.enter_context(
             self._decode.loaded(num_sequences=num_sequences, num_held_tokens=num_tokens)
         )

@@ -27,6 +27,7 @@ from baton.serving.channels import Channels
 from baton.v1.kv_transfer_pb2 import KvLayouts
 from router.circuit import Circuit
 from router.load import Load, Share
+from router.pending import PendingPrefixes, held_blocks
 from router.placement import Candidate
 from router.worker_model import PoolModel, WorkerModel
 
@@ -112,6 +113,7 @@ class Fleet:
         index: LocalityIndex | None = None,
     ) -> None:
         self.index = LocalityIndex() if index is None else index
+        self.pending = PendingPrefixes()
         self._channels = channels
         self._tokenizer_hash = tokenizer_hash
         self._members: dict[str, Member] = {}
@@ -226,10 +228,12 @@ class Fleet:
             self.index.apply(record.id, record.epoch, KvEvents(stored=tuple(hashes)))
 
     def _cached_blocks(self, token_ids: tuple[int, ...], salt: bytes) -> dict[str, int]:
-        """Leading blocks that each worker holds. Workers of one namespace share one computation."""
+        """Leading blocks that each worker holds, or will once it has computed what it was given.
+        Workers of one namespace share one computation."""
         cached: dict[str, int] = {}
         for member in {m.record.namespace: m for m in self._members.values()}.values():
-            cached |= self.index.match(self.block_hashes(member, token_ids, salt))
+            hashes = self.block_hashes(member, token_ids, salt)
+            cached |= held_blocks(self.index, self.pending, hashes)
         return cached
 
     def _on_change(self, worker: str, record: WorkerRecord | None) -> None:

@@ -22,6 +22,7 @@ from decode_worker.capacity import Capacity, num_blocks_on_arrival
 from router.budget import RetryBudget
 from router.candidate import Candidate, Role
 from router.load import Load, Share
+from router.pending import PendingPrefixes, held_blocks
 from router.placement import Placement, place, why_none
 from router.policy import policy_named
 from router.recovery import Recovery, Setback, SetbackKind
@@ -72,6 +73,7 @@ class Cluster:
         self._by_engine: dict[int, SimulatedWorker] = {}
         num_workers = setup.num_prefill + setup.num_decode
         self._index = LocalityIndex(max(_LEAST_INDEXED, num_workers * setup.num_blocks))
+        self._pending = PendingPrefixes()
         self._policy = policy_named(setup.policy)
         self._budget = RetryBudget(clock=lambda: self.clock.now)
         self._num_placed = 0
@@ -164,7 +166,7 @@ class Cluster:
             raise OverloadedError(f"{num_tokens} tokens do not fit a pool of {self.setup.max_len}")
         recovery = Recovery(job.request_id, self._budget)
         block_size = self.setup.block_size
-        matches = self._index.match(job.hashes)
+        matches = held_blocks(self._index, self._pending, job.hashes)
         cached = {worker: num_blocks * block_size for worker, num_blocks in matches.items()}
         while True:
             candidates = [c for c in self.candidates(cached) if c.worker not in recovery.refused]
@@ -191,6 +193,8 @@ class Cluster:
         flight.stack.enter_context(promise)
         self._num_placed += 1
         num_uncached = max(0, num_tokens - placement.num_cached_tokens)
+        pending = self._pending.pending(prefill.name, job.hashes)
+        flight.prefill_stack.enter_context(pending)
         self.count(flight.prefill_stack, prefill, Share(num_tokens=num_uncached))
         self.count(flight.stack, decode, Share(num_held_tokens=num_tokens))
         return flight

@@ -30,6 +30,7 @@ from router.circuit import Circuit
 from router.decision import Rules
 from router.intake import NOBODY_IN_PARTICULAR, Request
 from router.model_card import ModelCard, read_model_card
+from router.pending import PendingPrefixes
 from router.placement import Candidate
 from router.placer import Placer
 from router.recovery import Recovery
@@ -169,6 +170,7 @@ class FakeFleet:
     def __init__(self, workers: list[Worker]) -> None:
         self.workers = workers
         self.channels = Channels()
+        self.pending = PendingPrefixes()
 
     def candidates(self, token_ids: tuple[int, ...], salt: bytes = b"") -> list[Candidate]:
         return [
