@@ -14,6 +14,7 @@ NAMES = (
     "prefix",
     "locality",
     "steps",
+    "simulate",
     "speculate",
     "transfer",
     "handoff",

@@ -16,6 +16,7 @@ from baton.errors import BatonError, OverloadedError, UnavailableError
 from bench.simulator.clock import Clock
 from bench.simulator.engine import SimulatedEngine
 from bench.simulator.gaps import Gaps
+from bench.simulator.gate import Gate
 from bench.simulator.job import Job
 from bench.simulator.setup import Setup
 from decode_worker.capacity import Capacity, num_blocks_on_arrival
@@ -43,6 +44,16 @@ class SimulatedWorker:
     engine: SimulatedEngine
     capacity: Capacity
     load: Load = field(default_factory=Load)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The load at one moment: prompt tokens of jobs that were let in and whose prompts are not
+    computed yet, and of those that decode."""
+
+    time: float
+    num_prefill_tokens: int
+    num_decode_tokens: int
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +87,8 @@ class Cluster:
         self._pending = PendingPrefixes()
         self._policy = policy_named(setup.policy)
         self._budget = RetryBudget(clock=lambda: self.clock.now)
+        self._gate = Gate(setup)
+        self.samples: list[Sample] = []
         self._num_placed = 0
         self._num_ended = 0
         self._on_progress: OnProgress = lambda _done, _total, _now: None
@@ -87,6 +100,7 @@ class Cluster:
         self._on_progress = on_progress
         if self.jobs:
             self._await_arrival(0)
+            self._sample()
         self.clock.run()
         assert not self.flights, f"{len(self.flights)} requests got stuck"
 
@@ -129,10 +143,19 @@ class Cluster:
     def end(self, flight: Flight) -> None:
         """The job has all its tokens."""
         flight.job.is_finished = True
+        self._gate.note_end(flight.job)
         flight.prefill_stack.close()
         flight.stack.close()
         del self.flights[flight.job.number]
         self._count_end()
+
+    def note_first_token(self, flight: Flight) -> None:
+        """Its prompt is computed."""
+        job, now = flight.job, self.clock.now
+        if job.prefilled_at is None:
+            job.prefilled_at = job.last_token_at = now
+            self._gate.note_first_token(job, now)
+        flight.prefill_stack.close()
 
     def count(self, stack: ExitStack, worker: SimulatedWorker, share: Share) -> None:
         """Counts a share of load until the stack is closed."""
@@ -177,12 +200,23 @@ class Cluster:
                 nobody = UnavailableError(why_none(candidates))
                 recovery.after(Setback(SetbackKind.NOBODY, nobody), 0)
                 continue
+            self._ask_gate(job, placement)
             try:
                 return self._take(job, placement)
             except OverloadedError as error:
+                self._gate.note_end(job)
                 pair = (placement.prefill, placement.decode)
                 refused = Setback(SetbackKind.REFUSED, error, placement.decode, pair)
                 recovery.after(refused, 0)
+
+    def _ask_gate(self, job: Job, placement: Placement) -> None:
+        """Raises `OverloadedError` for a job that is not let in."""
+        chosen = (s.candidate for s in placement.scored if s.candidate.worker == placement.prefill)
+        verdict = self._gate.ask(job, next(chosen), self.clock.now)
+        if not verdict.is_admitted:
+            raise OverloadedError(
+                f"decode workers would be {verdict.occupancy:.0%} taken", verdict.retry_after
+            )
 
     def _take(self, job: Job, placement: Placement) -> Flight:
         """The workers admit a job, and the router counts it. Raises `OverloadedError`."""
@@ -198,6 +232,15 @@ class Cluster:
         self.count(flight.prefill_stack, prefill, Share(num_tokens=num_uncached))
         self.count(flight.stack, decode, Share(num_held_tokens=num_tokens))
         return flight
+
+    def _sample(self) -> None:
+        every, num_tokens = self.setup.sample_seconds, [0, 0]
+        if every is None or self._num_ended == len(self.jobs):
+            return
+        for flight in self.flights.values():
+            num_tokens[flight.job.prefilled_at is not None] += flight.job.num_prompt_tokens
+        self.samples.append(Sample(self.clock.now, *num_tokens))
+        self.clock.at(self.clock.now + every, self._sample)
 
     def _count_end(self) -> None:
         self._num_ended += 1

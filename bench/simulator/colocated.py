@@ -52,8 +52,7 @@ class Colocated(Cluster):
     def on_token(self, engine: SimulatedEngine, job: Job, reason: FinishReason | None) -> None:
         flight = self.flights[job.number]
         if job.prefilled_at is None:
-            job.note_first_token(self.clock.now)
-            flight.prefill_stack.close()
+            self.note_first_token(flight)
         else:  # computed again where it was preempted
             engine.note_token(job, self.clock.now)
         if reason is not None:

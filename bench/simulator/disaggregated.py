@@ -73,8 +73,7 @@ class Disaggregated(Cluster):
             if reason is not None:
                 self.end(flight)
             return
-        job.note_first_token(self.clock.now)
-        flight.prefill_stack.close()
+        self.note_first_token(flight)
         flight.is_computed = True
         if job.num_output_tokens == 1:
             self._abandon(flight)

@@ -66,10 +66,6 @@ class Job:
             return 0.0
         return (self.last_token_at - self.prefilled_at) / self.num_gaps
 
-    def note_first_token(self, now: float) -> None:
-        if self.prefilled_at is None:
-            self.prefilled_at = self.last_token_at = now
-
     def request(self, purpose: Purpose, source: KvSource) -> Request:
         """What an engine is asked. The prompt's tokens are all alike: its hashes tell them apart
         as far as the trace does."""

@@ -8,6 +8,7 @@ from baton.errors import InvalidArgumentError
 from bench.simulator.job import VOCAB_SIZE, Job
 from bench.simulator.latency import Machine
 from bench.traces import MOONCAKE_BLOCK_SIZE, TraceRow
+from router.admission import AdmissionName
 from router.policy import PolicyName
 
 
@@ -23,6 +24,8 @@ class Setup:
         cache_tokens: tokens that each worker's pool holds; None: what the machine has room for.
         policy: who places.
         admit_factor: as the setting of a decode worker of this name.
+        admission: who is let in, by name of `router.admission`.
+        sample_seconds: between samples of the load; None: none are taken.
         fast_forward: run alike steps in one go; the results are the same.
     """
 
@@ -35,6 +38,8 @@ class Setup:
     cache_tokens: int | None = None
     admit_factor: float = 4.0
     fast_forward: bool = True
+    admission: AdmissionName = "none"
+    sample_seconds: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_prefill", "num_decode", "block_size"):

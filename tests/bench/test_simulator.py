@@ -11,6 +11,8 @@ from bench.simulator.cluster import Cluster
 from bench.simulator.colocated import Colocated
 from bench.simulator.disaggregated import Disaggregated
 from bench.simulator.latency import Linear, Machine, Network
+from bench.simulator.oscillation import swings
+from bench.simulator.outcome import Objectives
 from bench.simulator.setup import Setup, jobs_of
 from bench.traces import MOONCAKE_BLOCK_SIZE, TraceRow
 from router.policy import POLICY_NAMES
@@ -112,3 +114,13 @@ def test_a_wrong_setting_is_named(field, value):
     given = {"num_prefill": 1, "num_decode": 1, field: value}
     with pytest.raises(InvalidArgumentError, match=f"{field}: is {value}"):
         Setup(machine=MACHINE, **given)
+
+
+@pytest.mark.slow
+def test_naive_early_rejection_makes_prefill_and_decode_busy_in_turns_and_prediction_does_not():
+    found = swings(Objectives(10.0, 0.1), num_requests=400)
+    naive, predicted = found["naive"], found["predicted"]
+    assert naive.unevenness > 2 * predicted.unevenness
+    assert naive.correlation < predicted.correlation
+    assert naive.correlation < -0.5
+    assert predicted.goodput > naive.goodput
