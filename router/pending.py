@@ -5,7 +5,6 @@ before it finds that beginning cached when its turn comes, though no event has t
 queues are long that is most of what is found again. Knows nothing of workers but their names.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -16,37 +15,44 @@ _Chain = Sequence[BlockHash]
 
 
 class PendingPrefixes:
-    """Chains of prompts on their way, by worker."""
+    """Blocks of prompts on their way, and how many of a worker's prompts have each."""
 
     def __init__(self) -> None:
-        self._by_first: dict[BlockHash, dict[int, tuple[str, _Chain]]] = {}
-        self._num_added = 0
+        self._counts: dict[BlockHash, dict[str, int]] = {}
 
     @contextmanager
     def pending(self, worker: str, hashes: _Chain) -> Iterator[None]:
         """A prompt of these blocks is on its way to a worker for the length of the block."""
-        if not hashes:
-            yield
-            return
-        self._num_added += 1
-        number, first = self._num_added, hashes[0]
-        self._by_first.setdefault(first, {})[number] = (worker, hashes)
+        for block in hashes:
+            of_block = self._counts.setdefault(block, {})
+            of_block[worker] = of_block.get(worker, 0) + 1
         try:
             yield
         finally:
-            alike = self._by_first[first]
-            del alike[number]
-            if not alike:
-                del self._by_first[first]
+            for block in hashes:
+                self._forget(worker, block)
 
     def match(self, hashes: _Chain) -> dict[str, int]:
         """How many of the leading `hashes` each worker is about to hold; others are left out."""
         matches: dict[str, int] = {}
-        for worker, chain in self._by_first.get(hashes[0], {}).values() if hashes else ():
-            found = matches.get(worker, 0)
-            if found < len(hashes):
-                matches[worker] = max(found, _num_common(chain, hashes))
-        return matches
+        going_on = set(self._counts.get(hashes[0], ())) if hashes else set()
+        for num_blocks, block in enumerate(hashes):
+            here = self._counts.get(block, {}).keys()
+            if not going_on <= here:
+                matches |= dict.fromkeys(going_on - here, num_blocks)
+                going_on &= here
+            if not going_on:
+                return matches
+        return matches | dict.fromkeys(going_on, len(hashes))
+
+    def _forget(self, worker: str, block: BlockHash) -> None:
+        of_block = self._counts[block]
+        if of_block[worker] > 1:
+            of_block[worker] -= 1
+        else:
+            del of_block[worker]
+            if not of_block:
+                del self._counts[block]
 
 
 def held_blocks(index: LocalityIndex, pending: PendingPrefixes, hashes: _Chain) -> dict[str, int]:
@@ -55,9 +61,3 @@ def held_blocks(index: LocalityIndex, pending: PendingPrefixes, hashes: _Chain) 
     for worker, num_blocks in pending.match(hashes).items():
         matches[worker] = max(num_blocks, matches.get(worker, 0))
     return matches
-
-
-def _num_common(one: _Chain, other: _Chain) -> int:
-    """Leading blocks that are equal. A block that is equal says that all before it are."""
-    places = range(min(len(one), len(other)))
-    return bisect_left(places, True, key=lambda i: one[i] != other[i])

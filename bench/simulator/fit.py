@@ -71,10 +71,10 @@ def fit_steps(measured: Measured) -> Linear:
 def fit_machine(measured: Measured) -> Machine:
     """A worker of a cluster, where serving takes time beside the engine's steps.
 
-    What a served step takes longer is laid on the step and on each of its sequences; what is left
-    of an idle cluster's first token is the request's way, and of the second, the handoff's.
+    What a step and each of its sequences take is what a served step takes beyond its tokens; what
+    is left of an idle cluster's first token is the request's way, and of the second, the handoff's.
     """
-    steps = fit_steps(measured)
+    steps = replace(fit_steps(measured), per_step=0.0, per_sequence=0.0)
     served = [
         (
             int(match[2]),
@@ -85,9 +85,7 @@ def fit_machine(measured: Measured) -> Machine:
     ]
     sizes = np.array([[1.0, number] for number, _ in served])
     extra = _least_squares(sizes, np.array([excess for _, excess in served]))
-    steps = replace(
-        steps, per_step=steps.per_step + extra[0], per_sequence=steps.per_sequence + extra[1]
-    )
+    steps = replace(steps, per_step=max(extra[0], 1e-6), per_sequence=extra[1])
     ways = [
         measured[case] / 1e3 - sum(_seconds(steps, load) for load in prompt_steps(int(match[1])))
         for case in measured

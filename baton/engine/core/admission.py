@@ -61,11 +61,13 @@ class Admission:
             return False
         if request.steps_together and not self._have_room(request):
             return False
+        if request.kv_source is KvSource.LOCAL and step.num_tokens <= 0:
+            return False
         roster.sit(sequence)
         if request.kv_source is KvSource.EXTERNAL:
             started = self._start_external(step, sequence)
         else:
-            started = step.num_tokens > 0 and self._start_local(step, sequence)
+            started = self._start_local(step, sequence)
         if not started:
             roster.stand(sequence)
             return False
