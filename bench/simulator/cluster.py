@@ -214,9 +214,7 @@ class Cluster:
         chosen = (s.candidate for s in placement.scored if s.candidate.worker == placement.prefill)
         verdict = self._gate.ask(job, next(chosen), self.clock.now)
         if not verdict.is_admitted:
-            raise OverloadedError(
-                f"decode workers would be {verdict.occupancy:.0%} taken", verdict.retry_after
-            )
+            raise OverloadedError("there is no room, or it would be late", verdict.retry_after)
 
     def _take(self, job: Job, placement: Placement) -> Flight:
         """The workers admit a job, and the router counts it. Raises `OverloadedError`."""

@@ -10,7 +10,7 @@ import numpy as np
 from bench.simulator.job import Job
 from bench.simulator.latency import Machine, StepLoad
 from bench.simulator.setup import Setup
-from router.admission import Arrival, DecodePool, InFlight, Verdict, admission_named
+from router.admission import Arrival, DecodePool, InFlight, Verdict, admission_named, admit
 from router.candidate import Candidate
 from router.cost_model import CostModel
 
@@ -22,7 +22,8 @@ class Gate:
     """Lets requests in or not, and keeps what is expected of those that are."""
 
     def __init__(self, setup: Setup) -> None:
-        self._decide = admission_named(setup.admission)
+        self._setup = setup
+        self._policy = admission_named(setup.admission)
         self._rates = cost_model_of(setup.machine)
         self._max_held_tokens = setup.num_decode * setup.max_len
         self._in_flight: dict[int, InFlight] = {}
@@ -34,9 +35,10 @@ class Gate:
         num_uncached = job.num_prompt_tokens - num_cached
         seconds = self._rates.prefill_seconds(num_uncached, num_cached)
         seconds += prefill.num_queued_tokens * self._rates.prefill_seconds_per_token
-        arrival = Arrival(now, seconds, job.num_prompt_tokens)
+        deadline = self._setup.ttft_deadline
+        arrival = Arrival(now, seconds, job.num_prompt_tokens, deadline)
         pool = DecodePool(tuple(self._in_flight.values()), self._max_held_tokens)
-        verdict = self._decide(arrival, pool)
+        verdict = admit(self._policy, arrival, pool)
         if verdict.is_admitted:
             self._expect(job, now + seconds)
         return verdict

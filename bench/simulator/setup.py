@@ -25,6 +25,8 @@ class Setup:
         policy: who places.
         admit_factor: as the setting of a decode worker of this name.
         admission: who is let in, by name of `router.admission`.
+        ttft_deadline: seconds until a request's first token must have come, or it is refused at
+            once if that is not to be expected; None: it may come whenever.
         sample_seconds: between samples of the load; None: none are taken.
         fast_forward: run alike steps in one go; the results are the same.
     """
@@ -39,6 +41,7 @@ class Setup:
     admit_factor: float = 4.0
     fast_forward: bool = True
     admission: AdmissionName = "none"
+    ttft_deadline: float | None = None
     sample_seconds: float | None = None
 
     def __post_init__(self) -> None:
