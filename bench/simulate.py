@@ -4,7 +4,8 @@ Speed: the conversation trace on 1,000 workers, where the trace is there, and wh
 steps in one go brings on a made-up workload. Error: the shipped model on one prefill and one decode
 worker of real processes, at three loads, against the simulator with a machine that was fitted to
 the idle cluster just before (`bench.steps`). The load is the part of the rate at which the
-simulated cluster could serve all requests if they came at once.
+simulated cluster could serve all requests if they came at once. In between, what admission does to
+prefill and decode where too much is asked (`bench.simulator.oscillation`).
 """
 
 import asyncio
@@ -27,6 +28,8 @@ from bench.simulator.gaps import FloatArray, Gaps
 from bench.simulator.job import Job
 from bench.simulator.latency import Machine
 from bench.simulator.machines import h200_8b
+from bench.simulator.oscillation import swings
+from bench.simulator.outcome import Objectives
 from bench.simulator.setup import Setup
 from bench.simulator.study import simulate
 from bench.steps import VOCAB_SIZE, WORKER_FLAGS, measure
@@ -44,8 +47,8 @@ SHARES = (0.5, 0.9)
 
 
 def run(repeats: int) -> list[Row]:
-    """Speed, then the error at each load."""
-    return [*_speed_rows(), *_error_rows(repeats)]
+    """Speed, what admission does to the evenness of load, then the error at each load."""
+    return [*_speed_rows(), *_swing_rows(), *_error_rows(repeats)]
 
 
 # Speed.
@@ -86,6 +89,36 @@ def _made_up() -> list[TraceRow]:
         rows.append(TraceRow(now, 512 * num_blocks, source.randint(20, 700), ids))
         now += source.expovariate(1.0)
     return rows
+
+
+# Admission.
+
+
+def _swing_rows() -> list[Row]:
+    """Naive early rejection against the prediction, under the same load."""
+    found = swings(Objectives(10.0, 0.1))
+    naive, predicted = found["naive"], found["predicted"]
+    against = "predicted occupancy"
+    return [
+        Row(
+            "naive rejection: standard deviation of the decode load by its mean",
+            naive.unevenness,
+            "",
+            against,
+            predicted.unevenness,
+            predicted.unevenness / naive.unevenness,
+            None,
+        ),
+        Row(
+            "naive rejection: goodput",
+            naive.goodput,
+            "requests/s",
+            against,
+            predicted.goodput,
+            naive.goodput / predicted.goodput,
+            None,
+        ),
+    ]
 
 
 # The error.

@@ -380,7 +380,7 @@ def simulate(
         typer.Option(
             metavar="NAME|FILE",
             help="What a step takes: h200-8b (an 8B model on an H200, from its roofline), "
-            "tiny-cpu, or what `python -m bench steps --json` printed.",
+            "or a file with what `python -m bench steps --json` printed.",
         ),
     ] = "h200-8b",
     cache_blocks: Annotated[
