@@ -16,7 +16,7 @@ th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid #8884
 th:first-child, td:first-child { text-align: left; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 1rem; }
 figure { margin: 0; } figure > svg { width: 100%; }
-svg text { font-size: 11px; fill: currentColor; } svg line { stroke: #8884; }
+svg text { font-size: 11px; fill: currentColor; } figure > svg > line { stroke: #8884; }
 svg polyline, figcaption line { stroke-width: 2; }
 figcaption svg { width: 24px; height: 8px; }
 @media (prefers-color-scheme: dark) { body { color: #ddd; background: #161616; } }

@@ -187,6 +187,16 @@ async def test_tenants_that_are_kept_apart_have_other_hashes_for_the_same_prompt
         assert found == {b"": 0, b"a": 32, b"b": 0}
 
 
+async def test_a_prompt_on_its_way_to_a_worker_counts_as_cached_there():
+    async with worker_and_fleet() as (server, fleet, redis), registered(redis, record_of(server)):
+        await until(lambda: reason(fleet) is not None)
+        prompt = tuple(range(40))
+        hashes = fleet.block_hashes(fleet.members[0], prompt)
+        with fleet.pending.pending("w", hashes):
+            assert fleet.candidates((*prompt, 7, 7))[0].num_cached_tokens == 32
+        assert fleet.candidates(prompt)[0].num_cached_tokens == 0
+
+
 async def test_load_is_counted_for_as_long_as_it_lasts():
     async with worker_and_fleet() as (server, fleet, redis), registered(redis, record_of(server)):
         await until(lambda: reason(fleet) is not None)

@@ -1,0 +1,67 @@
+"""The conversation trace in the simulator. Its caches are bounded as real pools are."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.simulator.machines import h200_8b
+from bench.simulator.outcome import Objectives, Outcome, outcome_of
+from bench.simulator.setup import Setup, jobs_of
+from bench.simulator.study import simulate
+from bench.traces import MOONCAKE_BLOCK_SIZE, TraceRow, read_mooncake
+from router.policy import POLICY_NAMES
+
+NUM_REQUESTS = 2500
+OBJECTIVES = Objectives(ttft=2.0, itl=0.05)
+# Of the trace's own rate; eight prefill workers can take about seven to nine times as much.
+RATES = (4.0, 6.5, 9.0)
+CACHES = (1_000, 3_000, 10_000, 30_000)
+
+
+@pytest.fixture(scope="module")
+def rows(conversation_trace: Path) -> list[TraceRow]:
+    return list(read_mooncake(conversation_trace))[:NUM_REQUESTS]
+
+
+def test_one_idle_worker_finds_every_full_block_that_came_before(rows):
+    rows = rows[:200]
+    setup = Setup(
+        machine=h200_8b(), num_prefill=1, num_decode=1, cache_tokens=20_000 * MOONCAKE_BLOCK_SIZE
+    )
+    cluster = simulate(setup, rows, rate=0.1)  # one prompt after the other
+    seen: set[bytes] = set()
+    num_found = 0
+    for job in jobs_of(rows, 1.0, MOONCAKE_BLOCK_SIZE):
+        num_found += next((i for i, h in enumerate(job.hashes) if h not in seen), len(job.hashes))
+        seen.update(job.hashes)
+    (stats,) = (worker.engine.scheduler.stats() for worker in cluster.computing)
+    # Of a prompt that is all there, the last token is computed again.
+    assert stats.num_hit_tokens == pytest.approx(num_found * MOONCAKE_BLOCK_SIZE, abs=len(rows))
+    assert num_found > 100
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("num_blocks", CACHES)
+def test_with_bounded_caches_baton_is_before_every_other_policy(rows, num_blocks):
+    """On the 90th percentile of the time to first token and on goodput, where requests that cannot
+    be in time are refused; two of the rates are beyond what can be served, with the smaller
+    caches."""
+    for rate in RATES:
+        found = {policy: _outcome(rows, policy, num_blocks, rate) for policy in POLICY_NAMES}
+        baton = found.pop("baton")
+        for other in found.values():
+            assert baton.goodput > other.goodput
+            assert baton.ttft[1] < other.ttft[1]
+
+
+def _outcome(rows: list[TraceRow], policy: str, num_blocks: int, rate: float) -> Outcome:
+    setup = Setup(
+        machine=h200_8b(),
+        num_prefill=8,
+        num_decode=8,
+        policy=policy,  # type: ignore[arg-type]
+        cache_tokens=num_blocks * MOONCAKE_BLOCK_SIZE,
+        ttft_deadline=OBJECTIVES.ttft,
+    )
+    return outcome_of(simulate(setup, rows, rate), policy, rate, OBJECTIVES)
