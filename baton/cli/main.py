@@ -383,6 +383,16 @@ def simulate(
             "or a file with what `python -m bench steps --json` printed.",
         ),
     ] = "h200-8b",
+    deadlines: Annotated[
+        bool, typer.Option("--deadlines", help="Refuse whose first token would not be in time.")
+    ] = False,
+    admission: Annotated[
+        str,
+        typer.Option(
+            help="Who is let in by the decode workers' load: none (everybody), naive (by that of "
+            "the moment), predicted (by that at the end of the prefill)."
+        ),
+    ] = "none",
     cache_blocks: Annotated[
         int | None,
         typer.Option(
@@ -421,6 +431,8 @@ def simulate(
             rates=rate or [1.0],
             slo_ttft=slo_ttft,
             slo_itl=slo_itl,
+            deadlines=deadlines,
+            admission=admission,
             latency_model=latency_model,
             cache_blocks=cache_blocks,
             block_size=block_size,

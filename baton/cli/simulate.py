@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -21,6 +21,7 @@ from bench.simulator.setup import Setup
 from bench.simulator.study import Study
 from bench.simulator.table import COLUMNS, row_of
 from bench.traces import MOONCAKE_BLOCK_SIZE, TraceError, TraceRow, read_trace
+from router.admission import ADMISSION_NAMES, AdmissionName
 from router.policy import POLICY_NAMES, PolicyName
 
 _LINE_SECONDS = 10.0  # between lines where nobody watches
@@ -34,6 +35,8 @@ def study_of(
     rates: Sequence[float],
     slo_ttft: float,
     slo_itl: float,
+    deadlines: bool,
+    admission: str,
     latency_model: str,
     cache_blocks: int | None,
     block_size: int,
@@ -42,12 +45,11 @@ def study_of(
 
     Raises `InvalidArgumentError`, which names the option and its value.
     """
-    names: dict[str, PolicyName] = {name: name for name in POLICY_NAMES}
+    placing: dict[str, PolicyName] = {name: name for name in POLICY_NAMES}
+    admitting: dict[str, AdmissionName] = {name: name for name in ADMISSION_NAMES}
     for policy in policies:
-        if policy not in names:
-            raise InvalidArgumentError(
-                "--policy", f"is {policy!r}; must be one of {', '.join(names)}"
-            )
+        _check_name("--policy", policy, placing)
+    _check_name("--admission", admission, admitting)
     cache_tokens = None if cache_blocks is None else cache_blocks * MOONCAKE_BLOCK_SIZE
     machine = machine_of(latency_model)
     try:
@@ -58,14 +60,21 @@ def study_of(
                 num_decode=num_decode,
                 block_size=block_size,
                 cache_tokens=cache_tokens,
+                admission=admitting[admission],
+                ttft_deadline=slo_ttft / 1e3 if deadlines else None,
             ),
-            policies=tuple(names[policy] for policy in dict.fromkeys(policies)),
+            policies=tuple(placing[policy] for policy in dict.fromkeys(policies)),
             rates=tuple(dict.fromkeys(rates)),
             objectives=Objectives(slo_ttft / 1e3, slo_itl / 1e3),
         )
     except InvalidArgumentError as error:
         option = f"--{error.field.replace('_', '-')}"
         raise InvalidArgumentError(option, error.problem) from error
+
+
+def _check_name(option: str, name: str, names: Collection[str]) -> None:
+    if name not in names:
+        raise InvalidArgumentError(option, f"is {name!r}; must be one of {', '.join(names)}")
 
 
 def read_rows(path: Path, limit: int | None) -> list[TraceRow]:

@@ -64,6 +64,8 @@ def description(study: Study) -> str:
         f"ones as both together. Each holds {setup.num_blocks:,} blocks of {setup.block_size} "
         f"tokens, runs {machine.max_num_seqs} sequences at once and computes "
         f"{machine.max_num_batched_tokens:,} tokens a step. Steps: {machine.steps}. "
+        f"Admission: {setup.admission}"
+        f"{'' if setup.ttft_deadline is None else ', and whoever would be late is refused'}. "
         f"Goodput counts requests whose first token comes within {objectives.ttft * 1e3:g} ms and "
         f"whose tokens are {objectives.itl * 1e3:g} ms apart in the mean at most."
     )

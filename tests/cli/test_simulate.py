@@ -51,6 +51,15 @@ def test_each_policy_and_rate_is_an_object_and_colocated_workers_stand_beside(tr
     assert by_case["baton", 50.0]["ttft"][1] > by_case["baton", 1.0]["ttft"][1]
 
 
+def test_who_would_be_late_is_refused_with_deadlines_only(trace):
+    late = ("--trace", trace, "--prefill", 1, "--decode", 1, "--rate", 200, "--slo-ttft", 300)
+    for options, is_refused in (((), False), (("--deadlines",), True)):
+        code, out, _ = simulate(*late, *options, "--admission", "predicted", "--json")
+        assert code == 0
+        first, _colocated = map(json.loads, out.splitlines())
+        assert (first["num_refused"] > 0) == is_refused
+
+
 def test_the_report_is_one_file_with_plots_that_asks_nobody(trace, tmp_path):
     path = tmp_path / "out.html"
     code, out, err = simulate("--trace", trace, "--prefill", 1, "--decode", 1, "--report", path)
@@ -84,6 +93,7 @@ def test_azure_traces_are_read_and_the_real_block_size_is_taken(tmp_path):
     ("arguments", "problem"),
     [
         (["--policy", "best"], "--policy: is 'best'; must be one of baton"),
+        (["--admission", "early"], "--admission: is 'early'; must be one of none, naive"),
         (["--rate", "0"], "--rate: is 0; must be above 0"),
         (["--slo-ttft", "-1"], "--slo-ttft: is -1 ms; must be above 0"),
         (["--slo-itl", "0"], "--slo-itl: is 0 ms; must be above 0"),
