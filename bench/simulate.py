@@ -38,7 +38,7 @@ from bench.traces import TraceRow, read_mooncake, trace_folder
 TRACE = "mooncake_conversation.jsonl"
 NUM_WORKERS = 1000
 AIM_SECONDS = 300.0
-NUM_MADE_UP = 400
+NUM_MADE_UP = 100
 
 LOADS = (0.3, 0.6, 0.9)
 NUM_REQUESTS = 80

@@ -18,7 +18,7 @@ from bench.simulator.study import simulate
 from bench.traces import TraceRow
 from router.admission import ADMISSION_NAMES, AdmissionName
 
-NUM_REQUESTS = 800
+NUM_REQUESTS = 400
 NUM_PROMPT_TOKENS = 2**16
 NUM_OUTPUT_TOKENS = 300
 PER_SECOND = 6.0

@@ -118,7 +118,7 @@ def test_a_wrong_setting_is_named(field, value):
 
 @pytest.mark.slow
 def test_naive_early_rejection_makes_prefill_and_decode_busy_in_turns_and_prediction_does_not():
-    found = swings(Objectives(10.0, 0.1), num_requests=400)
+    found = swings(Objectives(10.0, 0.1))
     naive, predicted = found["naive"], found["predicted"]
     assert naive.unevenness > 2 * predicted.unevenness
     assert naive.correlation < predicted.correlation
