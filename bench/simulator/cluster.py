@@ -18,14 +18,15 @@ from bench.simulator.engine import SimulatedEngine
 from bench.simulator.gaps import Gaps
 from bench.simulator.gate import Gate
 from bench.simulator.job import Job
+from bench.simulator.rates import rates_of
 from bench.simulator.setup import Setup
 from decode_worker.capacity import Capacity, num_blocks_on_arrival
 from router.budget import RetryBudget
 from router.candidate import Candidate, Role
+from router.decision import Question, Rules
 from router.load import Load, Share
 from router.pending import PendingPrefixes, held_blocks
-from router.placement import Placement, place, why_none
-from router.policy import policy_named
+from router.placement import Placement, why_none
 from router.recovery import Recovery, Setback, SetbackKind
 
 OnProgress = Callable[[int, int, float], None]
@@ -70,9 +71,20 @@ class Flight:
     is_retracted: bool = False
     is_computed: bool = False
 
+    @property
+    def is_alone(self) -> bool:
+        """One worker does both."""
+        return self.prefill is self.decode
+
 
 class Cluster:
-    """Jobs in, each of them ended or refused. Subclasses say what a worker does."""
+    """Jobs in, each of them ended or refused. Subclasses say what a worker does.
+
+    Attributes:
+        has_roles: a decode worker may be placed on alone, to compute a prompt itself.
+    """
+
+    has_roles = True
 
     def __init__(self, setup: Setup, jobs: Sequence[Job]) -> None:
         self.setup = setup
@@ -85,7 +97,8 @@ class Cluster:
         num_workers = setup.num_prefill + setup.num_decode
         self._index = LocalityIndex(max(_LEAST_INDEXED, num_workers * setup.num_blocks))
         self._pending = PendingPrefixes()
-        self._policy = policy_named(setup.policy)
+        self._rules = Rules(setup.policy, conditional_disaggregation=self.has_roles)
+        self.rates = rates_of(setup.machine)
         self._budget = RetryBudget(clock=lambda: self.clock.now)
         self._gate = Gate(setup)
         self.samples: list[Sample] = []
@@ -157,6 +170,18 @@ class Cluster:
             self._gate.note_first_token(job, now)
         flight.prefill_stack.close()
 
+    def note_local_token(
+        self, engine: SimulatedEngine, flight: Flight, reason: FinishReason | None
+    ) -> None:
+        """A token of a prompt that is computed where its answer is written: the first one, or one
+        behind a preemption."""
+        if flight.job.prefilled_at is None:
+            self.note_first_token(flight)
+        else:
+            engine.note_token(flight.job, self.clock.now)
+        if reason is not None:
+            self.end(flight)
+
     def count(self, stack: ExitStack, worker: SimulatedWorker, share: Share) -> None:
         """Counts a share of load until the stack is closed."""
         worker.load.take(share, self.clock.now, self._num_placed)
@@ -193,9 +218,8 @@ class Cluster:
         cached = {worker: num_blocks * block_size for worker, num_blocks in matches.items()}
         while True:
             candidates = [c for c in self.candidates(cached) if c.worker not in recovery.refused]
-            placement = place(
-                job.request_id, job.num_prompt_tokens, candidates, recovery.broken, self._policy
-            )
+            question = Question(job.request_id, job.num_prompt_tokens, tuple(candidates))
+            placement = self._rules.decide(question)
             if placement is None:
                 nobody = UnavailableError(why_none(candidates))
                 recovery.after(Setback(SetbackKind.NOBODY, nobody), 0)
@@ -211,8 +235,7 @@ class Cluster:
 
     def _ask_gate(self, job: Job, placement: Placement) -> None:
         """Raises `OverloadedError` for a job that is not let in."""
-        chosen = (s.candidate for s in placement.scored if s.candidate.worker == placement.prefill)
-        verdict = self._gate.ask(job, next(chosen), self.clock.now)
+        verdict = self._gate.ask(job, placement.chosen[0].candidate, self.clock.now)
         if not verdict.is_admitted:
             raise OverloadedError("there is no room, or it would be late", verdict.retry_after)
 
@@ -227,7 +250,8 @@ class Cluster:
         num_uncached = max(0, num_tokens - placement.num_cached_tokens)
         pending = self._pending.pending(prefill.name, job.hashes)
         flight.prefill_stack.enter_context(pending)
-        self.count(flight.prefill_stack, prefill, Share(num_tokens=num_uncached))
+        num_sequences = int(prefill is not decode)
+        self.count(flight.prefill_stack, prefill, Share(num_sequences, num_uncached))
         self.count(flight.stack, decode, Share(num_held_tokens=num_tokens))
         return flight
 

@@ -16,6 +16,8 @@ class Colocated(Cluster):
     prefill and a decode worker that pair with each other alone and have nothing to hand over, so
     that the policies are the same."""
 
+    has_roles = False
+
     def __init__(self, setup: Setup, jobs: Sequence[Job]) -> None:
         super().__init__(setup, jobs)
         for i in range(setup.num_prefill + setup.num_decode):
@@ -36,6 +38,7 @@ class Colocated(Cluster):
                 now,
                 num_cached_tokens=cached.get(worker.name, 0) if role == "prefill" else room,
                 max_held_tokens=room,
+                rates=self.rates,
             )
             for worker in self.workers
             for role in ROLES
@@ -50,10 +53,4 @@ class Colocated(Cluster):
         flight.prefill.engine.add(job, job.request(Purpose.GENERATE, KvSource.LOCAL))
 
     def on_token(self, engine: SimulatedEngine, job: Job, reason: FinishReason | None) -> None:
-        flight = self.flights[job.number]
-        if job.prefilled_at is None:
-            self.note_first_token(flight)
-        else:  # computed again where it was preempted
-            engine.note_token(job, self.clock.now)
-        if reason is not None:
-            self.end(flight)
+        self.note_local_token(engine, self.flights[job.number], reason)

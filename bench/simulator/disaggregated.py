@@ -43,16 +43,21 @@ class Disaggregated(Cluster):
                 now,
                 num_cached_tokens=cached.get(worker.name, 0),
                 max_held_tokens=room,
+                rates=self.rates,
             )
             for role in ROLES
             for worker in self._pools[role]
         ]
 
     def pair(self, placement: Placement) -> tuple[SimulatedWorker, SimulatedWorker]:
-        return self._by_name[placement.prefill], self._by_name[placement.decode]
+        decode = self._by_name[placement.decode]
+        return self._by_name[placement.prefill] if placement.prefill else decode, decode
 
     def dispatch(self, flight: Flight) -> None:
         job = flight.job
+        if flight.is_alone:
+            flight.decode.engine.add(job, job.request(Purpose.GENERATE, KvSource.LOCAL))
+            return
         flight.decode.engine.add(job, job.request(Purpose.GENERATE, KvSource.EXTERNAL))
         self._compute(flight)
 
@@ -68,10 +73,8 @@ class Disaggregated(Cluster):
 
     def on_token(self, engine: SimulatedEngine, job: Job, reason: FinishReason | None) -> None:
         flight = self.flights[job.number]
-        if engine is not flight.prefill.engine:  # computed again where it was preempted
-            engine.note_token(job, self.clock.now)
-            if reason is not None:
-                self.end(flight)
+        if flight.is_alone or engine is not flight.prefill.engine:
+            self.note_local_token(engine, flight, reason)
             return
         self.note_first_token(flight)
         flight.is_computed = True

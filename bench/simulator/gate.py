@@ -5,14 +5,11 @@ prompt and an answer take, is reckoned here from the machine and from what has e
 is expected to take as long to decode as those before it took in the mean.
 """
 
-import numpy as np
-
 from bench.simulator.job import Job
-from bench.simulator.latency import Machine, StepLoad
+from bench.simulator.rates import rates_of
 from bench.simulator.setup import Setup
 from router.admission import Arrival, DecodePool, InFlight, Verdict, admission_named, admit
 from router.candidate import Candidate
-from router.cost_model import CostModel
 
 _FIRST_DECODE_SECONDS = 5.0  # of an answer, before any has ended
 _WEIGHT = 0.05  # of the last answer in the mean
@@ -24,7 +21,7 @@ class Gate:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._policy = admission_named(setup.admission)
-        self._rates = cost_model_of(setup.machine)
+        self._rates = rates_of(setup.machine)
         self._max_held_tokens = setup.num_decode * setup.max_len
         self._in_flight: dict[int, InFlight] = {}
         self._decode_seconds = _FIRST_DECODE_SECONDS
@@ -34,7 +31,7 @@ class Gate:
         num_cached = min(prefill.num_cached_tokens, job.num_prompt_tokens)
         num_uncached = job.num_prompt_tokens - num_cached
         seconds = self._rates.prefill_seconds(num_uncached, num_cached)
-        seconds += prefill.num_queued_tokens * self._rates.prefill_seconds_per_token
+        seconds += self._rates.queue_seconds(prefill.num_queued_tokens)
         deadline = self._setup.ttft_deadline
         arrival = Arrival(now, seconds, job.num_prompt_tokens, deadline)
         pool = DecodePool(tuple(self._in_flight.values()), self._max_held_tokens)
@@ -56,21 +53,3 @@ class Gate:
     def _expect(self, job: Job, prefill_ends: float) -> None:
         decode_ends = prefill_ends + self._decode_seconds
         self._in_flight[job.number] = InFlight(prefill_ends, decode_ends, job.num_prompt_tokens)
-
-
-def cost_model_of(machine: Machine) -> CostModel:
-    """The rates of prefill that a router would come to measure: those of a full step at the
-    beginning of a prompt and of one far behind it."""
-    size = machine.max_num_batched_tokens
-    first, later = ((size * at + size * (size + 1) / 2, size * at + size) for at in (0, 16))
-    seconds = [
-        float(machine.steps.seconds(StepLoad(size, 1, np.array([pairs]), np.array([reads])))[0])
-        for pairs, reads in (first, later)
-    ]
-    per_pair = max(0.0, (seconds[1] - seconds[0]) / (later[0] - first[0]))
-    per_token = max(1e-9, (seconds[0] - per_pair * first[0]) / size)
-    return CostModel(
-        prefill_seconds_per_token=per_token,
-        attention_seconds_per_pair=per_pair,
-        transfer_seconds_per_token=machine.network.per_token,
-    )
