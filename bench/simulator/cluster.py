@@ -39,12 +39,17 @@ _LEAST_INDEXED = 1_000_000  # what a router's index holds
 
 @dataclass(slots=True, eq=False)
 class SimulatedWorker:
-    """One worker, and what the router counts of it."""
+    """One worker, and what the router counts of it.
+
+    Attributes:
+        num_computed_tokens: of prompts whose first token has come.
+    """
 
     name: str
     engine: SimulatedEngine
     capacity: Capacity
     load: Load = field(default_factory=Load)
+    num_computed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +173,7 @@ class Cluster:
         if job.prefilled_at is None:
             job.prefilled_at = job.last_token_at = now
             self._gate.note_first_token(job, now)
+            flight.prefill.num_computed_tokens += job.num_prompt_tokens - job.num_cached_tokens
         flight.prefill_stack.close()
 
     def note_local_token(

@@ -211,6 +211,8 @@ class SimulatedEngine:
                     self._watcher.on_finished(job)
         for other in progress.others:
             job = self.job(other.request.request_id)
+            if job.prefilled_at is None:
+                job.num_cached_tokens = other.num_cached_tokens
             self._watcher.on_computed(self, job, other.num_computed_tokens)
             if other.token_ids:
                 self._watcher.on_token(self, job, other.finish_reason)

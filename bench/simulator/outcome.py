@@ -38,9 +38,9 @@ class Outcome:
         offered, goodput: requests per second of the time in which they came.
         num_refused: of `num_requests`.
         ttft, itl: percentiles 50, 90 and 99 in seconds, of requests and of tokens.
-        hit_rate: the part of the computed requests' prompt tokens that was in the cache of the
-            worker that computed them.
-        balance: the most prompt tokens that a worker computed, by the mean.
+        hit_rate: the part of all computed prompts' tokens that was in the cache of the worker that
+            computed the rest.
+        balance: the most prompt tokens that a worker for prompts computed, by the mean.
         num_preemptions: sequences that had to make room.
         ttfts, itls: the percentiles 1 to 100, in seconds.
     """
@@ -69,9 +69,10 @@ def outcome_of(cluster: Cluster, case: str, rate: float, objectives: Objectives)
     """The figures of a cluster that has run."""
     jobs = cluster.jobs
     ttfts = sorted(job.ttft for job in jobs if job.ttft is not None)
-    stats = [worker.engine.scheduler.stats() for worker in cluster.computing]
-    computed = [s.num_prompt_tokens - s.num_hit_tokens for s in stats]
-    num_prompt = sum(s.num_prompt_tokens for s in stats)
+    prefilled = [job for job in jobs if job.ttft is not None]
+    num_prompt = sum(job.num_prompt_tokens for job in prefilled)
+    num_cached = sum(job.num_cached_tokens for job in prefilled)
+    computed = [worker.num_computed_tokens for worker in cluster.computing]
     window = max(jobs[-1].arrival, 1e-9) if jobs else 1.0
     hundredths = tuple((i + 1) / _NUM_POINTS for i in range(_NUM_POINTS))
     return Outcome(
@@ -84,7 +85,7 @@ def outcome_of(cluster: Cluster, case: str, rate: float, objectives: Objectives)
         goodput=sum(map(objectives.are_met_by, jobs)) / window,
         ttft=_percentiles(ttfts, SHARES),
         itl=cluster.gaps.percentiles(SHARES),
-        hit_rate=1 - sum(computed) / num_prompt if num_prompt else 0.0,
+        hit_rate=num_cached / num_prompt if num_prompt else 0.0,
         balance=max(computed) * len(computed) / sum(computed) if any(computed) else 1.0,
         num_preemptions=sum(w.engine.scheduler.stats().num_preemptions for w in cluster.workers),
         ttfts=_percentiles(ttfts, hundredths),

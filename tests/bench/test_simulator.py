@@ -85,6 +85,9 @@ def test_every_request_ends_or_is_refused_and_nothing_is_left(kind, setup, rows)
         assert job.is_finished != bool(job.refusal)
         assert job.num_gaps == (job.num_output_tokens - 1 if job.is_finished else 0)
     assert len(cluster.gaps) == sum(job.num_gaps for job in cluster.jobs)
+    num_computed = sum(worker.num_computed_tokens for worker in cluster.workers)
+    prefilled = [job for job in cluster.jobs if job.is_finished]
+    assert num_computed == sum(j.num_prompt_tokens - j.num_cached_tokens for j in prefilled)
     for worker in cluster.workers:
         load, scheduler = worker.load, worker.engine.scheduler
         assert (load.num_sequences, load.num_queued_tokens, load.num_held_tokens) == (0, 0, 0)
