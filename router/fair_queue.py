@@ -1,0 +1,167 @@
+"""Who goes next of those that wait: classes in order, tenants by weighted shares of tokens.
+
+Deficit round robin (Shreedhar and Varghese, 1995): tenants of a class take turns, each turn is
+worth `quantum` times the tenant's weight in tokens, and what a turn leaves over is kept while the
+tenant has more that waits. So over time waiting tenants get tokens in the proportion of their
+weights, however long each one's requests are, at a constant cost per request. Within a tenant it is
+first come, first served. Awaits nothing, and knows nothing of workers.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+# About a prompt, so that a turn is a request or two.
+QUANTUM_TOKENS = 1024
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class Waiting(Generic[T]):
+    """An item in the queue; `FairQueue.remove` takes it.
+
+    Attributes:
+        num_tokens: what it counts against its tenant's share.
+    """
+
+    item: T
+    tenant: str
+    priority: int
+    num_tokens: int
+
+
+@dataclass(slots=True)
+class _Line(Generic[T]):
+    """The waiting requests of one tenant in one class.
+
+    Attributes:
+        deficit: tokens that it may still take in this turn.
+        is_in_turn: this turn's share was given.
+    """
+
+    waiting: deque[Waiting[T]] = field(default_factory=deque)
+    deficit: float = 0.0
+    is_in_turn: bool = False
+
+
+class FairQueue(Generic[T]):
+    """Requests that wait, by class and tenant.
+
+    Args:
+        weight_of: a tenant's share beside the others'; greater than 0.
+        quantum: tokens of a turn at weight 1.
+    """
+
+    def __init__(
+        self, weight_of: Callable[[str], float] = lambda _: 1.0, quantum: int = QUANTUM_TOKENS
+    ) -> None:
+        self._weight_of = weight_of
+        self._quantum = quantum
+        # Of each class, the tenants in the order of their turns.
+        self._classes: dict[int, dict[str, _Line[T]]] = {}
+        self._num_waiting = 0
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all that wait."""
+        return sum(
+            waiting.num_tokens
+            for lines in self._classes.values()
+            for line in lines.values()
+            for waiting in line.waiting
+        )
+
+    def push(self, item: T, *, tenant: str, priority: int = 0, num_tokens: int) -> Waiting[T]:
+        """Puts an item at the end of its tenant's line. Smaller priorities go first."""
+        waiting = Waiting(item, tenant, priority, num_tokens)
+        lines = self._classes.setdefault(priority, {})
+        lines.setdefault(tenant, _Line()).waiting.append(waiting)
+        self._num_waiting += 1
+        return waiting
+
+    def pop(self, may_go: Callable[[str], bool] = lambda _: True) -> Waiting[T] | None:
+        """Takes the next one out; None if there is none whose tenant `may_go`.
+
+        A tenant that may not go now is passed over and keeps its turn's tokens.
+        """
+        for priority in sorted(self._classes):
+            waiting = self._pop_of(self._classes[priority], may_go)
+            if waiting is not None:
+                if not self._classes[priority]:
+                    del self._classes[priority]
+                self._num_waiting -= 1
+                return waiting
+        return None
+
+    def put_back(self, waiting: Waiting[T]) -> None:
+        """Undoes the `pop` that gave it: it is the next of its tenant, and its tenant the next of
+        its class."""
+        lines = self._classes.setdefault(waiting.priority, {})
+        line = lines.pop(waiting.tenant, None) or _Line()
+        line.waiting.appendleft(waiting)
+        line.deficit += waiting.num_tokens
+        line.is_in_turn = True
+        self._classes[waiting.priority] = {waiting.tenant: line, **lines}
+        self._num_waiting += 1
+
+    def remove(self, waiting: Waiting[T]) -> None:
+        """Takes one out that does not want to go any more; nothing if it has gone."""
+        line = self._classes.get(waiting.priority, {}).get(waiting.tenant)
+        if line is None or waiting not in line.waiting:
+            return
+        line.waiting.remove(waiting)
+        self._num_waiting -= 1
+        if not line.waiting:
+            del self._classes[waiting.priority][waiting.tenant]
+            if not self._classes[waiting.priority]:
+                del self._classes[waiting.priority]
+
+    def _pop_of(
+        self, lines: dict[str, _Line[T]], may_go: Callable[[str], bool]
+    ) -> Waiting[T] | None:
+        ready = [tenant for tenant in lines if may_go(tenant)]
+        if not ready:
+            return None
+        self._skip_empty_rounds(lines, ready)
+        while True:
+            for tenant in ready:
+                line = lines[tenant]
+                if not line.is_in_turn:
+                    line.deficit += self._quantum * self._weight_of(tenant)
+                    line.is_in_turn = True
+                if line.waiting[0].num_tokens <= line.deficit:
+                    return self._take(lines, tenant)
+                self._end_turn(lines, tenant)
+
+    def _skip_empty_rounds(self, lines: dict[str, _Line[T]], ready: list[str]) -> None:
+        """Gives all rounds at once in which nobody could go, so that a long request among light
+        tenants costs no loop."""
+        rounds = min(self._rounds_until(lines[tenant], tenant) for tenant in ready)
+        for tenant in ready if rounds > 0 else ():
+            lines[tenant].deficit += rounds * self._quantum * self._weight_of(tenant)
+
+    def _rounds_until(self, line: _Line[T], tenant: str) -> int:
+        """Whole rounds after which the tenant still cannot go."""
+        turn = self._quantum * self._weight_of(tenant)
+        missing = line.waiting[0].num_tokens - line.deficit - (0 if line.is_in_turn else turn)
+        return max(0, int(missing // turn)) if missing > 0 else 0
+
+    def _take(self, lines: dict[str, _Line[T]], tenant: str) -> Waiting[T]:
+        line = lines[tenant]
+        waiting = line.waiting.popleft()
+        line.deficit -= waiting.num_tokens
+        if not line.waiting:  # who has nothing left saves nothing up
+            del lines[tenant]
+        elif line.waiting[0].num_tokens > line.deficit:
+            self._end_turn(lines, tenant)
+        return waiting
+
+    def _end_turn(self, lines: dict[str, _Line[T]], tenant: str) -> None:
+        line = lines.pop(tenant)
+        line.is_in_turn = False
+        lines[tenant] = line
