@@ -1,0 +1,206 @@
+"""Waiting in fair order for room, within a deadline and an allowance; refusals say until when."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+import pytest
+
+from baton.errors import DeadlineExceededError, OverloadedError
+from baton.sampling import SamplingParams
+from baton.serving.deadline import Deadline
+from router.allowance import Allowance, Allowances
+from router.gate import Forecast, Gate
+from router.intake import Request
+
+
+def request(name: str = "r", num_tokens: int = 10, priority: int = 0) -> Request:
+    return Request(name, (1,) * num_tokens, SamplingParams(), priority)
+
+
+@dataclass
+class Cluster:
+    """Room for so many requests, which take it when they are placed and give it back."""
+
+    room: int
+    drain_seconds: float = 0.0
+    ttft_seconds: float = 0.01
+    gate: Gate = field(init=False)
+    order: list[str] = field(default_factory=list)
+    most: int = 0
+    num_running: int = 0
+    allowances: Allowances = field(default_factory=Allowances)
+    max_waiting: int = 1024
+
+    def __post_init__(self) -> None:
+        self.gate = Gate(self.allowances, self._forecast, self.max_waiting)
+
+    def _forecast(self, _request: Request) -> Forecast:
+        has_room = self.num_running < self.room
+        return Forecast(has_room, self.ttft_seconds, 0.0 if has_room else self.drain_seconds)
+
+    async def run(
+        self,
+        name: str,
+        until: asyncio.Event | None = None,
+        *,
+        tenant: str = "",
+        seconds: float = 5.0,
+        num_output_tokens: int = 0,
+        **of_request: int,
+    ) -> None:
+        deadline = Deadline.after(seconds)
+        async with self.gate.turn(request(name, **of_request), tenant, deadline) as passed:
+            self.num_running += 1
+            self.most = max(self.most, self.num_running)
+            self.order.append(name)
+            try:
+                await (until.wait() if until else asyncio.sleep(0.001))
+            finally:
+                self.num_running -= 1
+                passed.num_output_tokens = num_output_tokens
+
+
+async def settled(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(2.0):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def test_with_room_nobody_waits():
+    cluster = Cluster(room=8)
+    await asyncio.gather(*(cluster.run(str(i)) for i in range(8)))
+    assert cluster.most == 8
+    assert cluster.gate.num_waiting == 0
+
+
+async def test_requests_that_come_at_once_see_each_others_room():
+    cluster = Cluster(room=3)
+    await asyncio.gather(*(cluster.run(str(i)) for i in range(20)))
+    assert cluster.most == 3
+    assert cluster.order == [str(i) for i in range(20)]
+
+
+async def test_a_tenant_with_many_does_not_hold_up_one_with_few():
+    cluster, full = Cluster(room=1), asyncio.Event()
+    tasks = [asyncio.create_task(cluster.run("first", full, tenant="many", num_tokens=1000))]
+    await settled(lambda: cluster.num_running == 1)
+    tasks += [
+        asyncio.create_task(cluster.run(f"m{i}", tenant="many", num_tokens=1000)) for i in range(10)
+    ]
+    await settled(lambda: cluster.gate.num_waiting == 10)
+    tasks.append(asyncio.create_task(cluster.run("one", tenant="few", num_tokens=1000)))
+    await settled(lambda: cluster.gate.num_waiting == 11)
+    assert cluster.gate.num_waiting_tokens == 11_000
+    full.set()
+    await asyncio.gather(*tasks)
+    assert cluster.order.index("one") <= 3
+
+
+async def test_smaller_priorities_go_first():
+    cluster, full = Cluster(room=1), asyncio.Event()
+    tasks = [asyncio.create_task(cluster.run("first", full))]
+    await settled(lambda: cluster.num_running == 1)
+    for name, priority in (("late", 2), ("soon", -1), ("usual", 0)):
+        tasks.append(asyncio.create_task(cluster.run(name, priority=priority)))
+    await settled(lambda: cluster.gate.num_waiting == 3)
+    full.set()
+    await asyncio.gather(*tasks)
+    assert cluster.order == ["first", "soon", "usual", "late"]
+
+
+async def test_what_cannot_meet_its_deadline_is_refused_now_with_the_time_of_the_drain():
+    cluster = Cluster(room=0, drain_seconds=7.0)
+    with pytest.raises(
+        OverloadedError, match=r"in 7\.0 s, and the deadline is in 1\.0 s"
+    ) as refused:
+        await cluster.run("r", seconds=1.0)
+    assert refused.value.retry_after == 7.0
+    assert cluster.gate.num_waiting == 0
+
+
+async def test_what_would_meet_it_waits_and_is_told_when_time_runs_out_all_the_same():
+    cluster = Cluster(room=0)
+    with pytest.raises(DeadlineExceededError, match="waited for room"):
+        await cluster.run("r", seconds=0.05)
+    assert cluster.gate.num_waiting == 0
+
+
+async def test_room_that_nobody_tells_of_is_found():
+    cluster = Cluster(room=0)
+    task = asyncio.create_task(cluster.run("r"))
+    await settled(lambda: cluster.gate.num_waiting == 1)
+    cluster.room = 1
+    await task
+
+
+async def test_too_many_that_wait_are_refused():
+    cluster, full = Cluster(room=1, max_waiting=2), asyncio.Event()
+    tasks = [asyncio.create_task(cluster.run(str(i), full)) for i in range(3)]
+    await settled(lambda: cluster.gate.num_waiting == 2)
+    with pytest.raises(OverloadedError, match="2 requests wait") as refused:
+        await cluster.run("r")
+    assert refused.value.retry_after > 0
+    full.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_who_leaves_while_waiting_is_forgotten_and_holds_nobody_up():
+    cluster, full = Cluster(room=1), asyncio.Event()
+    first = asyncio.create_task(cluster.run("first", full))
+    await settled(lambda: cluster.num_running == 1)
+    leaver = asyncio.create_task(cluster.run("leaver"))
+    last = asyncio.create_task(cluster.run("last"))
+    await settled(lambda: cluster.gate.num_waiting == 2)
+    leaver.cancel()
+    full.set()  # at the same moment, so that its turn may be on its way
+    await asyncio.gather(first, leaver, last, return_exceptions=True)
+    assert cluster.order == ["first", "last"]
+    assert cluster.gate.num_waiting == 0
+
+
+async def test_who_leaves_at_the_moment_of_its_turn_gives_its_allowance_back():
+    allowances = Allowances(default=Allowance(max_concurrent=1))
+    cluster = Cluster(room=1, allowances=allowances)
+    leaver = asyncio.create_task(cluster.run("leaver"))
+    await asyncio.sleep(0)  # its turn was given, and it has not run on yet
+    leaver.cancel()
+    await asyncio.gather(leaver, return_exceptions=True)
+    await cluster.run("next", seconds=1.0)
+    assert cluster.order[-1] == "next"
+
+
+async def test_a_tenant_has_so_many_in_flight_and_others_go_past_it():
+    allowances = Allowances({"few": Allowance(max_concurrent=2)})
+    cluster, full = Cluster(room=10, allowances=allowances), asyncio.Event()
+    async with AsyncExitStack() as stack:
+        stack.callback(full.set)
+        tasks = [asyncio.create_task(cluster.run(f"f{i}", full, tenant="few")) for i in range(4)]
+        await settled(lambda: cluster.gate.num_waiting == 2)
+        await cluster.run("other", tenant="other")
+        assert cluster.order == ["f0", "f1", "other"]
+    await asyncio.gather(*tasks)
+    assert cluster.order == ["f0", "f1", "other", "f2", "f3"]
+
+
+async def test_over_its_rate_a_tenant_is_told_when_it_may_ask_again():
+    moment = 0.0
+    allowances = Allowances({"slow": Allowance(tokens_per_second=10.0)}, clock=lambda: moment)
+    cluster = Cluster(room=10, allowances=allowances)
+    await cluster.run("r0", tenant="slow", num_tokens=50, num_output_tokens=250)
+    with pytest.raises(OverloadedError, match="'slow' is over its rate") as refused:
+        await cluster.run("r1", tenant="slow", seconds=5.0)
+    assert refused.value.retry_after == pytest.approx(20.0), "100 saved, 300 taken, 10 a second"
+    await cluster.run("other", tenant="fast")
+    moment = 20.5
+    await cluster.run("r2", tenant="slow")
+    assert cluster.order == ["r0", "other", "r2"]
+
+
+async def test_a_failure_inside_gives_the_place_back():
+    cluster = Cluster(room=1, allowances=Allowances(default=Allowance(max_concurrent=1)))
+    with pytest.raises(RuntimeError):
+        async with cluster.gate.turn(request(), "", Deadline.after(1.0)):
+            raise RuntimeError
+    await cluster.run("next")
