@@ -52,6 +52,9 @@ class FairQueue(Generic[T]):
     Args:
         weight_of: a tenant's share beside the others'; greater than 0.
         quantum: tokens of a turn at weight 1.
+
+    Attributes:
+        num_tokens: of all that wait.
     """
 
     def __init__(
@@ -62,26 +65,17 @@ class FairQueue(Generic[T]):
         # Of each class, the tenants in the order of their turns.
         self._classes: dict[int, dict[str, _Line[T]]] = {}
         self._num_waiting = 0
+        self.num_tokens = 0
 
     def __len__(self) -> int:
         return self._num_waiting
-
-    @property
-    def num_tokens(self) -> int:
-        """Of all that wait."""
-        return sum(
-            waiting.num_tokens
-            for lines in self._classes.values()
-            for line in lines.values()
-            for waiting in line.waiting
-        )
 
     def push(self, item: T, *, tenant: str, priority: int = 0, num_tokens: int) -> Waiting[T]:
         """Puts an item at the end of its tenant's line. Smaller priorities go first."""
         waiting = Waiting(item, tenant, priority, num_tokens)
         lines = self._classes.setdefault(priority, {})
         lines.setdefault(tenant, _Line()).waiting.append(waiting)
-        self._num_waiting += 1
+        self._count(waiting, 1)
         return waiting
 
     def pop(self, may_go: Callable[[str], bool] = lambda _: True) -> Waiting[T] | None:
@@ -94,7 +88,7 @@ class FairQueue(Generic[T]):
             if waiting is not None:
                 if not self._classes[priority]:
                     del self._classes[priority]
-                self._num_waiting -= 1
+                self._count(waiting, -1)
                 return waiting
         return None
 
@@ -107,7 +101,7 @@ class FairQueue(Generic[T]):
         line.deficit += waiting.num_tokens
         line.is_in_turn = True
         self._classes[waiting.priority] = {waiting.tenant: line, **lines}
-        self._num_waiting += 1
+        self._count(waiting, 1)
 
     def remove(self, waiting: Waiting[T]) -> None:
         """Takes one out that does not want to go any more; nothing if it has gone."""
@@ -115,11 +109,15 @@ class FairQueue(Generic[T]):
         if line is None or waiting not in line.waiting:
             return
         line.waiting.remove(waiting)
-        self._num_waiting -= 1
+        self._count(waiting, -1)
         if not line.waiting:
             del self._classes[waiting.priority][waiting.tenant]
             if not self._classes[waiting.priority]:
                 del self._classes[waiting.priority]
+
+    def _count(self, waiting: Waiting[T], change: int) -> None:
+        self._num_waiting += change
+        self.num_tokens += change * waiting.num_tokens
 
     def _pop_of(
         self, lines: dict[str, _Line[T]], may_go: Callable[[str], bool]

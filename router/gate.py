@@ -7,11 +7,12 @@ what would become of a request is forecast by the one who knows them.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
-from baton.errors import DeadlineExceededError, OverloadedError
+from baton.errors import BatonError, DeadlineExceededError, OverloadedError
 from baton.serving.deadline import Deadline
 from router.allowance import Allowances
 from router.fair_queue import FairQueue, Waiting
@@ -19,7 +20,7 @@ from router.intake import Request
 
 MAX_WAITING = 1024
 # Room appears with no word to the gate where a worker comes back, say.
-_LOOK_SECONDS = 0.1
+_LOOK_SECONDS = 0.05
 _LEAST_RETRY_SECONDS = 0.1
 
 
@@ -38,11 +39,26 @@ class Forecast:
     drain_seconds: float = 0.0
 
 
-@dataclass(slots=True, eq=False)
-class Pass:
-    """A request that is let through; whoever holds it says at the end what it took."""
+@dataclass(slots=True)
+class Answered:
+    """What is seen of an answer: filled in while it is written.
+
+    Attributes:
+        first_token: when its first token came, in monotonic seconds.
+    """
 
     num_output_tokens: int = 0
+    first_token: float | None = None
+
+
+class Forecaster(Protocol):
+    """Who knows the workers, and what they were given."""
+
+    def forecast(self, request: Request, num_tokens_ahead: int) -> Forecast:
+        """How the request would fare if it went now, behind prompts of so many tokens."""
+
+    def placed(self, request: Request) -> AbstractContextManager[Answered]:
+        """The request is in flight for the length of the block."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,20 +71,17 @@ class Gate:
     """All requests of one router go through it.
 
     Args:
-        forecast: of a request, from what is known of the workers at this moment.
         max_waiting: requests; more are refused.
     """
 
     def __init__(
-        self,
-        allowances: Allowances,
-        forecast: Callable[[Request], Forecast],
-        max_waiting: int = MAX_WAITING,
+        self, allowances: Allowances, forecaster: Forecaster, max_waiting: int = MAX_WAITING
     ) -> None:
         self._allowances = allowances
-        self._forecast = forecast
+        self._forecaster = forecaster
         self._max_waiting = max_waiting
         self._queue: FairQueue[_Caller] = FairQueue(allowances.weight_of)
+        self._callers: dict[str, _Caller] = {}
         self._is_passing = False  # somebody was let through and is not yet placed
         self._timer: asyncio.TimerHandle | None = None
 
@@ -82,7 +95,9 @@ class Gate:
         return self._queue.num_tokens
 
     @asynccontextmanager
-    async def turn(self, request: Request, tenant: str, deadline: Deadline) -> AsyncIterator[Pass]:
+    async def turn(
+        self, request: Request, tenant: str, deadline: Deadline
+    ) -> AsyncIterator[Answered]:
         """Waits for the request's turn; the block is its life. It must be placed before anything is
         awaited in the block, lest the next one be let through to the same room.
 
@@ -91,12 +106,19 @@ class Gate:
         """
         self._check_worthwhile(request, tenant, deadline)
         await self._wait(request, tenant, deadline)
-        taken = Pass()
+        answered = Answered()
         try:
-            yield taken
+            with self._forecaster.placed(request) as answered:
+                yield answered
         finally:
-            self._allowances.leave(tenant, taken.num_output_tokens)
+            self._allowances.leave(tenant, answered.num_output_tokens)
             self.look()
+
+    def abandon(self, request_id: str, error: BatonError) -> None:
+        """Has a request that waits wait no more: its `turn` raises `error`."""
+        caller = self._callers.get(request_id)
+        if caller is not None and not caller.turn.done():
+            caller.turn.set_exception(error)
 
     def look(self) -> None:
         """Lets through whoever may go now; to be called when room may have appeared.
@@ -106,11 +128,11 @@ class Gate:
         if self._is_passing:
             return
         waiting = self._queue.pop(self._allowances.may_go)
-        while waiting is not None and waiting.item.turn.cancelled():  # and not yet removed
+        while waiting is not None and waiting.item.turn.done():  # and not yet removed
             waiting = self._queue.pop(self._allowances.may_go)
         if waiting is None:
             self._look_later()
-        elif not self._forecast(waiting.item.request).has_room:
+        elif not self._forecaster.forecast(waiting.item.request, 0).has_room:
             self._queue.put_back(waiting)
             self._look_later()
         else:
@@ -126,6 +148,7 @@ class Gate:
             priority=request.priority,
             num_tokens=len(request.token_ids),
         )
+        self._callers[request.request_id] = caller
         self.look()
         try:
             async with asyncio.timeout(deadline.remaining()):
@@ -137,6 +160,8 @@ class Gate:
                     "the request's deadline has passed while it waited for room"
                 ) from None
             raise
+        finally:
+            del self._callers[request.request_id]
         self._passed()
 
     def _passed(self) -> None:
@@ -145,8 +170,7 @@ class Gate:
 
     def _give_up(self, waiting: Waiting[_Caller]) -> None:
         """It waits no more, or goes no more though it was let through."""
-        turn = waiting.item.turn
-        if turn.done() and not turn.cancelled():
+        if _was_let_through(waiting.item.turn):
             self._allowances.leave(waiting.tenant, 0)
             self._passed()
         else:
@@ -154,29 +178,22 @@ class Gate:
             self.look()
 
     def _check_worthwhile(self, request: Request, tenant: str, deadline: Deadline) -> None:
-        if len(self._queue) >= self._max_waiting:
-            raise OverloadedError(
-                f"{len(self._queue)} requests wait at this router already",
-                self._retry_after(request, tenant),
-            )
-        forecast = self._forecast(request)
+        forecast = self._forecaster.forecast(request, self._queue.num_tokens)
         unpaid = self._allowances.seconds_until_paid(tenant)
         wait, left = max(forecast.drain_seconds, unpaid), deadline.remaining()
+        retry_after = max(wait, _LEAST_RETRY_SECONDS)
         first_token = wait + forecast.ttft_seconds
+        if len(self._queue) >= self._max_waiting:
+            waiting = len(self._queue)
+            raise OverloadedError(f"{waiting} requests wait at this router already", retry_after)
+        if first_token > left and unpaid > 0 and unpaid >= forecast.drain_seconds:
+            raise OverloadedError(f"tenant {tenant!r} is over its rate", retry_after)
         if first_token > left:
-            is_over_rate = unpaid > 0 and unpaid >= forecast.drain_seconds
             raise OverloadedError(
-                f"tenant {tenant!r} is over its rate"
-                if is_over_rate
-                else f"a first token would come in {first_token:.1f} s, and the deadline is in "
+                f"a first token would come in {first_token:.1f} s, and the deadline is in "
                 f"{left:.1f} s",
-                self._retry_after(request, tenant),
+                retry_after,
             )
-
-    def _retry_after(self, request: Request, tenant: str) -> float:
-        drain = self._forecast(request).drain_seconds
-        unpaid = self._allowances.seconds_until_paid(tenant)
-        return max(drain, unpaid, _LEAST_RETRY_SECONDS)
 
     def _look_later(self) -> None:
         if self._timer is not None:
@@ -184,3 +201,7 @@ class Gate:
             self._timer = None
         if len(self._queue):
             self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self.look)
+
+
+def _was_let_through(turn: "asyncio.Future[None]") -> bool:
+    return turn.done() and not turn.cancelled() and turn.exception() is None

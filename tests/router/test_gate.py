@@ -1,17 +1,17 @@
 """Waiting in fair order for room, within a deadline and an allowance; refusals say until when."""
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import pytest
 
-from baton.errors import DeadlineExceededError, OverloadedError
+from baton.errors import CancelledError, DeadlineExceededError, OverloadedError
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
 from router.allowance import Allowance, Allowances
-from router.gate import Forecast, Gate
+from router.gate import Answered, Forecast, Gate
 from router.intake import Request
 
 
@@ -34,9 +34,18 @@ class Cluster:
     max_waiting: int = 1024
 
     def __post_init__(self) -> None:
-        self.gate = Gate(self.allowances, self._forecast, self.max_waiting)
+        self.gate = Gate(self.allowances, self, self.max_waiting)
 
-    def _forecast(self, _request: Request) -> Forecast:
+    @contextmanager
+    def placed(self, _request: Request) -> Iterator[Answered]:
+        self.num_running += 1
+        self.most = max(self.most, self.num_running)
+        try:
+            yield Answered()
+        finally:
+            self.num_running -= 1
+
+    def forecast(self, _request: Request, _num_tokens_ahead: int) -> Forecast:
         has_room = self.num_running < self.room
         return Forecast(has_room, self.ttft_seconds, 0.0 if has_room else self.drain_seconds)
 
@@ -51,15 +60,10 @@ class Cluster:
         **of_request: int,
     ) -> None:
         deadline = Deadline.after(seconds)
-        async with self.gate.turn(request(name, **of_request), tenant, deadline) as passed:
-            self.num_running += 1
-            self.most = max(self.most, self.num_running)
+        async with self.gate.turn(request(name, **of_request), tenant, deadline) as answered:
             self.order.append(name)
-            try:
-                await (until.wait() if until else asyncio.sleep(0.001))
-            finally:
-                self.num_running -= 1
-                passed.num_output_tokens = num_output_tokens
+            answered.num_output_tokens = num_output_tokens
+            await (until.wait() if until else asyncio.sleep(0.001))
 
 
 async def settled(condition: Callable[[], bool]) -> None:
@@ -204,3 +208,19 @@ async def test_a_failure_inside_gives_the_place_back():
         async with cluster.gate.turn(request(), "", Deadline.after(1.0)):
             raise RuntimeError
     await cluster.run("next")
+
+
+async def test_a_request_that_is_aborted_while_it_waits_is_told_so():
+    cluster, full = Cluster(room=1), asyncio.Event()
+    first = asyncio.create_task(cluster.run("first", full))
+    await settled(lambda: cluster.num_running == 1)
+    second = asyncio.create_task(cluster.run("second"))
+    await settled(lambda: cluster.gate.num_waiting == 1)
+    cluster.gate.abandon("second", CancelledError("the request was aborted"))
+    cluster.gate.abandon("second", CancelledError("and again"))
+    cluster.gate.abandon("nobody", CancelledError("unknown"))
+    with pytest.raises(CancelledError, match="the request was aborted"):
+        await second
+    full.set()
+    await first
+    assert cluster.gate.num_waiting == 0
