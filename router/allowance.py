@@ -1,14 +1,26 @@
 """What one tenant may take: how much at once, and how much in the long run.
 
+Read from a file with a line for each tenant, and one for all others; what a line leaves out has its
+default, and `#` begins a comment:
+
+    gold    weight=4
+    batch   weight=0.5 max_concurrent=8 tokens_per_second=2000
+    *       max_concurrent=32
+
 Awaits nothing; its clock is given.
 """
 
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
+from typing import Self
 
+from baton.errors import FailedPreconditionError
 from baton.serving.deadline import Clock
+
+OTHERS = "*"
 
 # Seconds of its rate that a tenant may take at once after a pause.
 _BURST_SECONDS = 10.0
@@ -88,6 +100,25 @@ class Allowances:
         self._clock = clock
         self._balances: dict[str, _Balance] = {}
 
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Of a file. Raises `FailedPreconditionError`, naming the line that cannot be read."""
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise FailedPreconditionError(f"cannot read allowances: {error}") from error
+        of: dict[str, Allowance] = {}
+        for number, line in enumerate(lines, 1):
+            tenant, *bounds = line.partition("#")[0].split() or [""]
+            try:
+                if tenant in of:
+                    raise ValueError(f"{tenant} has a line already")
+                if tenant:
+                    of[tenant] = _allowance(bounds)
+            except ValueError as error:
+                raise FailedPreconditionError(f"{path}:{number}: {error}") from None
+        return cls(of, of.pop(OTHERS, _UNBOUNDED))
+
     def weight_of(self, tenant: str) -> float:
         return self._allowance(tenant).weight
 
@@ -120,3 +151,22 @@ class Allowances:
         if tenant not in self._balances:
             self._balances[tenant] = _Balance(self._allowance(tenant), self._clock)
         return self._balances[tenant]
+
+
+def _allowance(bounds: list[str]) -> Allowance:
+    """Of "name=number" each. Raises `ValueError` with what is wrong."""
+    known: dict[str, float] = {}
+    for bound in bounds:
+        name, _, text = bound.partition("=")
+        if name not in ("weight", "max_concurrent", "tokens_per_second"):
+            raise ValueError(
+                f"{bound!r} is none of weight=, max_concurrent= and tokens_per_second="
+            )
+        try:
+            known[name] = int(text) if name == "max_concurrent" else float(text)
+        except ValueError:
+            raise ValueError(f"{name} is {text!r}; must be a number") from None
+        if not 0 < known[name] < float("inf"):
+            raise ValueError(f"{name} is {text}; must be above 0")
+    most, weight = known.get("max_concurrent"), known.get("weight", 1.0)
+    return Allowance(weight, None if most is None else int(most), known.get("tokens_per_second"))
