@@ -11,11 +11,15 @@ from baton.serving.channels import Channels
 from baton.serving.process import main
 from baton.serving.server import Server
 from baton.v1 import admin_pb2_grpc, inference_pb2_grpc
+from router.admission import admission_named
+from router.allowance import Allowances
 from router.decision import Rules
 from router.fleet import Fleet
+from router.gate import Gate
 from router.intake import Intake
 from router.model_card import read_model_card
 from router.placer import Placer
+from router.prospects import Prospects
 from router.record_file import RecordFile
 from router.recorder import Recorder
 from router.service import InferenceService, Requests, RouterAdmin
@@ -41,7 +45,10 @@ async def serve(settings: RouterSettings) -> None:
             redis, channels, card.tokenizer_hash, LocalityIndex(settings.max_indexed_blocks)
         )
         stack.push_async_callback(fleet.stop)
-        requests = Requests()
+        allowances = Allowances.read(Path(settings.allowances)) if settings.allowances else None
+        prospects = Prospects(fleet.candidates, admission_named(settings.admission))
+        gate = Gate(allowances or Allowances(), prospects, settings.max_waiting)
+        requests = Requests(gate)
         intake = Intake(card, settings.max_prompt_bytes)
         rules = Rules(settings.placement, settings.conditional_disaggregation)
         recorder = _recorder(settings, rules, stack)
@@ -52,6 +59,7 @@ async def serve(settings: RouterSettings) -> None:
             fleet,
             requests,
             tenants,
+            gate,
             placer,
             settings.default_timeout_s,
             settings.coalesce_ms / 1000,

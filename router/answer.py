@@ -71,6 +71,11 @@ class Answer:
         return self._account.num_output_tokens
 
     @property
+    def first_token_at(self) -> float | None:
+        """When the first token was shown, in monotonic seconds."""
+        return self._account.timings.first_token
+
+    @property
     def place(self) -> int | None:
         """How many tokens the present attempt has come to, with those it went on behind.
 

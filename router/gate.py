@@ -81,7 +81,7 @@ class Gate:
         self._forecaster = forecaster
         self._max_waiting = max_waiting
         self._queue: FairQueue[_Caller] = FairQueue(allowances.weight_of)
-        self._callers: dict[str, _Caller] = {}
+        self._callers: dict[int, _Caller] = {}
         self._is_passing = False  # somebody was let through and is not yet placed
         self._timer: asyncio.TimerHandle | None = None
 
@@ -114,9 +114,9 @@ class Gate:
             self._allowances.leave(tenant, answered.num_output_tokens)
             self.look()
 
-    def abandon(self, request_id: str, error: BatonError) -> None:
+    def abandon(self, request: Request, error: BatonError) -> None:
         """Has a request that waits wait no more: its `turn` raises `error`."""
-        caller = self._callers.get(request_id)
+        caller = self._callers.get(id(request))
         if caller is not None and not caller.turn.done():
             caller.turn.set_exception(error)
 
@@ -148,7 +148,7 @@ class Gate:
             priority=request.priority,
             num_tokens=len(request.token_ids),
         )
-        self._callers[request.request_id] = caller
+        self._callers[id(request)] = caller
         self.look()
         try:
             async with asyncio.timeout(deadline.remaining()):
@@ -161,7 +161,7 @@ class Gate:
                 ) from None
             raise
         finally:
-            del self._callers[request.request_id]
+            del self._callers[id(request)]
         self._passed()
 
     def _passed(self) -> None:

@@ -9,7 +9,13 @@ from typing import Any
 
 import grpc
 
-from baton.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, UnavailableError
+from baton.errors import (
+    AlreadyExistsError,
+    CancelledError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
 from baton.serving.deadline import Deadline
 from baton.serving.logs import request_logged_as
 from baton.serving.pace import Pace
@@ -21,6 +27,7 @@ from router import wire
 from router.answer import Answer
 from router.budget import RetryBudget
 from router.fleet import Fleet, Member
+from router.gate import Gate
 from router.intake import Intake
 from router.model_card import ModelCard
 from router.placer import Placer
@@ -39,7 +46,8 @@ _FIRST_LOOK_SECONDS = 5.0
 class Requests:
     """The requests in flight, by tenant and id. Once draining, no more are taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
         self._sagas: dict[tuple[str, str], Saga] = {}
         self.is_draining = False
 
@@ -62,6 +70,8 @@ class Requests:
         if saga is None:
             raise NotFoundError(f"no request {request_id!r} is in flight here")
         saga.abort()
+        aborted = CancelledError(f"request {request_id} was aborted")
+        self._gate.abandon(saga.request, aborted)
 
     async def drain(self) -> None:
         self.is_draining = True
@@ -81,6 +91,7 @@ class InferenceService(pb_grpc.InferenceServicer):
         fleet: Fleet,
         requests: Requests,
         tenants: Tenants,
+        gate: Gate,
         placer: Placer,
         timeout: float,
         coalesce_seconds: float,
@@ -90,6 +101,7 @@ class InferenceService(pb_grpc.InferenceServicer):
         self._fleet = fleet
         self._requests = requests
         self._tenants = tenants
+        self._gate = gate
         self._placer = placer
         self._timeout = timeout
         self._coalesce_seconds = coalesce_seconds
@@ -115,9 +127,14 @@ class InferenceService(pb_grpc.InferenceServicer):
         try:
             # Closed here, so that all is given back before the request counts as ended.
             with request_logged_as(good.request_id):
-                async with aclosing(saga.run()) as responses:
-                    async for response in responses:
-                        yield response
+                async with self._gate.turn(good, tenant.name, deadline) as answered:
+                    try:
+                        async with aclosing(saga.run()) as responses:
+                            async for response in responses:
+                                yield response
+                    finally:
+                        answered.num_output_tokens = answer.num_output_tokens
+                        answered.first_token = answer.first_token_at
         finally:
             self._requests.remove(saga)
             self._placer.ended(good.request_id, answer.num_output_tokens)

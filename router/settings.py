@@ -8,6 +8,8 @@ from baton.models import DEFAULT_MODEL, locate
 from baton.serving.pace import INTERVAL_SECONDS
 from baton.serving.settings import ServingSettings
 from baton.serving.tenant import Tenants
+from router.admission import AdmissionName
+from router.gate import MAX_WAITING
 from router.policy import PolicyName
 
 
@@ -52,6 +54,21 @@ class RouterSettings(ServingSettings):
         True,
         description="Let a decode worker compute a prompt itself where little of it is uncached "
         "there and that is expected to take less than handing it over (policy baton alone).",
+    )
+    admission: AdmissionName = Field(
+        "predicted",
+        description="Who is let in when decode workers are full. predicted: who will find room "
+        "once its prompt is computed. naive: who would find room now. none: everybody.",
+    )
+    max_waiting: int = Field(
+        MAX_WAITING,
+        ge=1,
+        description="Requests that may wait at the router for room; more are refused.",
+    )
+    allowances: str | None = Field(
+        None,
+        description="File of lines `TENANT weight=1 max_concurrent=8 tokens_per_second=1000`: each "
+        "tenant's share of what is served, and its bounds; `*` is for all others.",
     )
     record: str | None = Field(
         None,

@@ -214,11 +214,17 @@ async def test_a_request_that_is_aborted_while_it_waits_is_told_so():
     cluster, full = Cluster(room=1), asyncio.Event()
     first = asyncio.create_task(cluster.run("first", full))
     await settled(lambda: cluster.num_running == 1)
-    second = asyncio.create_task(cluster.run("second"))
+    asked = request("second")
+
+    async def wait() -> None:
+        async with cluster.gate.turn(asked, "", Deadline.after(5.0)):
+            raise AssertionError("it was let through")
+
+    second = asyncio.create_task(wait())
     await settled(lambda: cluster.gate.num_waiting == 1)
-    cluster.gate.abandon("second", CancelledError("the request was aborted"))
-    cluster.gate.abandon("second", CancelledError("and again"))
-    cluster.gate.abandon("nobody", CancelledError("unknown"))
+    cluster.gate.abandon(asked, CancelledError("the request was aborted"))
+    cluster.gate.abandon(asked, CancelledError("and again"))
+    cluster.gate.abandon(request("nobody"), CancelledError("unknown"))
     with pytest.raises(CancelledError, match="the request was aborted"):
         await second
     full.set()
