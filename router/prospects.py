@@ -24,8 +24,8 @@ _WEIGHT = 0.05  # of one answer, in what is learned
 _PRIOR_PART = 0.5  # of `max_tokens`
 _PRIOR_TOKEN_SECONDS = 0.01
 
-Snapshot = Callable[[tuple[int, ...]], list[Candidate]]
-"""The workers, with what each has cached of a prompt."""
+Snapshot = Callable[[tuple[int, ...], bytes], list[Candidate]]
+"""The workers, with what each has cached of a prompt under a salt."""
 
 
 class Prospects:
@@ -57,7 +57,8 @@ class Prospects:
         """
         if not self._in_flight and not num_tokens_ahead:
             return Forecast(True, 0.0)
-        ready = [c for c in self._snapshot(request.token_ids) if not c.excluded]
+        workers = self._snapshot(request.token_ids, request.tenant.salt)
+        ready = [c for c in workers if not c.excluded]
         prefills = [c for c in ready if c.role == "prefill"]
         decodes = [c for c in ready if c.role == "decode"]
         if not prefills or not decodes:

@@ -30,7 +30,7 @@ class Setting:
         self.excluded = ""
         self.prospects = Prospects(self.snapshot, admission_named(admission), lambda: self.now)
 
-    def snapshot(self, _token_ids: tuple[int, ...]) -> list[Candidate]:
+    def snapshot(self, _token_ids: tuple[int, ...], _salt: bytes) -> list[Candidate]:
         prefills = [
             Candidate(f"p{i}", "prefill", b"", self.cached, num_queued_tokens=queue, rates=RATES)
             for i, queue in enumerate(self.queues)
