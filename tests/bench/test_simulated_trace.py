@@ -13,7 +13,7 @@ from router.policy import POLICY_NAMES
 
 NUM_REQUESTS = 2500
 OBJECTIVES = Objectives(ttft=2.0, itl=0.05)
-# Of the trace's own rate; at the last one more is refused than could be served in time alone.
+# Of the trace's own rate. At the last one even the best policy cannot serve all in time.
 RATES = (8.0, 10.0, 12.0)
 CACHES = (1_000, 3_000, 10_000, 30_000)
 
