@@ -68,6 +68,7 @@ class Network:
     def __init__(self, cluster: LocalCluster, in_place: Collection[str] = ()) -> None:
         self._cluster = cluster
         self._links: dict[tuple[str, str], Link] = {}
+        self._servers: list[asyncio.Server] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         assert cluster.redis is not None
@@ -120,7 +121,7 @@ class Network:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await self._relay(name, port, reader, writer)
 
-        await asyncio.start_server(serve, HOST, port)
+        self._servers.append(await asyncio.start_server(serve, HOST, port))
 
     async def _relay(
         self, name: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -138,10 +139,13 @@ class Network:
         return ""
 
     async def _close(self) -> None:
+        for server in self._servers:
+            server.close()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0.1)  # connections close in turns of the loop that follow
 
 
 async def relay(

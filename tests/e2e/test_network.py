@@ -27,7 +27,7 @@ from .network import (
 from .watch import until, until_nothing_is_held
 from .wide import HANDOFFS, listed, made_whole, name_of
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 LONG = SamplingParams(max_tokens=400, ignore_eos=True)
 FEW = SamplingParams(max_tokens=20, ignore_eos=True)
@@ -80,10 +80,6 @@ def no_more(now: dict[str, int], before: dict[str, int]) -> bool:
     return all(now[name] <= before[name] + len(before) for name in before)
 
 
-def quick_both(direction: str) -> object:
-    return direction if direction == "both" else pytest.param(direction, marks=pytest.mark.slow)
-
-
 async def placed(cluster: LocalCluster, generation: AsyncGeneration) -> dict[str, str]:
     """Who computes it, by role."""
     placement = (await generation.wait_accepted()).placement
@@ -93,7 +89,7 @@ async def placed(cluster: LocalCluster, generation: AsyncGeneration) -> dict[str
     }
 
 
-@pytest.mark.parametrize("direction", [*map(quick_both, DIRECTIONS)])
+@pytest.mark.parametrize("direction", DIRECTIONS)
 async def test_a_decode_worker_may_be_cut_off_in_the_middle_of_an_answer(
     client, cluster, network, direction
 ):
@@ -109,7 +105,7 @@ async def test_a_decode_worker_may_be_cut_off_in_the_middle_of_an_answer(
     assert generation.finished.usage.num_migrations >= 1
 
 
-@pytest.mark.parametrize("direction", [*map(quick_both, DIRECTIONS)])
+@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("link", ["router to prefill", "decode to prefill"])
 async def test_a_prefill_worker_may_be_cut_off_while_it_computes(
     client, cluster, network, link, direction
@@ -121,7 +117,8 @@ async def test_a_prefill_worker_may_be_cut_off_while_it_computes(
     with network.cut(there, names["prefill"], direction):
         tokens = await generation.token_ids()
         await until_nothing_is_held(cluster, within=SILENCE)
-    assert generation.finished.usage.num_migrations >= 1
+    # Of one that only its router does not hear, the decode worker may have had all by then.
+    assert there == "router" or generation.finished.usage.num_migrations >= 1
     assert await client.generate(prompt, FEW).token_ids() == tokens
 
 
@@ -134,9 +131,7 @@ DAMAGES: dict[str, Damage] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["corrupted", *(pytest.param(n, marks=pytest.mark.slow) for n in [*DAMAGES][1:])]
-)
+@pytest.mark.parametrize("name", DAMAGES)
 async def test_blocks_that_are_damaged_on_the_way_are_never_used(client, cluster, network, name):
     ways = [network.link(f"decode-{d}", f"prefill-{p}").back for d in range(2) for p in range(2)]
     num_before = sum(way.num_damaged for way in ways)
@@ -150,7 +145,6 @@ async def test_blocks_that_are_damaged_on_the_way_are_never_used(client, cluster
     assert await client.generate(prompt, FEW).token_ids() == tokens
 
 
-@pytest.mark.slow
 async def test_a_slow_network_is_only_slow(client, cluster, network):
     prompt = prompt_of(200, seed=5)
     undisturbed = await client.generate(prompt, FEW).token_ids()
@@ -163,7 +157,6 @@ async def test_a_slow_network_is_only_slow(client, cluster, network):
     assert generation.finished.usage.num_migrations == 0
 
 
-@pytest.mark.slow
 async def test_a_redis_whose_every_answer_takes_two_seconds_holds_nobody_up(
     client, cluster, network
 ):
@@ -179,7 +172,6 @@ async def test_a_redis_whose_every_answer_takes_two_seconds_holds_nobody_up(
         assert {w.state for w in listed(cluster).values()} == {"ready"}
 
 
-@pytest.mark.slow
 async def test_a_router_that_starts_while_redis_is_slow_serves_once_it_is_not(
     client, cluster, network
 ):
