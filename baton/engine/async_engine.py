@@ -9,12 +9,15 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
+from baton.cluster.prefix import BlockHash
 from baton.engine.core.block_pool import CacheEvents
+from baton.engine.core.pins import Tables
 from baton.engine.core.plan import ExternalAllocation
 from baton.engine.core.scheduler_stats import SchedulerStats
 from baton.engine.core.sequence import Purpose
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Command = Callable[[], None]
+
+_Answer = TypeVar("_Answer")
 
 
 class SequenceStream:
@@ -100,6 +105,17 @@ class SequenceStream:
             lambda: self._engine.engine.commit_external(request_id, token_id, logprob)
         )
 
+    def fail_external(self) -> None:
+        """The awaited KV will not come, and nobody writes to its blocks: it is computed here."""
+        request_id = self._request.request_id
+        self._engine.submit(lambda: self._engine.engine.fail_external(request_id))
+
+    def suspend(self) -> None:
+        """Has the only sequence stop behind its next token. Its last update, if it has not ended by
+        then, says so; its blocks stay until the stream is closed."""
+        request_id = self._request.request_id
+        self._engine.submit(lambda: self._engine.engine.suspend(request_id))
+
     def begin(self) -> None:
         """For the engine alone: what it says from here on is about this sequence, and not about an
         earlier one of the same id."""
@@ -140,7 +156,7 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         # Of its own, so that grammars which take long hold nothing else up.
         self._compiling = ThreadPoolExecutor(max_workers=4, thread_name_prefix="grammar")
-        self._flushes: set[asyncio.Future[int]] = set()
+        self._questions: set[asyncio.Future[Any]] = set()
         self._failed = False
         self._stopped = False
 
@@ -219,12 +235,16 @@ class AsyncEngine:
 
     async def flush_cache(self) -> int:
         """Forgets every cached prefix. Returns how many blocks were findable."""
-        self._check_running()
-        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._flushes.add(done)
-        done.add_done_callback(self._flushes.discard)
-        self.submit(lambda: self._call_soon(_resolve, done, self.engine.flush_cache()))
-        return await done
+        return await self._ask(self.engine.flush_cache)
+
+    @asynccontextmanager
+    async def pinned(self, name: str, hashes: Sequence[BlockHash]) -> AsyncIterator[Tables]:
+        """Holds the longest cached run of these blocks for the length of the block: a table per
+        cache group, empty where nothing is cached. The name must be new."""
+        try:
+            yield await self._ask(lambda: self.engine.pin(name, hashes))
+        finally:
+            self.submit(lambda: self.engine.unpin(name))
 
     def stats(self) -> SchedulerStats:
         """Counts as of some moment between two steps."""
@@ -239,6 +259,15 @@ class AsyncEngine:
             raise InternalError("the engine has failed; the worker is about to restart")
         if self._stopped:
             raise UnavailableError("the worker has stopped")
+
+    async def _ask(self, question: Callable[[], _Answer]) -> _Answer:
+        """What the engine's thread answers between two steps."""
+        self._check_running()
+        done: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+        self._questions.add(done)
+        done.add_done_callback(self._questions.discard)
+        self.submit(lambda: self._call_soon(_resolve, done, question()))
+        return await done
 
     # The engine's thread.
 
@@ -304,14 +333,14 @@ class AsyncEngine:
     def _fail_streams(self, error: BatonError) -> None:
         for stream in self._streams.values():
             stream.push(error)
-        for flush in self._flushes:
-            if not flush.done():
-                flush.set_exception(error)
+        for question in self._questions:
+            if not question.done():
+                question.set_exception(error)
 
 
-def _resolve(done: "asyncio.Future[int]", count: int) -> None:
+def _resolve(done: "asyncio.Future[_Answer]", answer: _Answer) -> None:
     if not done.done():
-        done.set_result(count)
+        done.set_result(answer)
 
 
 def _as_update(event: SequenceUpdate | ExternalAllocation | BatonError) -> SequenceUpdate:

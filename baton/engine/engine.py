@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from baton.cluster.prefix import BlockHash
 from baton.engine.assembly import (
     LoadedModel,
     LoadProgress,
@@ -22,6 +23,7 @@ from baton.engine.assembly import (
 from baton.engine.config import EngineConfig
 from baton.engine.core.memory_report import MemoryReport
 from baton.engine.core.ngram import Drafter, DraftRequest, NgramDrafter
+from baton.engine.core.pins import Tables
 from baton.engine.core.plan import StepPlan
 from baton.engine.core.progress import SequenceProgress, StepProgress
 from baton.engine.core.scheduler_stats import SchedulerStats
@@ -38,7 +40,7 @@ from baton.engine.messages import (
 from baton.engine.pool_size import peak_blocks
 from baton.engine.ranking import ranked
 from baton.engine.runner import Launched, ModelRunner
-from baton.engine.updates import updates_of
+from baton.engine.updates import updates_of, updates_of_one
 from baton.engine.work_meter import WorkDone, WorkMeter
 from baton.errors import AlreadyExistsError, InvalidArgumentError, OverloadedError
 from baton.sampling import SamplingParams, check_length, check_token_ids, check_vocabulary
@@ -79,6 +81,7 @@ class Engine:
         self._meter = CostMeter(self._scheduler.costs, loaded.cache)
         self._work = WorkMeter()
         self._committed: list[SequenceProgress] = []
+        self._leaving: set[str] = set()
         self._flushed = False
         asked = config.async_scheduling
         self._is_async = device.type == "cuda" if asked is None else asked
@@ -307,6 +310,7 @@ class Engine:
                 block_hashes=request.block_hashes,
                 purpose=request.purpose,
                 kv_source=request.kv_source,
+                num_external_tokens=request.num_external_tokens,
                 sequence_index=request.sequence_index,
                 priority=request.priority,
                 arrival_time=request.arrival_time,
@@ -329,6 +333,19 @@ class Engine:
         """The KV will not arrive: it is computed here. Idempotent."""
         self._scheduler.fail_external(request_id)
 
+    def suspend(self, request_id: str) -> None:
+        """Stops a request of one sequence as soon as it runs and all but its last token is
+        computed. The update that says so has its blocks, which stay until `release`. Idempotent."""
+        self._leaving.add(request_id)
+
+    def pin(self, name: str, hashes: SequenceOf[BlockHash]) -> Tables:
+        """Holds the longest cached run of these blocks, a table per cache group, until `unpin`."""
+        return self._scheduler.pin(name, hashes)
+
+    def unpin(self, name: str) -> None:
+        """Gives back what was pinned. Idempotent."""
+        self._scheduler.unpin(name)
+
     def abort(self, *request_ids: str) -> None:
         """Ends requests and frees their blocks; no update follows. Idempotent."""
         self._committed = [p for p in self._committed if p.request.request_id not in request_ids]
@@ -343,7 +360,7 @@ class Engine:
             self._committed.append(progress)
 
     def release(self, request_id: str) -> None:
-        """Frees the blocks of a finished `PREFILL` sequence. Idempotent."""
+        """Frees the blocks of a finished `PREFILL` or a suspended sequence. Idempotent."""
         self._scheduler.release(request_id)
 
     def pause(self) -> None:
@@ -372,9 +389,12 @@ class Engine:
         self._work.note_step(plan, seconds)
         progress = self._scheduler.apply(plan, result)
         progress, self._committed = self._with_committed(progress), []
+        updates = list(updates_of(progress, result))
+        for stopped in self._suspend():
+            updates += updates_of_one(stopped, result)
         self._flushed = False
         return StepOutput(
-            updates=tuple(updates_of(progress, result)),
+            updates=tuple(updates),
             external=plan.external,
             cache_events=self._scheduler.drain_events(),
             made_progress=plan.made_progress,
@@ -388,7 +408,7 @@ class Engine:
     def _launch_behind(
         self, plan: StepPlan, launched: Launched
     ) -> tuple[StepPlan, Launched] | None:
-        if not self._is_async or not self._runner.may_run_behind(plan):
+        if not self._is_async or self._leaving or not self._runner.may_run_behind(plan):
             return None
         behind = self._scheduler.schedule_ahead(plan)
         return None if behind is None else (behind, self._runner.launch(behind, launched))
@@ -420,6 +440,17 @@ class Engine:
     def work_done(self) -> WorkDone:
         """What was computed since the start, and how long it took. From any thread."""
         return self._work.done
+
+    def _suspend(self) -> list[SequenceProgress]:
+        """Stops those that are to leave, as far as they can be stopped now."""
+        stopped = []
+        for request_id in tuple(self._leaving) if self._ahead is None else ():
+            progress = self._scheduler.suspend(request_id)
+            if progress is not None:
+                stopped.append(progress)
+            if progress is not None or request_id not in self._scheduler:
+                self._leaving.remove(request_id)
+        return stopped
 
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()

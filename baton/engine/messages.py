@@ -31,6 +31,8 @@ class EngineRequest:
         num_prompt_tokens: how many of them are the prompt.
         purpose: `PREFILL` ends after one token and keeps its blocks until `release`.
         kv_source: `EXTERNAL` allocates blocks and waits for `commit_external`.
+        num_external_tokens: those that KV from elsewhere is for, whole blocks and fewer than all;
+            the rest is computed here. 0: all of them.
         salt, adapter: sequences of unequal ones share no prefix.
         block_hashes: the chain hashes of the leading blocks, if somebody has made them already.
         sequence_index: of the first sequence; more follow it where `params` ask for several.
@@ -45,6 +47,7 @@ class EngineRequest:
     num_prompt_tokens: int
     purpose: Purpose = Purpose.GENERATE
     kv_source: KvSource = KvSource.LOCAL
+    num_external_tokens: int = 0
     salt: bytes = b""
     adapter: bytes = b""
     block_hashes: tuple[BlockHash, ...] = ()
@@ -63,7 +66,7 @@ class SequenceUpdate:
         position: of `token_id` in the output, from 0.
         logprobs: of `token_id`, if asked for.
         num_computed_tokens: KV of [0, this) is in the blocks.
-        block_ids: per cache group, the blocks of a `PREFILL` sequence; else empty.
+        block_ids: per cache group, the blocks of a `PREFILL` or suspended sequence; else empty.
         score: of a finished beam.
         failure: why it `FAILED`; what was generated before is no valid output.
         prompt_logprobs: of the prompt tokens that this step scored, in order; the first token of

@@ -31,10 +31,11 @@ def updates_of(progress: StepProgress, result: StepResult) -> Iterator[SequenceU
             sequence.num_cached_tokens or 0,
         )
     for item in progress.others:
-        yield from _updates_of_one(item, result)
+        yield from updates_of_one(item, result)
 
 
-def _updates_of_one(item: SequenceProgress, result: StepResult) -> Iterator[SequenceUpdate]:
+def updates_of_one(item: SequenceProgress, result: StepResult) -> Iterator[SequenceUpdate]:
+    """The same of one sequence that was no plain decode."""
     last = len(item.token_ids) - 1
     for i, token_id in enumerate(item.token_ids or (None,)):
         is_last = i >= last

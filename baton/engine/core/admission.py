@@ -64,7 +64,7 @@ class Admission:
         if request.kv_source is KvSource.LOCAL and step.num_tokens <= 0:
             return False
         roster.sit(sequence)
-        if request.kv_source is KvSource.EXTERNAL:
+        if request.kv_source is KvSource.EXTERNAL and self._lacks_prefix(step, sequence):
             started = self._start_external(step, sequence)
         else:
             started = self._start_local(step, sequence)
@@ -83,12 +83,31 @@ class Admission:
             for i, group in enumerate(self._kv.groups)
         )
 
+    def _lacks_prefix(self, step: Step, sequence: Sequence) -> bool:
+        """Whether it has to wait for KV from elsewhere. One of which only the beginning comes from
+        there, and which has all of that by now, does not; whoever would have brought it is told."""
+        request = sequence.request
+        if not request.num_external_tokens:
+            return True
+        hit = self._kv.prefixes.find(sequence, needs_logits=True)
+        if hit.num_tokens < request.num_external_tokens:
+            return True
+        request.kv_source = KvSource.LOCAL
+        step.external.append(ExternalAllocation(request.request_id, (), 0))
+        return False
+
     def _start_external(self, step: Step, sequence: Sequence) -> bool:
-        num_tokens = sequence.num_tokens
-        hit = self._kv.prefixes.find(sequence, needs_logits=False)
+        num_tokens = sequence.request.num_external_tokens or sequence.num_tokens
+        is_part = num_tokens < sequence.num_tokens
+        hit = self._kv.prefixes.find(sequence, needs_logits=is_part)
         # The last token's KV may be computed once more, for its logits.
         if not self._kv.admit(
-            sequence, hit, num_tokens, first_query=num_tokens - 1, margin=self._margin(sequence)
+            sequence,
+            hit,
+            num_tokens,
+            first_query=num_tokens - 1,
+            reserve_to=sequence.num_tokens if is_part and self._must_fit(sequence) else 0,
+            margin=self._margin(sequence),
         ):
             return False
         self._note_hit(sequence, hit)
@@ -128,12 +147,14 @@ class Admission:
         span = self._spans.cut(step, sequence, hit.num_tokens, step.num_tokens)
         if span is None:
             return None
-        is_prefill = sequence.request.purpose is Purpose.PREFILL
-        must_fit = is_prefill or self._config.full_sequence_must_fit
-        reserve_to = sequence.num_tokens if must_fit else 0
+        reserve_to = sequence.num_tokens if self._must_fit(sequence) else 0
         margin = self._margin(sequence)
         admitted = self._kv.admit(sequence, hit, span.end, reserve_to=reserve_to, margin=margin)
         return span if admitted else None
+
+    def _must_fit(self, sequence: Sequence) -> bool:
+        is_prefill = sequence.request.purpose is Purpose.PREFILL
+        return is_prefill or self._config.full_sequence_must_fit
 
     def _margin(self, sequence: Sequence) -> int:
         """Blocks that must stay free for what runs; the rest of a request that runs needs none."""

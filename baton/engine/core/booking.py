@@ -97,6 +97,11 @@ class Booking:
         self._roster.finish(sequence, FinishReason.ABORTED)
         return self._progress(sequence, ())
 
+    def suspended(self, sequence: Sequence) -> SequenceProgress:
+        """A sequence has stopped, to go on elsewhere with its last token, which was told before."""
+        last = int(sequence.token_ids[-1])
+        return self._progress(sequence, (last,), logprobs=(None,))
+
     def _fork(self, parent: Sequence, count: int) -> list[Sequence]:
         if count:
             self._roster.num_promised_seats -= parent.request.num_unforked
@@ -143,7 +148,9 @@ class Booking:
         failure: str | None = None,
     ) -> SequenceProgress:
         request = sequence.request
-        is_prefill = request.purpose is Purpose.PREFILL
+        is_for_others = (
+            request.purpose is Purpose.PREFILL or sequence.finish_reason is FinishReason.SUSPENDED
+        )
         return SequenceProgress(
             request=request,
             index=sequence.index,
@@ -153,7 +160,7 @@ class Booking:
             num_computed_tokens=sequence.num_computed_tokens,
             rows=rows,
             logprobs=logprobs,
-            block_ids=tuple(map(tuple, sequence.block_ids)) if is_prefill else (),
+            block_ids=tuple(map(tuple, sequence.block_ids)) if is_for_others else (),
             num_cached_tokens=sequence.num_cached_tokens or 0,
             failure=failure,
             prompt_logprobs=scores,

@@ -20,6 +20,7 @@ import numpy as np
 from baton.engine.core.block_pool import NULL_BLOCK
 from baton.engine.core.cache_group import CacheGroup
 from baton.engine.core.memory_operations import MemoryOperations
+from baton.engine.core.pins import Pins
 from baton.engine.core.prefix_cache import PrefixCache, PrefixHit
 from baton.engine.core.reservations import Reservations
 from baton.engine.core.seats import Int64Array, Seats
@@ -34,6 +35,7 @@ class KvCacheManager:
         prefixes: what is cached.
         reservations: what is free, and for whom.
         swap: what is in host memory.
+        pins: cached blocks that are held for others than sequences.
         operations: what the step being planned does to the pools.
     """
 
@@ -52,6 +54,7 @@ class KvCacheManager:
         self.prefixes = PrefixCache(self.groups, block_size, is_enabled=prefix_caching)
         self.reservations = Reservations(self.groups, block_size, max_chunk)
         self.swap = Swap(self.groups, seats, self.prefixes, self.reservations, self.operations)
+        self.pins = Pins(self.groups, self.prefixes, self.reservations)
         self._seats = seats
         self._windowed = [(i, g) for i, g in enumerate(groups) if g.window is not None]
 
@@ -277,7 +280,8 @@ class KvCacheManager:
         """Asserts that pools, tables, columns and reservations agree."""
         sequences = list(sequences)
         for i, group in enumerate(self.groups):
-            group.pool.check_integrity(s.block_ids[i] for s in sequences if s.block_ids)
+            tables = [s.block_ids[i] for s in sequences if s.block_ids]
+            group.pool.check_integrity([*tables, *self.pins.tables(i)])
         self.reservations.check_integrity(sequences)
         self.swap.check_integrity(sequences)
         for sequence in sequences:

@@ -54,7 +54,7 @@ class ExternalAllocation:
     """Blocks for a sequence whose KV comes from elsewhere, one table per cache group.
 
     The first `num_hit_blocks` of each hold it already, as far as a window reaches back;
-    `NULL_BLOCK` stands where nothing is needed.
+    `NULL_BLOCK` stands where nothing is needed. No tables at all: nothing is awaited any more.
     """
 
     request_id: str

@@ -4,6 +4,7 @@ A prefix is cached if every cache group can go on behind it: one without a windo
 blocks, one with a window those that the next token sees.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from functools import partial
@@ -60,22 +61,32 @@ class PrefixCache:
         hashes = sequence.block_hashes[: usable if max_blocks is None else max_blocks]
         # Where the KV comes from elsewhere, only the last token can be computed here.
         last_query = num_tokens - 1
-        queries = range(0 if needs_logits else last_query, last_query + 1)
-        length, found = self._longest_hit(hashes, queries)
+        first_query = 0 if needs_logits else last_query
+        length, found = self._longest_hit(
+            hashes, lambda length: min(max(length * self._block_size, first_query), last_query)
+        )
         if not any(map(any, found)):
             return self._no_hit()
         num_hit = min(length * self._block_size, num_tokens - needs_logits)
         return PrefixHit(num_hit, found, copies_last=num_hit < length * self._block_size)
 
+    def find_run(self, hashes: SequenceOf[BlockHash]) -> tuple[list[int], ...]:
+        """The most of these blocks, from the first one on, that another worker could go on behind;
+        as many in each group. What the last of their tokens sees is there too. Not held yet."""
+        length, found = self._longest_hit(
+            list(hashes), lambda length: length * self._block_size - 1
+        )
+        return found if length else self._no_hit().block_ids
+
     def _no_hit(self) -> PrefixHit:
         return PrefixHit(0, tuple([] for _ in self._groups), copies_last=False)
 
     def _longest_hit(
-        self, hashes: list[BlockHash], queries: range
+        self, hashes: list[BlockHash], query_behind: Callable[[int], int]
     ) -> tuple[int, tuple[list[int], ...]]:
         """The most leading blocks from which every group can go on, and which they are.
 
-        The token behind them, or the nearest of `queries`, is the next to be computed. Each group
+        `query_behind` says which token is the next to be computed behind so many blocks. Each group
         may shorten the hit, so it is asked again until all agree.
         """
         full: dict[int, list[int]] = {}
@@ -91,32 +102,31 @@ class PrefixCache:
             agreed = length
             for group in self._groups:
                 if group.window is not None:
-                    length = self._windowed_hit(group, hashes, length, queries)
+                    length = self._windowed_hit(group, hashes, length, query_behind)
         found = []
         for i, group in enumerate(self._groups):
             if group.window is None:
                 found.append(full[i][:length])
             else:
-                first = self._first_block(group, length, queries)
+                first = group.first_block(query_behind(length), self._block_size)
                 blocks = group.pool.lookup_chain(hashes[first:length])
                 found.append([NULL_BLOCK] * first + blocks)
         return length, tuple(found)
 
     def _windowed_hit(
-        self, group: CacheGroup, hashes: list[BlockHash], length: int, queries: range
+        self,
+        group: CacheGroup,
+        hashes: list[BlockHash],
+        length: int,
+        query_behind: Callable[[int], int],
     ) -> int:
         """The longest hit up to `length` whose blocks in the window are all cached."""
         i = length
-        while i > self._first_block(group, length, queries):
+        while i > group.first_block(query_behind(length), self._block_size):
             i -= 1
             if group.pool.lookup(hashes[i]) is None:
                 length = i
         return length
-
-    def _first_block(self, group: CacheGroup, length: int, queries: range) -> int:
-        """The first block that is needed behind a hit of `length` blocks."""
-        query = min(max(length * self._block_size, queries[0]), queries[-1])
-        return group.first_block(query, self._block_size)
 
     # Making findable.
 

@@ -36,7 +36,8 @@ class SequenceProgress:
         token_ids: new tokens, from output position `position` on.
         rows: of the step's result, one per token; empty where `logprobs` are given instead.
         num_computed_tokens: KV of [0, this) is in the blocks.
-        block_ids: per cache group, of a sequence that is computed for somebody else; else empty.
+        block_ids: per cache group, of a sequence that is computed for somebody else or suspended;
+            else empty.
         score: of a finished beam.
         failure: why it `FAILED`.
         prompt_logprobs: of the prompt tokens that this step scored.

@@ -7,7 +7,7 @@ A sequence that has not ended is in exactly one place:
     decoding, special     a seat and blocks, running: plain decodes, and everything else, such as
                           decodes that have drafts
     swapped               blocks in host memory
-    kept                  finished, blocks held until released
+    kept                  finished or suspended, blocks held until released
 """
 
 from collections.abc import Collection, Iterable
@@ -157,15 +157,23 @@ class Roster:
         elif status is not SequenceStatus.KEPT:
             self.awaiting_kv.pop(request.request_id, None)
             if is_kept:
-                self.kv.reservations.release(sequence)
-            else:
-                self.kv.free(sequence)
+                self._keep(sequence)
+                return
+            self.kv.free(sequence)
             self._leave_seat(sequence)
-        if is_kept:
-            sequence.status = SequenceStatus.KEPT
-            self.kept[request.request_id] = sequence
-        else:
-            self._forget(sequence)
+        self._forget(sequence)
+
+    def suspend(self, sequence: Sequence) -> None:
+        """A running sequence computes nothing any more; its blocks are kept until released."""
+        sequence.drafts = None
+        sequence.finish_reason = FinishReason.SUSPENDED
+        self._keep(sequence)
+
+    def _keep(self, sequence: Sequence) -> None:
+        self.kv.reservations.release(sequence)
+        self._leave_seat(sequence)
+        sequence.status = SequenceStatus.KEPT
+        self.kept[sequence.request.request_id] = sequence
 
     def release(self, request_id: str) -> None:
         """Frees what was kept. Idempotent."""

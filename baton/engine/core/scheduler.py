@@ -15,6 +15,7 @@ from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
+from baton.cluster.prefix import BlockHash
 from baton.engine.core.block_pool import CacheEvents
 from baton.engine.core.booking import Booking
 from baton.engine.core.cache_group import CacheGroup
@@ -22,6 +23,7 @@ from baton.engine.core.encoder_cache import EncoderCache
 from baton.engine.core.encoder_inputs import check_encoder_inputs
 from baton.engine.core.kv_cache_manager import KvCacheManager
 from baton.engine.core.memory_report import MemoryReport, report_memory
+from baton.engine.core.pins import Tables
 from baton.engine.core.plan import StepPlan, StepResult
 from baton.engine.core.planner import Planner
 from baton.engine.core.policy import POLICIES
@@ -64,6 +66,8 @@ class Scheduler:
         self._num_arrived = 0
         self._num_steps = 0
         self._num_step_tokens = 0
+        self._num_computed_tokens = 0
+        self._num_pulled_tokens = 0
 
     # Coming and going.
 
@@ -112,14 +116,14 @@ class Scheduler:
         """Ends one of a request's sequences, in whatever state, and frees what it alone holds; the
         others go on.
 
-        Does nothing and returns None where it has ended or not begun, and for sequences that are
-        ranked in the end, of which none can be missing.
+        Does nothing and returns None where it has ended, stopped or not begun, and for sequences
+        that are ranked in the end, of which none can be missing.
         """
         request = self._roster.requests.get(request_id)
         if request is None or request.num_unforked or request.is_ranked:
             return None
         for sequence in request.sequences:
-            if sequence.index == index:
+            if sequence.index == index and sequence.status is not SequenceStatus.KEPT:
                 progress = self._booking.end(sequence)
                 self._roster.refresh()
                 return progress
@@ -141,22 +145,28 @@ class Scheduler:
         self.pause()
         return self.abort(*self._roster.requests)
 
-    # KV that another worker computes.
+    # KV that another worker computes, or takes over.
 
     def commit_external(
         self, request_id: str, token_id: int | None, logprob: float | None = None
     ) -> SequenceProgress | None:
         """The awaited KV of all its tokens is there, and `token_id` follows them. None: the last
-        token is computed once more for its logits, from which the request forks.
+        token is computed once more for its logits, from which the request forks; or only a part of
+        the tokens was awaited, and the rest is computed.
 
         Returns None if the request has ended meanwhile, or no token was given.
         """
         sequence = self._roster.awaiting_kv.pop(request_id, None)
         if sequence is None:
             return None
-        sequence.request.kv_source = KvSource.LOCAL
+        request = sequence.request
+        request.kv_source = KvSource.LOCAL
+        if request.num_external_tokens:
+            assert token_id is None, "a token behind others that are yet to be computed"
+            self._commit_prefix(sequence)
+            return None
         sequence.num_computed_tokens = sequence.num_tokens - (token_id is None)
-        sequence.num_scored = sequence.request.num_prompt_tokens  # by whoever computed them
+        sequence.num_scored = request.num_prompt_tokens  # by whoever computed them
         self._kv.prefixes.commit(sequence)
         self._roster.run(sequence)
         if token_id is None:
@@ -164,12 +174,47 @@ class Scheduler:
             return None
         return self._booking.append_given(sequence, token_id, logprob)
 
+    def _commit_prefix(self, sequence: Sequence) -> None:
+        """The beginning of a sequence was cached elsewhere and is here now: an external hit."""
+        num_tokens = sequence.request.num_external_tokens
+        num_pulled = num_tokens - (sequence.num_cached_tokens or 0)
+        self._num_pulled_tokens += num_pulled
+        self._planner.admission.num_hit_tokens += num_pulled
+        sequence.num_cached_tokens = sequence.num_computed_tokens = num_tokens
+        self._kv.prefixes.commit(sequence)
+        self._roster.run(sequence)
+
     def fail_external(self, request_id: str) -> None:
         """The awaited KV will not come: it is computed here. Idempotent."""
         sequence = self._roster.awaiting_kv.pop(request_id, None)
         if sequence is not None:
             sequence.request.kv_source = KvSource.LOCAL
             self._roster.requeue(sequence)
+
+    def suspend(self, request_id: str) -> SequenceProgress | None:
+        """Stops a request of one sequence behind its last token. Its blocks stay as they are until
+        `release`; between two steps only, with none launched ahead.
+
+        None, and no change, unless it runs and the KV of all but that token is computed.
+        """
+        request = self._roster.requests.get(request_id)
+        if request is None or request.num_unforked or len(request.sequences) > 1:
+            return None
+        (sequence,) = request.sequences
+        is_level = sequence.num_tokens == sequence.num_computed_tokens + 1
+        if sequence.status is not SequenceStatus.RUNNING or not is_level:
+            return None
+        self._roster.suspend(sequence)
+        self._roster.refresh()
+        return self._booking.suspended(sequence)
+
+    def pin(self, name: str, hashes: SequenceOf[BlockHash]) -> Tables:
+        """Holds the longest cached run of these blocks until `unpin`; see `Pins.pin`."""
+        return self._kv.pins.pin(name, hashes)
+
+    def unpin(self, name: str) -> None:
+        """Gives back what was pinned. Idempotent."""
+        self._kv.pins.unpin(name)
 
     # The step.
 
@@ -211,6 +256,7 @@ class Scheduler:
             self._roster.take_encoder_step(),
         )
         self._num_step_tokens = plan.num_tokens
+        self._num_computed_tokens += plan.num_tokens
         return plan
 
     def apply(self, plan: StepPlan, result: StepResult) -> StepProgress:
@@ -295,6 +341,8 @@ class Scheduler:
             num_prompt_tokens=planner.admission.num_prompt_tokens,
             num_drafted_tokens=planner.spans.num_drafted_tokens,
             num_accepted_tokens=self._booking.num_accepted_tokens,
+            num_computed_tokens=self._num_computed_tokens,
+            num_pulled_tokens=self._num_pulled_tokens,
         )
 
     def memory_report(self) -> MemoryReport:

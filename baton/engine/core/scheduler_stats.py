@@ -23,3 +23,5 @@ class SchedulerStats:
     num_prompt_tokens: int
     num_drafted_tokens: int
     num_accepted_tokens: int
+    num_computed_tokens: int
+    num_pulled_tokens: int

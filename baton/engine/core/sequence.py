@@ -25,7 +25,7 @@ class SequenceStatus(Enum):
     """Where a sequence stands.
 
     `AWAITING_KV`: blocks allocated, another worker fills them. `SWAPPED`: its KV is in host memory.
-    `KEPT`: finished, its blocks held until released.
+    `KEPT`: it computes nothing any more, its blocks are held until released.
     """
 
     WAITING = auto()
@@ -38,13 +38,14 @@ class SequenceStatus(Enum):
 
 class FinishReason(Enum):
     """Why a sequence ended. `END_OF_SEQUENCE`: with such a token, or its grammar was matched to its
-    end. `PREFILLED`: its first token was all that was asked for. `FAILED`: its grammar cannot be
-    followed any further."""
+    end. `PREFILLED`: its first token was all that was asked for. `SUSPENDED`: it goes on elsewhere.
+    `FAILED`: its grammar cannot be followed any further."""
 
     END_OF_SEQUENCE = auto()
     STOP_TOKEN = auto()
     LENGTH = auto()
     PREFILLED = auto()
+    SUSPENDED = auto()
     ABORTED = auto()
     FAILED = auto()
 
@@ -70,6 +71,7 @@ class Request:
     Attributes:
         token_ids: the prompt, and any output generated so far.
         num_prompt_tokens: how many of them are the prompt; `max_tokens` counts from here.
+        num_external_tokens: of how many KV comes from elsewhere if it is external; 0: of all.
         root: the chain's root (namespace and salt).
         block_hashes: the chain hashes of the leading blocks, if somebody has made them already.
         sequence_index: of the first sequence; random numbers depend on it.
@@ -91,6 +93,7 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     eos_token_ids: frozenset[int] = frozenset()
     kv_source: KvSource = KvSource.LOCAL
+    num_external_tokens: int = 0
     purpose: Purpose = Purpose.GENERATE
     block_hashes: tuple[BlockHash, ...] = ()
     sequence_index: int = 0

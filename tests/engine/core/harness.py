@@ -79,6 +79,7 @@ class Expected:
     allocation: ExternalAllocation | None = None
     num_arrived: int = 0
     was_external: bool = False
+    has_failed: bool = False
 
     @classmethod
     def of(cls, request: Request) -> "Expected":
@@ -240,7 +241,7 @@ class Harness:
         expected = self.live[request_id]
         assert expected.allocation is not None
         tables, size = expected.allocation.block_ids, self.config.block_size
-        states = expected.states()
+        states = expected.states()[: self._num_awaited(expected)]
         begin, end = expected.num_arrived, min(expected.num_arrived + num_blocks, len(tables[0]))
         for g, table in enumerate(tables):
             assert len(table) == -(-len(states) // size)
@@ -257,7 +258,7 @@ class Harness:
         self.arrive(request_id, 10**6)
         expected.allocation, expected.was_external = None, True
         token = None
-        if with_token:
+        if with_token and not expected.request.num_external_tokens:
             (outcome,) = expected.outcomes.values()
             token = outcome[0][0]
         progress = self.scheduler.commit_external(request_id, token, -1.5)
@@ -269,7 +270,7 @@ class Harness:
     def fail(self, request_id: str) -> None:
         """It will not come."""
         self._note_command()
-        self.live[request_id].allocation = None
+        self.live[request_id].allocation, self.live[request_id].has_failed = None, True
         self.scheduler.fail_external(request_id)
         self.scheduler.fail_external(request_id)
 
@@ -287,8 +288,13 @@ class Harness:
     def _check_arrived(self, expected: Expected) -> None:
         allocation = expected.allocation
         assert allocation is not None
-        known = expected.states()[: expected.num_arrived * self.config.block_size]
-        self.runner.check_content(allocation.block_ids, known, expected.num_tokens - 1)
+        num_awaited = self._num_awaited(expected)
+        known = expected.states()[: min(expected.num_arrived * self.config.block_size, num_awaited)]
+        self.runner.check_content(allocation.block_ids, known, num_awaited - 1)
+
+    def _num_awaited(self, expected: Expected) -> int:
+        """Tokens whose KV comes from elsewhere."""
+        return expected.request.num_external_tokens or expected.num_tokens
 
     # The step.
 
@@ -349,7 +355,7 @@ class Harness:
     def apply(self, plan: StepPlan, result: StepResult) -> StepProgress:
         for allocation in plan.external:
             expected = self.live.get(allocation.request_id)
-            if expected is not None and expected.request.sequences:
+            if expected is not None and expected.request.sequences and allocation.block_ids:
                 assert expected.allocation is None, "allocated twice"
                 expected.allocation = allocation
                 expected.num_arrived = allocation.num_hit_blocks
@@ -566,7 +572,8 @@ class Harness:
         for expected in self.live.values():
             each = expected.request
             if each.purpose is Purpose.PREFILL and each.kv_source is KvSource.LOCAL:
-                assert all(s.num_preemptions == 0 for s in each.sequences)
+                # One that got nothing from elsewhere went back to those that wait, once.
+                assert all(s.num_preemptions == expected.has_failed for s in each.sequences)
 
     def _note_command(self) -> None:
         self._was_idle, self._num_barren = False, 0
