@@ -5,6 +5,7 @@ from pydantic import Field
 from baton.serving.process import main
 from baton.v1 import admin_pb2_grpc, decode_pb2_grpc
 from baton.worker.admin import WorkerAdmin
+from baton.worker.exchange import KvExchange
 from baton.worker.settings import WorkerSettings
 from baton.worker.worker import Worker
 from decode_worker.service import DecodeService
@@ -24,8 +25,7 @@ class DecodeSettings(WorkerSettings):
 def assemble(settings: DecodeSettings) -> Worker:
     """A decode worker that is yet to run."""
     worker = Worker("decode", settings)
-    service = DecodeService(worker, settings.admit_factor)
-    worker.on_load(service.open)
+    service = DecodeService(worker, KvExchange(worker), settings.admit_factor)
     worker.num_promised_blocks = lambda: service.num_promised_blocks
     worker.server.add(decode_pb2_grpc.add_DecodeServicer_to_server, service)
     worker.server.add(admin_pb2_grpc.add_AdminServicer_to_server, WorkerAdmin(worker))

@@ -13,14 +13,16 @@ from baton.errors import DataLossError, FailedPreconditionError, InvalidArgument
 from baton.serving.pace import Pace
 from baton.v1 import decode_pb2 as pb
 from baton.v1 import decode_pb2_grpc as pb_grpc
+from baton.worker.exchange import KvExchange
 from baton.worker.patience import unless_ended
 from baton.worker.wire import engine_request
 from baton.worker.worker import Worker
 from decode_worker import wire
 from decode_worker.capacity import Capacity, num_blocks_on_arrival
+from decode_worker.handover import Departures
 from kvtransfer.client import KvFetcher
 from kvtransfer.handle import Handle
-from kvtransfer.wire import handle_of
+from kvtransfer.wire import claim_of, handle_of
 
 # When the caller sets no deadline.
 DEFAULT_TIMEOUT = 600.0
@@ -29,26 +31,17 @@ DEFAULT_TIMEOUT = 600.0
 class DecodeService(pb_grpc.DecodeServicer):
     """Continues prompts whose KV another worker computes, or which it computes itself."""
 
-    def __init__(self, worker: Worker, admit_factor: float) -> None:
+    def __init__(self, worker: Worker, exchange: KvExchange, admit_factor: float) -> None:
         self._worker = worker
+        self._exchange = exchange
         self._admit_factor = admit_factor
         self._capacity: Capacity | None = None
-        self._fetcher: KvFetcher | None = None
+        self._departures = Departures(exchange.leases, worker.settings.block_size)
+        worker.on_load(self._open)
 
-    async def open(self, stack: AsyncExitStack) -> None:
-        """Once the engine is there. Closing the stack lets go of other workers' memory."""
-        worker = self._worker
-        pools = worker.engine.engine.cache.pools
-        self._capacity = Capacity(int(pools[0].num_blocks * self._admit_factor))
-        self._fetcher = KvFetcher(
-            pools,
-            worker.pairing(),
-            worker.id,
-            worker.channels.get,
-            connector=worker.settings.kv_connector,
-            nixl_devices=worker.settings.devices_of_nixl,
-        )
-        stack.callback(self._fetcher.close)
+    async def _open(self, _stack: AsyncExitStack) -> None:
+        num_blocks = self._worker.engine.engine.cache.pools[0].num_blocks
+        self._capacity = Capacity(int(num_blocks * self._admit_factor))
 
     @property
     def num_promised_blocks(self) -> int:
@@ -64,9 +57,8 @@ class DecodeService(pb_grpc.DecodeServicer):
         hashes = handle.block_hashes if handle else ()
         wanted = engine_request(request, remaining, kv_source=source, block_hashes=hashes)
         params, block_size = wanted.params, engine.engine.config.block_size
-        capacity, fetcher = self._capacity, self._fetcher
-        assert capacity is not None, "an engine, and nothing promises it"
-        assert fetcher is not None, "an engine, and nothing fetches for it"
+        fetcher, capacity = self._exchange.fetcher, self._capacity
+        assert capacity is not None, "blocks can be fetched, and nothing promises them"
         if handle is not None:
             _check_covers(handle, wanted, block_size)
             fetcher.check(handle)
@@ -82,25 +74,35 @@ class DecodeService(pb_grpc.DecodeServicer):
             async for response in self._answer(stream, wanted):
                 yield response
 
+    async def HandOver(self, request: pb.HandOverRequest, _context: Any) -> pb.HandOverResponse:
+        self._departures.order(request.request_id, claim_of(request))
+        return pb.HandOverResponse()
+
     async def _answer(
         self, stream: SequenceStream, wanted: EngineRequest
     ) -> AsyncIterator[pb.DecodeGenerateResponse]:
         """The tokens and endings of all sequences: as they come, or ranked once all have ended.
-        Before them, that the prompt is being computed, where it is so here."""
-        params, gathered = wanted.params, []
+        Before them, that the prompt is being computed, where it is so here; in place of an ending,
+        that the only sequence goes on elsewhere."""
+        worker, params, gathered = self._worker, wanted.params, []
         is_ranked = wire.is_ranked(params)
         is_begun = wanted.kv_source is KvSource.EXTERNAL
-        async for batch in stream.updates(None if is_ranked else Pace().turn):
-            if not is_begun:
-                waited = time.monotonic() - wanted.arrival_time
-                done = self._worker.engine.engine.work_done
-                yield wire.prefill_started(batch[0].num_cached_tokens, waited, done)
-                is_begun = True
-            if is_ranked:
-                gathered += batch
-                continue
-            for response in wire.responses(batch, params):
-                yield response
+        with self._departures.open(wanted, stream) as departure:
+            async for batch in stream.updates(None if is_ranked else Pace().turn):
+                if not is_begun:
+                    waited = time.monotonic() - wanted.arrival_time
+                    done = worker.engine.engine.work_done
+                    yield wire.prefill_started(batch[0].num_cached_tokens, waited, done)
+                    is_begun = True
+                if is_ranked:
+                    gathered += batch
+                    continue
+                for response in wire.responses(batch, params):
+                    yield response
+                if departure is not None:
+                    following = departure.follow(batch[-1], drains=worker.is_draining)
+                    async for response in following:
+                        yield response
         if is_ranked:
             for response in wire.ranked_responses(gathered, params):
                 yield response
@@ -134,11 +136,13 @@ async def _take_over(
     if wanted.params.num_sequences > 1:
         stream.commit_external(None)
         return [ready]
+    if token is None:
+        raise DataLossError("the transfer brought no token to go on with")
     vocab_size = engine.info.vocab_size
     if token.token_id >= vocab_size:
         raise DataLossError(f"the transfer brought token {token.token_id} of {vocab_size}")
     stream.commit_external(token.token_id, token.logprob)
-    # The router has the token from the prefill worker, unless that one has just died.
+    # The router has the token from where the blocks are from, unless that worker has just died.
     return [ready, wire.first_token(token, wanted.params)]
 
 

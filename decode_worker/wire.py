@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from google.protobuf.duration_pb2 import Duration
 
+from baton.engine.core.sequence import FinishReason
 from baton.engine.messages import SequenceUpdate
 from baton.engine.ranking import ranked
 from baton.engine.work_meter import WorkDone
@@ -66,6 +67,19 @@ def first_token(token: FirstToken, params: SamplingParams) -> pb.DecodeGenerateR
     return pb.DecodeGenerateResponse(tokens=tokens)
 
 
+def draining() -> pb.DecodeGenerateResponse:
+    return pb.DecodeGenerateResponse(draining=pb.DecodeDraining())
+
+
+def suspended(num_tokens: int, lease_id: bytes) -> pb.DecodeGenerateResponse:
+    suspended = pb.DecodeSuspended(num_tokens=num_tokens, lease_id=lease_id)
+    return pb.DecodeGenerateResponse(suspended=suspended)
+
+
+def released() -> pb.DecodeGenerateResponse:
+    return pb.DecodeGenerateResponse(released=prefill_pb2.LeaseReleased())
+
+
 def responses(
     updates: list[SequenceUpdate], params: SamplingParams
 ) -> Iterator[pb.DecodeGenerateResponse]:
@@ -97,9 +111,12 @@ def ranked_responses(
 def _of_sequence(
     index: int, updates: list[SequenceUpdate], params: SamplingParams
 ) -> Iterator[pb.DecodeGenerateResponse]:
-    """Updates of one sequence, as one message of tokens; then its ending."""
+    """Updates of one sequence, as one message of tokens; then its ending. That it has stopped is
+    no ending, and tells a token once more."""
+    if updates[-1].finish_reason is FinishReason.SUSPENDED:
+        updates = updates[:-1]
     sampled = [u for u in updates if u.token_id is not None]
-    last = updates[-1]
+    last = updates[-1] if updates else None
     if sampled:
         tokens = pb.DecodeTokens(
             sequence_index=index,
@@ -113,7 +130,7 @@ def _of_sequence(
             finish_reason=finish_reason_to_message(sampled[-1].finish_reason),
         )
         yield pb.DecodeGenerateResponse(tokens=tokens)
-    if last.finish_reason is not None:
+    if last is not None and last.finish_reason is not None:
         finished = pb.DecodeFinished(
             sequence_index=index,
             reason=finish_reason_to_message(last.finish_reason),

@@ -66,8 +66,9 @@ class KvFetcher:
 
     async def fetch(
         self, handle: Handle, allocation: ExternalAllocation, timeout: float
-    ) -> tuple[FirstToken, TransferReport]:
-        """Fills the allocated blocks behind the leading hits, and confirms.
+    ) -> tuple[FirstToken | None, TransferReport]:
+        """Fills the allocated blocks behind the leading hits, and confirms. Returns the token that
+        follows them, if there is one.
 
         After this returns, and only then, the blocks may be used; after it has ended in any way
         nothing writes to them any more. Cancelling it ends the lease. Raises `NotFoundError` (the
@@ -91,7 +92,7 @@ class KvFetcher:
 
     async def _take(
         self, handoff: Handoff, handle: Handle, num_held: int, deadline: float
-    ) -> tuple[FirstToken, TransferReport]:
+    ) -> tuple[FirstToken | None, TransferReport]:
         way = await self._sources.way(handle.source_endpoint, handle.source_epoch)
         connector = way.receiver.connector
         is_on_gpu = any(pool.device.type != "cpu" for pool in self._pools)

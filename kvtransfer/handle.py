@@ -42,7 +42,7 @@ class Pairing:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """Lets one decode worker claim one lease."""
+    """Lets one worker claim one lease."""
 
     source_worker: str
     source_endpoint: str

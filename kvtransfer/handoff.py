@@ -21,7 +21,7 @@ class Handoff:
     Attributes:
         generation: from the manifest, to be shown at confirmation.
         num_blocks, num_bytes: what has come, over all cache groups.
-        first_token: from the result.
+        first_token: from the result; None where the blocks alone were asked for.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Handoff:
         self.num_bytes += count * block_bytes
         return targets
 
-    def complete(self, first_token: FirstToken) -> None:
+    def complete(self, first_token: FirstToken | None) -> None:
         """The result. All blocks must have come."""
         for group, due in enumerate(self._due):
             if due:
@@ -82,12 +82,11 @@ class Handoff:
         self._apply(ClaimantEvent.RESULT)
         self.first_token = first_token
 
-    def acknowledge(self) -> FirstToken:
-        """The source was holding everything when it was told. The content may be used, which
-        begins with this token."""
+    def acknowledge(self) -> FirstToken | None:
+        """The source was holding everything when it was told. The content may be used, and goes on
+        with this token."""
         self._apply(ClaimantEvent.ACKNOWLEDGED)
         self._apply(ClaimantEvent.COMMITTED)
-        assert self.first_token is not None
         return self.first_token
 
     def end(self, event: ClaimantEvent) -> bool:

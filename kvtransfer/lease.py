@@ -1,15 +1,16 @@
-"""The prefill side's promise to a claimant that it will find blocks. Knows no transport.
+"""A worker's promise to a claimant that it will find blocks. Knows no transport.
 
-A lease is opened by the one that computes the blocks, who also closes it and frees the blocks; it
+A lease is opened by the one that computes or has the blocks, who also closes it and frees them; it
 is claimed once, by the worker it was made for. What may happen to it, and when, is the table of
 `kvtransfer.lease_machine`; here are its blocks and those who wait on it. All of it happens on one
 event loop, so that between two awaits a lease that is not over stays so.
 
 The fence. A confirmation is accepted only while the lease is `TRANSFERRING`. Until then every block
-that could be read has kept its content: the engine frees a prefill's blocks when it is told to,
-which the lease does after it is over, and it never preempts one; those that a window has passed are
-not readable; and a table that changes under a claimant all the same ends the lease here. So one
-generation for the lease proves as much as one for each block would.
+that could be read has kept its content: the engine frees the blocks of a prefill, of a suspended
+sequence or of a pin when it is told to, which happens after the lease is over, and it preempts none
+of them; those that a window has passed are not readable; and a table that changes under a claimant
+all the same ends the lease here. So one generation for the lease proves as much as one for each
+block would.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ class Claim:
 
 
 class Lease:
-    """The blocks of one prefill and how far they are filled.
+    """Blocks of one sequence and how far they are filled.
 
     Attributes:
         extent: the tokens, and so the blocks, of the whole sequence.
@@ -50,7 +51,8 @@ class Lease:
         block_ids: per cache group, in the order of the sequence, at least the filled ones;
             `NULL_BLOCK` where a window has passed.
         num_filled: the leading blocks that may be read, where there are any.
-        first_token: set when all blocks are filled.
+        is_complete: all of them may be read.
+        first_token: what follows them, once they are complete; None for cached blocks alone.
         time_limit: seconds from when it is first complete to when it expires.
         deadline: that moment, by its clock; None before.
     """
@@ -65,6 +67,7 @@ class Lease:
         self.is_claimed = False
         self.block_ids: Tables = ()
         self.num_filled = 0
+        self.is_complete = False
         self.first_token: FirstToken | None = None
         self.deadline: float | None = None
         self.time_limit = time_limit
@@ -90,8 +93,8 @@ class Lease:
         self.block_ids, self.num_filled = block_ids, num_filled
         self._apply(SourceEvent.FILLED)
 
-    def complete(self, first_token: FirstToken, free: Callable[[], None]) -> None:
-        """All blocks may be read, as last given, and this is what to continue with.
+    def complete(self, first_token: FirstToken | None, free: Callable[[], None]) -> None:
+        """All blocks may be read, as last given, and this is what to continue with, if anything is.
 
         From now on the blocks are the lease's, until it calls `free`, once; that is at once if the
         lease is over.
@@ -100,7 +103,8 @@ class Lease:
             free()
             return
         self._free = free
-        self.num_filled, self.first_token = self.extent.num_blocks, first_token
+        self.is_complete, self.first_token = True, first_token
+        self.num_filled = self.extent.num_blocks
         if self.deadline is None:
             self.deadline = self._clock.time() + self.time_limit
             self._timer = self._clock.call_at(self.deadline, self.expire_if_due)
@@ -111,7 +115,8 @@ class Lease:
         Nobody has claimed it, so nobody has read any."""
         assert not self.is_claimed, "a lease retracted under its claimant"
         if not self.is_over:
-            self.block_ids, self.num_filled, self.first_token = (), 0, None
+            self.block_ids, self.num_filled = (), 0
+            self.is_complete, self.first_token = False, None
             self._apply(SourceEvent.RETRACTED)
 
     def end(self, reason: BatonError) -> None:

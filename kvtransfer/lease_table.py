@@ -53,14 +53,18 @@ class LeaseTable:
         """Whether a claimant waits for blocks that are yet to be computed."""
         return any(lease.state is LeaseState.STREAMING for lease in self._leases.values())
 
+    def check_new(self, lease_id: bytes) -> None:
+        """Raises `AlreadyExistsError` for an id that is in use or has been."""
+        if lease_id in self._used:
+            raise AlreadyExistsError("a lease with this id is here, or was; an id is used once")
+
     @contextmanager
     def open(self, claim: Claim, extent: Extent) -> Iterator[Lease]:
         """A new lease for the length of the block, after which it is over in any case.
 
         Raises `AlreadyExistsError` for an id that is in use or has been.
         """
-        if claim.lease_id in self._used:
-            raise AlreadyExistsError("a lease with this id is here, or was; an id is used once")
+        self.check_new(claim.lease_id)
         generation = next(self._generations)
         lease = Lease(claim, extent, generation, self._time_limit, self._clock())
         self._used[claim.lease_id] = claim
@@ -71,7 +75,7 @@ class LeaseTable:
         try:
             yield lease
         finally:
-            lease.end(NotFoundError("the lease was called off by the side that computes it"))
+            lease.end(NotFoundError("the lease was called off by the side that has the blocks"))
             del self._leases[claim]
             self._forget_later(claim.lease_id)
 
@@ -87,7 +91,7 @@ class LeaseTable:
         try:
             yield lease
         finally:
-            lease.end(UnavailableError("the decode worker stopped fetching"))
+            lease.end(UnavailableError("its claimant stopped fetching"))
 
     def confirm(self, claim: Claim, generation: int) -> None:
         """Releases a lease. Raises `NotFoundError` if there is none to be released,
@@ -104,7 +108,7 @@ class LeaseTable:
         try:
             return await asyncio.wait_for(self._awaited[claim], timeout)
         except TimeoutError as error:
-            raise NotFoundError(f"no prefill came for this lease within {timeout:g} s") from error
+            raise NotFoundError(f"nothing came for this lease within {timeout:g} s") from error
         finally:
             del self._awaited[claim]
 

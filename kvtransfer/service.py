@@ -151,7 +151,7 @@ async def _stream(
     yield pb.FetchResponse(manifest=pb.Manifest(generation=lease.generation, num_blocks=num_blocks))
     due = [lease.extent.due(pool.layout.window, num_held) for pool in pools]
     sent = num_held
-    while lease.first_token is None or sent < num_blocks:
+    while not lease.is_complete or sent < num_blocks:
         await lease.filled_beyond(sent)
         num_filled = max(sent, lease.num_filled)
         for group, pool in enumerate(pools):
@@ -159,8 +159,9 @@ async def _stream(
             async for run in _runs(lease, group, pool, filled, sender):
                 yield run
         sent = num_filled
-    token = first_token_to_message(lease.first_token)
-    yield pb.FetchResponse(result=prefill_pb2.PrefillResult(first_tokens=[token]))
+    token = lease.first_token
+    tokens = [] if token is None else [first_token_to_message(token)]
+    yield pb.FetchResponse(result=prefill_pb2.PrefillResult(first_tokens=tokens))
 
 
 async def _runs(

@@ -1,6 +1,7 @@
 """Messages of `baton.v1` to this room's data and back. The only place where the two meet."""
 
 from collections.abc import Iterable
+from typing import Protocol
 
 from baton.engine.core.plan import TokenLogprobs
 from baton.engine.kv_pool import KvLayout, LayerLayout
@@ -92,11 +93,6 @@ def handle_of(message: pb.KvHandle) -> Handle:
         raise FailedPreconditionError(
             f"the handle's version is {message.version}, this worker's is {HANDLE_VERSION}"
         )
-    hashes = message.block_hashes
-    if len(hashes) % _HASH_BYTES:
-        raise InvalidArgumentError(
-            "handle.block_hashes", f"has {len(hashes)} bytes; must be a multiple of {_HASH_BYTES}"
-        )
     return Handle(
         source_worker=message.source_worker,
         source_endpoint=message.source_endpoint,
@@ -104,10 +100,19 @@ def handle_of(message: pb.KvHandle) -> Handle:
         lease_id=lease_id_of(message.lease_id),
         pairing=Pairing(message.fingerprint, layouts_of(message.layouts)),
         num_tokens=message.num_tokens,
-        block_hashes=tuple(hashes[i : i + _HASH_BYTES] for i in range(0, len(hashes), _HASH_BYTES)),
+        block_hashes=hashes_of(message.block_hashes, "handle.block_hashes"),
         integrity=integrity_of(message.integrity),
         tenant=message.tenant,
     )
+
+
+def hashes_of(joined: bytes, field: str) -> tuple[bytes, ...]:
+    """Chain hashes that came as one. Raises `InvalidArgumentError`."""
+    if len(joined) % _HASH_BYTES:
+        raise InvalidArgumentError(
+            field, f"has {len(joined)} bytes; must be a multiple of {_HASH_BYTES}"
+        )
+    return tuple(joined[i : i + _HASH_BYTES] for i in range(0, len(joined), _HASH_BYTES))
 
 
 def integrity_of(value: int) -> Integrity:
@@ -170,8 +175,11 @@ def first_token_to_message(token: FirstToken) -> prefill_pb2.FirstToken:
     )
 
 
-def first_token_of(message: prefill_pb2.PrefillResult) -> FirstToken:
-    if len(message.first_tokens) != 1:
+def first_token_of(message: prefill_pb2.PrefillResult) -> FirstToken | None:
+    """None where nothing is chosen yet."""
+    if not message.first_tokens:
+        return None
+    if len(message.first_tokens) > 1:
         raise FailedPreconditionError(
             f"the prefill brought {len(message.first_tokens)} sequences; this worker takes one"
         )
@@ -189,7 +197,18 @@ def top_logprobs_to_message(logprobs: TokenLogprobs) -> inference_pb2.TopLogprob
     )
 
 
-def claim_of(request: pb.FetchRequest | pb.ConfirmRequest) -> Claim:
+class _Claiming(Protocol):
+    """What a message that names a lease and its claimant has."""
+
+    @property
+    def lease_id(self) -> bytes: ...
+    @property
+    def claimant(self) -> str: ...
+    @property
+    def tenant(self) -> str: ...
+
+
+def claim_of(request: _Claiming) -> Claim:
     lease_id = lease_id_of(request.lease_id)
     if not request.claimant:  # a prompt that is for no worker has a lease that is for none
         raise InvalidArgumentError("claimant", "is empty; must be the id of a worker")

@@ -10,6 +10,7 @@ import asyncio
 from dataclasses import replace
 
 from baton.engine.async_engine import AsyncEngine, SequenceStream
+from baton.engine.core.sequence import KvSource
 from baton.engine.messages import EngineRequest
 from baton.errors import NotFoundError, UnavailableError
 from baton.sampling import SamplingParams
@@ -70,14 +71,16 @@ class Keeper:
     def _is_jammed(self, engine: AsyncEngine) -> bool:
         """Nothing is computed, though somebody is waiting for it on the other side."""
         stats = engine.stats()
-        return stats.num_waiting > 0 and stats.num_running == 0 and self._leases.has_awaited
+        computes = stats.num_running + stats.num_awaiting_kv > 0
+        return stats.num_waiting > 0 and not computes and self._leases.has_awaited
 
     async def _compute_again(
         self, engine: AsyncEngine, request: EngineRequest, lease: Lease, token: FirstToken
     ) -> None:
         """The blocks alone: the token is known, and so is all else that was asked for."""
         params = SamplingParams(max_tokens=request.params.max_tokens)
-        with engine.open(replace(request, params=params)) as stream:
+        again = replace(request, params=params, kv_source=KvSource.LOCAL, num_external_tokens=0)
+        with engine.open(again) as stream:
             async for updates in stream.updates():
                 last = updates[-1]
                 lease.advance(last.block_ids, last.num_computed_tokens // lease.extent.block_size)

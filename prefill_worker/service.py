@@ -7,13 +7,14 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 
 from baton.engine.core.plan import TokenLogprobs
-from baton.engine.core.sequence import FinishReason, Purpose
+from baton.engine.core.sequence import FinishReason, KvSource, Purpose
 from baton.engine.messages import EngineRequest, SequenceUpdate
 from baton.engine.work_meter import WorkDone
 from baton.errors import InvalidArgumentError
 from baton.v1 import inference_pb2
 from baton.v1 import prefill_pb2 as pb
 from baton.v1 import prefill_pb2_grpc as pb_grpc
+from baton.worker.exchange import KvExchange
 from baton.worker.wire import (
     engine_request,
     finish_reason_to_message,
@@ -24,34 +25,43 @@ from baton.worker.worker import Worker
 from kvtransfer.extent import Extent
 from kvtransfer.handle import FirstToken
 from kvtransfer.lease import Claim
-from kvtransfer.lease_table import LeaseTable
 from kvtransfer.wire import first_token_to_message, lease_id_of
 from prefill_worker.keeping import Keeper
+from prefill_worker.pulling import pull, source_of
 
 
 class PrefillService(pb_grpc.PrefillServicer):
     """Computes prompts and keeps their blocks under leases."""
 
-    def __init__(self, worker: Worker, leases: LeaseTable) -> None:
+    def __init__(self, worker: Worker, exchange: KvExchange) -> None:
         self._worker = worker
-        self._leases = leases
-        self._keeper = Keeper(leases)
+        self._exchange = exchange
+        self._keeper = Keeper(exchange.leases)
 
     async def Prefill(
         self, request: pb.PrefillRequest, context: Any
     ) -> AsyncIterator[pb.PrefillResponse]:
         claim = Claim(lease_id_of(request.lease_id), request.decode_worker, request.tenant)
         engine = self._worker.engine_for_new_work()
-        wanted = engine_request(request, context.time_remaining(), purpose=Purpose.PREFILL)
+        source = source_of(request, self._worker.pairing())
+        wanted = engine_request(
+            request,
+            context.time_remaining(),
+            purpose=Purpose.PREFILL,
+            kv_source=KvSource.EXTERNAL if source else KvSource.LOCAL,
+            num_external_tokens=source.num_tokens if source else 0,
+        )
         _check_single(wanted)
         grammar = await engine.compile_grammar(wanted.params)
         extent = Extent(len(wanted.token_ids), engine.engine.config.block_size)
         # The blocks are freed after the lease on them has ended, whatever ends this call.
         with (
             engine.open(wanted, grammar) as stream,
-            self._leases.open(claim, extent) as lease,
+            self._exchange.leases.open(claim, extent) as lease,
         ):
             yield pb.PrefillResponse(admitted=pb.PrefillAdmitted())
+            if source is not None:
+                await pull(stream, wanted, self._exchange.fetcher, source)
             last: SequenceUpdate | None = None
             num_scored = 1  # The first token of a prompt has no log-probability.
             async for updates in stream.updates():

@@ -24,6 +24,57 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class HandOverRequest(_message.Message):
+    """A request that shall go on elsewhere."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    CLAIMANT_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """As in its `Generate`."""
+    lease_id: _builtins.bytes
+    """16 random bytes minted by the router; single use."""
+    claimant: _builtins.str
+    """The decode worker that may fetch its blocks: its id."""
+    tenant: _builtins.str
+    """As `PrefillRequest.tenant`."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        lease_id: _builtins.bytes = ...,
+        claimant: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claimant", b"claimant", "lease_id", b"lease_id", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandOverRequest: _TypeAlias = HandOverRequest  # noqa: Y015
+
+@_typing.final
+class HandOverResponse(_message.Message):
+    """The request will stop."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandOverResponse: _TypeAlias = HandOverResponse  # noqa: Y015
+
+@_typing.final
 class DecodeGenerateRequest(_message.Message):
     """One prompt to continue."""
 
@@ -137,6 +188,9 @@ class DecodeGenerateResponse(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     PREFILL_STARTED_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    SUSPENDED_FIELD_NUMBER: _builtins.int
+    RELEASED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def admitted(self) -> Global___DecodeAdmitted:
         """The worker has room for the request. Always first."""
@@ -157,6 +211,18 @@ class DecodeGenerateResponse(_message.Message):
     def prefill_started(self) -> _prefill_pb2.PrefillStarted:
         """This worker has begun to compute the prompt itself."""
 
+    @_builtins.property
+    def draining(self) -> Global___DecodeDraining:
+        """The worker drains, and the request could be handed over."""
+
+    @_builtins.property
+    def suspended(self) -> Global___DecodeSuspended:
+        """No token follows here; the KV of what there is waits for the worker that goes on."""
+
+    @_builtins.property
+    def released(self) -> _prefill_pb2.LeaseReleased:
+        """The other worker holds the KV; the lease is over. Ends the stream."""
+
     def __init__(
         self,
         *,
@@ -165,16 +231,64 @@ class DecodeGenerateResponse(_message.Message):
         tokens: Global___DecodeTokens | None = ...,
         finished: Global___DecodeFinished | None = ...,
         prefill_started: _prefill_pb2.PrefillStarted | None = ...,
+        draining: Global___DecodeDraining | None = ...,
+        suspended: Global___DecodeSuspended | None = ...,
+        released: _prefill_pb2.LeaseReleased | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "event", b"event", "finished", b"finished", "kv_ready", b"kv_ready", "prefill_started", b"prefill_started", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "draining", b"draining", "event", b"event", "finished", b"finished", "kv_ready", b"kv_ready", "prefill_started", b"prefill_started", "released", b"released", "suspended", b"suspended", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "event", b"event", "finished", b"finished", "kv_ready", b"kv_ready", "prefill_started", b"prefill_started", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "draining", b"draining", "event", b"event", "finished", b"finished", "kv_ready", b"kv_ready", "prefill_started", b"prefill_started", "released", b"released", "suspended", b"suspended", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["admitted", "kv_ready", "tokens", "finished", "prefill_started"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["admitted", "kv_ready", "tokens", "finished", "prefill_started", "draining", "suspended", "released"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___DecodeGenerateResponse: _TypeAlias = DecodeGenerateResponse  # noqa: Y015
+
+@_typing.final
+class DecodeDraining(_message.Message):
+    """The worker drains."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecodeDraining: _TypeAlias = DecodeDraining  # noqa: Y015
+
+@_typing.final
+class DecodeSuspended(_message.Message):
+    """The request has stopped here."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    num_tokens: _builtins.int
+    """Tokens whose KV can be fetched: prompt and output without the last token that was sent, with which
+    the other worker goes on.
+    """
+    lease_id: _builtins.bytes
+    """The lease, from the `HandOver` that had it stop."""
+    def __init__(
+        self,
+        *,
+        num_tokens: _builtins.int = ...,
+        lease_id: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "num_tokens", b"num_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecodeSuspended: _TypeAlias = DecodeSuspended  # noqa: Y015
 
 @_typing.final
 class DecodeAdmitted(_message.Message):

@@ -45,6 +45,11 @@ class DecodeStub:
                 request_serializer=baton_dot_v1_dot_decode__pb2.EndSequenceRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_decode__pb2.EndSequenceResponse.FromString,
                 _registered_method=True)
+        self.HandOver = channel.unary_unary(
+                '/baton.v1.Decode/HandOver',
+                request_serializer=baton_dot_v1_dot_decode__pb2.HandOverRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_decode__pb2.HandOverResponse.FromString,
+                _registered_method=True)
 
 
 class DecodeServicer:
@@ -65,6 +70,10 @@ class DecodeServicer:
         chooses all their first tokens, for which it computes the last prompt token once more. Those that
         are ranked (`best_of`, beams) come once all have ended, the `n` best with their place as their
         index, the best first; the others are not sent.
+
+        A worker that drains says `draining` from time to time while one sequence is being generated. After
+        a `HandOver` its tokens end with `suspended`; `released` ends the stream once another worker holds
+        its KV.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -75,6 +84,16 @@ class DecodeServicer:
         go on. Its `finished` has no reason. For a sequence that its caller has seen the end of, such as
         a stop string. Idempotent; does nothing where sequences are ranked, since all of them count.
         NOT_FOUND: no such request runs here. FAILED_PRECONDITION: the epoch is another's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def HandOver(self, request, context):
+        """Has a request that runs here stop behind its next token and keep its KV under a lease for another
+        decode worker, which goes on with it. Its `Generate` tells of that, and lives as long as the lease.
+        NOT_FOUND: it does not run here, or not yet, or has several sequences, which end where they are.
+        ALREADY_EXISTS: this was asked before, or the lease id was used.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -92,6 +111,11 @@ def add_DecodeServicer_to_server(servicer, server):
                     servicer.EndSequence,
                     request_deserializer=baton_dot_v1_dot_decode__pb2.EndSequenceRequest.FromString,
                     response_serializer=baton_dot_v1_dot_decode__pb2.EndSequenceResponse.SerializeToString,
+            ),
+            'HandOver': grpc.unary_unary_rpc_method_handler(
+                    servicer.HandOver,
+                    request_deserializer=baton_dot_v1_dot_decode__pb2.HandOverRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_decode__pb2.HandOverResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -149,6 +173,33 @@ class Decode:
             '/baton.v1.Decode/EndSequence',
             baton_dot_v1_dot_decode__pb2.EndSequenceRequest.SerializeToString,
             baton_dot_v1_dot_decode__pb2.EndSequenceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HandOver(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Decode/HandOver',
+            baton_dot_v1_dot_decode__pb2.HandOverRequest.SerializeToString,
+            baton_dot_v1_dot_decode__pb2.HandOverResponse.FromString,
             options,
             channel_credentials,
             insecure,

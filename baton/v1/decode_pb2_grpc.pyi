@@ -47,12 +47,22 @@ class DecodeStub:
     chooses all their first tokens, for which it computes the last prompt token once more. Those that
     are ranked (`best_of`, beams) come once all have ended, the `n` best with their place as their
     index, the best first; the others are not sent.
+
+    A worker that drains says `draining` from time to time while one sequence is being generated. After
+    a `HandOver` its tokens end with `suspended`; `released` ends the stream once another worker holds
+    its KV.
     """
     EndSequence: _grpc.UnaryUnaryMultiCallable[_decode_pb2.EndSequenceRequest, _decode_pb2.EndSequenceResponse]
     """Ends one of several sequences of a running `Generate` and frees what it alone holds; the others
     go on. Its `finished` has no reason. For a sequence that its caller has seen the end of, such as
     a stop string. Idempotent; does nothing where sequences are ranked, since all of them count.
     NOT_FOUND: no such request runs here. FAILED_PRECONDITION: the epoch is another's.
+    """
+    HandOver: _grpc.UnaryUnaryMultiCallable[_decode_pb2.HandOverRequest, _decode_pb2.HandOverResponse]
+    """Has a request that runs here stop behind its next token and keep its KV under a lease for another
+    decode worker, which goes on with it. Its `Generate` tells of that, and lives as long as the lease.
+    NOT_FOUND: it does not run here, or not yet, or has several sequences, which end where they are.
+    ALREADY_EXISTS: this was asked before, or the lease id was used.
     """
 
 @_typing.type_check_only
@@ -74,12 +84,22 @@ class DecodeAsyncStub(DecodeStub):
     chooses all their first tokens, for which it computes the last prompt token once more. Those that
     are ranked (`best_of`, beams) come once all have ended, the `n` best with their place as their
     index, the best first; the others are not sent.
+
+    A worker that drains says `draining` from time to time while one sequence is being generated. After
+    a `HandOver` its tokens end with `suspended`; `released` ends the stream once another worker holds
+    its KV.
     """
     EndSequence: _aio.UnaryUnaryMultiCallable[_decode_pb2.EndSequenceRequest, _decode_pb2.EndSequenceResponse]  # type: ignore[assignment]
     """Ends one of several sequences of a running `Generate` and frees what it alone holds; the others
     go on. Its `finished` has no reason. For a sequence that its caller has seen the end of, such as
     a stop string. Idempotent; does nothing where sequences are ranked, since all of them count.
     NOT_FOUND: no such request runs here. FAILED_PRECONDITION: the epoch is another's.
+    """
+    HandOver: _aio.UnaryUnaryMultiCallable[_decode_pb2.HandOverRequest, _decode_pb2.HandOverResponse]  # type: ignore[assignment]
+    """Has a request that runs here stop behind its next token and keep its KV under a lease for another
+    decode worker, which goes on with it. Its `Generate` tells of that, and lives as long as the lease.
+    NOT_FOUND: it does not run here, or not yet, or has several sequences, which end where they are.
+    ALREADY_EXISTS: this was asked before, or the lease id was used.
     """
 
 class DecodeServicer(metaclass=_abc_1.ABCMeta):
@@ -104,6 +124,10 @@ class DecodeServicer(metaclass=_abc_1.ABCMeta):
         chooses all their first tokens, for which it computes the last prompt token once more. Those that
         are ranked (`best_of`, beams) come once all have ended, the `n` best with their place as their
         index, the best first; the others are not sent.
+
+        A worker that drains says `draining` from time to time while one sequence is being generated. After
+        a `HandOver` its tokens end with `suspended`; `released` ends the stream once another worker holds
+        its KV.
         """
 
     @_abc_1.abstractmethod
@@ -116,6 +140,18 @@ class DecodeServicer(metaclass=_abc_1.ABCMeta):
         go on. Its `finished` has no reason. For a sequence that its caller has seen the end of, such as
         a stop string. Idempotent; does nothing where sequences are ranked, since all of them count.
         NOT_FOUND: no such request runs here. FAILED_PRECONDITION: the epoch is another's.
+        """
+
+    @_abc_1.abstractmethod
+    def HandOver(
+        self,
+        request: _decode_pb2.HandOverRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_decode_pb2.HandOverResponse, _abc.Awaitable[_decode_pb2.HandOverResponse]]:
+        """Has a request that runs here stop behind its next token and keep its KV under a lease for another
+        decode worker, which goes on with it. Its `Generate` tells of that, and lives as long as the lease.
+        NOT_FOUND: it does not run here, or not yet, or has several sequences, which end where they are.
+        ALREADY_EXISTS: this was asked before, or the lease id was used.
         """
 
 def add_DecodeServicer_to_server(servicer: DecodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,7 +26,7 @@ from baton.v1 import sampling_pb2 as baton_dot_v1_dot_sampling__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61ton/v1/inference.proto\x12\x08\x62\x61ton.v1\x1a\x17\x62\x61ton/v1/sampling.proto\x1a\x1egoogle/protobuf/duration.proto\"\x85\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12\x1e\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x0e.baton.v1.ChatH\x00\x12*\n\x08sampling\x18\x06 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12/\n\rcontinue_from\x18\x08 \x03(\x0b\x32\x18.baton.v1.ReceivedTokensB\x07\n\x05input\"L\n\x0eReceivedTokens\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12-\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x16.baton.v1.FinishReason\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"/\n\x04\x43hat\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.baton.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xc8\x01\n\x10GenerateResponse\x12&\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x12.baton.v1.AcceptedH\x00\x12\x33\n\x0fprompt_logprobs\x18\x02 \x01(\x0b\x32\x18.baton.v1.PromptLogprobsH\x00\x12&\n\x06tokens\x18\x03 \x01(\x0b\x32\x14.baton.v1.TokenChunkH\x00\x12&\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x12.baton.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"o\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12&\n\tplacement\x18\x03 \x01(\x0b\x32\x13.baton.v1.Placement\x12\x0c\n\x04seed\x18\x04 \x01(\x04\"l\n\tPlacement\x12\x16\n\x0eprefill_worker\x18\x01 \x01(\t\x12\x15\n\rdecode_worker\x18\x02 \x01(\t\x12\x30\n\ncandidates\x18\x03 \x03(\x0b\x32\x1c.baton.v1.PlacementCandidate\"\xf4\x01\n\x12PlacementCandidate\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\"\n\x04role\x18\x02 \x01(\x0e\x32\x14.baton.v1.WorkerRole\x12\x36\n\x05terms\x18\x03 \x03(\x0b\x32\'.baton.v1.PlacementCandidate.TermsEntry\x12\x10\n\x08\x65xcluded\x18\x04 \x01(\t\x12\x19\n\x11num_cached_tokens\x18\x05 \x01(\r\x12\x17\n\x0f\x63omputes_prompt\x18\x06 \x01(\x08\x1a,\n\nTermsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"a\n\x0ePromptLogprobs\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12+\n\x0ctop_logprobs\x18\x03 \x03(\x0b\x32\x15.baton.v1.TopLogprobs\"2\n\x0bTopLogprobs\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\"\xc5\x01\n\nTokenChunk\x12\x16\n\x0esequence_index\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x10\n\x08logprobs\x18\x05 \x03(\x02\x12+\n\x0ctop_logprobs\x18\x06 \x03(\x0b\x32\x15.baton.v1.TopLogprobs\x12-\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x16.baton.v1.FinishReason\"\xc1\x01\n\x08\x46inished\x12\x16\n\x0esequence_index\x18\x01 \x01(\r\x12&\n\x06reason\x18\x02 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x13\n\x0bstop_string\x18\x03 \x01(\t\x12\x1e\n\x05usage\x18\x04 \x01(\x0b\x32\x0f.baton.v1.Usage\x12\"\n\x07timings\x18\x05 \x01(\x0b\x32\x11.baton.v1.Timings\x12\x12\n\x05score\x18\x06 \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_score\"\xd8\x01\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x02 \x01(\r\x12 \n\x18num_cached_prompt_tokens\x18\x03 \x01(\r\x12\x1e\n\x16num_transferred_blocks\x18\x04 \x01(\r\x12\x1d\n\x15num_transferred_bytes\x18\x05 \x01(\x04\x12 \n\x18num_reused_decode_blocks\x18\x06 \x01(\r\x12\x16\n\x0enum_migrations\x18\x07 \x01(\r\"\x80\x02\n\x07Timings\x12,\n\tadmission\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rprefill_queue\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x13time_to_first_token\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10\x65xposed_transfer\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"Y\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x1e\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x0e.baton.v1.ChatH\x00\x42\x07\n\x05input\"3\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x11\n\x0fGetModelRequest\"\xa8\x01\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x19\n\x11has_chat_template\x18\x06 \x01(\x08\x12\x13\n\x0b\x66ingerprint\x18\x07 \x01(\t*Z\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02*\xa7\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12!\n\x1d\x46INISH_REASON_END_OF_SEQUENCE\x10\x01\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x02\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x03\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x04\x32\xd6\x01\n\tInference\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12\x41\n\x08Tokenize\x12\x19.baton.v1.TokenizeRequest\x1a\x1a.baton.v1.TokenizeResponse\x12\x41\n\x08GetModel\x12\x19.baton.v1.GetModelRequest\x1a\x1a.baton.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61ton/v1/inference.proto\x12\x08\x62\x61ton.v1\x1a\x17\x62\x61ton/v1/sampling.proto\x1a\x1egoogle/protobuf/duration.proto\"\x85\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12\x1e\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x0e.baton.v1.ChatH\x00\x12*\n\x08sampling\x18\x06 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12/\n\rcontinue_from\x18\x08 \x03(\x0b\x32\x18.baton.v1.ReceivedTokensB\x07\n\x05input\"L\n\x0eReceivedTokens\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12-\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x16.baton.v1.FinishReason\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"/\n\x04\x43hat\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.baton.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xc8\x01\n\x10GenerateResponse\x12&\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x12.baton.v1.AcceptedH\x00\x12\x33\n\x0fprompt_logprobs\x18\x02 \x01(\x0b\x32\x18.baton.v1.PromptLogprobsH\x00\x12&\n\x06tokens\x18\x03 \x01(\x0b\x32\x14.baton.v1.TokenChunkH\x00\x12&\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x12.baton.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"o\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12&\n\tplacement\x18\x03 \x01(\x0b\x32\x13.baton.v1.Placement\x12\x0c\n\x04seed\x18\x04 \x01(\x04\"\x83\x01\n\tPlacement\x12\x16\n\x0eprefill_worker\x18\x01 \x01(\t\x12\x15\n\rdecode_worker\x18\x02 \x01(\t\x12\x30\n\ncandidates\x18\x03 \x03(\x0b\x32\x1c.baton.v1.PlacementCandidate\x12\x15\n\rprefix_source\x18\x04 \x01(\t\"\xf4\x01\n\x12PlacementCandidate\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\"\n\x04role\x18\x02 \x01(\x0e\x32\x14.baton.v1.WorkerRole\x12\x36\n\x05terms\x18\x03 \x03(\x0b\x32\'.baton.v1.PlacementCandidate.TermsEntry\x12\x10\n\x08\x65xcluded\x18\x04 \x01(\t\x12\x19\n\x11num_cached_tokens\x18\x05 \x01(\r\x12\x17\n\x0f\x63omputes_prompt\x18\x06 \x01(\x08\x1a,\n\nTermsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"a\n\x0ePromptLogprobs\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12+\n\x0ctop_logprobs\x18\x03 \x03(\x0b\x32\x15.baton.v1.TopLogprobs\"2\n\x0bTopLogprobs\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\"\xc5\x01\n\nTokenChunk\x12\x16\n\x0esequence_index\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x10\n\x08logprobs\x18\x05 \x03(\x02\x12+\n\x0ctop_logprobs\x18\x06 \x03(\x0b\x32\x15.baton.v1.TopLogprobs\x12-\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x16.baton.v1.FinishReason\"\xc1\x01\n\x08\x46inished\x12\x16\n\x0esequence_index\x18\x01 \x01(\r\x12&\n\x06reason\x18\x02 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x13\n\x0bstop_string\x18\x03 \x01(\t\x12\x1e\n\x05usage\x18\x04 \x01(\x0b\x32\x0f.baton.v1.Usage\x12\"\n\x07timings\x18\x05 \x01(\x0b\x32\x11.baton.v1.Timings\x12\x12\n\x05score\x18\x06 \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_score\"\xd8\x01\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x02 \x01(\r\x12 \n\x18num_cached_prompt_tokens\x18\x03 \x01(\r\x12\x1e\n\x16num_transferred_blocks\x18\x04 \x01(\r\x12\x1d\n\x15num_transferred_bytes\x18\x05 \x01(\x04\x12 \n\x18num_reused_decode_blocks\x18\x06 \x01(\r\x12\x16\n\x0enum_migrations\x18\x07 \x01(\r\"\x80\x02\n\x07Timings\x12,\n\tadmission\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rprefill_queue\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x13time_to_first_token\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10\x65xposed_transfer\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"Y\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x1e\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x0e.baton.v1.ChatH\x00\x42\x07\n\x05input\"3\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x11\n\x0fGetModelRequest\"\xa8\x01\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x19\n\x11has_chat_template\x18\x06 \x01(\x08\x12\x13\n\x0b\x66ingerprint\x18\x07 \x01(\t*Z\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02*\xa7\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12!\n\x1d\x46INISH_REASON_END_OF_SEQUENCE\x10\x01\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x02\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x03\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x04\x32\xd6\x01\n\tInference\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12\x41\n\x08Tokenize\x12\x19.baton.v1.TokenizeRequest\x1a\x1a.baton.v1.TokenizeResponse\x12\x41\n\x08GetModel\x12\x19.baton.v1.GetModelRequest\x1a\x1a.baton.v1.GetModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,10 +35,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PLACEMENTCANDIDATE_TERMSENTRY']._loaded_options = None
   _globals['_PLACEMENTCANDIDATE_TERMSENTRY']._serialized_options = b'8\001'
-  _globals['_WORKERROLE']._serialized_start=2589
-  _globals['_WORKERROLE']._serialized_end=2679
-  _globals['_FINISHREASON']._serialized_start=2682
-  _globals['_FINISHREASON']._serialized_end=2849
+  _globals['_WORKERROLE']._serialized_start=2613
+  _globals['_WORKERROLE']._serialized_end=2703
+  _globals['_FINISHREASON']._serialized_start=2706
+  _globals['_FINISHREASON']._serialized_end=2873
   _globals['_GENERATEREQUEST']._serialized_start=96
   _globals['_GENERATEREQUEST']._serialized_end=357
   _globals['_RECEIVEDTOKENS']._serialized_start=359
@@ -53,32 +53,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATERESPONSE']._serialized_end=758
   _globals['_ACCEPTED']._serialized_start=760
   _globals['_ACCEPTED']._serialized_end=871
-  _globals['_PLACEMENT']._serialized_start=873
-  _globals['_PLACEMENT']._serialized_end=981
-  _globals['_PLACEMENTCANDIDATE']._serialized_start=984
-  _globals['_PLACEMENTCANDIDATE']._serialized_end=1228
-  _globals['_PLACEMENTCANDIDATE_TERMSENTRY']._serialized_start=1184
-  _globals['_PLACEMENTCANDIDATE_TERMSENTRY']._serialized_end=1228
-  _globals['_PROMPTLOGPROBS']._serialized_start=1230
-  _globals['_PROMPTLOGPROBS']._serialized_end=1327
-  _globals['_TOPLOGPROBS']._serialized_start=1329
-  _globals['_TOPLOGPROBS']._serialized_end=1379
-  _globals['_TOKENCHUNK']._serialized_start=1382
-  _globals['_TOKENCHUNK']._serialized_end=1579
-  _globals['_FINISHED']._serialized_start=1582
-  _globals['_FINISHED']._serialized_end=1775
-  _globals['_USAGE']._serialized_start=1778
-  _globals['_USAGE']._serialized_end=1994
-  _globals['_TIMINGS']._serialized_start=1997
-  _globals['_TIMINGS']._serialized_end=2253
-  _globals['_TOKENIZEREQUEST']._serialized_start=2255
-  _globals['_TOKENIZEREQUEST']._serialized_end=2344
-  _globals['_TOKENIZERESPONSE']._serialized_start=2346
-  _globals['_TOKENIZERESPONSE']._serialized_end=2397
-  _globals['_GETMODELREQUEST']._serialized_start=2399
-  _globals['_GETMODELREQUEST']._serialized_end=2416
-  _globals['_GETMODELRESPONSE']._serialized_start=2419
-  _globals['_GETMODELRESPONSE']._serialized_end=2587
-  _globals['_INFERENCE']._serialized_start=2852
-  _globals['_INFERENCE']._serialized_end=3066
+  _globals['_PLACEMENT']._serialized_start=874
+  _globals['_PLACEMENT']._serialized_end=1005
+  _globals['_PLACEMENTCANDIDATE']._serialized_start=1008
+  _globals['_PLACEMENTCANDIDATE']._serialized_end=1252
+  _globals['_PLACEMENTCANDIDATE_TERMSENTRY']._serialized_start=1208
+  _globals['_PLACEMENTCANDIDATE_TERMSENTRY']._serialized_end=1252
+  _globals['_PROMPTLOGPROBS']._serialized_start=1254
+  _globals['_PROMPTLOGPROBS']._serialized_end=1351
+  _globals['_TOPLOGPROBS']._serialized_start=1353
+  _globals['_TOPLOGPROBS']._serialized_end=1403
+  _globals['_TOKENCHUNK']._serialized_start=1406
+  _globals['_TOKENCHUNK']._serialized_end=1603
+  _globals['_FINISHED']._serialized_start=1606
+  _globals['_FINISHED']._serialized_end=1799
+  _globals['_USAGE']._serialized_start=1802
+  _globals['_USAGE']._serialized_end=2018
+  _globals['_TIMINGS']._serialized_start=2021
+  _globals['_TIMINGS']._serialized_end=2277
+  _globals['_TOKENIZEREQUEST']._serialized_start=2279
+  _globals['_TOKENIZEREQUEST']._serialized_end=2368
+  _globals['_TOKENIZERESPONSE']._serialized_start=2370
+  _globals['_TOKENIZERESPONSE']._serialized_end=2421
+  _globals['_GETMODELREQUEST']._serialized_start=2423
+  _globals['_GETMODELREQUEST']._serialized_end=2440
+  _globals['_GETMODELRESPONSE']._serialized_start=2443
+  _globals['_GETMODELRESPONSE']._serialized_end=2611
+  _globals['_INFERENCE']._serialized_start=2876
+  _globals['_INFERENCE']._serialized_end=3090
 # @@protoc_insertion_point(module_scope)

@@ -338,10 +338,15 @@ class Placement(_message.Message):
     PREFILL_WORKER_FIELD_NUMBER: _builtins.int
     DECODE_WORKER_FIELD_NUMBER: _builtins.int
     CANDIDATES_FIELD_NUMBER: _builtins.int
+    PREFIX_SOURCE_FIELD_NUMBER: _builtins.int
     prefill_worker: _builtins.str
     """The prefill worker. Empty: the decode worker computes the prompt itself."""
     decode_worker: _builtins.str
     """The decode worker."""
+    prefix_source: _builtins.str
+    """The worker that the prefill worker gets a cached beginning of the prompt from. Empty: none, it
+    computes what it lacks.
+    """
     @_builtins.property
     def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacementCandidate]:
         """In `accepted`: the chosen workers. In `Admin.ExplainPlacement`: all workers that were considered,
@@ -354,10 +359,11 @@ class Placement(_message.Message):
         prefill_worker: _builtins.str = ...,
         decode_worker: _builtins.str = ...,
         candidates: _abc.Iterable[Global___PlacementCandidate] | None = ...,
+        prefix_source: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "decode_worker", b"decode_worker", "prefill_worker", b"prefill_worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "decode_worker", b"decode_worker", "prefill_worker", b"prefill_worker", "prefix_source", b"prefix_source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

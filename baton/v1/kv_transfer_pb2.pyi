@@ -104,7 +104,7 @@ class KvHandle(_message.Message):
     version: _builtins.int
     """The version of this message: 1."""
     source_worker: _builtins.str
-    """The worker that computes the blocks: its id."""
+    """The worker that holds or computes the blocks: its id."""
     source_endpoint: _builtins.str
     """Where its KvTransfer service listens, "host:port"."""
     source_epoch: _builtins.int
@@ -484,7 +484,7 @@ class FetchResponse(_message.Message):
 
     @_builtins.property
     def result(self) -> _prefill_pb2.PrefillResult:
-        """All blocks are sent; this is what to continue from."""
+        """All blocks are sent; this is what to continue from, if anything was chosen yet."""
 
     def __init__(
         self,

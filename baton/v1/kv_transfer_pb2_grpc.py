@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class KvTransferStub:
-    """Hands KV blocks over. Served by the worker that holds them, called by the one that wants them.
+    """Hands KV blocks over. Served by the worker that holds them, called by the one that wants them; any
+    worker may be either. What a lease is over, a prompt being computed (`Prefill`), a sequence that goes
+    on elsewhere (`Decode.HandOver`) or cached blocks (`KvSharing`), makes no difference here.
 
     A claimant describes once per source and epoch, to know how blocks can be moved between the two,
     and then fetches any number of leases.
@@ -56,7 +58,9 @@ class KvTransferStub:
 
 
 class KvTransferServicer:
-    """Hands KV blocks over. Served by the worker that holds them, called by the one that wants them.
+    """Hands KV blocks over. Served by the worker that holds them, called by the one that wants them; any
+    worker may be either. What a lease is over, a prompt being computed (`Prefill`), a sequence that goes
+    on elsewhere (`Decode.HandOver`) or cached blocks (`KvSharing`), makes no difference here.
 
     A claimant describes once per source and epoch, to know how blocks can be moved between the two,
     and then fetches any number of leases.
@@ -120,7 +124,9 @@ def add_KvTransferServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KvTransfer:
-    """Hands KV blocks over. Served by the worker that holds them, called by the one that wants them.
+    """Hands KV blocks over. Served by the worker that holds them, called by the one that wants them; any
+    worker may be either. What a lease is over, a prompt being computed (`Prefill`), a sequence that goes
+    on elsewhere (`Decode.HandOver`) or cached blocks (`KvSharing`), makes no difference here.
 
     A claimant describes once per source and epoch, to know how blocks can be moved between the two,
     and then fetches any number of leases.

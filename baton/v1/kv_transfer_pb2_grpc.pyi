@@ -27,7 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class KvTransferStub:
-    """Hands KV blocks over. Served by the worker that holds them, called by the one that wants them.
+    """Hands KV blocks over. Served by the worker that holds them, called by the one that wants them; any
+    worker may be either. What a lease is over, a prompt being computed (`Prefill`), a sequence that goes
+    on elsewhere (`Decode.HandOver`) or cached blocks (`KvSharing`), makes no difference here.
 
     A claimant describes once per source and epoch, to know how blocks can be moved between the two,
     and then fetches any number of leases.
@@ -58,7 +60,9 @@ class KvTransferStub:
 
 @_typing.type_check_only
 class KvTransferAsyncStub(KvTransferStub):
-    """Hands KV blocks over. Served by the worker that holds them, called by the one that wants them.
+    """Hands KV blocks over. Served by the worker that holds them, called by the one that wants them; any
+    worker may be either. What a lease is over, a prompt being computed (`Prefill`), a sequence that goes
+    on elsewhere (`Decode.HandOver`) or cached blocks (`KvSharing`), makes no difference here.
 
     A claimant describes once per source and epoch, to know how blocks can be moved between the two,
     and then fetches any number of leases.
@@ -85,7 +89,9 @@ class KvTransferAsyncStub(KvTransferStub):
     """
 
 class KvTransferServicer(metaclass=_abc_1.ABCMeta):
-    """Hands KV blocks over. Served by the worker that holds them, called by the one that wants them.
+    """Hands KV blocks over. Served by the worker that holds them, called by the one that wants them; any
+    worker may be either. What a lease is over, a prompt being computed (`Prefill`), a sequence that goes
+    on elsewhere (`Decode.HandOver`) or cached blocks (`KvSharing`), makes no difference here.
 
     A claimant describes once per source and epoch, to know how blocks can be moved between the two,
     and then fetches any number of leases.

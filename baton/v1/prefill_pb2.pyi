@@ -37,6 +37,7 @@ class PrefillRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     SALT_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request, for logs and traces."""
     lease_id: _builtins.bytes
@@ -72,6 +73,13 @@ class PrefillRequest(_message.Message):
         sequence; the router makes it so where a request has several.
         """
 
+    @_builtins.property
+    def source(self) -> Global___PrefixSource:
+        """Where the KV of the beginning of `token_ids` can be had instead of being computed. Whatever is
+        wrong with it, the worker computes instead. Unset: nowhere. Ignored if the prompt's
+        log-probabilities are asked for, since those are computed with it.
+        """
+
     def __init__(
         self,
         *,
@@ -85,14 +93,53 @@ class PrefillRequest(_message.Message):
         priority: _builtins.int = ...,
         tenant: _builtins.str = ...,
         salt: _builtins.bytes = ...,
+        source: Global___PrefixSource | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_worker", b"decode_worker", "has_several_sequences", b"has_several_sequences", "lease_id", b"lease_id", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_worker", b"decode_worker", "has_several_sequences", b"has_several_sequences", "lease_id", b"lease_id", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "source", b"source", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefillRequest: _TypeAlias = PrefillRequest  # noqa: Y015
+
+@_typing.final
+class PrefixSource(_message.Message):
+    """Blocks that another worker keeps for this one, under a lease of `KvSharing.Share`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    """The worker that holds them: its id."""
+    endpoint: _builtins.str
+    """Where its KvTransfer service listens, "host:port"."""
+    epoch: _builtins.int
+    """Its epoch."""
+    lease_id: _builtins.bytes
+    """16 bytes."""
+    num_blocks: _builtins.int
+    """Full blocks, as many as the lease has, and fewer tokens than `token_ids`."""
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+        endpoint: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        lease_id: _builtins.bytes = ...,
+        num_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "epoch", b"epoch", "lease_id", b"lease_id", "num_blocks", b"num_blocks", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefixSource: _TypeAlias = PrefixSource  # noqa: Y015
 
 @_typing.final
 class PrefillResponse(_message.Message):
@@ -173,7 +220,7 @@ class PrefillStarted(_message.Message):
     QUEUE_TIME_FIELD_NUMBER: _builtins.int
     WORK_DONE_FIELD_NUMBER: _builtins.int
     num_cached_tokens: _builtins.int
-    """Tokens whose KV was found in the prefix cache."""
+    """Tokens whose KV was found in the prefix cache, here or at `PrefillRequest.source`."""
     @_builtins.property
     def queue_time(self) -> _duration_pb2.Duration:
         """How long the request waited for this step."""
@@ -207,7 +254,7 @@ class PrefillResult(_message.Message):
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     WORK_DONE_FIELD_NUMBER: _builtins.int
     num_cached_tokens: _builtins.int
-    """Tokens whose KV was found in the prefix cache."""
+    """As in `PrefillStarted`."""
     @_builtins.property
     def first_tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___FirstToken]:
         """The first token of each sequence, in order of the sequence index. One, since where a request has

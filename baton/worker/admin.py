@@ -37,6 +37,8 @@ class WorkerAdmin(pb_grpc.AdminServicer):
             num_swapped=stats.num_swapped,
             num_drafted_tokens=stats.num_drafted_tokens,
             num_accepted_tokens=stats.num_accepted_tokens,
+            num_computed_tokens=stats.num_computed_tokens,
+            num_pulled_tokens=stats.num_pulled_tokens,
         )
 
     async def ListWorkers(

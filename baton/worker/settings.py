@@ -7,6 +7,7 @@ from pydantic import Field
 from baton.engine.config import EngineConfig
 from baton.models import DEFAULT_MODEL, locate
 from baton.serving.settings import ServingSettings
+from kvtransfer.lease_table import DEFAULT_TIME_LIMIT
 
 
 class WorkerSettings(ServingSettings):
@@ -142,6 +143,11 @@ class WorkerSettings(ServingSettings):
         None,
         description="Network devices that nixl may use, as UCX names them, such as mlx5_0:1,eth0. "
         "Unset: lo where --host is a loopback address, else all.",
+    )
+    lease_timeout_s: float = Field(
+        DEFAULT_TIME_LIMIT,
+        gt=0,
+        description="Seconds that blocks are kept for the worker that is to fetch them.",
     )
     kernels: Literal["auto", "triton", "torch"] = Field(
         "auto",

@@ -32,6 +32,7 @@ def engine_request(
     *,
     purpose: Purpose = Purpose.GENERATE,
     kv_source: KvSource = KvSource.LOCAL,
+    num_external_tokens: int = 0,
     block_hashes: tuple[bytes, ...] = (),
 ) -> EngineRequest:
     """The request a message asks for, arriving now.
@@ -48,6 +49,7 @@ def engine_request(
         num_prompt_tokens=message.num_prompt_tokens,
         purpose=purpose,
         kv_source=kv_source,
+        num_external_tokens=num_external_tokens,
         block_hashes=block_hashes,
         salt=message.salt,
         priority=message.priority,

@@ -44,7 +44,7 @@ class Worker:
         kv_server: has a port and limits of its own, or is `server`.
         epoch: grows from start to start.
         channels: to other workers, for their blocks.
-        num_leases, num_promised_blocks: what the role holds beside the engine, for reports.
+        num_leases, num_promised_blocks: what it holds beside the engine, for reports.
     """
 
     def __init__(self, role: Role, settings: WorkerSettings) -> None:
@@ -61,7 +61,7 @@ class Worker:
         self.num_leases: Callable[[], int] = lambda: 0
         self.num_promised_blocks: Callable[[], int] = lambda: 0
         self._engine: AsyncEngine | None = None
-        self._on_load: Callable[[AsyncExitStack], Awaitable[None]] = _nothing_more
+        self._on_load: list[Callable[[AsyncExitStack], Awaitable[None]]] = []
         self._is_draining = False
         self._failed = asyncio.Event()
         self._publisher: EventPublisher | None = None
@@ -95,8 +95,8 @@ class Worker:
 
     def on_load(self, callback: Callable[[AsyncExitStack], Awaitable[None]]) -> None:
         """Has `callback` awaited once the engine is there, before anybody is told of this worker.
-        It is where a role sets up what needs the engine; closing the stack must undo it."""
-        self._on_load = callback
+        It is where what needs the engine is set up; closing the stack must undo it."""
+        self._on_load.append(callback)
 
     def pairing(self) -> Pairing:
         """What another worker must share to exchange blocks with this one."""
@@ -159,7 +159,8 @@ class Worker:
         engine.start()
         stack.push_async_callback(engine.stop)
         self._engine = engine
-        await self._on_load(stack)
+        for callback in self._on_load:
+            await callback(stack)
         if redis is not None:
             await self._join(redis, stack)
         await self.server.set_ready(True)
@@ -209,7 +210,3 @@ def _kv_server(settings: WorkerSettings) -> Server | None:
         return None
     apart = {"port": settings.kv_port, "max_message_bytes": settings.kv_max_message_bytes}
     return Server(settings.model_copy(update=apart))
-
-
-async def _nothing_more(_stack: AsyncExitStack) -> None:
-    """What a role does on loading that has nothing to do."""

@@ -201,23 +201,29 @@ async def pair_of(
     **both: Any,
 ) -> AsyncIterator[Pair]:
     """Both workers on one checkpoint, in float32 on the CPU. Keywords are settings."""
-    common: dict[str, Any] = {
-        "model": model,
-        "device": "cpu",
-        "dtype": "float32",
-        "num_blocks": 96,
-        "max_num_seqs": 8,
-        **both,
-    }
+    common = {**COMMON, "model": model, **both}
     workers = (
         assemble_prefill(PrefillSettings(**{**common, **(prefill or {})})),
         assemble_decode(DecodeSettings(**{**common, **(decode or {})})),
     )
     async with AsyncExitStack() as stack:
-        for worker in workers:
-            for server in dict.fromkeys((worker.server, worker.kv_server)):
-                await server.start()
-                stack.push_async_callback(server.stop, 0.0)
-            stack.push_async_callback(worker.channels.close)
-            await worker.load(stack)
+        await start(stack, *workers)
         yield Pair(*workers, stack)
+
+
+COMMON: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "num_blocks": 96,
+    "max_num_seqs": 8,
+}
+
+
+async def start(stack: AsyncExitStack, *workers: Worker) -> None:
+    """Closing the stack stops them."""
+    for worker in workers:
+        for server in dict.fromkeys((worker.server, worker.kv_server)):
+            await server.start()
+            stack.push_async_callback(server.stop, 0.0)
+        stack.push_async_callback(worker.channels.close)
+        await worker.load(stack)

@@ -7,7 +7,7 @@ import pytest
 from google.protobuf.message import DecodeError, Message
 
 from baton.sampling import SamplingParams
-from baton.v1 import decode_pb2, prefill_pb2
+from baton.v1 import decode_pb2, kv_sharing_pb2, prefill_pb2
 from baton.v1 import kv_transfer_pb2 as kv
 from kvtransfer.wire import fetch_request, handle_of
 
@@ -41,8 +41,21 @@ def messages(pair: Pair) -> dict[str, Message]:
         "KvTransfer/Describe": kv.DescribeRequest(),
         "KvTransfer/Fetch": fetch,
         "KvTransfer/Confirm": kv.ConfirmRequest(lease_id=bytes(16), generation=1),
-        "Prefill/Prefill": pair.prefill_request(prompt, GREEDY, decode_worker=""),
+        "Prefill/Prefill": pair.prefill_request(
+            prompt,
+            GREEDY,
+            decode_worker="",
+            source=prefill_pb2.PrefixSource(
+                worker="w", endpoint="127.0.0.1:1", epoch=1, lease_id=bytes(16), num_blocks=1
+            ),
+        ),
         "Decode/Generate": pair.decode_request(prompt, GREEDY, bytes(range(16))),
+        "Decode/HandOver": decode_pb2.HandOverRequest(
+            request_id="r", lease_id=bytes(16), claimant="decode-1"
+        ),
+        "KvSharing/Share": kv_sharing_pb2.ShareRequest(
+            lease_id=bytes(16), block_hashes=bytes(64), claimant="prefill-1"
+        ),
     }
 
 
@@ -82,7 +95,7 @@ def damaged(request: bytes, chance: random.Random) -> bytes:
     "call",
     [
         "KvTransfer/Describe", "KvTransfer/Fetch", "KvTransfer/Confirm", "Prefill/Prefill",
-        "Decode/Generate",
+        "Decode/Generate", "Decode/HandOver", "KvSharing/Share",
     ],
 )  # fmt: skip
 async def test_a_damaged_request_is_answered_with_a_typed_error(checkpoint, call):

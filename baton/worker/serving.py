@@ -1,4 +1,4 @@
-"""What a prefill worker lets others have of its pools, once its model is loaded."""
+"""What a worker lets others have of its pools, once its model is loaded."""
 
 import asyncio
 from contextlib import AsyncExitStack

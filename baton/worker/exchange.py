@@ -1,0 +1,53 @@
+"""What a worker lets others have of its KV, and how it gets theirs. The same for both roles."""
+
+from contextlib import AsyncExitStack
+
+from baton.errors import UnavailableError
+from baton.v1.kv_sharing_pb2_grpc import add_KvSharingServicer_to_server
+from baton.worker.serving import PoolServer
+from baton.worker.sharing import SharingService
+from baton.worker.worker import Worker
+from kvtransfer.client import KvFetcher
+from kvtransfer.lease_table import LeaseTable
+from kvtransfer.service import KvTransferService, add_to_server
+
+
+class KvExchange:
+    """Adds to a worker's servers what serves leases. The ways to its pools, and from there to those
+    of others, are open once its model is loaded.
+
+    Attributes:
+        leases: of everything that it lets others have.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self.leases = LeaseTable(worker.settings.lease_timeout_s)
+        self._worker = worker
+        self._pools = PoolServer(worker)
+        self._fetcher: KvFetcher | None = None
+        worker.num_leases = lambda: len(self.leases)
+        worker.on_load(self._open)
+        worker.kv_server.add(add_to_server, KvTransferService(self.leases, self._pools.served))
+        worker.server.add(add_KvSharingServicer_to_server, SharingService(worker, self.leases))
+
+    @property
+    def fetcher(self) -> KvFetcher:
+        """Raises `UnavailableError` while the model is being loaded."""
+        if self._fetcher is None:
+            raise UnavailableError(f"worker {self._worker.id} is not ready yet")
+        return self._fetcher
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        """Closing the stack closes the ways, and lets go of other workers' memory."""
+        worker = self._worker
+        await self._pools.open(stack)
+        fetcher = KvFetcher(
+            worker.engine.engine.cache.pools,
+            worker.pairing(),
+            worker.id,
+            worker.channels.get,
+            connector=worker.settings.kv_connector,
+            nixl_devices=worker.settings.devices_of_nixl,
+        )
+        stack.callback(fetcher.close)
+        self._fetcher = fetcher
