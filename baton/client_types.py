@@ -99,14 +99,19 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a request runs. An empty `prefill_worker`: the decode worker computes the prompt.
+    """Where a request runs.
 
-    `candidates`: the chosen workers; in an `Explanation` all workers, the cheapest first.
+    Attributes:
+        prefill_worker: empty if the decode worker computes the prompt.
+        candidates: the chosen workers; in an `Explanation` all workers, the cheapest first.
+        prefix_source: where the prefill worker gets a cached beginning of the prompt from; empty
+            if it computes all that it lacks.
     """
 
     prefill_worker: str
     decode_worker: str
     candidates: tuple[Candidate, ...]
+    prefix_source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,3 +257,5 @@ class Load:
     num_preemptions: int
     num_promised_blocks: int
     num_steps: int
+    num_computed_tokens: int = 0
+    num_pulled_tokens: int = 0

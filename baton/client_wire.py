@@ -122,7 +122,9 @@ def explanation_of(message: admin.ExplainPlacementResponse) -> Explanation:
 
 def _placement(message: pb.Placement) -> Placement:
     candidates = tuple(map(_candidate, message.candidates))
-    return Placement(message.prefill_worker, message.decode_worker, candidates)
+    return Placement(
+        message.prefill_worker, message.decode_worker, candidates, message.prefix_source
+    )
 
 
 def _candidate(message: pb.PlacementCandidate) -> Candidate:

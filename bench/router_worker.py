@@ -76,6 +76,11 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeSer
     ) -> decode_pb2.EndSequenceResponse:
         return decode_pb2.EndSequenceResponse()
 
+    async def HandOver(
+        self, _request: decode_pb2.HandOverRequest, _context: Any
+    ) -> decode_pb2.HandOverResponse:
+        raise NotImplementedError("this worker never drains")
+
     async def _due(self, position: int, began: float, num_tokens: int) -> int:
         """Waits until the next message may go; how many tokens it has."""
         if self.gather and position:

@@ -1,18 +1,22 @@
-"""One try at a request on two workers: two calls, from their admission to their end.
+"""One try at a request on two workers: their calls, from their admission to their end.
 
 The decode worker is asked first; once it has admitted the request, the prefill worker is, unless
 the decode worker computes the prompt itself: then there is one call. Both calls are read at once.
-However the attempt ends, both calls are cancelled, which makes both workers give back all they
-hold; so there is no moment in which nobody owns the blocks. What either says after that is heard by
+However the attempt ends, all its calls are cancelled, which makes the workers give back all they
+hold; so there is no moment in which nobody owns the blocks. What they say after that is heard by
 nobody. Knows nothing of the client, nor of other attempts.
+
+A decode worker that drains hands the request over: it stops it and keeps its blocks, another one is
+asked to go on from there, and until that one has them its call takes the place of the prefill's.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+import logging
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AsyncExitStack, ExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import grpc
 
@@ -29,15 +33,17 @@ from baton.serving.pace import Pace
 from baton.v1 import (
     decode_pb2,
     decode_pb2_grpc,
-    kv_transfer_pb2,
     prefill_pb2,
     prefill_pb2_grpc,
 )
 from router import wire
 from router.fleet import Fleet, Member
+from router.loan import Loan
 from router.placement import Placement
 from router.recovery import Setback, SetbackKind
 from router.work import Work
+
+logger = logging.getLogger(__name__)
 
 Event = prefill_pb2.PrefillResponse | decode_pb2.DecodeGenerateResponse
 
@@ -49,6 +55,16 @@ _END_SECONDS = 2.0
 
 # Seconds that the end of a lease waits for the reason of it.
 _SOURCE_PATIENCE = 1.0
+
+# Seconds in which a worker says that it will hand a request over.
+_HAND_OVER_SECONDS = 2.0
+
+
+class _Reading(NamedTuple):
+    """A call, and the task that reads it to its end."""
+
+    call: Any
+    task: "asyncio.Task[None]"
 
 
 class Attempt:
@@ -68,10 +84,16 @@ class Attempt:
         self._deadline = deadline
         self._prefill = fleet.member(placement.prefill) if placement.prefill else None
         self._decode = fleet.member(placement.decode)
+        self._source = self._prefill  # who has the blocks that the decode worker wants
         self._prefill_load = ExitStack()
+        self._decode_load = ExitStack()
+        self._loan: Loan | None = None
+        self._offers: dict[bytes, Member] = {}
         self._hashes: list[bytes] = []
         self._calls: list[Any] = []
         self._decode_request: decode_pb2.DecodeGenerateRequest | None = None
+        self._giving: _Reading | None = None
+        self._taking: _Reading | None = None
         self._events: asyncio.Queue[Event | Setback] = asyncio.Queue(_MAX_UNREAD)
         self._stack = AsyncExitStack()
 
@@ -86,8 +108,13 @@ class Attempt:
     ) -> None:
         await self._stack.aclose()
 
+    @property
+    def decode_worker(self) -> str:
+        """Where it runs now."""
+        return self._decode.record.id
+
     def cancel(self) -> None:
-        """Ends both calls at once, whether or not anybody is still reading."""
+        """Ends all calls at once, whether or not anybody is still reading."""
         for call in self._calls:
             call.cancel()
 
@@ -101,11 +128,8 @@ class Attempt:
         computed in the order of admission, lest two requests wait for each other's blocks.
         """
         work, lease_id = self._work, wire.new_lease_id()
-        salt = work.request.tenant.salt
-        self._hashes = self._fleet.block_hashes(self._decode, work.token_ids, salt)
-        num_sequences = work.params.num_sequences
-        num_tokens = len(work.token_ids)
-        num_uncached = max(0, num_tokens - self.placement.num_cached_tokens)
+        num_uncached = max(0, len(work.token_ids) - self.placement.num_cached_tokens)
+        self._hashes = self._block_hashes()
         self._stack.enter_context(self._prefill_load)
         self._prefill_load.enter_context(
             self._decode.loaded(num_sequences=0, num_tokens=num_uncached)
@@ -114,28 +138,47 @@ class Attempt:
         )
         computing = self.placement.prefill or self.placement.decode
         self._prefill_load.enter_context(self._fleet.pending.pending(computing, self._hashes))
-        self._stack.enter_context(
-            self._decode.loaded(num_sequences=num_sequences, num_held_tokens=num_tokens)
-        )
-        decode_stub = decode_pb2_grpc.DecodeStub(self._channel_to(self._decode))
-        handle = self._handle(lease_id)
-        request = self._decode_request = wire.decode_request(work, lease_id, handle)
-        await self._open(
-            self._decode, decode_stub.Generate(request, timeout=self._deadline.forward())
-        )
+        self._stack.enter_context(self._decode_load)
+        self._loan = self._borrow()
+        decode_call = await self._open_decode(lease_id)
         if self._prefill is not None:
+            source = None if self._loan is None else await self._loan.source()
             prefill_stub = prefill_pb2_grpc.PrefillStub(self._channel_to(self._prefill))
-            asked = wire.prefill_request(work, lease_id, self.placement.decode)
-            await self._open(
-                self._prefill, prefill_stub.Prefill(asked, timeout=self._deadline.forward())
-            )
-        self._start_readers()
+            asked = wire.prefill_request(work, lease_id, self.placement.decode, source)
+            prefill_call = prefill_stub.Prefill(asked, timeout=self._deadline.forward())
+            await self._open(self._prefill, prefill_call)
+            self._giving = self._start(prefill_call, self._read_prefill(prefill_call))
+        self._taking = self._start_taking(decode_call)
 
-    def _handle(self, lease_id: bytes) -> kv_transfer_pb2.KvHandle | None:
-        """What the decode worker claims the blocks with; None: it computes them."""
-        if self._prefill is None:
-            return None
-        return wire.handle(self._prefill, lease_id, self._work, self._hashes)
+    async def hand_over(self, decode: str) -> None:
+        """Has the decode worker stop the request for another one to go on with it. It says
+        `suspended` when it has; if it does not, it goes on with it."""
+        assert self._decode_request is not None, "a request that was not sent"
+        lease_id = wire.new_lease_id()
+        self._offers[lease_id] = self._fleet.member(decode)
+        tenant = self._work.request.tenant.name
+        request = wire.hand_over_request(self._decode_request, lease_id, decode, tenant)
+        stub = decode_pb2_grpc.DecodeStub(self._channel_to(self._decode))
+        try:
+            await stub.HandOver(request, timeout=min(_HAND_OVER_SECONDS, self._deadline.forward()))
+        except grpc.aio.AioRpcError as error:
+            logger.info("%s does not hand over: %s", self.decode_worker, error_of(error))
+
+    async def move(self, work: Work, lease_id: bytes) -> None:
+        """The request has stopped, and goes on with `work` on the worker that it was stopped for,
+        who fetches its blocks from where it was, under this lease. Raises `Setback`."""
+        taker = self._offers.get(lease_id)
+        if taker is None:
+            error = InternalError("the decode worker has stopped the request for nobody")
+            raise self._made(SetbackKind.BROKEN, error, self._decode)
+        if self._giving is not None:
+            self._giving.task.cancel()  # who had the blocks before has no more to say
+        self._giving, self._source = self._taking, self._decode
+        self._work, self._decode = work, taker
+        self._hashes = self._block_hashes()
+        self._decode_load.close()
+        logger.info("%s hands over to %s", self._source.record.id, self.decode_worker)
+        self._taking = self._start_taking(await self._open_decode(lease_id))
 
     async def events(self) -> AsyncGenerator[list[Event | Setback], None]:
         """What either worker says, in the order in which it comes, without end; a setback where one
@@ -167,7 +210,9 @@ class Attempt:
     def _note(self, event: Event | Setback) -> None:
         """Counts what it says of the workers: their load, and what they hold."""
         if isinstance(event, prefill_pb2.PrefillResponse):
-            if event.HasField("result"):
+            if event.HasField("started") and self._loan is not None:
+                self._loan.end()  # the prefill worker has got the blocks, or it has not
+            elif event.HasField("result"):
                 assert self._prefill is not None, "a result of nobody"
                 self._prefill_load.close()
                 self._fleet.note_held(self._prefill, self._hashes)
@@ -202,6 +247,42 @@ class Attempt:
     def _channel_to(self, member: Member) -> grpc.aio.Channel:
         return self._stack.enter_context(self._fleet.channel_to(member))
 
+    def _borrow(self) -> Loan | None:
+        """Asks for the beginning of the prompt where the placement says that it is to be had. One
+        token at least is left to be computed, for what follows it."""
+        if not self.placement.source:
+            return None
+        holder, token_ids = self._fleet.member(self.placement.source), self._work.token_ids
+        hashes = self._hashes[: (len(token_ids) - 1) // holder.record.block_size]
+        tenant = self._work.request.tenant.name
+        loan = Loan(holder, self._channel_to(holder), hashes, self.placement.prefill, tenant)
+        self._stack.callback(loan.end)
+        return loan
+
+    def _block_hashes(self) -> list[bytes]:
+        salt = self._work.request.tenant.salt
+        return self._fleet.block_hashes(self._decode, self._work.token_ids, salt)
+
+    async def _open_decode(self, lease_id: bytes) -> Any:
+        """Asks the decode worker to go on behind what the source has under this lease; where there
+        is no source, to compute it."""
+        work = self._work
+        self._decode_load.enter_context(
+            self._decode.loaded(
+                num_sequences=work.params.num_sequences, num_held_tokens=len(work.token_ids)
+            )
+        )
+        handle = (
+            None
+            if self._source is None
+            else wire.handle(self._source, lease_id, work, self._hashes)
+        )
+        request = self._decode_request = wire.decode_request(work, lease_id, handle)
+        stub = decode_pb2_grpc.DecodeStub(self._channel_to(self._decode))
+        call = stub.Generate(request, timeout=self._deadline.forward())
+        await self._open(self._decode, call)
+        return call
+
     async def _open(self, member: Member, call: Any) -> None:
         """Reads a worker's first message, which is `admitted`."""
         self._calls.append(call)
@@ -215,12 +296,13 @@ class Attempt:
         assert response is not grpc.aio.EOF, "admitted, or an error"
         assert response.WhichOneof("event") == "admitted", "what comes first"
 
-    def _start_readers(self) -> None:
-        decode_call, *prefill_calls = self._calls
-        sources = [asyncio.create_task(self._read_prefill(call)) for call in prefill_calls]
-        decode_reader = asyncio.create_task(self._read_decode(decode_call, sources))
-        for task in (*sources, decode_reader):
-            self._stack.push_async_callback(_ended, task)
+    def _start(self, call: Any, reading: Coroutine[Any, Any, None]) -> "_Reading":
+        task = asyncio.create_task(reading)
+        self._stack.push_async_callback(_ended, task)
+        return _Reading(call, task)
+
+    def _start_taking(self, call: Any) -> "_Reading":
+        return self._start(call, self._read_decode(self._decode, call, self._giving))
 
     async def _read_prefill(self, call: Any) -> None:
         """Passes the worker's messages on, and what ended them if it was an error."""
@@ -229,23 +311,25 @@ class Attempt:
         if setback is not None:
             await self._events.put(setback)
 
-    async def _read_decode(self, call: Any, sources: "list[asyncio.Task[None]]") -> None:
-        """Passes the worker's messages on, and why they ended.
+    async def _read_decode(self, member: Member, call: Any, giving: "_Reading | None") -> None:
+        """Passes the worker's messages on, and why they ended, unless it has handed over.
 
-        That the lease it claims is over is news of the prefill worker, who tells it better: its
-        prompt ended with its first token, or why it failed. So that one is heard first; and after a
+        That the lease it claims is over is news of the source, who tells it better: its prompt
+        ended with its first token, or why it failed. So that one is heard first; and after a
         failure here nobody waits for its blocks any more.
         """
-        setback = await self._read(self._decode, call)
+        setback = await self._read(member, call)
         if setback is None:
-            if sources:
-                await asyncio.wait(sources)
+            if member is not self._decode:
+                return
+            if giving is not None:
+                await asyncio.wait([giving.task])
             error = InternalError("the decode worker ended its answer before it was complete")
-            setback = self._made(SetbackKind.BROKEN, error, self._decode)
-        elif isinstance(setback.error, NotFoundError) and sources:
-            await asyncio.wait(sources, timeout=_SOURCE_PATIENCE)
-        for source_call in self._calls[1:]:
-            source_call.cancel()
+            setback = self._made(SetbackKind.BROKEN, error, member)
+        elif isinstance(setback.error, NotFoundError) and giving is not None:
+            await asyncio.wait([giving.task], timeout=_SOURCE_PATIENCE)
+        if giving is not None:
+            giving.call.cancel()
         await self._events.put(setback)
 
     async def _read(self, member: Member, call: Any) -> Setback | None:
@@ -283,7 +367,7 @@ class Attempt:
         return self._made(SetbackKind.BROKEN, error, member)
 
     def _made(self, kind: SetbackKind, error: BatonError, member: Member) -> Setback:
-        pair = (self.placement.prefill, self.placement.decode)
+        pair = ("" if self._source is None else self._source.record.id, self.decode_worker)
         return Setback(kind, error, member.record.id, pair)
 
 

@@ -25,6 +25,9 @@ class Candidate:
         max_held_tokens: tokens whose KV it has room for; None: not known.
         last_turn: grows from request to request that it is given; 0 before the first.
         rates: how long things take there; None: nothing was learned.
+        source: another worker that holds more of the prompt and could give it to this one; empty if
+            there is none, or nobody has looked (`router.prefix_source`).
+        num_source_tokens: how much that one holds.
         excluded: why it cannot be chosen; empty if it can.
     """
 
@@ -38,5 +41,7 @@ class Candidate:
     num_held_tokens: int = 0
     max_held_tokens: int | None = None
     last_turn: int = 0
+    source: str = ""
+    num_source_tokens: int = 0
     excluded: str = ""
     rates: Rates | None = None

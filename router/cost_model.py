@@ -1,6 +1,8 @@
 """What it is expected to cost to give a request to a worker, in seconds.
 
-    prefill worker   uncached       computing what of the prompt it lacks
+    prefill worker   uncached       computing what of the prompt it lacks and nobody gives it
+                     pull           getting some of it from another worker; only where that takes
+                                    less time than computing it
                      queue          computing what it was given before and has not finished
                      crowding       what those who come behind wait for the uncached part
                      recent         a small part of the work it was given of late
@@ -28,17 +30,22 @@ from dataclasses import dataclass
 from router.candidate import Candidate
 from router.rates import Rates
 
+PULL = "pull"
+"""The term of a prefill worker that is worth getting a prefix for."""
+
 
 @dataclass(frozen=True, slots=True)
 class CostModel(Rates):
     """What things weigh, and how long they take where a candidate does not say.
 
     Attributes:
+        pull_seconds: to get a prefix from another worker, beside what moving its KV takes.
         crowding: how many seconds of queue a second of needless computing is worth.
         recency: the part of recent work that counts.
         full_share: the part of a decode worker's pool beyond which KV is displaced.
     """
 
+    pull_seconds: float = 5e-3
     crowding: float = 15.0
     recency: float = 0.01
     full_share: float = 0.9
@@ -49,10 +56,14 @@ class CostModel(Rates):
         num_cached = min(candidate.num_cached_tokens, num_tokens)
         if candidate.role == "decode":
             return self._decode_terms(rates, candidate, num_tokens - num_cached)
+        pull = self._pull_seconds(rates, candidate, num_tokens)
+        if pull is not None:
+            num_cached = min(candidate.num_source_tokens, num_tokens)
         uncached = rates.prefill_seconds(num_tokens - num_cached, num_cached)
         recent = candidate.num_recent_tokens * rates.prefill_seconds_per_token
         return {
             "uncached": uncached,
+            **({} if pull is None else {PULL: pull}),
             "queue": rates.queue_seconds(candidate.num_queued_tokens),
             "crowding": uncached * self.crowding,
             "recent": recent * self.recency,
@@ -76,6 +87,19 @@ class CostModel(Rates):
             "interference": candidate.num_sequences * rates.interference_seconds_per_sequence,
             "memory": displaced * rates.prefill_seconds_per_token,
         }
+
+    def _pull_seconds(self, rates: Rates, candidate: Candidate, num_tokens: int) -> float | None:
+        """How long it takes to get what the candidate's source has and it lacks; None if there is
+        nothing, or it would compute that sooner."""
+        num_cached = min(candidate.num_cached_tokens, num_tokens)
+        num_found = min(candidate.num_source_tokens, num_tokens)
+        if num_found <= num_cached:
+            return None
+        moving = (num_found - num_cached) * rates.transfer_seconds_per_token
+        spared = rates.prefill_seconds(num_tokens - num_cached, num_cached)
+        spared -= rates.prefill_seconds(num_tokens - num_found, num_found)
+        pull = self.pull_seconds + moving
+        return pull if pull < spared else None
 
     def _decode_terms(
         self, rates: Rates, candidate: Candidate, num_missing: int

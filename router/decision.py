@@ -7,7 +7,7 @@ record come to the same. Knows nothing of where questions come from.
 from dataclasses import dataclass
 
 from router.candidate import Candidate
-from router.placement import Placement, place
+from router.placement import Placement, place, place_again
 from router.policy import PolicyName, alone_policy_named, policy_named
 
 Pair = tuple[str, str]
@@ -52,6 +52,16 @@ class Rules:
             question.broken,
             policy_named(self.policy),
             alone_policy_named(self.policy) if may_be_alone else None,
+        )
+
+    def decide_again(self, question: Question, decode: str) -> str | None:
+        """Who goes on with a request that runs on `decode`; None if no other worker can."""
+        return place_again(
+            question.request_id,
+            question.num_tokens,
+            question.candidates,
+            decode,
+            policy_named(self.policy),
         )
 
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from xxhash import xxh64_intdigest
 
 from router.candidate import Candidate, Role
+from router.cost_model import PULL
 from router.policy import Policy, Terms, baton
 
-__all__ = ["Candidate", "Placement", "Role", "Scored", "place", "why_none"]
+__all__ = ["Candidate", "Placement", "Role", "Scored", "place", "place_again", "why_none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,17 @@ class Placement:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Leading prompt tokens that the worker which computes the rest is thought to hold."""
-        return self.chosen[0].candidate.num_cached_tokens
+        """Leading prompt tokens that the worker which computes the rest is thought to hold, or to
+        get."""
+        computing = self.chosen[0].candidate
+        return computing.num_source_tokens if self.source else computing.num_cached_tokens
+
+    @property
+    def source(self) -> str:
+        """The worker that the prefill worker gets a cached beginning of the prompt from, where that
+        is thought to be worth it; empty for none."""
+        computing = self.chosen[0]
+        return computing.candidate.source if PULL in computing.terms else ""
 
 
 def place(
@@ -90,6 +100,24 @@ def place(
     if single is None:
         return None
     return Placement("", single.candidate.worker, tuple(scored), singles)
+
+
+def place_again(
+    request_id: str,
+    num_tokens: int,
+    candidates: Collection[Candidate],
+    decode: str,
+    policy: Policy = baton,
+) -> str | None:
+    """Chooses a decode worker to go on with what runs on `decode`, or None if no other one can."""
+    seed = xxh64_intdigest(request_id.encode())
+    pairings = {c.pairing for c in candidates if c.worker == decode}
+    scored = [
+        _score(c, num_tokens, policy, seed)
+        for c in candidates
+        if c.role == "decode" and c.worker != decode and not c.excluded and c.pairing in pairings
+    ]
+    return min(scored, key=_order).candidate.worker if scored else None
 
 
 def why_none(candidates: list[Candidate]) -> str:

@@ -12,6 +12,7 @@ from baton.errors import NotFoundError
 from baton.serving.tenant import DEFAULT_TENANT
 from router.decision import DEFAULT_RULES, Decision, Pair, Question, Rules
 from router.fleet import Fleet
+from router.prefix_source import with_sources
 from router.recorder import Recorder
 from router.work import Work
 
@@ -44,6 +45,10 @@ class Placer:
             self._recorder.decided(decision, self._hashing(decision, work))
         return decision
 
+    def successor(self, work: Work, decode: str, refused: Collection[str] = ()) -> str | None:
+        """The decode worker to go on with what runs on `decode`, or None if no other one can."""
+        return self._rules.decide_again(self._question(work, refused, ()), decode)
+
     def ended(self, request_id: str, num_output_tokens: int) -> None:
         """A request that was placed is over."""
         if self._recorder is not None:
@@ -64,17 +69,23 @@ class Placer:
         return self._remembered[tenant, request_id]
 
     def _decide(self, work: Work, refused: Collection[str], broken: Collection[Pair]) -> Decision:
+        question = self._question(work, refused, broken)
+        return Decision(self._rules, question, self._rules.decide(question))
+
+    def _question(self, work: Work, refused: Collection[str], broken: Collection[Pair]) -> Question:
         token_ids = work.token_ids
         known = self._fleet.candidates(token_ids, work.request.tenant.salt)
         candidates = [c for c in known if c.worker not in refused]
-        question = Question(
+        needs_prefill = work.params.prompt_logprobs is not None
+        if not needs_prefill:  # all of the prompt is computed for them
+            candidates = with_sources(candidates)
+        return Question(
             work.request.request_id,
             len(token_ids),
             tuple(candidates),
             frozenset(broken),
-            needs_prefill=work.params.prompt_logprobs is not None,
+            needs_prefill=needs_prefill,
         )
-        return Decision(self._rules, question, self._rules.decide(question))
 
     def _hashing(self, decision: Decision, work: Work) -> Callable[[], list[BlockHash]]:
         """Makes the chain hashes, as the chosen workers do, once there is time for it."""

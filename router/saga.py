@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
 from baton.errors import BatonError, CancelledError, UnavailableError
 from baton.serving.deadline import Deadline
@@ -98,6 +99,8 @@ class Saga:
                     if self._answer.is_complete:
                         attempt.succeed()
                         return
+                    for event in gathered:
+                        await self._follow_drain(attempt, event)
 
     def _next_attempt(self) -> Attempt:
         """Chooses the workers for what is left to do. Raises `Setback` where there are none."""
@@ -122,6 +125,33 @@ class Saga:
             if self._answer.is_complete:
                 break
         return responses, None
+
+    async def _follow_drain(self, attempt: Attempt, event: Event | Setback) -> None:
+        """Sees to it that the request goes on with another decode worker, if that is what an event
+        is about. Raises `Setback`."""
+        if not isinstance(event, decode_pb2.DecodeGenerateResponse):
+            return
+        if event.HasField("draining"):
+            # Where there is nobody else, the worker may finish it in time.
+            decode = self._placer.successor(
+                self._answer.work(), attempt.decode_worker, self._recovery.refused
+            )
+            if decode is not None:
+                await attempt.hand_over(decode)
+        elif event.HasField("suspended"):
+            await self._move(attempt, event.suspended)
+
+    async def _move(self, attempt: Attempt, stopped: decode_pb2.DecodeSuspended) -> None:
+        """It has stopped, with the KV of so many tokens; the client has one more, behind which
+        another worker goes on."""
+        work = self._answer.work()
+        if len(work.token_ids) != stopped.num_tokens + 1:
+            error = UnavailableError("the request was stopped where its answer has not come to")
+            raise Setback(SetbackKind.NOBODY, error)
+        self._answer.restart()
+        await attempt.move(replace(work, output=work.output[:-1]), stopped.lease_id)
+        self._raise_if_aborted()
+        self._answer.admitted()
 
     def _book(self, event: Event | Setback) -> list[pb.GenerateResponse]:
         """Books one event; returns what the client is to see of it."""

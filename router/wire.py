@@ -9,7 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 from baton.errors import InternalError
 from baton.params_wire import to_proto
 from baton.sampling import SamplingParams
-from baton.v1 import admin_pb2, decode_pb2, kv_transfer_pb2, prefill_pb2
+from baton.v1 import admin_pb2, decode_pb2, kv_sharing_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
 from router.assembly import Token, TopLogprobs
 from router.decision import Decision
@@ -81,17 +81,17 @@ def role_to_message(role: str) -> pb.WorkerRole.ValueType:
 
 
 def handle(
-    prefill: Member, lease_id: bytes, work: Work, block_hashes: list[bytes]
+    source: Member, lease_id: bytes, work: Work, block_hashes: list[bytes]
 ) -> kv_transfer_pb2.KvHandle:
     """What lets the decode worker claim the lease of this attempt."""
     return kv_transfer_pb2.KvHandle(
         version=1,
-        source_worker=prefill.record.id,
-        source_endpoint=prefill.record.kv_endpoint,
-        source_epoch=prefill.record.epoch,
+        source_worker=source.record.id,
+        source_endpoint=source.record.kv_endpoint,
+        source_epoch=source.record.epoch,
         lease_id=lease_id,
-        fingerprint=prefill.record.fingerprint,
-        layouts=prefill.layouts,
+        fingerprint=source.record.fingerprint,
+        layouts=source.layouts,
         num_tokens=len(work.token_ids),
         block_hashes=b"".join(block_hashes),
         integrity=kv_transfer_pb2.INTEGRITY_BY_CONNECTOR,
@@ -125,7 +125,42 @@ def end_sequence_request(
     )
 
 
-def prefill_request(work: Work, lease_id: bytes, decode_worker: str) -> prefill_pb2.PrefillRequest:
+def share_request(
+    lease_id: bytes, block_hashes: list[bytes], claimant: str, tenant: str
+) -> kv_sharing_pb2.ShareRequest:
+    return kv_sharing_pb2.ShareRequest(
+        lease_id=lease_id,
+        block_hashes=b"".join(block_hashes),
+        claimant=claimant,
+        tenant=tenant,
+    )
+
+
+def hand_over_request(
+    request: decode_pb2.DecodeGenerateRequest, lease_id: bytes, claimant: str, tenant: str
+) -> decode_pb2.HandOverRequest:
+    """Stops what a worker was asked for, for another one to go on with it."""
+    return decode_pb2.HandOverRequest(
+        request_id=request.request_id, lease_id=lease_id, claimant=claimant, tenant=tenant
+    )
+
+
+def prefix_source(holder: Member, lease_id: bytes, num_blocks: int) -> prefill_pb2.PrefixSource:
+    return prefill_pb2.PrefixSource(
+        worker=holder.record.id,
+        endpoint=holder.record.kv_endpoint,
+        epoch=holder.record.epoch,
+        lease_id=lease_id,
+        num_blocks=num_blocks,
+    )
+
+
+def prefill_request(
+    work: Work,
+    lease_id: bytes,
+    decode_worker: str,
+    source: prefill_pb2.PrefixSource | None = None,
+) -> prefill_pb2.PrefillRequest:
     params, has_several = work.params, work.params.num_sequences > 1
     if has_several:
         # Its token is not used. A grammar would be compiled for nothing, and beams make no sense.
@@ -143,6 +178,7 @@ def prefill_request(work: Work, lease_id: bytes, decode_worker: str) -> prefill_
         priority=work.request.priority,
         tenant=work.request.tenant.name,
         salt=work.request.tenant.salt,
+        source=source,
     )
 
 
@@ -254,6 +290,7 @@ def _placement(placement: Placement, scored: Iterable[Scored]) -> pb.Placement:
         prefill_worker=placement.prefill,
         decode_worker=placement.decode,
         candidates=map(_candidate, scored),
+        prefix_source=placement.source,
     )
 
 

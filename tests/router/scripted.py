@@ -21,7 +21,15 @@ from baton.serving.pace import Pace
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.serving.tenant import Tenant
-from baton.v1 import decode_pb2, decode_pb2_grpc, kv_transfer_pb2, prefill_pb2, prefill_pb2_grpc
+from baton.v1 import (
+    decode_pb2,
+    decode_pb2_grpc,
+    kv_sharing_pb2,
+    kv_sharing_pb2_grpc,
+    kv_transfer_pb2,
+    prefill_pb2,
+    prefill_pb2_grpc,
+)
 from baton.v1 import inference_pb2 as pb
 from router.answer import Answer
 from router.backoff import Backoff
@@ -82,7 +90,11 @@ class Scripts(list[list[Any]]):
 
 
 @dataclass
-class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
+class Worker(
+    prefill_pb2_grpc.PrefillServicer,
+    decode_pb2_grpc.DecodeServicer,
+    kv_sharing_pb2_grpc.KvSharingServicer,
+):
     """Plays its script for every call, and notes the calls, and how much of it was taken."""
 
     name: str
@@ -100,6 +112,11 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
     circuit: Circuit = field(default_factory=Circuit)
     model: WorkerModel = field(default_factory=lambda: WorkerModel(PoolModel()))
     bytes_per_token: float = 0.0
+    orders: list[decode_pb2.HandOverRequest] = field(default_factory=list)
+    was_told: Cue = field(default_factory=Cue)
+    cached: int = 0
+    lending: list[Any] = field(default_factory=list)
+    loans: list[kv_sharing_pb2.ShareRequest] = field(default_factory=list)
 
     async def _play(self, request: Any, context: Any) -> AsyncIterator[Any]:
         self.requests.append(request)
@@ -122,10 +139,17 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
                     case Forever():
                         await asyncio.Event().wait()
                     case _:
-                        yield step
+                        yield self._with_lease(step)
                         self.num_said += 1
         finally:
             self.num_running -= 1
+
+    def _with_lease(self, step: Any) -> Any:
+        """That it has stopped is said with the lease of the order to stop."""
+        is_decode = isinstance(step, decode_pb2.DecodeGenerateResponse)
+        if is_decode and step.HasField("suspended") and self.orders:
+            step.suspended.lease_id = self.orders[-1].lease_id
+        return step
 
     async def Prefill(self, request, context):  # noqa: N802
         async for response in self._play(request, context):
@@ -139,6 +163,26 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
         self.ended.append(request)
         return decode_pb2.EndSequenceResponse()
 
+    async def HandOver(self, request, context):  # noqa: N802
+        self.orders.append(request)
+        self.was_told.event.set()
+        return decode_pb2.HandOverResponse()
+
+    async def Share(self, request, context):  # noqa: N802
+        self.loans.append(request)
+        self.num_running += 1
+        try:
+            for step in self.lending:
+                match step:
+                    case BatonError():
+                        raise step
+                    case Forever():
+                        await asyncio.Event().wait()
+                    case _:
+                        yield step
+        finally:
+            self.num_running -= 1
+
     # What a saga sees of a `Member`.
 
     @property
@@ -148,6 +192,7 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
     id = property(lambda self: self.name)
     kv_endpoint = property(lambda self: self.endpoint)
     epoch = 1
+    block_size = 16
     fingerprint = b"model"
     layouts = (kv_transfer_pb2.KvLayout(block_size=16),)
 
@@ -173,8 +218,17 @@ class FakeFleet:
         self.pending = PendingPrefixes()
 
     def candidates(self, token_ids: tuple[int, ...], salt: bytes = b"") -> list[Candidate]:
+        """Whoever was told to hand over drains."""
         return [
-            Candidate(w.name, w.role, b"", num_queued_tokens=i, num_sequences=i)  # type: ignore[arg-type]
+            Candidate(
+                w.name,
+                w.role,  # type: ignore[arg-type]
+                b"",
+                w.cached,
+                num_queued_tokens=i,
+                num_sequences=i,
+                excluded="draining" if w.orders else "",
+            )
             for i, w in enumerate(self.workers)
         ]
 
@@ -194,7 +248,7 @@ class FakeFleet:
     def block_hashes(
         self, member: Worker, token_ids: tuple[int, ...], salt: bytes = b""
     ) -> list[bytes]:
-        return []
+        return [bytes([i]) * 16 for i in range(len(token_ids) // 16)]
 
     def note_held(self, member: Worker, hashes: list[bytes]) -> None:
         pass
@@ -207,6 +261,7 @@ async def fleet_of(*workers: Worker) -> AsyncIterator[FakeFleet]:
         server = Server(ServingSettings())
         server.add(prefill_pb2_grpc.add_PrefillServicer_to_server, worker)
         server.add(decode_pb2_grpc.add_DecodeServicer_to_server, worker)
+        server.add(kv_sharing_pb2_grpc.add_KvSharingServicer_to_server, worker)
         await server.start()
         worker.endpoint = server.endpoint
         servers.append(server)
@@ -232,10 +287,11 @@ def saga_of(
     seconds: float = 10.0,
     pace: Pace | None = None,
     rules: Rules = HANDOFFS,
+    prompt: tuple[int, ...] = (5, 6, 7),
     **params: Any,
 ) -> Saga:
     sampling = SamplingParams(**{"max_tokens": 5, **params})
-    request = Request("r", (5, 6, 7), sampling, priority, received, endings, tenant)
+    request = Request("r", prompt, sampling, priority, received, endings, tenant)
     recovery = Recovery("r", budget or RetryBudget(), pauses)
     answer = Answer(request, card(), time.monotonic())
     deadline = Deadline.after(seconds)
@@ -283,6 +339,16 @@ def tokens(start: int, *letters: int, reason: int = 0) -> decode_pb2.DecodeGener
     ids = [letter_ids()[i] for i in letters]
     return decode_pb2.DecodeGenerateResponse(
         tokens=decode_pb2.DecodeTokens(position=start, token_ids=ids, finish_reason=reason)
+    )
+
+
+DRAINING = decode_pb2.DecodeGenerateResponse(draining=decode_pb2.DecodeDraining())
+HANDED_OVER = decode_pb2.DecodeGenerateResponse(released=prefill_pb2.LeaseReleased())
+
+
+def suspended(num_tokens: int) -> decode_pb2.DecodeGenerateResponse:
+    return decode_pb2.DecodeGenerateResponse(
+        suspended=decode_pb2.DecodeSuspended(num_tokens=num_tokens)
     )
 
 

@@ -1,0 +1,218 @@
+"""What runs on a decode worker that drains goes on with another one, and prefixes are lent."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from scripted import (
+    DRAINING,
+    HANDED_OVER,
+    PREFILL_ADMITTED,
+    READY,
+    RELEASED,
+    Cue,
+    Forever,
+    Go,
+    Scripts,
+    Vanish,
+    Worker,
+    at,
+    decode,
+    finished,
+    first,
+    fleet_of,
+    letter_ids,
+    prefill,
+    run,
+    saga_of,
+    seen_of,
+    suspended,
+    tokens,
+)
+
+from baton.errors import CancelledError, NotFoundError, OverloadedError
+from baton.v1 import inference_pb2 as pb
+from baton.v1 import kv_sharing_pb2, prefill_pb2
+
+# The prompt of `saga_of` has three tokens.
+BEFORE = [READY, tokens(0, 0, 1)]
+
+
+def giver(*rest: Any) -> Worker:
+    """A worker that drains behind its second token and stops behind the third, once it is told."""
+    worker = decode(*BEFORE, DRAINING)
+    worker.script += [worker.was_told, tokens(2, 2), suspended(5), *rest]
+    return worker
+
+
+def again() -> Worker:
+    """Prefills the prompt, and once more with the tokens up to where a handover failed."""
+    results = [[PREFILL_ADMITTED, first(), RELEASED], [PREFILL_ADMITTED, at(3), RELEASED]]
+    return Worker("p0", "prefill", Scripts(results))
+
+
+async def test_another_worker_goes_on_with_the_last_token_and_no_prefill_is_asked():
+    done = Cue()
+    giving = giver(done, HANDED_OVER)
+    taking = decode(READY, Go(done), tokens(2, 2, 3), tokens(4, 4), finished(), name="d1")
+    async with fleet_of(prefill(first(), RELEASED), giving, taking) as fleet:
+        seen = await run(fleet, temperature=0.5, seed=9)
+        assert len(fleet.member("p0").requests) == 1
+        assert not any(w.num_losses + w.num_failures for w in fleet.workers)
+    assert (seen.token_ids, seen.text) == (letter_ids(), "abcde")
+    usage = seen.finished.usage
+    assert (usage.num_migrations, usage.num_output_tokens, usage.num_prompt_tokens) == (1, 5, 3)
+    ((order,), (begun,), (continued,)) = (giving.orders, giving.requests, taking.requests)
+    assert (order.request_id, order.claimant) == (begun.request_id, "d1")
+    assert order.lease_id == continued.handle.lease_id != begun.handle.lease_id
+    handle = continued.handle
+    assert (handle.source_worker, handle.num_tokens) == ("d0", 5)
+    assert list(continued.token_ids) == [5, 6, 7, *letter_ids()[:2]]
+    assert (continued.num_prompt_tokens, continued.sampling) == (3, begun.sampling)
+
+
+async def test_where_nobody_else_is_it_ends_where_it_is():
+    alone = decode(*BEFORE, DRAINING, tokens(2, 2), DRAINING, tokens(3, 3, 4), finished())
+    async with fleet_of(prefill(first(), RELEASED), alone) as fleet:
+        seen = await run(fleet)
+    assert (seen.text, seen.finished.usage.num_migrations, alone.orders) == ("abcde", 0, [])
+
+
+async def test_what_ends_before_it_stops_has_ended():
+    ending = decode(*BEFORE, DRAINING, name="d0")
+    ending.script += [ending.was_told, tokens(2, 2, 3, 4), finished()]
+    async with fleet_of(prefill(first(), RELEASED), ending, decode(name="d1")) as fleet:
+        seen = await run(fleet)
+        assert not fleet.member("d1").requests
+    assert (seen.text, seen.finished.usage.num_migrations) == ("abcde", 0)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        pytest.param([OverloadedError("full", 0.1)], id="the taker is full"),
+        pytest.param([NotFoundError("no such lease")], id="the lease is over"),
+        pytest.param([Vanish(0.0)], id="the taker dies"),
+    ],
+)
+async def test_a_handover_that_fails_is_computed_again(failure):
+    giving = giver(Forever())
+    refusing = isinstance(failure[0], OverloadedError)
+    taking = decode(*failure, name="d1")
+    if refusing:
+        taking.script = failure
+    third = decode(READY, tokens(3, 3, 4), finished(), name="d2")
+    async with fleet_of(again(), giving, taking, third) as fleet:
+        seen = await run(fleet)
+        assert fleet.member("p0").requests[1].token_ids[3:] == letter_ids()[:3]
+    assert seen.text == "abcde"
+
+
+async def test_a_giver_that_dies_in_between_is_replaced_by_computing():
+    giving = giver(Vanish(0.02))
+    scripts = [decode(Forever()), decode(READY, tokens(3, 3, 4), finished())]
+    taking = Worker("d1", "decode", Scripts([w.script for w in scripts]))
+    async with fleet_of(again(), giving, taking) as fleet:
+        seen = await run(fleet)
+        assert giving.num_losses == 1
+    assert seen.text == "abcde"
+
+
+async def test_what_stops_for_nobody_is_computed_again():
+    giving = decode(*BEFORE, tokens(2, 2), suspended(5), Forever(), name="d0")
+    taking = decode(READY, tokens(3, 3, 4), finished(), name="d1")
+    async with fleet_of(again(), giving, taking) as fleet:
+        assert (await run(fleet)).text == "abcde"
+
+
+async def test_what_stops_where_the_answer_has_not_come_to_is_computed_again():
+    giving = decode(*BEFORE, DRAINING, name="d0")
+    giving.script += [giving.was_told, suspended(9), Forever()]
+    results = [[PREFILL_ADMITTED, first(), RELEASED], [PREFILL_ADMITTED, at(2), RELEASED]]
+    taking = decode(READY, tokens(2, 2, 3, 4), finished(), name="d1")
+    async with fleet_of(Worker("p0", "prefill", Scripts(results)), giving, taking) as fleet:
+        assert (await run(fleet)).text == "abcde"
+
+
+async def test_a_request_moves_as_often_as_it_has_to():
+    taken, taken_again = Cue(), Cue()
+    first_giver = giver(taken, HANDED_OVER)
+    second = decode(READY, Go(taken), tokens(2, 2, 3), DRAINING, name="d1")
+    second.script += [second.was_told, suspended(6), taken_again, HANDED_OVER]
+    last = decode(READY, Go(taken_again), tokens(3, 3, 4), finished(), name="d2")
+    async with fleet_of(prefill(first(), RELEASED), first_giver, second, last) as fleet:
+        seen = await run(fleet)
+        assert len(fleet.member("p0").requests) == 1
+    assert (seen.text, seen.finished.usage.num_migrations) == ("abcde", 2)
+    assert last.requests[0].handle.source_worker == "d1"
+
+
+async def test_an_aborted_request_is_let_go_of_on_both_sides():
+    giving, taking = giver(Forever()), decode(Forever(), name="d1")
+    async with fleet_of(prefill(first(), RELEASED), giving, taking) as fleet:
+        saga = saga_of(fleet)
+        running = asyncio.create_task(seen_of(saga))
+        async with asyncio.timeout(5.0):
+            while not taking.num_said:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        saga.abort()
+        with pytest.raises(CancelledError):
+            await running
+
+
+# Prefixes that are lent.
+
+
+def lender(*script: Any, name: str = "d0") -> Worker:
+    worker = decode(READY, tokens(0, 0, 1, 2, 3, 4), finished(), name=name)
+    worker.cached, worker.lending = 4096, list(script)
+    return worker
+
+
+def lent(num_blocks: int) -> kv_sharing_pb2.ShareResponse:
+    return kv_sharing_pb2.ShareResponse(shared=kv_sharing_pb2.BlocksShared(num_blocks=num_blocks))
+
+
+def prefill_of_long() -> Worker:
+    started = prefill_pb2.PrefillResponse(started=prefill_pb2.PrefillStarted())
+    return prefill(started, Cue(), first(), RELEASED)
+
+
+LONG = tuple(range(5, 105))
+
+
+async def test_a_prefix_is_lent_for_as_long_as_the_prompt_is_not_begun():
+    computing, holder = prefill_of_long(), lender(lent(5), Forever())
+    async with fleet_of(computing, holder) as fleet:
+        running = asyncio.create_task(seen_of(saga_of(fleet, prompt=LONG)))
+        async with asyncio.timeout(5.0):
+            # Admitted, begun, and the loan is over: what runs at the holder is the answer.
+            while computing.num_said < 2 or holder.num_running > 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        computing.script[2].event.set()
+        seen = await running
+    (loan,), (asked,) = holder.loans, computing.requests
+    assert (loan.claimant, len(loan.block_hashes)) == ("p0", 6 * 16)  # one token is left
+    source = asked.source
+    assert (source.worker, source.endpoint, source.epoch) == ("d0", holder.endpoint, 1)
+    assert (source.lease_id, source.num_blocks) == (loan.lease_id, 5)
+    assert source.lease_id != asked.lease_id
+    assert (seen.text, seen.accepted.placement.prefix_source) == ("abcde", "d0")
+
+
+@pytest.mark.parametrize("script", [[NotFoundError("nothing is cached")], [Forever()]])
+async def test_a_holder_that_lends_nothing_or_says_nothing_is_done_without(script):
+    computing, holder = prefill(first(), RELEASED), lender(*script)
+    async with fleet_of(computing, holder) as fleet:
+        assert (await seen_of(saga_of(fleet, prompt=LONG))).text == "abcde"
+    assert not computing.requests[0].HasField("source")
+
+
+async def test_nothing_is_borrowed_for_a_prompt_that_is_scored():
+    holder = lender(lent(6), Forever())
+    scores = prefill_pb2.PrefillResponse(
+        prompt_logprobs=pb.PromptLogprobs(position=1, logprobs=[-1.0] * 99)
+    )
+    async with fleet_of(prefill(scores, first(), RELEASED), holder) as fleet:
+        assert (await seen_of(saga_of(fleet, prompt=LONG, prompt_logprobs=0))).text == "abcde"
+    assert not holder.loans
