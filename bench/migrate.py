@@ -1,17 +1,20 @@
-"""The gap in a client's stream when its decode worker is killed.
+"""The gap in a client's stream when its decode worker is killed, or told to end.
 
 A local cluster of one prefill and two decode workers. In the middle of an answer the decode worker
 that writes it gets a SIGKILL, and the client goes on reading. The gap is the longest wait for a
 token from there on: noticing, placing anew, computing prompt and answer so far, handing over. Once
 the blocks of the prompt are still in the prefix cache of the prefill worker, and once all caches
-were flushed a moment before. Tokens are asserted equal to those of an undisturbed run.
+were flushed a moment before. And once the worker is told to end (SIGTERM): another one then
+fetches the KV of the answer. Tokens are asserted equal to those of an undisturbed run.
 """
 
 import random
+import signal
 import statistics
 import tempfile
 import time
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 
 from baton import Client, SamplingParams
@@ -27,6 +30,15 @@ MOST_REPEATS = 3
 
 _PARAMS = SamplingParams(max_tokens=2 * KILLED_AT, ignore_eos=True)
 _SOURCE = random.Random(1)
+_ENDS_WITHIN = 15.0  # seconds, for a worker that has handed everything over
+
+
+class Fate(Enum):
+    """What happens to a decode worker."""
+
+    DRAINED = auto()
+    KILLED = auto()
+    FLUSHED_AND_KILLED = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +62,7 @@ def run(repeats: int) -> list[Row]:
             ) as cluster,
             Client(cluster.address) as client,
         ):
-            _disturbed(cluster, client, CONTEXTS[0], flushes=False)
+            _disturbed(cluster, client, CONTEXTS[0], Fate.KILLED)
             return [
                 row
                 for context in CONTEXTS
@@ -59,15 +71,24 @@ def run(repeats: int) -> list[Row]:
 
 
 def _rows(cluster: LocalCluster, client: Client, context: int, repeats: int) -> list[Row]:
-    """Both cases in turns."""
-    kept, flushed = [], []
+    """All cases in turns."""
+    runs: dict[Fate, list[Run]] = {fate: [] for fate in Fate}
     for _ in range(repeats):
-        kept.append(_disturbed(cluster, client, context, flushes=False))
-        flushed.append(_disturbed(cluster, client, context, flushes=True))
-    with_blocks, without = (statistics.median(r.gap for r in runs) for runs in (kept, flushed))
-    ttft = statistics.median(r.ttft for r in kept + flushed)
+        for fate, of_fate in runs.items():
+            of_fate.append(_disturbed(cluster, client, context, fate))
+    drained, with_blocks, without = (statistics.median(r.gap for r in runs[f]) for f in Fate)
+    ttft = statistics.median(r.ttft for of_fate in runs.values() for r in of_fate)
     name = f"gap at {context} tokens"
     return [
+        Row(
+            f"{name}, handed over at drain",
+            drained,
+            "ms",
+            "killed, blocks survive",
+            with_blocks,
+            with_blocks / drained,
+            None,
+        ),
         Row(
             f"{name}, blocks survive",
             with_blocks,
@@ -81,7 +102,7 @@ def _rows(cluster: LocalCluster, client: Client, context: int, repeats: int) -> 
     ]
 
 
-def _disturbed(cluster: LocalCluster, client: Client, context: int, *, flushes: bool) -> Run:
+def _disturbed(cluster: LocalCluster, client: Client, context: int, fate: Fate) -> Run:
     prompt = [_SOURCE.randrange(3, VOCAB_SIZE) for _ in range(context)]
     generation = client.generate(prompt, _PARAMS)
     began = time.perf_counter()
@@ -91,13 +112,14 @@ def _disturbed(cluster: LocalCluster, client: Client, context: int, *, flushes: 
         moments += [time.perf_counter()] * len(chunk.token_ids)
         if len(moments) >= KILLED_AT and not victim:
             victim = _name_of_decoder(cluster, generation)
-            if flushes:
+            if fate is Fate.FLUSHED_AND_KILLED:
                 client.flush_cache()
             killed_at = len(moments)
-            cluster.kill(victim)
+            cluster.kill(victim, signal.SIGTERM if fate is Fate.DRAINED else signal.SIGKILL)
     gap = max(b - a for a, b in zip(moments[killed_at - 1 :], moments[killed_at:], strict=False))
     assert generation.finished is not None
     assert generation.finished.usage.num_migrations == 1, "the answer was complete before the kill"
+    assert cluster.process(victim).wait(time.monotonic() + _ENDS_WITHIN), "the drain does not end"
     cluster.restart(victim)
     undisturbed = client.generate(prompt, _PARAMS).token_ids()
     assert generation.token_ids() == undisturbed, "the tokens differ from an undisturbed run's"
