@@ -1,5 +1,8 @@
-"""Property tests are never timed. The recorded traces, where they are: no part of the project."""
+"""Property tests are never timed, all tests together only where that is asked for. The recorded
+traces, where they are: no part of the project."""
 
+import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +15,15 @@ with suppress(ImportError):  # `make gpu` does without
 
     settings.register_profile("untimed", deadline=None)
     settings.load_profile("untimed")
+
+
+_ENDS = time.monotonic() + float(os.environ.get("BATON_TEST_SECONDS", "inf"))
+
+
+def pytest_runtest_setup() -> None:
+    """`make gpu` begins no test after its time, and says which those are."""
+    if time.monotonic() > _ENDS:
+        pytest.skip("the time for tests was over")
 
 
 @pytest.fixture(scope="session")
