@@ -11,7 +11,7 @@ from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2
 from baton.v1 import inference_pb2 as pb
 
-from .pair import Answer, Pair, pair_of
+from .pair import Answer, Pair, pair_of, rest_of
 from .reference import alone, engine_of, prompt_of
 
 SAMPLES = SamplingParams(max_tokens=9, ignore_eos=True, temperature=1.0, seed=5, n=3)
@@ -155,7 +155,7 @@ async def test_one_sequence_is_ended_and_what_it_held_is_free_while_the_others_g
         held = pair.decode.engine.stats().num_held_blocks
         assert held <= -(-240 // 16), "of one sequence"
         await end(pair, request, 1)  # again, which changes nothing
-        answer.decode.extend([r async for r in call])
+        answer.decode.extend(await rest_of(call))
         await pair.nothing_held()
     whole, cut = answer.outputs
     assert whole.token_ids == expected[0]
