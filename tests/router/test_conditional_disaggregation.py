@@ -226,7 +226,7 @@ async def test_it_may_go_on_with_a_prefill_worker_and_the_other_way_round():
     both = decode(name="d0")
     both.script = Scripts([[ADMITTED, Forever()], [ADMITTED, started(), *ALL]])
     async with fleet_of(refusing, both) as fleet:
-        fleet.candidates = lambda token_ids: [  # type: ignore[method-assign]
+        fleet.candidates = lambda *_: [  # type: ignore[method-assign]
             replace(PREFILL, worker="p0"),
             replace(DECODE, worker="d0", num_queued_tokens=10**6),
         ]
