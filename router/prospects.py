@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from baton.serving.deadline import Clock
-from router.admission import AdmissionPolicy, Arrival, DecodePool, InFlight, predicted
+from router.admission import AdmissionPolicy, Arrival, DecodePool, InFlight, none, predicted
 from router.candidate import Candidate
 from router.gate import Answered, Forecast
 from router.intake import Request
@@ -33,7 +33,7 @@ class Prospects:
 
     Args:
         snapshot: of the workers at this moment.
-        admission: says whether the decode workers will have room.
+        admission: says whether the decode workers will have room; with `none` everybody goes.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Prospects:
         Where no worker can take it, that is not for admission to say: there is room. So there is
         where nothing is in flight, whatever is expected: only by trying is it learned better.
         """
-        if not self._in_flight and not num_tokens_ahead:
+        if self._admission is none or (not self._in_flight and not num_tokens_ahead):
             return Forecast(True, 0.0)
         workers = self._snapshot(request.token_ids, request.tenant.salt)
         ready = [c for c in workers if not c.excluded]

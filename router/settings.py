@@ -58,7 +58,8 @@ class RouterSettings(ServingSettings):
     admission: AdmissionName = Field(
         "predicted",
         description="Who is let in when decode workers are full. predicted: who will find room "
-        "once its prompt is computed. naive: who would find room now. none: everybody.",
+        "once its prompt is computed. naive: who would find room now. none: everybody, also where "
+        "prefill workers have enough to do.",
     )
     max_waiting: int = Field(
         MAX_WAITING,

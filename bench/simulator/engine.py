@@ -192,6 +192,7 @@ class SimulatedEngine:
         columns.token_ids[seats[:, None], places] = self._token_of[seats][:, None]
         columns.num_computed[seats] += num_steps
         columns.num_tokens[seats] += num_steps
+        self.scheduler.count_computed(num_steps * len(seats))
         return replace(plan, decode_starts=starts + num_steps)
 
     # What is told.

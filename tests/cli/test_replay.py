@@ -58,7 +58,8 @@ def test_a_recorded_request_is_explained(record: Path) -> None:
     arguments = ("explain", "--record", str(record), "--request-id", "r3", "--json")
     explained = json.loads(invoke(*arguments).stdout)
     assert len(explained["placement"]["candidates"]) == 4 + 2
-    assert "Next best of 5 other choices" in explained["reason"]
+    chosen = explained["placement"]
+    assert f"{chosen['prefill_worker']} with {chosen['decode_worker']} cost" in explained["reason"]
     assert invoke("explain", "--record", str(record), "--request-id", "x").exit_code == 1
 
 

@@ -32,7 +32,7 @@ def narrow() -> Iterator[LocalCluster]:
     with LocalCluster(
         prefill_flags={"max_num_batched_tokens": 1},
         decode_flags={"max_num_seqs": 1, "num_blocks": 160},
-        router_flags=HANDOFFS,
+        router_flags={**HANDOFFS, "admission": "none"},  # they wait at the workers
     ) as running:
         yield running
 

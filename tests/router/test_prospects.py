@@ -113,6 +113,7 @@ def test_admission_can_be_turned_off():
     with ExitStack() as stack:
         for i in range(20):
             stack.enter_context(setting.prospects.placed(request(str(i))))
+        setting.queues = [10**6, 10**6]
         assert setting.prospects.forecast(request()).has_room
 
 

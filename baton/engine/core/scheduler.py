@@ -259,6 +259,10 @@ class Scheduler:
         self._num_computed_tokens += plan.num_tokens
         return plan
 
+    def count_computed(self, num_tokens: int) -> None:
+        """Counts tokens of steps that were not planned one by one, as a simulation skips them."""
+        self._num_computed_tokens += num_tokens
+
     def apply(self, plan: StepPlan, result: StepResult) -> StepProgress:
         """Books a computed step. Requests that ended since the plan was made are passed over."""
         self._end_cancelled()
