@@ -81,6 +81,7 @@ def test_what_is_no_record_or_no_policy_is_refused_in_a_sentence(record: Path) -
         assert len(refused.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_router_whose_disk_is_full_serves() -> None:
     with (
         LocalCluster(router_flags={"record": "/dev/full"}) as cluster,

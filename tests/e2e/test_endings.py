@@ -193,6 +193,7 @@ async def test_a_request_that_waited_for_decode_is_served_after_all(client, narr
     await until_nothing_is_held(narrow)
 
 
+@pytest.mark.slow
 async def test_many_that_wait_for_each_other_s_workers_are_all_served(client, narrow):
     generations = [client.generate(prompt_of(10 + i, seed=i), SHORT) for i in range(20)]
     for generation in generations:

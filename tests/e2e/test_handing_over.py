@@ -82,6 +82,7 @@ async def test_a_crowd_is_handed_over_and_nothing_is_computed_twice(client, pair
     await until_nothing_is_held(pair)
 
 
+@pytest.mark.slow
 async def test_every_way_of_choosing_tokens_is_handed_over(client, pair):
     ways = with_late_stop_string(await client.generate(CODE, SEEDED).text())
     undisturbed = {n: await answer_of(client.generate(CODE, p)) for n, p in ways.items()}
@@ -96,7 +97,8 @@ async def test_every_way_of_choosing_tokens_is_handed_over(client, pair):
     await until_nothing_is_held(pair)
 
 
-@pytest.mark.parametrize("victim", ["decode-0", pytest.param("decode-1", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["decode-0", "decode-1"])
 async def test_either_worker_may_be_killed_while_it_hands_over(client, pair, victim):
     prompts = {f"r{i}": (prompt_of(50 + 10 * i, seed=20 + i), LONG) for i in range(3)}
     undisturbed = {n: await client.generate(*wanted).token_ids() for n, wanted in prompts.items()}

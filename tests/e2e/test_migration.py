@@ -237,6 +237,7 @@ async def test_the_router_keeps_no_connection_to_what_is_gone(client, pair):
     await until(lambda: router.num_fds() <= before, within=5.0, what="that all are closed")
 
 
+@pytest.mark.slow
 async def test_every_way_of_choosing_tokens_survives_its_decode_worker(client, pair):
     ways = with_late_stop_string(await client.generate(CODE, SEEDED).text())
     undisturbed = {n: await answer_of(client.generate(CODE, p)) for n, p in ways.items()}

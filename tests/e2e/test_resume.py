@@ -43,6 +43,7 @@ async def client(pair: LocalCluster, other_router: Process) -> AsyncIterator[Asy
         yield open_client
 
 
+@pytest.mark.slow
 async def test_every_way_of_choosing_tokens_survives_its_router(client, pair):
     ways = with_late_stop_string(await client.generate(CODE, SEEDED).text())
     undisturbed = {n: await answer_of(client.generate(CODE, p)) for n, p in ways.items()}

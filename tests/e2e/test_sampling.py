@@ -117,6 +117,7 @@ async def test_a_stop_string_ends_one_sequence_and_the_others_go_on(client):
     assert completions[1].finished.stop_string == stop
 
 
+@pytest.mark.slow
 async def test_what_a_sequence_held_is_free_once_it_has_met_its_stop_string(client, cluster):
     params = sampled(n=2, max_tokens=1000)
     texts = await client.generate(CODE, params).texts()

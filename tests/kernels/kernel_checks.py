@@ -34,10 +34,15 @@ def apart(tensor: torch.Tensor, gap: int = 5) -> torch.Tensor:
     return view
 
 
-def assert_close(actual: torch.Tensor, expected: torch.Tensor, slack: float = 1.0) -> None:
-    """`expected` is in float64; the tolerances are those of the type of `actual`, times `slack`."""
+def assert_close(
+    actual: torch.Tensor, expected: torch.Tensor, slack: float = 1.0, rounded: float = 0.0
+) -> None:
+    """`expected` is in float64; the tolerances are those of the type of `actual`, times `slack`.
+
+    `rounded`: the size of a number that had to be rounded on the way to a small result.
+    """
     assert expected.dtype == torch.float64
-    scale = expected.abs().max().item() if expected.numel() else 0.0
+    scale = max(rounded, expected.abs().max().item() if expected.numel() else 0.0)
     torch.testing.assert_close(
         actual.double(),
         expected,

@@ -104,7 +104,13 @@ async def test_every_kind_of_cache_goes_along(checkpoint, family, connector):
         await crew.nothing_held()
 
 
-@pytest.mark.parametrize("settings", [{}, {"max_drafts": 4}], ids=["plain", "speculating"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"max_drafts": 4}, id="speculating", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("way", WAYS)
 async def test_every_way_of_choosing_tokens_goes_on(checkpoint, way, settings):
     model, params = checkpoint("tiny"), WAYS[way]
