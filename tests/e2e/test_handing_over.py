@@ -10,6 +10,7 @@ import pytest
 
 from baton.cli.local_cluster import LocalCluster
 from baton.client import AsyncClient
+from baton.errors import UnavailableError
 from baton.generation import AsyncGeneration
 from baton.sampling import SamplingParams
 from baton.v1 import admin_pb2
@@ -105,10 +106,12 @@ async def test_either_worker_may_be_killed_while_it_hands_over(client, pair, vic
     running = await all_on_one(client, pair, prompts)
     await drain(pair, "decode-0")
     pair.kill(victim)
-    if victim == "decode-1":  # nobody is left to go on but one that comes back
+    if victim == "decode-1":  # nobody is left to go on but one that comes back, perhaps in time
         pair.restart(victim)
-    tokens = await asyncio.gather(*(g.token_ids() for g in running.values()))
-    assert dict(zip(running, tokens, strict=True)) == undisturbed
+    ends = await asyncio.gather(*(g.token_ids() for g in running.values()), return_exceptions=True)
+    for name, end in zip(running, ends, strict=True):
+        may_be_late = victim == "decode-1" and isinstance(end, UnavailableError)
+        assert may_be_late or end == undisturbed[name]
     await until_nothing_is_held(pair, within=3.0)
 
 
