@@ -31,7 +31,7 @@ def beliefs(fleet: Fleet) -> dict[str, Any]:
     return {
         "epochs": {m.record.id: m.record.epoch for m in fleet.members},
         "counters": {
-            m.record.id: [m.num_sequences, m.num_queued_tokens, m.num_held_tokens]
+            m.record.id: [m.load.num_sequences, m.load.num_queued_tokens, m.load.num_held_tokens]
             for m in fleet.members
         },
         "blocks": contents(fleet.index),
