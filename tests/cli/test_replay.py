@@ -10,7 +10,7 @@ from baton import Client, SamplingParams
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.main import app
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 NUM_REQUESTS = 12
 SECRET = "swordfish"
@@ -81,7 +81,6 @@ def test_what_is_no_record_or_no_policy_is_refused_in_a_sentence(record: Path) -
         assert len(refused.stderr.splitlines()) == 1
 
 
-@pytest.mark.slow
 def test_a_router_whose_disk_is_full_serves() -> None:
     with (
         LocalCluster(router_flags={"record": "/dev/full"}) as cluster,

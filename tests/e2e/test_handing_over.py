@@ -21,7 +21,7 @@ from .watch import loads, until, until_nothing_is_held
 from .ways import CODE, SEEDED, answer_of, check_same, with_late_stop_string
 from .wide import listed, name_of, stopped
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 LONG = SamplingParams(max_tokens=600, ignore_eos=True)
 # Requests whose sequences fork end where they are, or are generated anew.
@@ -83,7 +83,6 @@ async def test_a_crowd_is_handed_over_and_nothing_is_computed_twice(client, pair
     await until_nothing_is_held(pair)
 
 
-@pytest.mark.slow
 async def test_every_way_of_choosing_tokens_is_handed_over(client, pair):
     ways = with_late_stop_string(await client.generate(CODE, SEEDED).text())
     undisturbed = {n: await answer_of(client.generate(CODE, p)) for n, p in ways.items()}
@@ -98,7 +97,6 @@ async def test_every_way_of_choosing_tokens_is_handed_over(client, pair):
     await until_nothing_is_held(pair)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["decode-0", "decode-1"])
 async def test_either_worker_may_be_killed_while_it_hands_over(client, pair, victim):
     prompts = {f"r{i}": (prompt_of(50 + 10 * i, seed=20 + i), LONG) for i in range(3)}
@@ -115,7 +113,6 @@ async def test_either_worker_may_be_killed_while_it_hands_over(client, pair, vic
     await until_nothing_is_held(pair, within=3.0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.0, 0.002, 0.005, 0.01, 0.02, 0.04])
 async def test_a_worker_may_be_killed_at_any_moment_of_its_drain(client, pair, delay):
     prompt = prompt_of(300, seed=31)
@@ -128,7 +125,6 @@ async def test_a_worker_may_be_killed_at_any_moment_of_its_drain(client, pair, d
     await until_nothing_is_held(pair, within=3.0)
 
 
-@pytest.mark.slow
 async def test_a_client_that_leaves_during_a_drain_leaves_nothing(client, pair):
     prompts = {f"r{i}": (prompt_of(50 + 10 * i, seed=40 + i), LONG) for i in range(6)}
     running = await all_on_one(client, pair, prompts)

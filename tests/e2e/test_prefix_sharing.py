@@ -14,7 +14,7 @@ from .checkpoints import prompt_of
 from .watch import load_of, loads, until, until_nothing_is_held
 from .wide import listed, name_of, stopped
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 TURN = SamplingParams(max_tokens=200, ignore_eos=True)
 

@@ -19,7 +19,7 @@ from .checkpoints import is_greedy, prompt_of
 from .watch import until, until_nothing_is_held
 from .wide import listed
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
 LONG = SamplingParams(max_tokens=1200, ignore_eos=True)
@@ -63,7 +63,6 @@ async def test_a_flushed_redis_loses_no_worker_and_no_request(pair):
     assert len(listed(pair)) == 4
 
 
-@pytest.mark.slow
 async def test_a_redis_that_takes_two_seconds_for_an_answer_holds_nobody_up(pair):
     assert pair.redis is not None
     async with under_load(pair):
@@ -77,7 +76,6 @@ async def test_a_redis_that_takes_two_seconds_for_an_answer_holds_nobody_up(pair
             assert {w.state for w in listed(pair).values()} == {"ready"}
 
 
-@pytest.mark.slow
 async def test_a_redis_restored_from_an_old_copy_brings_no_dead_worker_back(pair):
     redis = connect(pair.redis_url)
     before = {name: worker.epoch for name, worker in listed(pair).items()}

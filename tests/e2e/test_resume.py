@@ -19,7 +19,7 @@ from .watch import until_nothing_is_held
 from .ways import CODE, GREEDY, SEEDED, answer_of, check_same, with_late_stop_string
 from .wide import HANDOFFS
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,6 @@ async def client(pair: LocalCluster, other_router: Process) -> AsyncIterator[Asy
         yield open_client
 
 
-@pytest.mark.slow
 async def test_every_way_of_choosing_tokens_survives_its_router(client, pair):
     ways = with_late_stop_string(await client.generate(CODE, SEEDED).text())
     undisturbed = {n: await answer_of(client.generate(CODE, p)) for n, p in ways.items()}
@@ -59,7 +58,6 @@ async def test_every_way_of_choosing_tokens_survives_its_router(client, pair):
     await until_nothing_is_held(pair)
 
 
-@pytest.mark.slow
 async def test_chunks_go_on_without_a_gap_or_a_repetition(client, pair):
     undisturbed = client.generate(CODE, SEEDED)
     generation, position = client.generate(CODE, SEEDED), 0
@@ -72,7 +70,6 @@ async def test_chunks_go_on_without_a_gap_or_a_repetition(client, pair):
     assert generation.num_resumed == 1
 
 
-@pytest.mark.slow
 async def test_a_conversation_goes_on_too(client, pair):
     chat = [{"role": "user", "content": "Write a function."}]
     undisturbed = await client.generate(chat, GREEDY).text()
@@ -82,7 +79,6 @@ async def test_a_conversation_goes_on_too(client, pair):
     assert await generation.text() == undisturbed
 
 
-@pytest.mark.slow
 async def test_a_router_that_falls_silent_is_left(client, pair):
     undisturbed = await client.generate(prompt_of(9), GREEDY).token_ids()
     generation = client.generate(prompt_of(9), replace(GREEDY, max_tokens=300))
@@ -109,7 +105,6 @@ async def test_the_only_router_may_die_and_come_back(pair):
     await until_nothing_is_held(pair)
 
 
-@pytest.mark.slow
 async def test_where_no_router_is_left_the_reader_is_told_in_the_end(pair):
     async with AsyncClient(pair.address, timeout=2.0) as client:
         generation = client.generate(prompt_of(9), replace(GREEDY, max_tokens=1900))

@@ -15,7 +15,7 @@ from .checkpoints import prompt_of
 from .watch import until_nothing_is_held
 from .wide import HANDOFFS
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
