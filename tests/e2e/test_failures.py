@@ -96,10 +96,9 @@ async def test_a_repeated_prompt_goes_where_it_is_cached(client, wide):
         again = client.generate(prompt, SHORT)
         assert await again.token_ids() == await first.token_ids()
         repeated = (await again.wait_accepted()).placement
-        assert (repeated.prefill_worker, repeated.decode_worker) == (
-            place.prefill_worker,
-            place.decode_worker,
-        )
+        assert repeated.decode_worker == place.decode_worker
+        # Or the other one is thought faster, and gets what is cached from there.
+        assert place.prefill_worker in (repeated.prefill_worker, repeated.prefix_source)
         assert again.finished.usage.num_cached_prompt_tokens == 192
 
 
