@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -136,14 +137,13 @@ def _progress(console: Console, num_cases: int) -> "Iterator[_Display]":
         yield _Bars(progress)
 
 
-class _Display:
+class _Display(Protocol):
     """Shows how far each simulation has come."""
 
-    def __call__(self, case: str, rate: float) -> OnProgress:
-        raise NotImplementedError
+    def __call__(self, case: str, rate: float) -> OnProgress: ...
 
 
-class _Bars(_Display):
+class _Bars:
     """A bar for each case."""
 
     def __init__(self, progress: Progress) -> None:
@@ -163,7 +163,7 @@ class _Bars(_Display):
         return on_progress
 
 
-class _Lines(_Display):
+class _Lines:
     """A line every ten seconds."""
 
     def __init__(self, num_cases: int) -> None:
