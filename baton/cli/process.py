@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from baton.cli.fork_server import ForkedProcess, ForkServer
 from baton.cli.ports import HOST
 from baton.cli.signals import signals_deferred
 from baton.cluster.address import has_secret
@@ -34,6 +35,8 @@ _NOT_INHERITED = {"BATON_ADVERTISE_HOST"}
 class Process:
     """One router or worker on this machine. It dies with this process, however that dies.
 
+    Workers are forked from a process that has imported what they need, where that is possible.
+
     Attributes:
         name: such as "router", "prefill-0", "decode-1".
         port: where it listens; changed only while it is not running.
@@ -51,7 +54,7 @@ class Process:
         url = flags.get("redis_url")
         self._secrets: Flags = {"redis_url": url} if has_secret(str(url)) else {}
         self._log_path: Path | None = None
-        self._popen: subprocess.Popen[bytes] | None = None
+        self._popen: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     @property
     def log_path(self) -> Path:
@@ -73,9 +76,13 @@ class Process:
     @property
     def command(self) -> list[str]:
         """What runs it. -P: a `router` folder where the user stands is not ours."""
+        return [sys.executable, "-P", "-m", _MODULES[self.role], *self._arguments]
+
+    @property
+    def _arguments(self) -> list[str]:
         own = {"host": HOST, "port": self.port}
         flags = {name: v for name, v in {**own, **self._flags}.items() if name not in self._secrets}
-        return [sys.executable, "-P", "-m", _MODULES[self.role], *_flags(flags)]
+        return _flags(flags)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -112,16 +119,19 @@ class Process:
         self.num_starts += 1
         log_dir.mkdir(parents=True, exist_ok=True)
         self._log_path = log_dir / f"{self.name}.log"
+        inherited = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED}
+        environment = {**inherited, **self.environment}
         with self._log_path.open("ab") as log, signals_deferred():
+            server = None if self.role == "router" else ForkServer.shared()
+            if server is not None:
+                self._popen = server.start(_MODULES[self.role], self._arguments, environment, log)
+                return
             self._popen = subprocess.Popen(  # noqa: S603 - a command line of our own
                 dying_with_parent(self.command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={
-                    **{k: v for k, v in os.environ.items() if k not in _NOT_INHERITED},
-                    **self.environment,
-                },
+                env=environment,
                 process_group=0,  # Ctrl-C in a terminal is for us, who stop things in order
             )
 
@@ -148,6 +158,7 @@ class Process:
         """How it ended and the end of its log, for people."""
         assert self._popen is not None
         code = self._popen.returncode
+        assert code is not None, f"{self.name} is running"
         how = (
             f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         )

@@ -72,7 +72,8 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def started(process: subprocess.Popen[str], number: int) -> list[psutil.Process]:
-    """The processes it has started, Redis among them, once there are `number`."""
+    """The processes it has started, Redis and the server that forks workers among them, once there
+    are `number`."""
     eventually(lambda: len(descendants(process.pid)) >= number, within=30)
     return descendants(process.pid)
 

@@ -22,7 +22,7 @@ def test_the_demo_answers_three_prompts_and_finds_the_shared_prefix() -> None:
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_leaves_nothing_running(signum: int) -> None:
     with running("demo") as demo:
-        processes = started(demo, 4)
+        processes = started(demo, 5)
         interrupt(demo, signum)
         assert demo.returncode == 130
         assert gone(processes)

@@ -16,7 +16,7 @@ def test_up_serves_until_it_is_told_to_stop_and_leaves_nothing_running() -> None
         lines = "".join(iter(up.stdout.readline, "Ctrl-C stops the cluster.\n"))
         (address,) = re.findall(r"ready after .* at (\S+)\. ", lines)
         assert f"baton generate --address {address}" in lines
-        processes = started(up, 4)
+        processes = started(up, 5)
         listed = baton("workers", "--json", "--address", address).stdout.splitlines()
         assert {json.loads(line)["state"] for line in listed} == {"ready"}
         next(p for p in processes if "redis-server" in p.name()).kill()
@@ -29,7 +29,7 @@ def test_up_serves_until_it_is_told_to_stop_and_leaves_nothing_running() -> None
 
 def test_a_child_that_dies_takes_the_cluster_down_with_its_log() -> None:
     with running(*ARGUMENTS) as up:
-        processes = started(up, 4)
+        processes = started(up, 5)
         decode = next(p for p in processes if "decode_worker" in " ".join(p.cmdline()))
         decode.kill()
         _, stderr = up.communicate(timeout=30)
@@ -47,6 +47,6 @@ def test_a_model_that_is_not_there_is_told_from_the_log() -> None:
 
 def test_a_parent_that_is_killed_leaves_no_children() -> None:
     with running(*ARGUMENTS) as up:
-        processes = started(up, 4)
+        processes = started(up, 5)
         up.kill()
         eventually(lambda: gone(processes))

@@ -1,0 +1,159 @@
+"""Forked processes are what started ones would be: arguments, logs, ends, and nothing left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from baton.cli.fork_server import ForkedProcess, ForkServer
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(sys.platform != "linux", reason="processes are forked so on Linux only"),
+]
+
+_PRELOADED = "colorsys"  # that nothing else imports
+_MODULE = """
+import os, sys, time
+print(*sys.argv[1:], os.environ.get("WHAT"), "colorsys" in sys.modules, flush=True)
+print("to stderr", file=sys.stderr, flush=True)
+time.sleep(float(os.environ["SECONDS"]))
+sys.exit(3)
+"""
+_PARENT = """
+import sys, time
+from pathlib import Path
+from test_fork_server import Nursery
+start = Nursery(Path(sys.argv[1]))
+print(start(seconds=60.0).pid, flush=True)
+time.sleep(60.0)
+"""
+
+
+class Nursery:
+    """Starts a module that prints its arguments, and takes so many seconds."""
+
+    def __init__(self, folder: Path, preload: str = _PRELOADED) -> None:
+        self.log = folder / "log"
+        self.server = ForkServer([preload])
+        self._children: list[ForkedProcess] = []
+        (folder / "forked_module.py").write_text(_MODULE)
+
+    def __call__(self, *arguments: str, seconds: float = 0.0) -> ForkedProcess:
+        environment = {**os.environ, "WHAT": "told", "SECONDS": str(seconds)}
+        with self.log.open("ab") as log:
+            child = self.server.start("forked_module", arguments, environment, log)
+        self._children.append(child)
+        return child
+
+    def close(self) -> None:
+        self.server.close()
+        for child in self._children:
+            child.wait(10.0)
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nursery]:
+    monkeypatch.setenv("PYTHONPATH", _path(tmp_path))
+    nursery = Nursery(tmp_path)
+    yield nursery
+    nursery.close()
+
+
+def test_it_has_arguments_environment_imports_log_and_an_end_of_its_own(start: Nursery) -> None:
+    child = start("--port", "1")
+    assert child.wait(60.0) == 3
+    assert start.log.read_text() == "--port 1 told True\nto stderr\n"
+    assert child.poll() == child.returncode == 3
+
+
+def test_it_looks_and_is_signalled_like_any_process(start: Nursery) -> None:
+    child = start("--port", "1", seconds=60.0)
+    seen = psutil.Process(child.pid)
+    _until(lambda: "forked_module --port 1" in " ".join(seen.cmdline()))
+    assert os.getpgid(child.pid) == child.pid
+    with pytest.raises(subprocess.TimeoutExpired):
+        child.wait(0.05)
+    child.send_signal(signal.SIGSTOP)
+    _until(lambda: seen.status() == psutil.STATUS_STOPPED)
+    child.send_signal(signal.SIGKILL)
+    assert child.wait(10.0) == -signal.SIGKILL
+    child.send_signal(signal.SIGKILL)  # to nobody
+
+
+def test_it_is_told_of_no_other_s_files(start: Nursery) -> None:
+    first = start(seconds=60.0)
+    second = start(seconds=60.0)
+    _until(lambda: "forked_module" in " ".join(psutil.Process(second.pid).cmdline()))
+    descriptors = [
+        sorted(p.name for p in Path(f"/proc/{child.pid}/fd").iterdir()) for child in (first, second)
+    ]
+    assert descriptors[0] == descriptors[1]
+
+
+def test_one_that_is_killed_before_it_is_there_never_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", _path(tmp_path))
+    (tmp_path / "slow_import.py").write_text("import time; time.sleep(1.0)")
+    start = Nursery(tmp_path, preload="slow_import")
+    child = start(seconds=60.0)
+    child.send_signal(signal.SIGKILL)  # the server is still importing
+    assert child.returncode == -signal.SIGKILL
+    assert child.pid == 0
+    assert start().wait(60.0) == 3
+    assert start.log.read_text().count("told") == 1
+    start.close()
+
+
+def test_all_end_with_the_server(start: Nursery) -> None:
+    child = start(seconds=60.0)
+    seen = psutil.Process(child.pid)
+    server = seen.parent()
+    assert server is not None
+    server.kill()
+    assert child.wait(10.0) == -signal.SIGKILL
+    _until(lambda: not seen.is_running() or seen.status() == psutil.STATUS_ZOMBIE)
+    assert not start.server.is_running
+
+
+def test_all_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": _path(tmp_path, Path(__file__).parent)}
+    command = [sys.executable, "-c", _PARENT, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        server = child.parent()
+        assert server is not None
+        parent.kill()
+    _until(lambda: not (child.is_running() or server.is_running()))
+
+
+def _path(*folders: Path) -> str:
+    before = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([*map(str, folders), *([before] if before else [])])
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10.0
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_changed_environment_is_imported_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without starting any: the server of this process has nothing to do."""
+    first = ForkServer.shared()
+    monkeypatch.setenv("BATON_LOG_LEVEL", "debug")
+    assert ForkServer.shared() is first
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    second = ForkServer.shared()
+    assert second is not first
+    assert first is not None
+    assert first.is_running
