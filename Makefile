@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
+# Of tests that start no cluster: those do it one by one, for they mind how long things take.
+ON_ALL_CORES := -n logical --maxprocesses 8 --dist worksteal
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-full soak check bench gpu protos clean
 
@@ -24,10 +27,12 @@ demo: $(BIN)/baton  ## a local cluster, three prompts, a table
 	$(BIN)/baton demo
 
 test: $(VENV)/.dev  ## the tests, under 10 minutes on 2 cores
-	$(BIN)/pytest
+	$(BIN)/pytest $(ON_ALL_CORES) -m 'not (slow or gpu or e2e)'
+	$(BIN)/pytest -m 'e2e and not (slow or gpu)'
 
 test-full: $(VENV)/.dev  ## the slower tests, under 40 minutes
-	$(BIN)/pytest -m 'slow and not gpu'
+	$(BIN)/pytest $(ON_ALL_CORES) -m 'slow and not (gpu or e2e)'
+	$(BIN)/pytest -m 'slow and e2e and not gpu'
 
 soak: $(VENV)/.dev  ## ten minutes of random faults: nothing lost, wrong or held
 	$(BIN)/python -m tests.e2e.soak

@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+# Before torch is imported: for models this small a second thread costs more than it gives, and the
+# other cores have tests of their own.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from bench.traces import trace_folder
 
 with suppress(ImportError):  # `make gpu` does without
