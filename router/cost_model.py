@@ -4,7 +4,7 @@
                      pull           getting some of it from another worker; only where that takes
                                     less time than computing it
                      queue          computing what it was given before and has not finished
-                     crowding       what those who come behind wait for the uncached part
+                     crowding       what those who come behind wait for the uncached tokens
                      recent         a small part of the work it was given of late
     decode worker    handoff        taking a prompt over at all
                      transfer       moving the KV of the prompt that it lacks
@@ -12,13 +12,16 @@
                      memory         computing again what no longer fits in its pool
     one alone        as a prefill worker and a decode worker without a handoff, and
                      interruption   what its sequences and those that come wait for the uncached
-                                    part, which they would not if another worker computed it
+                                    tokens, which they would not if another worker computed them
 
 Uncached and queue alone are the time to the first token. A worker chosen by that alone leaves its
 peer's cached prefix unused whenever the peer is a little busier, and the cluster pays for computing
 it again; on the conversation trace close to saturation that is paid back many times over in queues.
-`crowding` is that price. `recent` decides among workers that are idle and equal, and keeps their
-shares even over minutes where queues, mostly empty, say nothing.
+`crowding` is that price. It is put on tokens alone, and at the speed of the pool: the rest of a
+prompt that nobody has cached must be computed wherever it goes, and a price many times over on what
+a step or a worker itself takes would have that rest follow the noise in measured speeds, away from
+what is cached. `recent` decides among workers that are idle and equal, and keeps their shares even
+over minutes where queues, mostly empty, say nothing.
 
 How long things take on a worker is part of its snapshot, as far as it was learned
 (`router.worker_model`). No term grows when more of the prompt is cached. Knows nothing of how
@@ -39,7 +42,8 @@ class CostModel(Rates):
     """What things weigh, and how long they take where a candidate does not say.
 
     Attributes:
-        pull_seconds: to get a prefix from another worker, beside what moving its KV takes.
+        pull_seconds: to get a prefix from another worker, beside what moving its KV takes and a
+            step of either, for blocks are lent and taken between steps.
         crowding: how many seconds of queue a second of needless computing is worth.
         recency: the part of recent work that counts.
         full_share: the part of a decode worker's pool beyond which KV is displaced.
@@ -65,7 +69,7 @@ class CostModel(Rates):
             "uncached": uncached,
             **({} if pull is None else {PULL: pull}),
             "queue": rates.queue_seconds(candidate.num_queued_tokens),
-            "crowding": uncached * self.crowding,
+            "crowding": self._crowding_seconds(rates, num_tokens, num_cached),
             "recent": recent * self.recency,
         }
 
@@ -78,15 +82,20 @@ class CostModel(Rates):
         rates = candidate.rates or self
         num_cached = min(candidate.num_cached_tokens, num_tokens)
         uncached = rates.prefill_seconds(num_tokens - num_cached, num_cached)
+        added = rates.added_seconds(num_tokens - num_cached, num_cached)
         displaced = self._num_displaced(candidate, num_tokens - num_cached)
         return {
             "uncached": uncached,
             "queue": rates.queue_seconds(candidate.num_queued_tokens),
-            "crowding": uncached * self.crowding,
-            "interruption": uncached * (1 + candidate.num_sequences),
+            "crowding": self._crowding_seconds(rates, num_tokens, num_cached),
+            "interruption": added * (1 + candidate.num_sequences),
             "interference": candidate.num_sequences * rates.interference_seconds_per_sequence,
             "memory": displaced * rates.prefill_seconds_per_token,
         }
+
+    def _crowding_seconds(self, rates: Rates, num_tokens: int, num_cached: int) -> float:
+        added = rates.added_seconds(num_tokens - num_cached, num_cached)
+        return added / rates.slowness * self.crowding
 
     def _pull_seconds(self, rates: Rates, candidate: Candidate, num_tokens: int) -> float | None:
         """How long it takes to get what the candidate's source has and it lacks; None if there is
@@ -98,7 +107,7 @@ class CostModel(Rates):
         moving = (num_found - num_cached) * rates.transfer_seconds_per_token
         spared = rates.prefill_seconds(num_tokens - num_cached, num_cached)
         spared -= rates.prefill_seconds(num_tokens - num_found, num_found)
-        pull = self.pull_seconds + moving
+        pull = self.pull_seconds + 2 * rates.prefill_seconds_per_step + moving
         return pull if pull < spared else None
 
     def _decode_terms(

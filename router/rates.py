@@ -15,6 +15,8 @@ class Rates:
         handoff_seconds: from the end of a prompt until the decode worker can go on, whatever moves.
         transfer_seconds_per_token: to move a token's KV to a decode worker.
         interference_seconds_per_sequence: by which a running sequence slows one that joins it.
+        slowness: how much slower than its pool the worker is thought to be; all that is said above
+            of its computing has it in it.
     """
 
     prefill_seconds_per_step: float = 0.0
@@ -24,13 +26,18 @@ class Rates:
     handoff_seconds: float = 2e-3
     transfer_seconds_per_token: float = 5e-6
     interference_seconds_per_sequence: float = 8e-4
+    slowness: float = 1.0
 
     def prefill_seconds(self, num_uncached: int, num_cached: int) -> float:
         """How long a prompt takes, once begun, of which so many leading tokens are cached."""
-        num_pairs = num_uncached * (num_cached + num_uncached / 2)
         linear = num_uncached * self.prefill_seconds_per_token
-        quadratic = num_pairs * self.attention_seconds_per_pair
+        quadratic = self._attention_seconds(num_uncached, num_cached)
         return self.num_steps(num_uncached) * self.prefill_seconds_per_step + linear + quadratic
+
+    def added_seconds(self, num_uncached: int, num_cached: int) -> float:
+        """By how much such a prompt makes others' steps longer, or more: what depends on its
+        tokens. A step that is computed anyway costs nobody more."""
+        return self.queue_seconds(num_uncached) + self._attention_seconds(num_uncached, num_cached)
 
     def queue_seconds(self, num_queued: int) -> float:
         """How long so many tokens of other prompts take, whose steps are full."""
@@ -42,6 +49,10 @@ class Rates:
         if not self.max_step_tokens:
             return min(1, num_tokens)
         return -(-num_tokens // self.max_step_tokens)
+
+    def _attention_seconds(self, num_uncached: int, num_cached: int) -> float:
+        num_pairs = num_uncached * (num_cached + num_uncached / 2)
+        return num_pairs * self.attention_seconds_per_pair
 
 
 PRIOR = Rates()

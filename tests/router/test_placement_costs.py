@@ -1,9 +1,14 @@
 """What the terms of the default policy say."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.candidate import Candidate
 from router.cost_model import CostModel
+from router.placement import place
+from router.prefix_source import with_sources
+from router.rates import Rates
 from router.recent import RecentTokens
 
 MODEL = CostModel(
@@ -24,6 +29,45 @@ def test_a_prefill_worker_costs_what_it_computes_and_what_waits_for_it():
     assert MODEL.terms(one, 1000) == pytest.approx(
         {"uncached": uncached, "queue": 0.05, "crowding": 3 * uncached, "recent": 0.02}
     )
+
+
+def test_crowding_is_for_tokens_whatever_a_step_takes_and_whoever_computes_them():
+    """Half of a step is half of what a step takes to those whose prompts fill it up."""
+    rates = Rates(8e-3, 1e-3, max_step_tokens=64)
+    slower = Rates(16e-3, 2e-3, max_step_tokens=64, slowness=2.0)
+    for role, terms in (("prefill", MODEL.terms), ("decode", MODEL.alone_terms)):
+        one, other = (terms(Candidate("w", role, b"", 992, rates=r), 1024) for r in (rates, slower))
+        assert one["crowding"] == pytest.approx(3 * (4e-3 + 32e-3))
+        assert other["crowding"] == pytest.approx(one["crowding"])
+        assert other["uncached"] == pytest.approx(2 * one["uncached"]) == pytest.approx(80e-3)
+
+
+_SPEEDS = st.floats(0.7, 1.4)
+
+
+@given(_SPEEDS, _SPEEDS, st.floats(0, 0.1), st.floats(1e-7, 2e-4), st.sampled_from([4, 512]))
+def test_noise_in_measured_speeds_sends_no_prompt_away_from_where_it_is_cached(
+    one, other, step, token, max_step_tokens
+):
+    def rates(slowness):
+        return Rates(
+            step * slowness,
+            token * slowness,
+            max_step_tokens=max_step_tokens,
+            transfer_seconds_per_token=1e-7,
+            slowness=slowness,
+        )
+
+    cluster = [
+        Candidate("p0", "prefill", b"", 192, num_recent_tokens=200.0, rates=rates(one)),
+        Candidate("p1", "prefill", b"", rates=rates(other)),
+        Candidate("d0", "decode", b"", 192, rates=rates(one)),
+        Candidate("d1", "decode", b"", rates=rates(other)),
+    ]
+    for name in map(str, range(8)):
+        placement = place(name, 200, with_sources(cluster))
+        assert placement is not None
+        assert (placement.prefill, placement.decode) == ("p0", "d0")
 
 
 def test_a_decode_worker_costs_what_is_moved_slowed_and_displaced():

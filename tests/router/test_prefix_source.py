@@ -11,6 +11,7 @@ from router.cost_model import PULL, CostModel
 from router.placement import place, place_again
 from router.policy import POLICY_NAMES, policy_named
 from router.prefix_source import with_sources
+from router.rates import Rates
 
 NUM_TOKENS = 1024
 
@@ -70,6 +71,12 @@ def test_a_prefix_is_pulled_where_that_takes_less_time_than_to_compute_it(num_la
     assert terms["crowding"] == pytest.approx(2 * left * 1e-3)
     if is_worth_it:
         assert terms[PULL] == pytest.approx(5e-3 + num_lacking * 1e-5)
+
+
+def test_blocks_are_lent_and_taken_between_steps():
+    rates = Rates(0.25, 1e-2, transfer_seconds_per_token=0.0)
+    one = Candidate("p", "prefill", b"", source="d", num_source_tokens=64, rates=rates)
+    assert MODEL.terms(one, NUM_TOKENS)[PULL] == pytest.approx(5e-3 + 2 * 0.25)
 
 
 def test_a_source_that_holds_more_than_the_prompt_gives_the_prompt():
