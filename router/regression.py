@@ -24,12 +24,14 @@ class Coefficient:
     Attributes:
         prior: what is assumed.
         scale: of the order of what is likely; greater than 0.
-        largest: what it never exceeds; it is never negative.
+        largest: what it never exceeds.
+        least: what it is at least; never negative.
     """
 
     prior: float
     scale: float
     largest: float
+    least: float = 0.0
 
 
 class Regression:
@@ -41,6 +43,7 @@ class Regression:
         # All in units of the scales: the equations are matrix @ x = vector.
         self._priors = [c.prior / c.scale for c in self._coefficients]
         self._largest = [c.largest / c.scale for c in self._coefficients]
+        self._least = [c.least / c.scale for c in self._coefficients]
         self._matrix = [[0.0] * size for _ in range(size)]
         self._vector = [0.0] * size
         self._solution = list(self._priors)
@@ -81,4 +84,4 @@ class Regression:
                 others = sum(row[j] * x for j, x in enumerate(solution)) - row[i] * solution[i]
                 right = self._vector[i] - others + _PRIOR_WEIGHT * self._priors[i]
                 best = right / (row[i] + _PRIOR_WEIGHT)
-                solution[i] = min(max(best, 0.0), self._largest[i])
+                solution[i] = min(max(best, self._least[i]), self._largest[i])

@@ -2,9 +2,11 @@
 
 The workers of a pool run the same model with the same layout, so what a step, a token or a pair
 takes is fitted to the reports of all of them, and a worker that joins is known at once. Of each
-worker only one number is its own: how much slower than its pool it is. Small differences are taken
-for noise, so that equal workers stay equal, and what is even stays evenly loaded. Knows nothing of
-messages.
+worker only one number is its own: how much slower than its pool it is. Small differences, and those
+within which its reports differ from each other, are taken for noise, so that equal workers stay
+equal, what is cached stays where it is, and what is even stays evenly loaded. Nor is it one
+worker's slowness if the machines of all are busy for a while and it is the one that has reported.
+Knows nothing of messages.
 """
 
 import math
@@ -17,15 +19,19 @@ from router.regression import Coefficient, Regression
 # A sequence that joins others is slowed by each of them in so many of its steps.
 _STEPS_SLOWED = 40
 
+# Whatever noisy reports say, no token is for nothing: of workers that are alike but for what they
+# hold, the one that holds more is the cheaper one.
+_LEAST_PER_TOKEN = 1e-7
+
 _WORK = (
     Coefficient(PRIOR.prefill_seconds_per_step, 1e-3, 1.0),
-    Coefficient(PRIOR.prefill_seconds_per_token, 1e-4, 1e-1),
+    Coefficient(PRIOR.prefill_seconds_per_token, 1e-4, 1e-1, _LEAST_PER_TOKEN),
     Coefficient(PRIOR.attention_seconds_per_pair, 1e-8, 1e-5),
     Coefficient(PRIOR.interference_seconds_per_sequence / _STEPS_SLOWED, 2e-5, 1e-1),
 )
 _TRANSFER = (
     Coefficient(PRIOR.handoff_seconds, 2e-3, 1.0),
-    Coefficient(PRIOR.transfer_seconds_per_token, 5e-6, 1e-2),
+    Coefficient(PRIOR.transfer_seconds_per_token, 5e-6, 1e-2, _LEAST_PER_TOKEN),
 )
 _PRIOR_TRANSFER = (PRIOR.handoff_seconds, PRIOR.transfer_seconds_per_token)
 _MOVED = 0.05  # the part of a coefficient by which it may be off
@@ -36,6 +42,7 @@ _NOTICED = math.log(1.25)  # differences in speed that are no noise
 _LARGEST = math.log(100.0)
 _LARGEST_SURPRISE = 1.0  # of one report
 _WEIGHT = 0.1  # of one report, in a worker's slowness
+_FOLLOWED = 0.1  # of what all workers have become slower by, with each report
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,28 +86,35 @@ class PoolModel:
     def __init__(self, twin: "PoolModel | None" = None) -> None:
         self._twin = twin
         self._num_prompt_tokens = 0
+        self._log_level = 0.0  # the median of late reports, over what is expected
+        self._connector = ""
         self._work = _Settled(_WORK)
         self._transfers: dict[str, _Settled] = {}
         # As long as nothing changes.
         self._rates: dict[tuple[tuple[float, ...], int, float, str], Rates] = {}
 
     def worked(self, work: WorkDone) -> float:
-        """A worker has computed this. Returns how much slower that was than expected."""
-        slower = work.seconds / max(self._work.expected(work.features), _SHORTEST)
+        """A worker has computed this. Returns the logarithm of how much slower that was than what
+        others have taken of late."""
+        expected = max(self._work.expected(work.features), _SHORTEST)
+        surprise = math.log(work.seconds / expected) - self._log_level
+        self._log_level += min(max(surprise, -_FOLLOWED), _FOLLOWED)
         self._num_prompt_tokens += work.num_prompt_tokens
         if self._work.observe(work.features, work.seconds):
             self._rates.clear()
-        return slower
+        return surprise
 
     def received(self, num_tokens: float, exposed_seconds: float, connector: str) -> None:
         """The KV of so many tokens came by a connector; it was waited for so long."""
+        self._connector = connector
         transfers = self._transfers.setdefault(connector, _Settled(_TRANSFER))
         if transfers.observe((1.0, num_tokens), max(exposed_seconds, _SHORTEST)):
             self._rates.clear()
 
     def rates(self, max_step_tokens: int, slowness: float, connector: str) -> Rates:
-        """Of a worker with such steps that gets its blocks by this connector."""
-        key = (self._prompt_values, max_step_tokens, slowness, connector)
+        """Of a worker with such steps that gets its blocks by this connector; if it has got none
+        yet, by that of another one."""
+        key = (self._prompt_values, max_step_tokens, slowness, connector or self._connector)
         if key not in self._rates:
             self._rates[key] = self._made(*key)
         return self._rates[key]
@@ -126,6 +140,7 @@ class PoolModel:
             handoff_seconds=handoff,
             transfer_seconds_per_token=moved,
             interference_seconds_per_sequence=slowness * self._work.values[3] * _STEPS_SLOWED,
+            slowness=slowness,
         )
 
 
@@ -177,6 +192,7 @@ class WorkerModel:
         self._max_step_tokens = max_step_tokens
         self._done = WorkDone()
         self._log_slowness = 0.0
+        self._spread = _NOTICED  # the mean by which its reports differ from that
 
     @property
     def rates(self) -> Rates:
@@ -189,12 +205,16 @@ class WorkerModel:
         if work.num_steps <= 0 or work.seconds <= 0 or min(work.features) < 0:
             return
         self._done = done
-        surprise = math.log(self._pool.worked(work)) - self._log_slowness
+        surprise = self._pool.worked(work) - self._log_slowness
         bounded = min(max(surprise, -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
         self._log_slowness += _WEIGHT * bounded
-        if abs(self._log_slowness - math.log(self.slowness)) > _NOTICED:
-            is_noticed = abs(self._log_slowness) > _NOTICED
-            self.slowness = math.exp(min(self._log_slowness, _LARGEST)) if is_noticed else 1.0
+        self._spread += _WEIGHT * (abs(bounded) - self._spread)
+        noticed, size = max(_NOTICED, self._spread), abs(self._log_slowness)
+        if size < noticed / 2:
+            self.slowness = 1.0
+        elif abs(self._log_slowness - math.log(self.slowness)) > noticed:
+            slowness = math.exp(min(self._log_slowness, _LARGEST))
+            self.slowness = slowness if size > noticed else 1.0
 
     def received(self, num_tokens: float, exposed_seconds: float, connector: str) -> None:
         """The KV of so many tokens came by a connector; this worker waited for it so long after the

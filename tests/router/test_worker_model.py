@@ -214,6 +214,36 @@ def test_what_all_workers_of_a_pool_have_become_is_the_pool_s_and_not_each_one_s
     check_predicts(models[0].rates, Rates(*(5 * v for v in SLOW.__getstate__()[:3])), within=0.35)
 
 
+def test_a_busy_hour_of_all_machines_is_not_the_slowness_of_the_one_that_reports():
+    pool = PoolModel()
+    models = [taught(WorkerModel(pool, 512), Source(SLOW, seed=i), 50) for i in range(2)]
+    later = Source(SLOW, seed=9, noise=0.5)
+    later._done = models[0]._done
+    for i in range(300):
+        models[0].worked(later.report(times=3.0 if 100 <= i < 200 else 1.0))
+        assert [model.slowness for model in models] == [1.0, 1.0]
+
+
+def test_no_token_is_for_nothing_however_noisy_the_reports():
+    pool, draw = PoolModel(), random.Random(0)
+    model = WorkerModel(pool, 512)
+    for i in range(100):
+        num_tokens = draw.randrange(10, 300)
+        model.received(num_tokens, 2e-3 + 1.0 / num_tokens, "grpc")  # the more, the sooner
+        model.worked(WorkDone(i + 1, num_tokens * (i + 1), 0, 0, 5e-3 * (i + 1)))
+    assert model.rates.transfer_seconds_per_token > 0
+    assert model.rates.prefill_seconds_per_token > 0
+
+
+def test_a_worker_that_has_received_nothing_yet_is_taken_for_one_like_the_others():
+    pool = PoolModel()
+    used, unused = WorkerModel(pool), WorkerModel(pool)
+    for _ in range(30):
+        used.received(100, 0.1, "grpc")
+    assert used.rates == unused.rates
+    assert used.rates.handoff_seconds > 10 * PRIOR.handoff_seconds
+
+
 def test_a_decode_pool_takes_what_prompts_cost_from_its_twin_until_it_has_computed_some():
     prefill = PoolModel()
     decode = WorkerModel(PoolModel(prefill), 512)
