@@ -239,7 +239,9 @@ class Attempt:
                 self._decode.model.received(*wire.received(event.kv_ready, self._decode))
 
     def succeed(self) -> None:
-        """The request has got all it needed of its workers."""
+        """The request has got all it needed of its workers, and is no load any more."""
+        self._prefill_load.close()
+        self._decode_load.close()
         if self._prefill is not None:
             self._prefill.circuit.succeed()
         self._decode.circuit.succeed()

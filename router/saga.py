@@ -92,12 +92,13 @@ class Saga:
                     responses, failure = self._book_all(gathered)
                     for index in self._answer.take_surplus():
                         attempt.end_sequence(index)
+                    if failure is None and self._answer.is_complete:
+                        attempt.succeed()  # before the client hears of it, and asks again
                     for response in wire.coalesced(responses):
                         yield response
                     if failure is not None:
                         raise failure
                     if self._answer.is_complete:
-                        attempt.succeed()
                         return
                     for event in gathered:
                         await self._follow_drain(attempt, event)
