@@ -16,7 +16,7 @@ from router.allowance import Allowances
 from router.decision import Rules
 from router.fleet import Fleet
 from router.gate import Gate
-from router.intake import Intake
+from router.intake import Intake, Request
 from router.model_card import read_model_card
 from router.placer import Placer
 from router.prospects import Prospects
@@ -46,7 +46,11 @@ async def serve(settings: RouterSettings) -> None:
         )
         stack.push_async_callback(fleet.stop)
         allowances = Allowances.read(Path(settings.allowances)) if settings.allowances else None
-        prospects = Prospects(fleet.candidates, admission_named(settings.admission))
+        prospects = Prospects[Request](
+            lambda request: fleet.candidates(request.token_ids, request.tenant.salt),
+            lambda request: request.demand,
+            admission_named(settings.admission),
+        )
         gate = Gate(allowances or Allowances(), prospects, settings.max_waiting)
         requests = Requests(gate)
         intake = Intake(card, settings.max_prompt_bytes)

@@ -20,6 +20,7 @@ from baton.sampling import (
 from baton.serving.tenant import Tenant
 from baton.v1 import inference_pb2 as pb
 from router.model_card import ModelCard
+from router.prospects import Demand
 
 MAX_REQUEST_ID_BYTES = 128
 # Shorter texts are tokenized faster than a thread is asked.
@@ -55,6 +56,11 @@ class Request:
     received: tuple[tuple[int, ...], ...] = ()
     received_endings: tuple[pb.FinishReason.ValueType, ...] = ()
     tenant: Tenant = NOBODY_IN_PARTICULAR
+
+    @property
+    def demand(self) -> Demand:
+        params = self.params
+        return Demand(len(self.token_ids), params.max_tokens, params.n, params.num_sequences)
 
 
 class Intake:

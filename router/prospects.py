@@ -2,19 +2,21 @@
 asks now.
 
 The prompt's part is told by the workers' fitted rates. Of answers it is learned here how long they
-are, as a part of what was asked for at most, and how long a token takes. Knows nothing of calls.
+are, as a part of what was asked for at most, and how long a token takes. Knows nothing of calls, nor
+of what a request is made of, so that the router and the simulator have it in common.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from baton.serving.deadline import Clock
 from router.admission import AdmissionPolicy, Arrival, DecodePool, InFlight, none, predicted
 from router.candidate import Candidate
-from router.gate import Answered, Forecast
-from router.intake import Request
 from router.rates import PRIOR, Rates
+from router.turns import Forecast
 
 # Prompts that wait at a prefill worker for so long keep it busy; who comes later waits here, where
 # tenants have shares.
@@ -24,92 +26,130 @@ _WEIGHT = 0.05  # of one answer, in what is learned
 _PRIOR_PART = 0.5  # of `max_tokens`
 _PRIOR_TOKEN_SECONDS = 0.01
 
-Snapshot = Callable[[tuple[int, ...], bytes], list[Candidate]]
-"""The workers, with what each has cached of a prompt under a salt."""
+T = TypeVar("T")
 
 
-class Prospects:
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request asks for.
+
+    Attributes:
+        num_tokens: of its prompt.
+        max_tokens: of each answer.
+        num_answers: that it is to have.
+        num_sequences: that are generated for them.
+    """
+
+    num_tokens: int
+    max_tokens: int
+    num_answers: int = 1
+    num_sequences: int = 1
+
+
+@dataclass(slots=True)
+class Answered:
+    """What is seen of an answer: filled in while it is written.
+
+    Attributes:
+        first_token: when its first token came, in monotonic seconds.
+    """
+
+    num_output_tokens: int = 0
+    first_token: float | None = None
+
+
+class Prospects(Generic[T]):
     """Expectations of one router.
 
     Args:
-        snapshot: of the workers at this moment.
+        snapshot: the workers at this moment, with what each has cached of a request's prompt.
+        demand: what a request asks for.
         admission: says whether the decode workers will have room; with `none` everybody goes.
     """
 
     def __init__(
         self,
-        snapshot: Snapshot,
+        snapshot: Callable[[T], Sequence[Candidate]],
+        demand: Callable[[T], Demand],
         admission: AdmissionPolicy = predicted,
         clock: Clock = time.monotonic,
     ) -> None:
         self._snapshot = snapshot
+        self._demand = demand
         self._admission = admission
         self._clock = clock
         self._in_flight: dict[int, InFlight] = {}
         self._part = _PRIOR_PART
         self._token_seconds = _PRIOR_TOKEN_SECONDS
 
-    def forecast(self, request: Request, num_tokens_ahead: int = 0) -> Forecast:
+    def has_room(self, request: T) -> bool:
+        """Whether it would find room if it went now."""
+        return self._admission is none or self.forecast(request).has_room
+
+    def forecast(self, request: T, num_tokens_ahead: int = 0) -> Forecast:
         """How the request would fare if it went now, behind prompts of so many tokens.
 
         Where no worker can take it, that is not for admission to say: there is room. So there is
         where nothing is in flight, whatever is expected: only by trying is it learned better.
         """
-        if self._admission is none or (not self._in_flight and not num_tokens_ahead):
+        if not self._in_flight and not num_tokens_ahead:
             return Forecast(True, 0.0)
-        workers = self._snapshot(request.token_ids, request.tenant.salt)
-        ready = [c for c in workers if not c.excluded]
+        demand = self._demand(request)
+        ready = [c for c in self._snapshot(request) if not c.excluded]
         prefills = [c for c in ready if c.role == "prefill"]
         decodes = [c for c in ready if c.role == "decode"]
         if not prefills or not decodes:
             return Forecast(True, 0.0)
         queue = min(map(_queue_seconds, prefills))
         ahead = min(_rates(c).queue_seconds(num_tokens_ahead) for c in prefills) / len(prefills)
-        ttft = min(_prefill_seconds(c, len(request.token_ids)) for c in prefills) + ahead
+        ttft = min(_prefill_seconds(c, demand.num_tokens) for c in prefills) + ahead
+        if self._admission is none:
+            return Forecast(True, ttft)
         drain = max(0.0, queue - QUEUE_SECONDS)
         room = [c.max_held_tokens for c in decodes if c.max_held_tokens is not None]
         if len(room) < len(decodes):
             return Forecast(drain == 0.0, ttft, drain)
         pool = DecodePool(tuple(self._in_flight.values()), sum(room))
-        arrival = Arrival(self._clock(), ttft, self._num_held(request))
+        arrival = Arrival(self._clock(), ttft, self._num_held(demand))
         verdict = self._admission(arrival, pool)
         return Forecast(verdict.is_admitted and drain == 0.0, ttft, max(drain, verdict.retry_after))
 
     @contextmanager
-    def placed(self, request: Request) -> Iterator[Answered]:
+    def placed(self, request: T) -> Iterator[Answered]:
         """The request is in flight for the length of the block; what is seen of its answer by then
         is learned from."""
-        prefill_ends = self._clock() + self.forecast(request).ttft_seconds
+        demand, prefill_ends = self._demand(request), self._clock()
+        if self._admission is not none:  # which never looks at it
+            prefill_ends += self.forecast(request).ttft_seconds
         answered, key = Answered(), id(request)
         self._in_flight[key] = InFlight(
             prefill_ends,
-            prefill_ends + self._num_output(request) * self._token_seconds,
-            self._num_held(request),
+            prefill_ends + self._num_output(demand) * self._token_seconds,
+            self._num_held(demand),
         )
         try:
             yield answered
         finally:
             del self._in_flight[key]
-            self._learn(request, answered)
+            self._learn(demand, answered)
 
-    def _learn(self, request: Request, answered: Answered) -> None:
+    def _learn(self, demand: Demand, answered: Answered) -> None:
         count = answered.num_output_tokens
         if answered.first_token is None or count == 0:
             return
-        most = request.params.max_tokens * request.params.n
+        most = demand.max_tokens * demand.num_answers
         self._part += _WEIGHT * (min(1.0, count / most) - self._part)
-        if count > request.params.n:
-            took = (self._clock() - answered.first_token) * request.params.n / count
+        if count > demand.num_answers:
+            took = (self._clock() - answered.first_token) * demand.num_answers / count
             self._token_seconds += _WEIGHT * (took - self._token_seconds)
 
-    def _num_output(self, request: Request) -> float:
+    def _num_output(self, demand: Demand) -> float:
         """Tokens that each of its sequences is expected to have."""
-        return self._part * request.params.max_tokens
+        return self._part * demand.max_tokens
 
-    def _num_held(self, request: Request) -> int:
+    def _num_held(self, demand: Demand) -> int:
         """Tokens whose KV it will hold at its end."""
-        num_sequences = request.params.num_sequences
-        return len(request.token_ids) + round(num_sequences * self._num_output(request))
+        return demand.num_tokens + round(demand.num_sequences * self._num_output(demand))
 
 
 def _rates(candidate: Candidate) -> Rates:

@@ -9,8 +9,8 @@ from baton.serving.pace import INTERVAL_SECONDS
 from baton.serving.settings import ServingSettings
 from baton.serving.tenant import Tenants
 from router.admission import AdmissionName
-from router.gate import MAX_WAITING
 from router.policy import PolicyName
+from router.turns import MAX_WAITING
 
 
 class RouterSettings(ServingSettings):

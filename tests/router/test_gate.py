@@ -11,8 +11,10 @@ from baton.errors import CancelledError, DeadlineExceededError, OverloadedError
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
 from router.allowance import Allowance, Allowances
-from router.gate import Answered, Forecast, Gate
+from router.gate import Gate
 from router.intake import Request
+from router.prospects import Answered
+from router.turns import Forecast
 
 
 def request(name: str = "r", num_tokens: int = 10, priority: int = 0) -> Request:
@@ -45,8 +47,11 @@ class Cluster:
         finally:
             self.num_running -= 1
 
-    def forecast(self, _request: Request, _num_tokens_ahead: int) -> Forecast:
-        has_room = self.num_running < self.room
+    def has_room(self, _request: Request) -> bool:
+        return self.num_running < self.room
+
+    def forecast(self, request: Request, _num_tokens_ahead: int) -> Forecast:
+        has_room = self.has_room(request)
         return Forecast(has_room, self.ttft_seconds, 0.0 if has_room else self.drain_seconds)
 
     async def run(

@@ -4,19 +4,16 @@ from contextlib import ExitStack
 
 import pytest
 
-from baton.sampling import SamplingParams
 from router.admission import admission_named
 from router.candidate import Candidate
-from router.intake import Request
-from router.prospects import QUEUE_SECONDS, Prospects
+from router.prospects import QUEUE_SECONDS, Demand, Prospects
 from router.rates import Rates
 
 RATES = Rates(prefill_seconds_per_token=1e-3)
 
 
-def request(name: str = "r", num_tokens: int = 100, max_tokens: int = 100, n: int = 1) -> Request:
-    params = SamplingParams(max_tokens=max_tokens, n=n, temperature=1.0)
-    return Request(name, (1,) * num_tokens, params)
+def request(num_tokens: int = 100, max_tokens: int = 100, n: int = 1) -> Demand:
+    return Demand(num_tokens, max_tokens, n, n)
 
 
 class Setting:
@@ -28,9 +25,11 @@ class Setting:
         self.cached = 0
         self.room: int | None = 1000
         self.excluded = ""
-        self.prospects = Prospects(self.snapshot, admission_named(admission), lambda: self.now)
+        self.prospects: Prospects[Demand] = Prospects(
+            self.snapshot, lambda demand: demand, admission_named(admission), lambda: self.now
+        )
 
-    def snapshot(self, _token_ids: tuple[int, ...], _salt: bytes) -> list[Candidate]:
+    def snapshot(self, _demand: Demand) -> list[Candidate]:
         prefills = [
             Candidate(f"p{i}", "prefill", b"", self.cached, num_queued_tokens=queue, rates=RATES)
             for i, queue in enumerate(self.queues)
@@ -38,7 +37,7 @@ class Setting:
         decode = Candidate("d0", "decode", b"", max_held_tokens=self.room, excluded=self.excluded)
         return [*prefills, decode]
 
-    def answer(self, asked: Request, num_output_tokens: int, seconds: float) -> None:
+    def answer(self, asked: Demand, num_output_tokens: int, seconds: float) -> None:
         with self.prospects.placed(asked) as answered:
             answered.first_token = self.now
             self.now += seconds
@@ -54,7 +53,7 @@ def test_where_nothing_is_in_flight_there_is_room_whatever_is_expected():
 
 def test_the_first_token_comes_after_the_shortest_queue_and_what_is_not_cached():
     setting = Setting()
-    with setting.prospects.placed(request("other")):
+    with setting.prospects.placed(request()):
         setting.queues = [400, 200]
         assert setting.prospects.forecast(request()).ttft_seconds == pytest.approx(0.3)
         setting.cached = 60
@@ -65,7 +64,7 @@ def test_the_first_token_comes_after_the_shortest_queue_and_what_is_not_cached()
 
 def test_prefill_workers_with_enough_to_do_get_no_more():
     setting = Setting()
-    with setting.prospects.placed(request("other")):
+    with setting.prospects.placed(request()):
         setting.queues = [2000, 700]
         forecast = setting.prospects.forecast(request())
         assert not forecast.has_room
@@ -78,21 +77,21 @@ def test_prompts_on_their_way_count_among_the_decodes():
     """Each is expected to hold its prompt and half of the answer it may have: 150 tokens."""
     setting = Setting()
     with ExitStack() as stack:
-        for i in range(6):
+        for _ in range(6):
             assert setting.prospects.forecast(request()).has_room
-            stack.enter_context(setting.prospects.placed(request(str(i))))
+            stack.enter_context(setting.prospects.placed(request()))
         forecast = setting.prospects.forecast(request())
         assert not forecast.has_room
         assert 0 < forecast.drain_seconds < 2.0
         setting.now = 10.0
         assert not setting.prospects.forecast(request()).has_room, "they have not ended"
-    with setting.prospects.placed(request("last")):
+    with setting.prospects.placed(request()):
         assert setting.prospects.forecast(request()).has_room
 
 
 def test_several_sequences_share_their_prompt_and_hold_their_answers():
     setting = Setting()
-    with setting.prospects.placed(request("other", n=15)):
+    with setting.prospects.placed(request(n=15)):
         assert setting.prospects.forecast(request(n=1, num_tokens=20, max_tokens=10)).has_room
         assert not setting.prospects.forecast(request()).has_room
 
@@ -101,8 +100,8 @@ def test_several_sequences_share_their_prompt_and_hold_their_answers():
 def test_where_room_is_not_known_or_nobody_can_take_it_admission_says_nothing(change):
     setting = Setting()
     with ExitStack() as stack:
-        for i in range(20):
-            stack.enter_context(setting.prospects.placed(request(str(i))))
+        for _ in range(20):
+            stack.enter_context(setting.prospects.placed(request()))
         for name, value in change.items():
             setattr(setting, name, value)
         assert setting.prospects.forecast(request()).has_room
@@ -111,8 +110,8 @@ def test_where_room_is_not_known_or_nobody_can_take_it_admission_says_nothing(ch
 def test_admission_can_be_turned_off():
     setting = Setting("none")
     with ExitStack() as stack:
-        for i in range(20):
-            stack.enter_context(setting.prospects.placed(request(str(i))))
+        for _ in range(20):
+            stack.enter_context(setting.prospects.placed(request()))
         setting.queues = [10**6, 10**6]
         assert setting.prospects.forecast(request()).has_room
 
@@ -123,8 +122,8 @@ def test_how_long_answers_are_is_learned():
     for _ in range(200):
         setting.answer(request(), num_output_tokens=10, seconds=0.1)
     with ExitStack() as stack:
-        for i in range(7):
-            stack.enter_context(setting.prospects.placed(request(str(i))))
+        for _ in range(7):
+            stack.enter_context(setting.prospects.placed(request()))
         assert setting.prospects.forecast(request()).has_room
 
 
@@ -133,8 +132,8 @@ def test_how_long_a_token_takes_is_learned():
     for _ in range(200):
         setting.answer(request(), num_output_tokens=100, seconds=20.0)
     with ExitStack() as stack:
-        for i in range(4):
-            stack.enter_context(setting.prospects.placed(request(str(i))))
+        for _ in range(4):
+            stack.enter_context(setting.prospects.placed(request()))
         forecast = setting.prospects.forecast(request())
         assert not forecast.has_room
         assert forecast.drain_seconds == pytest.approx(20.0, rel=0.05)
@@ -145,6 +144,6 @@ def test_an_answer_that_never_began_teaches_nothing():
     with setting.prospects.placed(request()):
         setting.now += 1000.0
     with ExitStack() as stack:
-        for i in range(6):
-            stack.enter_context(setting.prospects.placed(request(str(i))))
+        for _ in range(6):
+            stack.enter_context(setting.prospects.placed(request()))
         assert 0 < setting.prospects.forecast(request()).drain_seconds < 2.0

@@ -1,0 +1,132 @@
+"""Whose turn it is: in fair order, and none that would wait for nothing. Pure.
+
+A request that comes is told at once if it cannot get its first token before its deadline, or if
+too many wait already, with the time after which asking again is worthwhile. Otherwise it goes when
+it is its turn, there is room for it, and its tenant's allowance lets it. Knows nothing of workers:
+what would become of a request is forecast by the one who knows them. Nor of how time passes, so
+that the router and the simulator have it in common.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from baton.errors import OverloadedError
+from router.allowance import Allowances
+from router.fair_queue import FairQueue, Waiting
+
+MAX_WAITING = 1024
+LOOK_SECONDS = 0.05
+"""Room appears with no word of it where a worker comes back, say: so often is looked while somebody
+waits."""
+
+_LEAST_RETRY_SECONDS = 0.1
+
+T = TypeVar("T")
+_T = TypeVar("_T", contravariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What would become of a request if it went now.
+
+    Attributes:
+        has_room: it would find room, at the end of its prefill as well.
+        ttft_seconds: until its first token.
+        drain_seconds: until there is room for it; 0 where there is.
+    """
+
+    has_room: bool
+    ttft_seconds: float
+    drain_seconds: float = 0.0
+
+
+class Forecaster(Protocol[_T]):
+    """Who knows the workers, and what they were given."""
+
+    def forecast(self, request: _T, num_tokens_ahead: int, /) -> Forecast:
+        """How the request would fare if it went now, behind prompts of so many tokens."""
+
+    def has_room(self, request: _T, /) -> bool:
+        """Whether it would find room if it went now."""
+
+
+class Turns(Generic[T]):
+    """All that wait at one router.
+
+    Args:
+        max_waiting: requests; more are refused.
+    """
+
+    def __init__(
+        self, allowances: Allowances, forecaster: Forecaster[T], max_waiting: int = MAX_WAITING
+    ) -> None:
+        self._allowances = allowances
+        self._forecaster = forecaster
+        self._max_waiting = max_waiting
+        self._queue: FairQueue[T] = FairQueue(allowances.weight_of)
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the prompts of all that wait."""
+        return self._queue.num_tokens
+
+    def join(
+        self, request: T, *, tenant: str, priority: int, num_tokens: int, seconds_left: float
+    ) -> Waiting[T]:
+        """Has a request of so many prompt tokens wait for its turn.
+
+        Raises `OverloadedError` if its first token would not come in the seconds that are left.
+        """
+        is_full = len(self._queue) >= self._max_waiting
+        if is_full or seconds_left < float("inf"):
+            self._check_worthwhile(request, tenant, seconds_left, is_full=is_full)
+        return self._queue.push(request, tenant=tenant, priority=priority, num_tokens=num_tokens)
+
+    def next(self, has_gone: Callable[[T], bool] = lambda _: False) -> Waiting[T] | None:
+        """Takes out whoever may go now, whose allowance is then used; None if nobody may.
+
+        Args:
+            has_gone: who waits no more, and is not removed yet.
+        """
+        waiting = self._queue.pop(self._allowances.may_go)
+        while waiting is not None and has_gone(waiting.item):
+            waiting = self._queue.pop(self._allowances.may_go)
+        if waiting is None:
+            return None
+        if not self._forecaster.has_room(waiting.item):
+            self._queue.put_back(waiting)
+            return None
+        self._allowances.enter(waiting.tenant, waiting.num_tokens)
+        return waiting
+
+    def remove(self, waiting: Waiting[T]) -> None:
+        """It waits no more; nothing if it has gone."""
+        self._queue.remove(waiting)
+
+    def leave(self, tenant: str, num_output_tokens: int) -> None:
+        """One that was taken out has ended."""
+        self._allowances.leave(tenant, num_output_tokens)
+
+    def _check_worthwhile(
+        self, request: T, tenant: str, seconds_left: float, *, is_full: bool
+    ) -> None:
+        forecast = self._forecaster.forecast(request, self._queue.num_tokens)
+        unpaid = self._allowances.seconds_until_paid(tenant)
+        wait = max(forecast.drain_seconds, unpaid)
+        retry_after = max(wait, _LEAST_RETRY_SECONDS)
+        first_token = wait + forecast.ttft_seconds
+        if is_full:
+            waiting = len(self._queue)
+            raise OverloadedError(f"{waiting} requests wait at this router already", retry_after)
+        if first_token > seconds_left and unpaid > 0 and unpaid >= forecast.drain_seconds:
+            raise OverloadedError(f"tenant {tenant!r} is over its rate", retry_after)
+        if first_token > seconds_left:
+            raise OverloadedError(
+                f"a first token would come in {first_token:.1f} s, and the deadline is in "
+                f"{seconds_left:.1f} s",
+                retry_after,
+            )
