@@ -2,8 +2,8 @@
 
 Prefill workers whose caches never evict compute prompts one after the other at a given speed; a
 single decode worker is always free, so that a policy is seen by its prefill placement alone. The
-policy, the selection and the index are the router's own; there is no network and no other model of
-time.
+policy, the selection and the index are the router's own; there is no network but for what workers
+lend each other, which takes as long as it is expected to, and no other model of time.
 """
 
 import statistics
@@ -15,8 +15,10 @@ from baton.cluster.index import LocalityIndex
 from baton.cluster.prefix import BlockHash
 from bench.traces import MOONCAKE_BLOCK_SIZE, TraceRow
 from router.candidate import Candidate
+from router.cost_model import PULL
 from router.placement import place
 from router.policy import PolicyName, policy_named
+from router.prefix_source import with_sources
 from router.recent import RecentTokens
 
 _DECODE = Candidate("decode-0", "decode", b"")
@@ -29,12 +31,16 @@ class Replayed:
     Attributes:
         num_reused_blocks: blocks found on the worker that the prompt was placed on.
         num_computed_blocks: the others, by worker.
+        num_lent_blocks: of those that were reused, what another worker has lent.
         first_tokens: seconds from each arrival to the end of its prefill.
+        chosen: which worker each prompt was placed on.
     """
 
     num_reused_blocks: int
     num_computed_blocks: tuple[int, ...]
+    num_lent_blocks: int
     first_tokens: tuple[float, ...]
+    chosen: tuple[str, ...]
 
     @property
     def imbalance(self) -> float:
@@ -64,10 +70,13 @@ class _Worker:
             last_turn=self.last_turn,
         )
 
-    def take(self, num_blocks: int, turn: int, now: float, tokens_per_second: float) -> float:
-        """Computes so many blocks; returns when that is done."""
+    def take(
+        self, num_blocks: int, turn: int, now: float, tokens_per_second: float, pull: float
+    ) -> float:
+        """Computes so many blocks behind what is pulled in so many seconds; returns when that is
+        done."""
         num_tokens = num_blocks * MOONCAKE_BLOCK_SIZE
-        self.free_at = max(self.free_at, now) + num_tokens / tokens_per_second
+        self.free_at = max(self.free_at, now) + pull + num_tokens / tokens_per_second
         self.num_computed_blocks += num_blocks
         self.last_turn = turn
         self.recent.add(num_tokens, now)
@@ -75,13 +84,22 @@ class _Worker:
 
 
 def replay(
-    rows: Iterable[TraceRow], policy: PolicyName, num_workers: int, tokens_per_second: float
+    rows: Iterable[TraceRow],
+    policy: PolicyName,
+    num_workers: int,
+    tokens_per_second: float,
+    *,
+    lends: bool = False,
 ) -> Replayed:
-    """Places each request when it arrives; what it computes can be reused from then on."""
+    """Places each request when it arrives; what it computes can be reused from then on.
+
+    Args:
+        lends: workers get what they lack from each other, where the policy finds that worth it.
+    """
     index = LocalityIndex()
     workers = {name: _Worker(name) for name in (f"prefill-{i}" for i in range(num_workers))}
     chosen_policy = policy_named(policy)
-    num_reused, first_tokens = 0, []
+    num_reused, num_lent, first_tokens, all_chosen = 0, 0, [], []
     for turn, row in enumerate(rows, 1):
         hashes = chain_of(row)
         matches, now = index.match(hashes), row.arrival
@@ -89,18 +107,22 @@ def replay(
             worker.candidate(matches.get(worker.name, 0), now, tokens_per_second)
             for worker in workers.values()
         ]
+        candidates = with_sources(candidates) if lends else candidates
         placement = place(
             str(turn), row.num_prompt_tokens, [*candidates, _DECODE], policy=chosen_policy
         )
         assert placement is not None, "somebody can take work"
-        num_cached = matches.get(placement.prefill, 0)
         chosen = workers[placement.prefill]
-        done = chosen.take(len(hashes) - num_cached, turn, now, tokens_per_second)
+        num_cached = matches.get(placement.source or chosen.name, 0)
+        pull = placement.chosen[0].terms.get(PULL, 0.0)
+        done = chosen.take(len(hashes) - num_cached, turn, now, tokens_per_second, pull)
         first_tokens.append(done - now)
+        all_chosen.append(chosen.name)
         num_reused += num_cached
+        num_lent += num_cached - matches.get(chosen.name, 0)
         index.apply(chosen.name, 1, KvEvents(stored=hashes))
     computed = tuple(worker.num_computed_blocks for worker in workers.values())
-    return Replayed(num_reused, computed, tuple(first_tokens))
+    return Replayed(num_reused, computed, num_lent, tuple(first_tokens), tuple(all_chosen))
 
 
 def chain_of(row: TraceRow, copy: int = 0) -> tuple[BlockHash, ...]:

@@ -28,6 +28,7 @@ class Candidate:
         source: another worker that holds more of the prompt and could give it to this one; empty if
             there is none, or nobody has looked (`router.prefix_source`).
         num_source_tokens: how much that one holds.
+        num_source_recent_tokens: what that one was given to compute of late.
         excluded: why it cannot be chosen; empty if it can.
     """
 
@@ -43,5 +44,6 @@ class Candidate:
     last_turn: int = 0
     source: str = ""
     num_source_tokens: int = 0
+    num_source_recent_tokens: float = 0.0
     excluded: str = ""
     rates: Rates | None = None

@@ -3,6 +3,7 @@
     prefill worker   uncached       computing what of the prompt it lacks and nobody gives it
                      pull           getting some of it from another worker; only where that takes
                                     less time than computing it
+                     copy           computing again what such a copy displaces
                      queue          computing what it was given before and has not finished
                      crowding       what those who come behind wait for the uncached tokens
                      recent         a small part of the work it was given of late
@@ -22,6 +23,10 @@ prompt that nobody has cached must be computed wherever it goes, and a price man
 a step or a worker itself takes would have that rest follow the noise in measured speeds, away from
 what is cached. `recent` decides among workers that are idle and equal, and keeps their shares even
 over minutes where queues, mostly empty, say nothing.
+
+Where a prefix can be had from another worker, queues alone have it copied: to have had less to do
+of late than that one is no credit to who would pull it. So a prefix that is used now and then stays
+where it is, and a hot one is on several workers as soon as those that hold it keep prompts waiting.
 
 How long things take on a worker is part of its snapshot, as far as it was learned
 (`router.worker_model`). No term grows when more of the prompt is cached. Knows nothing of how
@@ -44,12 +49,14 @@ class CostModel(Rates):
     Attributes:
         pull_seconds: to get a prefix from another worker, beside what moving its KV takes and a
             step of either, for blocks are lent and taken between steps.
+        copying: the part of what a pulled prefix displaces that is thought to be asked for again.
         crowding: how many seconds of queue a second of needless computing is worth.
         recency: the part of recent work that counts.
         full_share: the part of a decode worker's pool beyond which KV is displaced.
     """
 
     pull_seconds: float = 5e-3
+    copying: float = 0.1
     crowding: float = 15.0
     recency: float = 0.01
     full_share: float = 0.9
@@ -64,13 +71,16 @@ class CostModel(Rates):
         if pull is not None:
             num_cached = min(candidate.num_source_tokens, num_tokens)
         uncached = rates.prefill_seconds(num_tokens - num_cached, num_cached)
-        recent = candidate.num_recent_tokens * rates.prefill_seconds_per_token
+        recent = candidate.num_recent_tokens
+        if pull is not None:
+            recent = max(recent, candidate.num_source_recent_tokens)
+        copy = self._copy_seconds(rates, candidate, num_tokens)
         return {
             "uncached": uncached,
-            **({} if pull is None else {PULL: pull}),
+            **({} if pull is None else {PULL: pull, "copy": copy}),
             "queue": rates.queue_seconds(candidate.num_queued_tokens),
             "crowding": self._crowding_seconds(rates, num_tokens, num_cached),
-            "recent": recent * self.recency,
+            "recent": recent * rates.prefill_seconds_per_token * self.recency,
         }
 
     def alone_terms(self, candidate: Candidate, num_tokens: int) -> dict[str, float]:
@@ -109,6 +119,10 @@ class CostModel(Rates):
         spared -= rates.prefill_seconds(num_tokens - num_found, num_found)
         pull = self.pull_seconds + 2 * rates.prefill_seconds_per_step + moving
         return pull if pull < spared else None
+
+    def _copy_seconds(self, rates: Rates, candidate: Candidate, num_tokens: int) -> float:
+        num_pulled = min(candidate.num_source_tokens, num_tokens) - candidate.num_cached_tokens
+        return num_pulled * rates.prefill_seconds_per_token * self.copying
 
     def _decode_terms(
         self, rates: Rates, candidate: Candidate, num_missing: int

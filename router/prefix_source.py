@@ -25,8 +25,12 @@ def _with_source(candidate: Candidate, holders: list[Candidate]) -> Candidate:
         if holder.num_cached_tokens <= candidate.num_cached_tokens:
             break
         if holder.worker != candidate.worker:
-            num_tokens = holder.num_cached_tokens
-            return replace(candidate, source=holder.worker, num_source_tokens=num_tokens)
+            return replace(
+                candidate,
+                source=holder.worker,
+                num_source_tokens=holder.num_cached_tokens,
+                num_source_recent_tokens=holder.num_recent_tokens,
+            )
     return candidate
 
 

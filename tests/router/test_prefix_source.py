@@ -35,7 +35,8 @@ candidates = st.lists(
 def test_a_source_holds_more_may_pair_and_is_there(cluster):
     by_name = {c.worker: c for c in cluster}
     for one, before in zip(with_sources(cluster), cluster, strict=True):
-        assert replace(one, source="", num_source_tokens=0) == before
+        none = {"source": "", "num_source_tokens": 0, "num_source_recent_tokens": 0.0}
+        assert replace(one, **none) == before
         others = [
             c.num_cached_tokens
             for c in cluster
