@@ -37,13 +37,11 @@ class Arrival:
         now: the moment, in seconds.
         prefill_seconds: until its prompt is expected to be computed, its wait included.
         num_tokens: tokens whose KV it will hold among the decodes.
-        deadline_seconds: until its first token must have come; None: whenever it comes.
     """
 
     now: float
     prefill_seconds: float
     num_tokens: int
-    deadline_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,18 +102,6 @@ def admission_named(name: AdmissionName) -> AdmissionPolicy:
         "predicted": predicted,
     }
     return policies[name]
-
-
-def admit(policy: AdmissionPolicy, arrival: Arrival, pool: DecodePool) -> Verdict:
-    """What a policy says of a request whose first token can be in time. Of another one computing
-    the prompt would only make those behind it late, so it is not let in; queues drain a second in
-    each."""
-    verdict = policy(arrival, pool)
-    deadline = arrival.deadline_seconds
-    if deadline is None or arrival.prefill_seconds <= deadline:
-        return verdict
-    late = arrival.prefill_seconds - deadline
-    return Verdict(False, verdict.occupancy, max(late, verdict.retry_after))
 
 
 def none(arrival: Arrival, pool: DecodePool) -> Verdict:

@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Protocol
 
-from baton.errors import BatonError, DeadlineExceededError
+from baton.errors import BatonError
 from baton.serving.deadline import Deadline
 from router.allowance import Allowances
 from router.fair_queue import Waiting
 from router.intake import Request
 from router.prospects import Answered
-from router.turns import LOOK_SECONDS, MAX_WAITING, Forecaster, Turns
+from router.turns import LOOK_SECONDS, MAX_WAITING, Asking, Forecaster, Turns, expired
 
 
 class Foreseer(Forecaster[Request], Protocol):
@@ -81,12 +81,17 @@ class Gate:
         """
         if self._is_passing:
             return
-        waiting = self._turns.next(lambda request: self._pending[id(request)].done())
-        if waiting is None:
-            self._look_later()
-        else:
-            self._is_passing = True
-            self._pending[id(waiting.item)].set_result(None)
+        while (next_one := self._turns.next(self._has_gone)) is not None:
+            turn = self._pending[id(next_one.request)]
+            if next_one.refusal is None:
+                self._is_passing = True
+                turn.set_result(None)
+                return
+            turn.set_exception(next_one.refusal)
+        self._look_later()
+
+    def _has_gone(self, request: Request) -> bool:
+        return self._pending[id(request)].done()
 
     async def _wait(self, request: Request, tenant: str, deadline: Deadline) -> None:
         turn: _Turn = asyncio.get_running_loop().create_future()
@@ -105,9 +110,7 @@ class Gate:
         except BaseException as error:
             self._give_up(waiting, turn)
             if isinstance(error, TimeoutError):
-                raise DeadlineExceededError(
-                    "the request's deadline has passed while it waited for room"
-                ) from None
+                raise expired() from None
             raise
         finally:
             del self._pending[id(request)]
@@ -117,7 +120,7 @@ class Gate:
         self._is_passing = False
         asyncio.get_running_loop().call_soon(self.look)  # behind what this task does at once
 
-    def _give_up(self, waiting: Waiting[Request], turn: _Turn) -> None:
+    def _give_up(self, waiting: Waiting[Asking[Request]], turn: _Turn) -> None:
         """It waits no more, or goes no more though it was let through."""
         if _was_let_through(turn):
             self._turns.leave(waiting.tenant, 0)

@@ -2,8 +2,8 @@
 asks now.
 
 The prompt's part is told by the workers' fitted rates. Of answers it is learned here how long they
-are, as a part of what was asked for at most, and how long a token takes. Knows nothing of calls, nor
-of what a request is made of, so that the router and the simulator have it in common.
+are, as a part of what was asked for at most, and how long a token takes. Knows nothing of calls,
+nor of what a request is made of, so that the router and the simulator have it in common.
 """
 
 import time
@@ -81,10 +81,6 @@ class Prospects(Generic[T]):
         self._in_flight: dict[int, InFlight] = {}
         self._part = _PRIOR_PART
         self._token_seconds = _PRIOR_TOKEN_SECONDS
-
-    def has_room(self, request: T) -> bool:
-        """Whether it would find room if it went now."""
-        return self._admission is none or self.forecast(request).has_room
 
     def forecast(self, request: T, num_tokens_ahead: int = 0) -> Forecast:
         """How the request would fare if it went now, behind prompts of so many tokens.

@@ -2,16 +2,19 @@
 
 A request that comes is told at once if it cannot get its first token before its deadline, or if
 too many wait already, with the time after which asking again is worthwhile. Otherwise it goes when
-it is its turn, there is room for it, and its tenant's allowance lets it. Knows nothing of workers:
-what would become of a request is forecast by the one who knows them. Nor of how time passes, so
-that the router and the simulator have it in common.
+it is its turn, there is room for it, and its tenant's allowance lets it; unless it has waited for
+so long by then that its first token would come too late, for those behind it can still be served in
+time. Knows nothing of workers: what would become of a request is forecast by the one who knows
+them. Nor how time passes, so that the router and the simulator have it in common.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from baton.errors import OverloadedError
+from baton.errors import BatonError, DeadlineExceededError, OverloadedError
+from baton.serving.deadline import Clock
 from router.allowance import Allowances
 from router.fair_queue import FairQueue, Waiting
 
@@ -47,8 +50,29 @@ class Forecaster(Protocol[_T]):
     def forecast(self, request: _T, num_tokens_ahead: int, /) -> Forecast:
         """How the request would fare if it went now, behind prompts of so many tokens."""
 
-    def has_room(self, request: _T, /) -> bool:
-        """Whether it would find room if it went now."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asking(Generic[T]):
+    """A request that waits.
+
+    Attributes:
+        expires: when its first token must have come, in seconds of the clock.
+    """
+
+    request: T
+    expires: float
+
+
+@dataclass(frozen=True, slots=True)
+class Turn(Generic[T]):
+    """A request that waits no more.
+
+    Attributes:
+        refusal: why it does not go; None if it does.
+    """
+
+    request: T
+    refusal: BatonError | None = None
 
 
 class Turns(Generic[T]):
@@ -59,12 +83,17 @@ class Turns(Generic[T]):
     """
 
     def __init__(
-        self, allowances: Allowances, forecaster: Forecaster[T], max_waiting: int = MAX_WAITING
+        self,
+        allowances: Allowances,
+        forecaster: Forecaster[T],
+        max_waiting: int = MAX_WAITING,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._allowances = allowances
         self._forecaster = forecaster
         self._max_waiting = max_waiting
-        self._queue: FairQueue[T] = FairQueue(allowances.weight_of)
+        self._clock = clock
+        self._queue: FairQueue[Asking[T]] = FairQueue(allowances.weight_of)
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -76,7 +105,7 @@ class Turns(Generic[T]):
 
     def join(
         self, request: T, *, tenant: str, priority: int, num_tokens: int, seconds_left: float
-    ) -> Waiting[T]:
+    ) -> Waiting[Asking[T]]:
         """Has a request of so many prompt tokens wait for its turn.
 
         Raises `OverloadedError` if its first token would not come in the seconds that are left.
@@ -84,26 +113,35 @@ class Turns(Generic[T]):
         is_full = len(self._queue) >= self._max_waiting
         if is_full or seconds_left < float("inf"):
             self._check_worthwhile(request, tenant, seconds_left, is_full=is_full)
-        return self._queue.push(request, tenant=tenant, priority=priority, num_tokens=num_tokens)
+        asking = Asking(request, self._clock() + seconds_left)
+        return self._queue.push(asking, tenant=tenant, priority=priority, num_tokens=num_tokens)
 
-    def next(self, has_gone: Callable[[T], bool] = lambda _: False) -> Waiting[T] | None:
-        """Takes out whoever may go now, whose allowance is then used; None if nobody may.
+    def next(self, has_gone: Callable[[T], bool] = lambda _: False) -> Turn[T] | None:
+        """Takes out whoever may go now, whose allowance is then used, or need not wait any more;
+        None if there is nobody.
 
         Args:
             has_gone: who waits no more, and is not removed yet.
         """
         waiting = self._queue.pop(self._allowances.may_go)
-        while waiting is not None and has_gone(waiting.item):
+        while waiting is not None and has_gone(waiting.item.request):
             waiting = self._queue.pop(self._allowances.may_go)
         if waiting is None:
             return None
-        if not self._forecaster.has_room(waiting.item):
+        request, seconds_left = waiting.item.request, waiting.item.expires - self._clock()
+        if seconds_left <= 0:
+            return Turn(request, expired())
+        forecast = self._forecaster.forecast(request, 0)
+        if forecast.ttft_seconds > seconds_left:
+            retry_after = max(forecast.drain_seconds, _LEAST_RETRY_SECONDS)
+            return Turn(request, _late(forecast.ttft_seconds, seconds_left, retry_after))
+        if not forecast.has_room:
             self._queue.put_back(waiting)
             return None
         self._allowances.enter(waiting.tenant, waiting.num_tokens)
-        return waiting
+        return Turn(request)
 
-    def remove(self, waiting: Waiting[T]) -> None:
+    def remove(self, waiting: Waiting[Asking[T]]) -> None:
         """It waits no more; nothing if it has gone."""
         self._queue.remove(waiting)
 
@@ -125,8 +163,17 @@ class Turns(Generic[T]):
         if first_token > seconds_left and unpaid > 0 and unpaid >= forecast.drain_seconds:
             raise OverloadedError(f"tenant {tenant!r} is over its rate", retry_after)
         if first_token > seconds_left:
-            raise OverloadedError(
-                f"a first token would come in {first_token:.1f} s, and the deadline is in "
-                f"{seconds_left:.1f} s",
-                retry_after,
-            )
+            raise _late(first_token, seconds_left, retry_after)
+
+
+def expired() -> DeadlineExceededError:
+    """What is said of a request whose time has run out before its turn came."""
+    return DeadlineExceededError("the request's deadline has passed while it waited for room")
+
+
+def _late(first_token: float, seconds_left: float, retry_after: float) -> OverloadedError:
+    return OverloadedError(
+        f"a first token would come in {first_token:.1f} s, and the deadline is in "
+        f"{seconds_left:.1f} s",
+        retry_after,
+    )

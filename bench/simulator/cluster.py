@@ -1,7 +1,7 @@
 """What all simulated clusters have: workers, the router's index and counts, and arrivals.
 
-The router is its own code: the index, the counts of load, the policies, the choice among them, and
-what it does when a worker refuses. Cache events reach it at once, and from every worker.
+The router is its own code: the index, the counts of load, its gate, the policies, the choice among
+them, and what it does when a worker refuses. Cache events reach it at once, and from every worker.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +13,7 @@ from baton.cluster.index import LocalityIndex
 from baton.engine.core.block_pool import CacheEvents
 from baton.engine.core.sequence import FinishReason
 from baton.errors import BatonError, OverloadedError, UnavailableError
+from baton.sampling import check_length
 from bench.simulator.clock import Clock
 from bench.simulator.engine import SimulatedEngine
 from bench.simulator.gaps import Gaps
@@ -105,7 +106,7 @@ class Cluster:
         self._rules = Rules(setup.policy, conditional_disaggregation=self.has_roles)
         self.rates = rates_of(setup.machine)
         self._budget = RetryBudget(clock=lambda: self.clock.now)
-        self._gate = Gate(setup)
+        self._gate = Gate(setup, self.clock, self._snapshot, self._go, self._refuse)
         self.samples: list[Sample] = []
         self._num_placed = 0
         self._num_ended = 0
@@ -161,10 +162,10 @@ class Cluster:
     def end(self, flight: Flight) -> None:
         """The job has all its tokens."""
         flight.job.is_finished = True
-        self._gate.note_end(flight.job)
         flight.prefill_stack.close()
         flight.stack.close()
         del self.flights[flight.job.number]
+        self._gate.end(flight.job)
         self._count_end()
 
     def note_first_token(self, flight: Flight) -> None:
@@ -172,7 +173,6 @@ class Cluster:
         job, now = flight.job, self.clock.now
         if job.prefilled_at is None:
             job.prefilled_at = job.last_token_at = now
-            self._gate.note_first_token(job, now)
             flight.prefill.num_computed_tokens += job.num_prompt_tokens - job.num_cached_tokens
         flight.prefill_stack.close()
 
@@ -204,46 +204,50 @@ class Cluster:
         job = self.jobs[number]
         self._budget.deposit()
         try:
+            check_length(job.num_prompt_tokens, job.num_output_tokens, self.setup.max_len)
+            self._gate.arrive(job)
+        except BatonError as error:
+            self._refuse(job, error)
+
+    def _go(self, job: Job) -> None:
+        """The gate has let a job through."""
+        try:
             flight = self._admit(job)
         except BatonError as error:
-            job.refusal = str(error)
-            self._count_end()
+            self._gate.end(job)
+            self._refuse(job, error)
             return
         self.flights[job.number] = flight
         arrival = self.clock.now + self.setup.machine.network.per_request
         self.clock.at(arrival, lambda: self.dispatch(flight))
 
-    def _admit(self, job: Job) -> Flight:
-        """Places a job; who refuses is passed over. Raises what refuses it for good."""
-        num_tokens = job.num_prompt_tokens + job.num_output_tokens
-        if num_tokens > self.setup.max_len:
-            raise OverloadedError(f"{num_tokens} tokens do not fit a pool of {self.setup.max_len}")
-        recovery = Recovery(job.request_id, self._budget)
+    def _refuse(self, job: Job, error: BatonError) -> None:
+        job.refusal = str(error)
+        self._count_end()
+
+    def _snapshot(self, job: Job) -> list[Candidate]:
+        """What the router knows of the workers, and of what they hold of a job's prompt."""
         block_size = self.setup.block_size
         matches = held_blocks(self._index, self._pending, job.hashes)
-        cached = {worker: num_blocks * block_size for worker, num_blocks in matches.items()}
+        return self.candidates({w: num_blocks * block_size for w, num_blocks in matches.items()})
+
+    def _admit(self, job: Job) -> Flight:
+        """Places a job; who refuses is passed over. Raises what refuses it for good."""
+        recovery = Recovery(job.request_id, self._budget)
         while True:
-            candidates = [c for c in self.candidates(cached) if c.worker not in recovery.refused]
+            candidates = [c for c in self._snapshot(job) if c.worker not in recovery.refused]
             question = Question(job.request_id, job.num_prompt_tokens, tuple(candidates))
             placement = self._rules.decide(question)
             if placement is None:
                 nobody = UnavailableError(why_none(candidates))
                 recovery.after(Setback(SetbackKind.NOBODY, nobody), 0)
                 continue
-            self._ask_gate(job, placement)
             try:
                 return self._take(job, placement)
             except OverloadedError as error:
-                self._gate.note_end(job)
                 pair = (placement.prefill, placement.decode)
                 refused = Setback(SetbackKind.REFUSED, error, placement.decode, pair)
                 recovery.after(refused, 0)
-
-    def _ask_gate(self, job: Job, placement: Placement) -> None:
-        """Raises `OverloadedError` for a job that is not let in."""
-        verdict = self._gate.ask(job, placement.chosen[0].candidate, self.clock.now)
-        if not verdict.is_admitted:
-            raise OverloadedError("there is no room, or it would be late", verdict.retry_after)
 
     def _take(self, job: Job, placement: Placement) -> Flight:
         """The workers admit a job, and the router counts it. Raises `OverloadedError`."""

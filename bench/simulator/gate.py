@@ -1,55 +1,111 @@
-"""The simulated router's admission: what it expects of the requests that it has let in.
+"""The router's gate in simulated time.
 
-The decision is the router's own (`router.admission`). What the decision is made by, how long a
-prompt and an answer take, is reckoned here from the machine and from what has ended; each request
-is expected to take as long to decode as those before it took in the mean.
+What it decides, by which expectations, and what it learns is the router's own (`router.turns`,
+`router.prospects`); only that time passes by a clock in place of an event loop is this module's.
 """
 
-from bench.simulator.job import Job
-from bench.simulator.rates import rates_of
-from bench.simulator.setup import Setup
-from router.admission import Arrival, DecodePool, InFlight, Verdict, admission_named, admit
-from router.candidate import Candidate
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
-_FIRST_DECODE_SECONDS = 5.0  # of an answer, before any has ended
-_WEIGHT = 0.05  # of the last answer in the mean
+from baton.errors import BatonError
+from bench.simulator.clock import Clock
+from bench.simulator.job import Job
+from bench.simulator.setup import Setup
+from router.admission import admission_named
+from router.allowance import Allowances
+from router.candidate import Candidate
+from router.fair_queue import Waiting
+from router.prospects import Answered, Demand, Prospects
+from router.turns import LOOK_SECONDS, Asking, Turns, expired
+
+_TENANT = ""  # all jobs are one tenant's
 
 
 class Gate:
-    """Lets requests in or not, and keeps what is expected of those that are."""
+    """All jobs go through it.
 
-    def __init__(self, setup: Setup) -> None:
-        self._setup = setup
-        self._policy = admission_named(setup.admission)
-        self._rates = rates_of(setup.machine)
-        self._max_held_tokens = setup.num_decode * setup.max_len
-        self._in_flight: dict[int, InFlight] = {}
-        self._decode_seconds = _FIRST_DECODE_SECONDS
+    Args:
+        snapshot: the workers at this moment, with what each has cached of a job's prompt.
+        on_turn: places a job whose turn it is.
+        on_refused: told of a job that has waited in vain.
+    """
 
-    def ask(self, job: Job, prefill: Candidate, now: float) -> Verdict:
-        """Whether a job may be placed on a prefill worker; if so, it is expected from now on."""
-        num_cached = min(prefill.num_cached_tokens, job.num_prompt_tokens)
-        num_uncached = job.num_prompt_tokens - num_cached
-        seconds = self._rates.prefill_seconds(num_uncached, num_cached)
-        seconds += self._rates.queue_seconds(prefill.num_queued_tokens)
-        deadline = self._setup.ttft_deadline
-        arrival = Arrival(now, seconds, job.num_prompt_tokens, deadline)
-        pool = DecodePool(tuple(self._in_flight.values()), self._max_held_tokens)
-        verdict = admit(self._policy, arrival, pool)
-        if verdict.is_admitted:
-            self._expect(job, now + seconds)
-        return verdict
+    def __init__(
+        self,
+        setup: Setup,
+        clock: Clock,
+        snapshot: Callable[[Job], Sequence[Candidate]],
+        on_turn: Callable[[Job], None],
+        on_refused: Callable[[Job, BatonError], None],
+    ) -> None:
+        admission = admission_named(setup.admission)
+        self._clock = clock
+        self._on_turn = on_turn
+        self._on_refused = on_refused
+        self._seconds = float("inf") if setup.ttft_deadline is None else setup.ttft_deadline
+        self._prospects = Prospects(snapshot, _demand_of, admission, lambda: clock.now)
+        self._turns: Turns[Job] = Turns(
+            Allowances(clock=lambda: clock.now), self._prospects, clock=lambda: clock.now
+        )
+        self._waiting: set[int] = set()
+        self._placed: dict[int, tuple[ExitStack, Answered]] = {}
+        self._is_looking = False
+        self._will_look = False
 
-    def note_first_token(self, job: Job, now: float) -> None:
-        self._expect(job, now)
+    def arrive(self, job: Job) -> None:
+        """A job asks to be served. Raises `OverloadedError` if that cannot be in time."""
+        waiting = self._turns.join(
+            job,
+            tenant=_TENANT,
+            priority=0,
+            num_tokens=job.num_prompt_tokens,
+            seconds_left=self._seconds,
+        )
+        self._waiting.add(job.number)
+        self.look()
+        if job.number in self._waiting and self._seconds < float("inf"):
+            self._clock.at(self._clock.now + self._seconds, lambda: self._expire(waiting))
 
-    def note_end(self, job: Job) -> None:
-        """The job has ended, or was not taken after all."""
-        self._in_flight.pop(job.number, None)
+    def end(self, job: Job) -> None:
+        """A job whose turn it was has ended, or was not taken after all."""
+        stack, answered = self._placed.pop(job.number)
         if job.prefilled_at is not None:
-            seconds = job.last_token_at - job.prefilled_at
-            self._decode_seconds += _WEIGHT * (seconds - self._decode_seconds)
+            answered.first_token = job.prefilled_at
+            answered.num_output_tokens = 1 + job.num_gaps
+        stack.close()
+        self._turns.leave(_TENANT, answered.num_output_tokens)
+        self.look()
 
-    def _expect(self, job: Job, prefill_ends: float) -> None:
-        decode_ends = prefill_ends + self._decode_seconds
-        self._in_flight[job.number] = InFlight(prefill_ends, decode_ends, job.num_prompt_tokens)
+    def look(self) -> None:
+        """Lets through whoever may go now, one after the other."""
+        if self._is_looking:
+            return
+        self._is_looking = True
+        while (turn := self._turns.next()) is not None:
+            job, stack = turn.request, ExitStack()
+            self._waiting.remove(job.number)
+            if turn.refusal is not None:
+                self._on_refused(job, turn.refusal)
+                continue
+            self._placed[job.number] = stack, stack.enter_context(self._prospects.placed(job))
+            self._on_turn(job)
+        self._is_looking = False
+        if len(self._turns) and not self._will_look:
+            self._will_look = True
+            self._clock.at(self._clock.now + LOOK_SECONDS, self._look_again)
+
+    def _look_again(self) -> None:
+        self._will_look = False
+        self.look()
+
+    def _expire(self, waiting: Waiting[Asking[Job]]) -> None:
+        job = waiting.item.request
+        if job.number in self._waiting:
+            self._waiting.remove(job.number)
+            self._turns.remove(waiting)
+            self._on_refused(job, expired())
+            self.look()
+
+
+def _demand_of(job: Job) -> Demand:
+    return Demand(job.num_prompt_tokens, job.num_output_tokens)

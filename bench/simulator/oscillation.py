@@ -61,6 +61,7 @@ def _swing(admission: AdmissionName, objectives: Objectives, num_requests: int) 
         num_decode=2,
         cache_tokens=CACHE_TOKENS,
         admission=admission,
+        ttft_deadline=objectives.ttft,
         sample_seconds=SAMPLE_SECONDS,
     )
     rows = [

@@ -15,6 +15,7 @@ from bench.simulator.oscillation import swings
 from bench.simulator.outcome import Objectives
 from bench.simulator.setup import Setup, jobs_of
 from bench.traces import MOONCAKE_BLOCK_SIZE, TraceRow
+from router.admission import ADMISSION_NAMES
 from router.policy import POLICY_NAMES
 
 KINDS = (Disaggregated, Colocated)
@@ -46,6 +47,8 @@ def setups(draw: Any, **given: Any) -> Setup:
         policy=draw(st.sampled_from(POLICY_NAMES)),
         block_size=draw(st.sampled_from([16, 64, 512])),
         cache_tokens=draw(st.sampled_from([1536, 2048, 8192])),
+        admission=draw(st.sampled_from(ADMISSION_NAMES)),
+        ttft_deadline=draw(st.sampled_from([None, 0.02, 1.0])),
         **given,
     )
 

@@ -13,7 +13,6 @@ from router.admission import (
     DecodePool,
     InFlight,
     admission_named,
-    admit,
     naive,
     none,
     predicted,
@@ -66,20 +65,6 @@ def test_whoever_is_refused_would_not_fit_and_may_come_again(name, arrival, deco
     else:
         assert verdict.occupancy > LIMIT
         assert 0 <= verdict.retry_after <= 100
-
-
-@given(st.sampled_from(ADMISSION_NAMES), arrivals, pools, st.floats(0, 60))
-def test_whoever_would_be_late_is_refused_and_nobody_else_for_that(
-    name, arrival, decodes, deadline
-):
-    policy = admission_named(name)
-    before = policy(arrival, decodes)
-    verdict = admit(policy, replace(arrival, deadline_seconds=deadline), decodes)
-    if arrival.prefill_seconds <= deadline:
-        assert verdict == before
-    else:
-        assert not verdict.is_admitted
-        assert verdict.retry_after >= arrival.prefill_seconds - deadline
 
 
 @given(arrivals, pools)

@@ -47,11 +47,8 @@ class Cluster:
         finally:
             self.num_running -= 1
 
-    def has_room(self, _request: Request) -> bool:
-        return self.num_running < self.room
-
-    def forecast(self, request: Request, _num_tokens_ahead: int) -> Forecast:
-        has_room = self.has_room(request)
+    def forecast(self, _request: Request, _num_tokens_ahead: int) -> Forecast:
+        has_room = self.num_running < self.room
         return Forecast(has_room, self.ttft_seconds, 0.0 if has_room else self.drain_seconds)
 
     async def run(
@@ -130,10 +127,22 @@ async def test_what_cannot_meet_its_deadline_is_refused_now_with_the_time_of_the
 
 
 async def test_what_would_meet_it_waits_and_is_told_when_time_runs_out_all_the_same():
-    cluster = Cluster(room=0)
+    cluster = Cluster(room=0, ttft_seconds=0.0)
     with pytest.raises(DeadlineExceededError, match="waited for room"):
         await cluster.run("r", seconds=0.05)
     assert cluster.gate.num_waiting == 0
+
+
+async def test_what_has_waited_until_its_first_token_would_be_late_makes_nobody_else_late():
+    cluster, full = Cluster(room=1, ttft_seconds=30.0), asyncio.Event()
+    tasks = [asyncio.create_task(cluster.run("first", full, seconds=60.0))]
+    await settled(lambda: cluster.num_running == 1)
+    with pytest.raises(OverloadedError, match=r"in 30\.0 s, and the deadline is in (29|30)\.\d s"):
+        await cluster.run("late", seconds=30.2)
+    assert cluster.gate.num_waiting == 0
+    full.set()
+    await asyncio.gather(*tasks)
+    assert cluster.order == ["first"]
 
 
 async def test_room_that_nobody_tells_of_is_found():
