@@ -24,6 +24,7 @@ from router.record_file import RecordFile
 from router.recorder import Recorder
 from router.service import InferenceService, Requests, RouterAdmin
 from router.settings import RouterSettings
+from router.work import work_of
 
 
 async def serve(settings: RouterSettings) -> None:
@@ -46,17 +47,17 @@ async def serve(settings: RouterSettings) -> None:
         )
         stack.push_async_callback(fleet.stop)
         allowances = Allowances.read(Path(settings.allowances)) if settings.allowances else None
+        intake = Intake(card, settings.max_prompt_bytes)
+        rules = Rules(settings.placement, settings.conditional_disaggregation)
+        recorder = _recorder(settings, rules, stack)
+        placer = Placer(fleet, rules, recorder)
         prospects = Prospects[Request](
-            lambda request: fleet.candidates(request.token_ids, request.tenant.salt),
+            lambda request: placer.explain(work_of(request)),
             lambda request: request.demand,
             admission_named(settings.admission),
         )
         gate = Gate(allowances or Allowances(), prospects, settings.max_waiting)
         requests = Requests(gate)
-        intake = Intake(card, settings.max_prompt_bytes)
-        rules = Rules(settings.placement, settings.conditional_disaggregation)
-        recorder = _recorder(settings, rules, stack)
-        placer = Placer(fleet, rules, recorder)
         inference = InferenceService(
             card,
             intake,

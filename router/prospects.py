@@ -1,13 +1,14 @@
 """What becomes of requests: when those in flight are expected to end, and how one would fare that
 asks now.
 
-The prompt's part is told by the workers' fitted rates. Of answers it is learned here how long they
-are, as a part of what was asked for at most, and how long a token takes. Knows nothing of calls,
-nor of what a request is made of, so that the router and the simulator have it in common.
+The prompt's part is told by the fitted rates of the worker that it would be placed on. Of answers
+it is learned here how long they are, as a part of what was asked for at most, and how long a token
+takes. Knows nothing of calls, nor of what a request is made of, so that the router and the
+simulator have it in common.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -15,6 +16,9 @@ from typing import Generic, TypeVar
 from baton.serving.deadline import Clock
 from router.admission import AdmissionPolicy, Arrival, DecodePool, InFlight, none, predicted
 from router.candidate import Candidate
+from router.cost_model import PULL
+from router.decision import Decision
+from router.placement import Placement
 from router.rates import PRIOR, Rates
 from router.turns import Forecast
 
@@ -62,19 +66,19 @@ class Prospects(Generic[T]):
     """Expectations of one router.
 
     Args:
-        snapshot: the workers at this moment, with what each has cached of a request's prompt.
+        decide: where a request would be placed at this moment.
         demand: what a request asks for.
         admission: says whether the decode workers will have room; with `none` everybody goes.
     """
 
     def __init__(
         self,
-        snapshot: Callable[[T], Sequence[Candidate]],
+        decide: Callable[[T], Decision],
         demand: Callable[[T], Demand],
         admission: AdmissionPolicy = predicted,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._snapshot = snapshot
+        self._decide = decide
         self._demand = demand
         self._admission = admission
         self._clock = clock
@@ -91,14 +95,15 @@ class Prospects(Generic[T]):
         if not self._in_flight and not num_tokens_ahead:
             return Forecast(True, 0.0)
         demand = self._demand(request)
-        ready = [c for c in self._snapshot(request) if not c.excluded]
+        decision = self._decide(request)
+        ready = [c for c in decision.question.candidates if not c.excluded]
         prefills = [c for c in ready if c.role == "prefill"]
         decodes = [c for c in ready if c.role == "decode"]
-        if not prefills or not decodes:
+        if not prefills or not decodes or decision.placement is None:
             return Forecast(True, 0.0)
         queue = min(map(_queue_seconds, prefills))
         ahead = min(_rates(c).queue_seconds(num_tokens_ahead) for c in prefills) / len(prefills)
-        ttft = min(_prefill_seconds(c, demand.num_tokens) for c in prefills) + ahead
+        ttft = _prefill_seconds(decision.placement, demand.num_tokens) + ahead
         if self._admission is none:
             return Forecast(True, ttft)
         drain = max(0.0, queue - QUEUE_SECONDS)
@@ -156,8 +161,9 @@ def _queue_seconds(candidate: Candidate) -> float:
     return _rates(candidate).queue_seconds(candidate.num_queued_tokens)
 
 
-def _prefill_seconds(candidate: Candidate, num_tokens: int) -> float:
-    """Until the first token of a prompt that is given to this worker now."""
-    cached = min(candidate.num_cached_tokens, num_tokens)
-    own = _rates(candidate).prefill_seconds(num_tokens - cached, cached)
-    return _queue_seconds(candidate) + own
+def _prefill_seconds(placement: Placement, num_tokens: int) -> float:
+    """Until the first token of a prompt that is placed so now."""
+    computing = placement.chosen[0]
+    cached = min(placement.num_cached_tokens, num_tokens)
+    own = _rates(computing.candidate).prefill_seconds(num_tokens - cached, cached)
+    return _queue_seconds(computing.candidate) + computing.terms.get(PULL, 0.0) + own

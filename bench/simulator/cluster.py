@@ -4,7 +4,7 @@ The router is its own code: the index, the counts of load, its gate, the policie
 them, and what it does when a worker refuses. Cache events reach it at once, and from every worker.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -24,7 +24,7 @@ from bench.simulator.setup import Setup
 from decode_worker.capacity import Capacity, num_blocks_on_arrival
 from router.budget import RetryBudget
 from router.candidate import Candidate, Role
-from router.decision import Question, Rules
+from router.decision import Decision, Question, Rules
 from router.load import Load, Share
 from router.pending import PendingPrefixes, held_blocks
 from router.placement import Placement, why_none
@@ -106,7 +106,7 @@ class Cluster:
         self._rules = Rules(setup.policy, conditional_disaggregation=self.has_roles)
         self.rates = rates_of(setup.machine)
         self._budget = RetryBudget(clock=lambda: self.clock.now)
-        self._gate = Gate(setup, self.clock, self._snapshot, self._go, self._refuse)
+        self._gate = Gate(setup, self.clock, self._decide, self._go, self._refuse)
         self.samples: list[Sample] = []
         self._num_placed = 0
         self._num_ended = 0
@@ -225,21 +225,23 @@ class Cluster:
         job.refusal = str(error)
         self._count_end()
 
-    def _snapshot(self, job: Job) -> list[Candidate]:
-        """What the router knows of the workers, and of what they hold of a job's prompt."""
+    def _decide(self, job: Job, refused: Collection[str] = ()) -> Decision:
+        """Where the job would be placed now, if these workers are not to be asked."""
         block_size = self.setup.block_size
         matches = held_blocks(self._index, self._pending, job.hashes)
-        return self.candidates({w: num_blocks * block_size for w, num_blocks in matches.items()})
+        cached = {worker: num_blocks * block_size for worker, num_blocks in matches.items()}
+        candidates = tuple(c for c in self.candidates(cached) if c.worker not in refused)
+        question = Question(job.request_id, job.num_prompt_tokens, candidates)
+        return Decision(self._rules, question, self._rules.decide(question))
 
     def _admit(self, job: Job) -> Flight:
         """Places a job; who refuses is passed over. Raises what refuses it for good."""
         recovery = Recovery(job.request_id, self._budget)
         while True:
-            candidates = [c for c in self._snapshot(job) if c.worker not in recovery.refused]
-            question = Question(job.request_id, job.num_prompt_tokens, tuple(candidates))
-            placement = self._rules.decide(question)
+            decision = self._decide(job, recovery.refused)
+            placement = decision.placement
             if placement is None:
-                nobody = UnavailableError(why_none(candidates))
+                nobody = UnavailableError(why_none(list(decision.question.candidates)))
                 recovery.after(Setback(SetbackKind.NOBODY, nobody), 0)
                 continue
             try:

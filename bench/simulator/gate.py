@@ -4,7 +4,7 @@ What it decides, by which expectations, and what it learns is the router's own (
 `router.prospects`); only that time passes by a clock in place of an event loop is this module's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from baton.errors import BatonError
@@ -13,7 +13,7 @@ from bench.simulator.job import Job
 from bench.simulator.setup import Setup
 from router.admission import admission_named
 from router.allowance import Allowances
-from router.candidate import Candidate
+from router.decision import Decision
 from router.fair_queue import Waiting
 from router.prospects import Answered, Demand, Prospects
 from router.turns import LOOK_SECONDS, Asking, Turns, expired
@@ -25,7 +25,7 @@ class Gate:
     """All jobs go through it.
 
     Args:
-        snapshot: the workers at this moment, with what each has cached of a job's prompt.
+        decide: where a job would be placed at this moment.
         on_turn: places a job whose turn it is.
         on_refused: told of a job that has waited in vain.
     """
@@ -34,7 +34,7 @@ class Gate:
         self,
         setup: Setup,
         clock: Clock,
-        snapshot: Callable[[Job], Sequence[Candidate]],
+        decide: Callable[[Job], Decision],
         on_turn: Callable[[Job], None],
         on_refused: Callable[[Job, BatonError], None],
     ) -> None:
@@ -43,7 +43,7 @@ class Gate:
         self._on_turn = on_turn
         self._on_refused = on_refused
         self._seconds = float("inf") if setup.ttft_deadline is None else setup.ttft_deadline
-        self._prospects = Prospects(snapshot, _demand_of, admission, lambda: clock.now)
+        self._prospects = Prospects(decide, _demand_of, admission, lambda: clock.now)
         self._turns: Turns[Job] = Turns(
             Allowances(clock=lambda: clock.now), self._prospects, clock=lambda: clock.now
         )

@@ -6,6 +6,7 @@ import pytest
 
 from router.admission import admission_named
 from router.candidate import Candidate
+from router.decision import Decision, Question, Rules
 from router.prospects import QUEUE_SECONDS, Demand, Prospects
 from router.rates import Rates
 
@@ -26,10 +27,15 @@ class Setting:
         self.room: int | None = 1000
         self.excluded = ""
         self.prospects: Prospects[Demand] = Prospects(
-            self.snapshot, lambda demand: demand, admission_named(admission), lambda: self.now
+            self.decide, lambda demand: demand, admission_named(admission), lambda: self.now
         )
 
-    def snapshot(self, _demand: Demand) -> list[Candidate]:
+    def decide(self, demand: Demand) -> Decision:
+        rules = Rules(conditional_disaggregation=False)
+        question = Question("r", demand.num_tokens, tuple(self.candidates()))
+        return Decision(rules, question, rules.decide(question))
+
+    def candidates(self) -> list[Candidate]:
         prefills = [
             Candidate(f"p{i}", "prefill", b"", self.cached, num_queued_tokens=queue, rates=RATES)
             for i, queue in enumerate(self.queues)
