@@ -259,3 +259,4 @@ class Load:
     num_steps: int
     num_computed_tokens: int = 0
     num_pulled_tokens: int = 0
+    num_returns: int = 0

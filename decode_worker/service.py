@@ -55,7 +55,13 @@ class DecodeService(pb_grpc.DecodeServicer):
         handle = handle_of(request.handle) if request.HasField("handle") else None
         source = KvSource.EXTERNAL if handle else KvSource.LOCAL
         hashes = handle.block_hashes if handle else ()
-        wanted = engine_request(request, remaining, kv_source=source, block_hashes=hashes)
+        wanted = engine_request(
+            request,
+            remaining,
+            kv_source=source,
+            block_hashes=hashes,
+            return_cost=wire.return_cost(request),
+        )
         params, block_size = wanted.params, engine.engine.config.block_size
         fetcher, capacity = self._exchange.fetcher, self._capacity
         assert capacity is not None, "blocks can be fetched, and nothing promises them"
@@ -83,7 +89,7 @@ class DecodeService(pb_grpc.DecodeServicer):
     ) -> AsyncIterator[pb.DecodeGenerateResponse]:
         """The tokens and endings of all sequences: as they come, or ranked once all have ended.
         Before them, that the prompt is being computed, where it is so here; in place of an ending,
-        that the only sequence goes on elsewhere."""
+        that the only sequence goes on elsewhere, or was given back."""
         worker, params, gathered = self._worker, wanted.params, []
         is_ranked = wire.is_ranked(params)
         is_begun = wanted.kv_source is KvSource.EXTERNAL

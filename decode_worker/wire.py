@@ -1,13 +1,15 @@
-"""What a decode worker answers, as messages of `baton.v1`."""
+"""What a decode worker is asked and answers, as messages of `baton.v1`."""
 
 from collections.abc import Iterator
 
 from google.protobuf.duration_pb2 import Duration
 
 from baton.engine.core.sequence import FinishReason
+from baton.engine.core.settings import ReturnCost
 from baton.engine.messages import SequenceUpdate
 from baton.engine.ranking import ranked
 from baton.engine.work_meter import WorkDone
+from baton.errors import InvalidArgumentError
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2 as pb
 from baton.v1 import prefill_pb2
@@ -20,6 +22,25 @@ from kvtransfer.handle import FirstToken, TransferReport
 
 # A ranked sequence is sent at once; this keeps its messages far below what gRPC takes.
 _TOKENS_PER_MESSAGE = 1024
+
+
+def return_cost(message: pb.DecodeGenerateRequest) -> ReturnCost | None:
+    """Raises `InvalidArgumentError` for less than nothing."""
+    if not message.HasField("return_cost"):
+        return None
+    cost = message.return_cost
+    return ReturnCost(
+        _seconds("fixed", cost.fixed),
+        _seconds("per_token", cost.per_token),
+        _seconds("recompute_token", cost.recompute_token),
+    )
+
+
+def _seconds(field: str, duration: Duration) -> float:
+    seconds = duration.seconds + duration.nanos * 1e-9
+    if seconds < 0:
+        raise InvalidArgumentError(f"return_cost.{field}", f"is {seconds:g} s; must be at least 0")
+    return seconds
 
 
 def admitted() -> pb.DecodeGenerateResponse:
@@ -76,6 +97,10 @@ def suspended(num_tokens: int, lease_id: bytes) -> pb.DecodeGenerateResponse:
     return pb.DecodeGenerateResponse(suspended=suspended)
 
 
+def preempted() -> pb.DecodeGenerateResponse:
+    return pb.DecodeGenerateResponse(preempted=pb.DecodePreempted())
+
+
 def released() -> pb.DecodeGenerateResponse:
     return pb.DecodeGenerateResponse(released=prefill_pb2.LeaseReleased())
 
@@ -111,8 +136,8 @@ def ranked_responses(
 def _of_sequence(
     index: int, updates: list[SequenceUpdate], params: SamplingParams
 ) -> Iterator[pb.DecodeGenerateResponse]:
-    """Updates of one sequence, as one message of tokens; then its ending. That it has stopped is
-    no ending, and tells a token once more."""
+    """Updates of one sequence, as one message of tokens; then its ending, or that it was given
+    back. That it has stopped is no ending, and tells a token once more."""
     if updates[-1].finish_reason is FinishReason.SUSPENDED:
         updates = updates[:-1]
     sampled = [u for u in updates if u.token_id is not None]
@@ -130,7 +155,9 @@ def _of_sequence(
             finish_reason=finish_reason_to_message(sampled[-1].finish_reason),
         )
         yield pb.DecodeGenerateResponse(tokens=tokens)
-    if last is not None and last.finish_reason is not None:
+    if last is not None and last.finish_reason is FinishReason.RETURNED:
+        yield preempted()
+    elif last is not None and last.finish_reason is not None:
         finished = pb.DecodeFinished(
             sequence_index=index,
             reason=finish_reason_to_message(last.finish_reason),

@@ -49,7 +49,8 @@ class EngineConfig:
         free_block_margin: blocks that stay free for what runs when something new is let in.
         full_sequence_must_fit: start no prompt that could not be computed to its end with the
             blocks that are free.
-        preemption: "recompute", "swap", or "auto": whichever is expected to take less time.
+        preemption: "recompute", "swap", "return", or "auto": whichever is expected to take less
+            time. Only requests that say what that takes are returned.
         shared_pools: keep pools on a CPU in memory that other processes of this host can be let
             read, where the system has such memory.
         swap_bytes: host memory for the KV of preempted sequences; 0 is none, so no swap.

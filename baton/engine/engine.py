@@ -27,7 +27,7 @@ from baton.engine.core.pins import Tables
 from baton.engine.core.plan import StepPlan
 from baton.engine.core.progress import SequenceProgress, StepProgress
 from baton.engine.core.scheduler_stats import SchedulerStats
-from baton.engine.core.sequence import Purpose, Request
+from baton.engine.core.sequence import KvSource, Purpose, Request
 from baton.engine.cost_meter import CostMeter
 from baton.engine.kv_pool import KvLayout
 from baton.engine.messages import (
@@ -226,6 +226,7 @@ class Engine:
         if grammar is not None:
             grammar.start(request.token_ids[request.num_prompt_tokens :])
         self._check_several(request)
+        _check_returnable(request)
         for pool in self.cache.pools:
             needed = self._num_blocks_for(request, pool.layout)
             if needed > pool.num_blocks:
@@ -315,6 +316,7 @@ class Engine:
                 priority=request.priority,
                 arrival_time=request.arrival_time,
                 first_token_deadline=request.first_token_deadline,
+                return_cost=request.return_cost,
                 speculates=speculates and can_speculate and self.config.max_drafts > 0,
                 grammar=grammar,
             )
@@ -475,6 +477,18 @@ class Engine:
     def check_integrity(self) -> None:
         """Asserts that tables, counts and queues agree. For tests."""
         self._scheduler.check_integrity()
+
+
+def _check_returnable(request: EngineRequest) -> None:
+    """Whether it may be given back, where that was offered."""
+    if request.return_cost is None:
+        return
+    is_external = request.kv_source is KvSource.EXTERNAL and not request.num_external_tokens
+    generates = request.purpose is Purpose.GENERATE and request.params.num_sequences == 1
+    if not (is_external and generates):
+        raise InvalidArgumentError(
+            "return_cost", "is only for one sequence that arrives with the KV of all its tokens"
+        )
 
 
 def _grammar_compiler(loaded: LoadedModel) -> "GrammarCompiler | None":

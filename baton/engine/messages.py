@@ -6,6 +6,7 @@ from baton.cluster.prefix import BlockHash, PrefixNamespace
 from baton.engine.core.block_pool import CacheEvents
 from baton.engine.core.plan import ExternalAllocation, TokenLogprobs
 from baton.engine.core.sequence import FinishReason, KvSource, Purpose
+from baton.engine.core.settings import ReturnCost
 from baton.sampling import SamplingParams
 
 
@@ -39,6 +40,8 @@ class EngineRequest:
         priority: smaller is served first under the policy of that name.
         arrival_time, first_token_deadline: seconds on one monotonic clock, for the policy
             `deadline`; None: no deadline.
+        return_cost: it may be given back where it has to make room, at this cost: its last update
+            says `RETURNED`. For one sequence alone, whose KV is external. None: it may not.
     """
 
     request_id: str
@@ -55,6 +58,7 @@ class EngineRequest:
     priority: int = 0
     arrival_time: float = 0.0
     first_token_deadline: float | None = None
+    return_cost: ReturnCost | None = None
 
 
 @dataclass(frozen=True, slots=True)

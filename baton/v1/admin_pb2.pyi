@@ -250,6 +250,7 @@ class GetLoadResponse(_message.Message):
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_PULLED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_RETURNS_FIELD_NUMBER: _builtins.int
     state: Global___WorkerState.ValueType
     """Whether it takes work."""
     phase: _builtins.str
@@ -286,6 +287,8 @@ class GetLoadResponse(_message.Message):
     """Tokens computed since the start, of prompts and outputs, guesses among them."""
     num_pulled_tokens: _builtins.int
     """Tokens whose KV came from other workers' prefix caches since the start."""
+    num_returns: _builtins.int
+    """Of those preempted since the start, how many were given back to the router."""
     def __init__(
         self,
         *,
@@ -307,10 +310,11 @@ class GetLoadResponse(_message.Message):
         num_accepted_tokens: _builtins.int = ...,
         num_computed_tokens: _builtins.int = ...,
         num_pulled_tokens: _builtins.int = ...,
+        num_returns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_accepted_tokens", b"num_accepted_tokens", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_computed_tokens", b"num_computed_tokens", "num_drafted_tokens", b"num_drafted_tokens", "num_held_blocks", b"num_held_blocks", "num_leases", b"num_leases", "num_preemptions", b"num_preemptions", "num_promised_blocks", b"num_promised_blocks", "num_pulled_tokens", b"num_pulled_tokens", "num_running", b"num_running", "num_steps", b"num_steps", "num_swapped", b"num_swapped", "num_swaps", b"num_swaps", "num_waiting", b"num_waiting", "phase", b"phase", "progress", b"progress", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_accepted_tokens", b"num_accepted_tokens", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_computed_tokens", b"num_computed_tokens", "num_drafted_tokens", b"num_drafted_tokens", "num_held_blocks", b"num_held_blocks", "num_leases", b"num_leases", "num_preemptions", b"num_preemptions", "num_promised_blocks", b"num_promised_blocks", "num_pulled_tokens", b"num_pulled_tokens", "num_returns", b"num_returns", "num_running", b"num_running", "num_steps", b"num_steps", "num_swapped", b"num_swapped", "num_swaps", b"num_swaps", "num_waiting", b"num_waiting", "phase", b"phase", "progress", b"progress", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

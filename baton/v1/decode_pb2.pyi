@@ -87,6 +87,7 @@ class DecodeGenerateRequest(_message.Message):
     HANDLE_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     SALT_FIELD_NUMBER: _builtins.int
+    RETURN_COST_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request, for logs and traces."""
     num_prompt_tokens: _builtins.int
@@ -111,6 +112,12 @@ class DecodeGenerateRequest(_message.Message):
         worker computes them itself.
         """
 
+    @_builtins.property
+    def return_cost(self) -> Global___ReturnCost:
+        """What it would take to go on with the request elsewhere, should its sequence have to make room: it
+        may be answered with `preempted`. Only with a handle, for one sequence. Unset: it may not.
+        """
+
     def __init__(
         self,
         *,
@@ -121,14 +128,53 @@ class DecodeGenerateRequest(_message.Message):
         handle: _kv_transfer_pb2.KvHandle | None = ...,
         priority: _builtins.int = ...,
         salt: _builtins.bytes = ...,
+        return_cost: Global___ReturnCost | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "return_cost", b"return_cost", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "return_cost", b"return_cost", "salt", b"salt", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DecodeGenerateRequest: _TypeAlias = DecodeGenerateRequest  # noqa: Y015
+
+@_typing.final
+class ReturnCost(_message.Message):
+    """What it would take to place a request anew, as the router sees it when it places it. None is
+    negative.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIXED_FIELD_NUMBER: _builtins.int
+    PER_TOKEN_FIELD_NUMBER: _builtins.int
+    RECOMPUTE_TOKEN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def fixed(self) -> _duration_pb2.Duration:
+        """With all of `token_ids`: to wait for a prefill worker, and to move their KV."""
+
+    @_builtins.property
+    def per_token(self) -> _duration_pb2.Duration:
+        """For each token generated since: to compute it there, and to move it."""
+
+    @_builtins.property
+    def recompute_token(self) -> _duration_pb2.Duration:
+        """To compute one of its tokens again on this worker instead."""
+
+    def __init__(
+        self,
+        *,
+        fixed: _duration_pb2.Duration | None = ...,
+        per_token: _duration_pb2.Duration | None = ...,
+        recompute_token: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fixed", b"fixed", "per_token", b"per_token", "recompute_token", b"recompute_token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fixed", b"fixed", "per_token", b"per_token", "recompute_token", b"recompute_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReturnCost: _TypeAlias = ReturnCost  # noqa: Y015
 
 @_typing.final
 class EndSequenceRequest(_message.Message):
@@ -191,6 +237,7 @@ class DecodeGenerateResponse(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     SUSPENDED_FIELD_NUMBER: _builtins.int
     RELEASED_FIELD_NUMBER: _builtins.int
+    PREEMPTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def admitted(self) -> Global___DecodeAdmitted:
         """The worker has room for the request. Always first."""
@@ -223,6 +270,10 @@ class DecodeGenerateResponse(_message.Message):
     def released(self) -> _prefill_pb2.LeaseReleased:
         """The other worker holds the KV; the lease is over. Ends the stream."""
 
+    @_builtins.property
+    def preempted(self) -> Global___DecodePreempted:
+        """The only sequence had to make room. Ends the stream."""
+
     def __init__(
         self,
         *,
@@ -234,16 +285,36 @@ class DecodeGenerateResponse(_message.Message):
         draining: Global___DecodeDraining | None = ...,
         suspended: Global___DecodeSuspended | None = ...,
         released: _prefill_pb2.LeaseReleased | None = ...,
+        preempted: Global___DecodePreempted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "draining", b"draining", "event", b"event", "finished", b"finished", "kv_ready", b"kv_ready", "prefill_started", b"prefill_started", "released", b"released", "suspended", b"suspended", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "draining", b"draining", "event", b"event", "finished", b"finished", "kv_ready", b"kv_ready", "preempted", b"preempted", "prefill_started", b"prefill_started", "released", b"released", "suspended", b"suspended", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "draining", b"draining", "event", b"event", "finished", b"finished", "kv_ready", b"kv_ready", "prefill_started", b"prefill_started", "released", b"released", "suspended", b"suspended", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "draining", b"draining", "event", b"event", "finished", b"finished", "kv_ready", b"kv_ready", "preempted", b"preempted", "prefill_started", b"prefill_started", "released", b"released", "suspended", b"suspended", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["admitted", "kv_ready", "tokens", "finished", "prefill_started", "draining", "suspended", "released"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["admitted", "kv_ready", "tokens", "finished", "prefill_started", "draining", "suspended", "released", "preempted"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___DecodeGenerateResponse: _TypeAlias = DecodeGenerateResponse  # noqa: Y015
+
+@_typing.final
+class DecodePreempted(_message.Message):
+    """The request may go on elsewhere, or here later, behind the last token that was sent. Nothing has
+    failed, and nothing of it is held here but what the prefix cache keeps.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecodePreempted: _TypeAlias = DecodePreempted  # noqa: Y015
 
 @_typing.final
 class DecodeDraining(_message.Message):

@@ -71,6 +71,9 @@ class DecodeServicer:
         are ranked (`best_of`, beams) come once all have ended, the `n` best with their place as their
         index, the best first; the others are not sent.
 
+        A sequence that has to make room may be given back, where the request says what that would take:
+        then `preempted` ends the stream behind the last token that was chosen, and nothing is held here.
+
         A worker that drains says `draining` from time to time while one sequence is being generated. After
         a `HandOver` its tokens end with `suspended`; `released` ends the stream once another worker holds
         its KV.

@@ -48,6 +48,9 @@ class DecodeStub:
     are ranked (`best_of`, beams) come once all have ended, the `n` best with their place as their
     index, the best first; the others are not sent.
 
+    A sequence that has to make room may be given back, where the request says what that would take:
+    then `preempted` ends the stream behind the last token that was chosen, and nothing is held here.
+
     A worker that drains says `draining` from time to time while one sequence is being generated. After
     a `HandOver` its tokens end with `suspended`; `released` ends the stream once another worker holds
     its KV.
@@ -84,6 +87,9 @@ class DecodeAsyncStub(DecodeStub):
     chooses all their first tokens, for which it computes the last prompt token once more. Those that
     are ranked (`best_of`, beams) come once all have ended, the `n` best with their place as their
     index, the best first; the others are not sent.
+
+    A sequence that has to make room may be given back, where the request says what that would take:
+    then `preempted` ends the stream behind the last token that was chosen, and nothing is held here.
 
     A worker that drains says `draining` from time to time while one sequence is being generated. After
     a `HandOver` its tokens end with `suspended`; `released` ends the stream once another worker holds
@@ -124,6 +130,9 @@ class DecodeServicer(metaclass=_abc_1.ABCMeta):
         chooses all their first tokens, for which it computes the last prompt token once more. Those that
         are ranked (`best_of`, beams) come once all have ended, the `n` best with their place as their
         index, the best first; the others are not sent.
+
+        A sequence that has to make room may be given back, where the request says what that would take:
+        then `preempted` ends the stream behind the last token that was chosen, and nothing is held here.
 
         A worker that drains says `draining` from time to time while one sequence is being generated. After
         a `HandOver` its tokens end with `suspended`; `released` ends the stream once another worker holds

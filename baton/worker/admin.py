@@ -34,6 +34,7 @@ class WorkerAdmin(pb_grpc.AdminServicer):
             num_promised_blocks=worker.num_promised_blocks(),
             num_steps=worker.engine.num_steps,
             num_swaps=stats.num_swaps,
+            num_returns=stats.num_returns,
             num_swapped=stats.num_swapped,
             num_drafted_tokens=stats.num_drafted_tokens,
             num_accepted_tokens=stats.num_accepted_tokens,

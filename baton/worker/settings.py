@@ -96,11 +96,12 @@ class WorkerSettings(ServingSettings):
         description="Start a prompt only if all of it fits into the KV blocks that are free now. "
         "A prefill for another worker always waits for that.",
     )
-    preemption: Literal["auto", "recompute", "swap"] = Field(
+    preemption: Literal["auto", "recompute", "swap", "return"] = Field(
         "auto",
         description="What becomes of the KV of a sequence that must make room. recompute: it is "
-        "computed again. swap: it waits in host memory, as far as --swap-bytes reach. auto: what "
-        "is expected to take less time.",
+        "computed again. swap: it waits in host memory, as far as --swap-bytes reach. return: it "
+        "is dropped, and the router places what is left of the request anew, where it is one that "
+        "a prefill worker has handed over. auto: what is expected to take less time.",
     )
     swap_bytes: int = Field(
         0, ge=0, description="Host memory for the KV of preempted sequences, in bytes; 0 is none."

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from baton.engine.core.plan import TokenLogprobs
 from baton.engine.core.sequence import FinishReason, KvSource, Purpose
+from baton.engine.core.settings import ReturnCost
 from baton.engine.messages import EngineRequest
 from baton.engine.work_meter import WorkDone
 from baton.params_wire import from_proto
@@ -34,6 +35,7 @@ def engine_request(
     kv_source: KvSource = KvSource.LOCAL,
     num_external_tokens: int = 0,
     block_hashes: tuple[bytes, ...] = (),
+    return_cost: ReturnCost | None = None,
 ) -> EngineRequest:
     """The request a message asks for, arriving now.
 
@@ -54,6 +56,7 @@ def engine_request(
         salt=message.salt,
         priority=message.priority,
         arrival_time=arrival,
+        return_cost=return_cost,
         first_token_deadline=None if time_remaining is None else arrival + time_remaining,
     )
 

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from baton.cluster.events import (
@@ -35,6 +36,7 @@ from baton.serving.malformed import Malformed, tolerant
 from baton.v1 import decode_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
 from baton.worker.wire import engine_request
+from decode_worker.wire import return_cost
 from kvtransfer import frames
 from kvtransfer.connector import Integrity
 from kvtransfer.handle import Handle, Pairing
@@ -108,6 +110,7 @@ def decode(data: bytes) -> None:
         1.0,
         kv_source=KvSource.EXTERNAL if handle else KvSource.LOCAL,
         block_hashes=handle.block_hashes if handle else (),
+        return_cost=return_cost(request),
     )
     if handle is not None:
         PAIRING.check(handle.pairing, handle.source_worker)
@@ -253,7 +256,16 @@ def _seeds() -> dict[str, tuple[bytes, ...]]:
         "prefill": (
             prefill_pb2.PrefillRequest(request_id="r", lease_id=LEASE, decode_worker="d", **common),
         ),
-        "decode": (decode_pb2.DecodeGenerateRequest(request_id="r", handle=handle, **common),),
+        "decode": (
+            decode_pb2.DecodeGenerateRequest(
+                request_id="r",
+                handle=handle,
+                return_cost=decode_pb2.ReturnCost(
+                    fixed=Duration(nanos=2_000_000), per_token=Duration(nanos=50_000)
+                ),
+                **common,
+            ),
+        ),
         "end_sequence": (decode_pb2.EndSequenceRequest(request_id="r", sequence_index=1),),
         "fetch": (
             kv_transfer_pb2.FetchRequest(

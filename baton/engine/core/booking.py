@@ -102,6 +102,10 @@ class Booking:
         last = int(sequence.token_ids[-1])
         return self._progress(sequence, (last,), logprobs=(None,))
 
+    def returned(self) -> list[SequenceProgress]:
+        """The sequences that were given back since the last call. All their tokens were told."""
+        return [self._progress(sequence, ()) for sequence in self._roster.take_returned()]
+
     def _fork(self, parent: Sequence, count: int) -> list[Sequence]:
         if count:
             self._roster.num_promised_seats -= parent.request.num_unforked

@@ -41,6 +41,7 @@ class Roster:
         self.kept: dict[str, Sequence] = {}
         self.seated: list[Sequence] = []
         self.forgotten: list[tuple[str, int]] = []
+        self.returned: list[Sequence] = []
         self.num_promised_seats = 0
         self._known_to_runner: set[tuple[str, int]] = set()
         self._joining: list[int] = []
@@ -163,6 +164,12 @@ class Roster:
             self._leave_seat(sequence)
         self._forget(sequence)
 
+    def give_back(self, sequence: Sequence) -> None:
+        """A running sequence ends here, though its answer is not complete, and frees all it has."""
+        sequence.drafts = None
+        self.finish(sequence, FinishReason.RETURNED)
+        self.returned.append(sequence)
+
     def suspend(self, sequence: Sequence) -> None:
         """A running sequence computes nothing any more; its blocks are kept until released."""
         sequence.drafts = None
@@ -195,6 +202,11 @@ class Roster:
         """Sequences the runner knew that have lost their seat since the last call."""
         forgotten, self.forgotten = self.forgotten, []
         return forgotten
+
+    def take_returned(self) -> list[Sequence]:
+        """Sequences that were given back since the last call."""
+        returned, self.returned = self.returned, []
+        return returned
 
     def take_encoder_step(self) -> EncoderStep:
         """What the encoder has to do since the last call; it knows requests, not sequences."""

@@ -273,6 +273,7 @@ class Scheduler:
                 others += self._booking.book_span(i, span, result)
         if len(plan.beam_seats):
             others += self._booking.book_beams(plan, result)
+        others += self._booking.returned()
         self._roster.refresh()
         return StepProgress(decoded, others)
 
@@ -341,6 +342,7 @@ class Scheduler:
             num_step_tokens=self._num_step_tokens,
             num_preemptions=planner.preemptor.num_preemptions,
             num_swaps=planner.preemptor.num_swaps,
+            num_returns=planner.preemptor.num_returns,
             num_hit_tokens=planner.admission.num_hit_tokens,
             num_prompt_tokens=planner.admission.num_prompt_tokens,
             num_drafted_tokens=planner.spans.num_drafted_tokens,

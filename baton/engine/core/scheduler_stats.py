@@ -19,6 +19,7 @@ class SchedulerStats:
     num_step_tokens: int
     num_preemptions: int
     num_swaps: int
+    num_returns: int
     num_hit_tokens: int
     num_prompt_tokens: int
     num_drafted_tokens: int

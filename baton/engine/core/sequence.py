@@ -14,6 +14,7 @@ from baton.cluster.prefix import BlockHash
 from baton.engine.core.beam import BeamSearch
 from baton.engine.core.encoder_inputs import EncoderInput
 from baton.engine.core.seats import Seats, TokenArray
+from baton.engine.core.settings import ReturnCost
 from baton.sampling import SamplingParams
 
 # What a token without drafts adds to the allowance: one in eight is tried when none are right.
@@ -38,14 +39,16 @@ class SequenceStatus(Enum):
 
 class FinishReason(Enum):
     """Why a sequence ended. `END_OF_SEQUENCE`: with such a token, or its grammar was matched to its
-    end. `PREFILLED`: its first token was all that was asked for. `SUSPENDED`: it goes on elsewhere.
-    `FAILED`: its grammar cannot be followed any further."""
+    end. `PREFILLED`: its first token was all that was asked for. `SUSPENDED`: it goes on elsewhere,
+    with its KV. `RETURNED`: it had to make room, and goes on elsewhere or here, as whoever gave it
+    decides. `FAILED`: its grammar cannot be followed any further."""
 
     END_OF_SEQUENCE = auto()
     STOP_TOKEN = auto()
     LENGTH = auto()
     PREFILLED = auto()
     SUSPENDED = auto()
+    RETURNED = auto()
     ABORTED = auto()
     FAILED = auto()
 
@@ -78,6 +81,8 @@ class Request:
         priority: smaller is served first under the policy of that name.
         first_token_deadline: when the first token is due, on the clock of `arrival_time`, seconds.
         speculates: drafts may be verified for it.
+        return_cost: it may be given back instead of making room here, at this cost; for one
+            sequence alone, which arrives with KV from elsewhere. None: it may not.
         encoder_inputs: spans of the prompt that an encoder fills, such as images.
         grammar: what restricts its tokens; the runner knows what it is.
         sequences: those that have not ended, beams in the order of their scores.
@@ -101,6 +106,7 @@ class Request:
     arrival_time: float = 0.0
     first_token_deadline: float | None = None
     speculates: bool = False
+    return_cost: ReturnCost | None = None
     encoder_inputs: tuple[EncoderInput, ...] = ()
     grammar: object | None = None
     sequences: "list[Sequence]" = field(default_factory=list)
@@ -111,6 +117,10 @@ class Request:
     beams: BeamSearch | None = None
 
     def __post_init__(self) -> None:
+        if self.return_cost is not None:
+            assert self.kv_source is KvSource.EXTERNAL, "given back by who computed it"
+            assert self.purpose is Purpose.GENERATE, "given back while others wait for its KV"
+            assert self.params.num_sequences == 1, "given back by one sequence of several"
         if self.purpose is Purpose.GENERATE:
             self.num_unforked = self.params.num_sequences - 1
         if self.params.beam_width and self.purpose is Purpose.GENERATE:

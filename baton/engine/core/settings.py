@@ -10,14 +10,16 @@ class Preemption(Enum):
     RECOMPUTE = "recompute"
     """It is dropped and computed again."""
     SWAP = "swap"
-    """It goes to host memory, as far as there is room, and comes back."""
+    """It goes to host memory and comes back, as far as there is room; else as `RECOMPUTE`."""
+    RETURN = "return"
+    """It is dropped, and the request given back to who would place it anew; else as `RECOMPUTE`."""
     AUTO = "auto"
     """Whichever is expected to take less time."""
 
 
 @dataclass(slots=True)
 class PreemptionCosts:
-    """What swapping and recomputing take, in seconds; kept current by whoever can measure.
+    """What swapping and recomputing take here, in seconds; kept current by whoever can measure.
 
     Attributes:
         swap_block: to copy one block of one group, one way.
@@ -26,6 +28,26 @@ class PreemptionCosts:
 
     swap_block: float = 1e-5
     compute_token: float = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnCost:
+    """What it takes to go on elsewhere with a request that is given back, in seconds; from whoever
+    would place it anew.
+
+    Attributes:
+        fixed: with the tokens that it arrived with.
+        per_token: for each token that has come since.
+        recompute_token: to compute one of its tokens again here instead.
+    """
+
+    fixed: float
+    per_token: float
+    recompute_token: float
+
+    def seconds(self, num_new_tokens: int) -> float:
+        """With so many tokens more than it arrived with."""
+        return self.fixed + num_new_tokens * self.per_token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

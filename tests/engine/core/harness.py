@@ -27,7 +27,7 @@ from baton.engine.core.sequence import (
     Sequence,
     SequenceStatus,
 )
-from baton.engine.core.settings import SchedulerConfig
+from baton.engine.core.settings import Preemption, SchedulerConfig
 from baton.sampling import SamplingParams
 
 from .fakes import (
@@ -138,6 +138,7 @@ class Harness:
         self.runner = FakeRunner(self.scheduler.seats, self.groups, self.config.block_size)
         self.live: dict[str, Expected] = {}
         self.kept: dict[str, Expected] = {}
+        self.returned: dict[str, Expected] = {}
         self.cancelled: set[str] = set()
         self.is_paused = False
         self.num_right_drafts = 0
@@ -345,12 +346,24 @@ class Harness:
         self.cancelled.clear()
         plan = self.scheduler.schedule()
         self.scheduler.check_integrity()
+        for sequence in self.scheduler._roster.returned:
+            self._give_back(sequence)
         self.computed = {name_of(s): (start, end) for s, start, end in self._work(plan)}
         self._check_budgets(plan)
         self._check_margin(plan, num_running)
         self._check_progress(plan)
         self._check_prefills()
         return plan
+
+    def _give_back(self, sequence: Sequence) -> None:
+        """It has made room, and is not here any more, though its tokens are not complete."""
+        request_id = sequence.request.request_id
+        expected = self.returned[request_id] = self.live.pop(request_id)
+        assert expected.was_external
+        assert sequence.request.return_cost is not None
+        assert sequence.request.params.num_sequences == 1
+        assert sequence.request.purpose is Purpose.GENERATE
+        assert self.config.preemption in (Preemption.AUTO, Preemption.RETURN)
 
     def apply(self, plan: StepPlan, result: StepResult) -> StepProgress:
         for allocation in plan.external:
@@ -381,6 +394,12 @@ class Harness:
             self._book(sequence.request, sequence.index, (token,), position, sequence.finish_reason)
 
     def _book_one(self, item: SequenceProgress) -> None:
+        if item.finish_reason is FinishReason.RETURNED:
+            expected = self.returned[item.request.request_id]
+            given = expected.num_tokens - item.request.num_prompt_tokens
+            assert item.token_ids == ()
+            assert item.position == given + len(expected.produced[item.index]), "a token untold"
+            return
         expected = self.live[item.request.request_id]
         expected.scored += [scored.logprob for scored in item.prompt_logprobs]
         assert (item.failure is not None) == (item.finish_reason is FinishReason.FAILED)

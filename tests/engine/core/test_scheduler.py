@@ -18,7 +18,7 @@ from baton.engine.core.encoder_inputs import EncoderInput
 from baton.engine.core.plan import StepPlan
 from baton.engine.core.policy import POLICIES
 from baton.engine.core.sequence import KvSource, Purpose, Request
-from baton.engine.core.settings import Preemption
+from baton.engine.core.settings import Preemption, ReturnCost
 
 from .fakes import VOCAB_SIZE, FakeGrammar, cache_group
 from .harness import ROOTS, Harness, request
@@ -50,6 +50,7 @@ windows = st.sampled_from([[None]] * 4 + [[None, 3], [3], [6, 2], [None, 30, 4]]
 host_blocks = st.sampled_from([30, 30, 0, 5])
 encoders = st.sampled_from([(0, 0), (0, 0), (3, 3), (3, 8), (6, 4)])
 grammars = st.sampled_from([None, None, None, None, FakeGrammar(5)])
+return_costs = st.sampled_from([None, ReturnCost(0.0, 1e-6, 1e-3), ReturnCost(1.0, 0.0, 1e-9)])
 kinds = st.sampled_from([[LOCAL]] * 3 + [[PREFILL], [EXTERNAL], [LOCAL, LOCAL, EXTERNAL, PREFILL]])
 
 
@@ -166,6 +167,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             and data.draw(st.booleans()),
             prompt_logprobs=data.draw(st.sampled_from([None, None, None, 0])),
             encoder_inputs=inputs,
+            return_cost=None if several or kind != EXTERNAL else data.draw(return_costs),
             grammar=None if several.get("beam_width") else data.draw(grammars),
             **several,
         )
@@ -320,6 +322,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             event("a block was copied")
         if self.scheduler.stats().num_preemptions:
             event("something was preempted")
+        if self.scheduler.stats().num_returns:
+            event("something was given back")
         if self.scheduler.stats().num_accepted_tokens:
             event("a draft was right")
 
