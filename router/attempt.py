@@ -25,6 +25,7 @@ from baton.errors import (
     DeadlineExceededError,
     InternalError,
     NotFoundError,
+    OverloadedError,
     UnavailableError,
 )
 from baton.rpc_errors import error_of, is_loss
@@ -41,6 +42,7 @@ from router.fleet import Fleet, Member
 from router.loan import Loan
 from router.placement import Placement
 from router.recovery import Setback, SetbackKind
+from router.return_cost import ReturnCost, return_cost
 from router.work import Work
 
 logger = logging.getLogger(__name__)
@@ -70,14 +72,25 @@ class _Reading(NamedTuple):
 class Attempt:
     """Use: `async with`, `admit`, then `events`. `cancel` may be called at any time.
 
+    Args:
+        may_return: the decode worker may give the request back where it has to make room.
+
     Attributes:
         placement: the workers it runs on.
     """
 
     def __init__(
-        self, work: Work, fleet: Fleet, placement: Placement, deadline: Deadline, pace: Pace
+        self,
+        work: Work,
+        fleet: Fleet,
+        placement: Placement,
+        deadline: Deadline,
+        pace: Pace,
+        *,
+        may_return: bool = False,
     ) -> None:
         self.placement = placement
+        self._may_return = may_return
         self._pace = pace
         self._work = work
         self._fleet = fleet
@@ -279,11 +292,20 @@ class Attempt:
             if self._source is None
             else wire.handle(self._source, lease_id, work, self._hashes)
         )
-        request = self._decode_request = wire.decode_request(work, lease_id, handle)
+        cost = self._return_cost()
+        request = self._decode_request = wire.decode_request(work, lease_id, handle, cost)
         stub = decode_pb2_grpc.DecodeStub(self._channel_to(self._decode))
         call = stub.Generate(request, timeout=self._deadline.forward())
         await self._open(self._decode, call)
         return call
+
+    def _return_cost(self) -> ReturnCost | None:
+        """None where the decode worker shall not give it back: several sequences would all be
+        generated anew, and where it computes the prompt, so might the next one."""
+        if self._prefill is None or not self._may_return or self._work.params.num_sequences > 1:
+            return None
+        prefill, decode = (scored.candidate for scored in self.placement.chosen)
+        return return_cost(prefill, decode, len(self._work.token_ids))
 
     async def _open(self, member: Member, call: Any) -> None:
         """Reads a worker's first message, which is `admitted`."""
@@ -337,6 +359,8 @@ class Attempt:
     async def _read(self, member: Member, call: Any) -> Setback | None:
         try:
             while (message := await call.read()) is not grpc.aio.EOF:
+                if message.WhichOneof("event") == "preempted":
+                    return self._given_back(member)
                 await self._events.put(message)
             await call.code()
         except grpc.aio.AioRpcError as error:
@@ -344,6 +368,15 @@ class Attempt:
         except asyncio.CancelledError:
             return self._cut(member)
         return None
+
+    def _given_back(self, member: Member) -> Setback:
+        """The decode worker has made room for others with the request, if that was open to it."""
+        assert self._decode_request is not None, "given back by who was not asked"
+        name = member.record.id
+        if member is self._decode and self._decode_request.HasField("return_cost"):
+            error: BatonError = OverloadedError(f"{name} had no room for the request any more")
+            return self._made(SetbackKind.PREEMPTED, error, member)
+        return self._made(SetbackKind.BROKEN, InternalError(f"{name} gave up the request"), member)
 
     def _setback(self, member: Member, error: grpc.aio.AioRpcError, kind: SetbackKind) -> Setback:
         """What a failed call means. The worker is lost where it was not it that has spoken, or

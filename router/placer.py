@@ -5,11 +5,13 @@ Knows nothing of calls or of what becomes of a request.
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import partial
 
 from baton.cluster.prefix import BlockHash
 from baton.errors import NotFoundError
 from baton.serving.tenant import DEFAULT_TENANT
+from router.candidate import Candidate
 from router.decision import DEFAULT_RULES, Decision, Pair, Question, Rules
 from router.fleet import Fleet
 from router.prefix_source import with_sources
@@ -31,15 +33,23 @@ class Placer:
         self._remembered: OrderedDict[tuple[str, str], Decision] = OrderedDict()
 
     def place(
-        self, work: Work, refused: Collection[str] = (), broken: Collection[Pair] = ()
+        self,
+        work: Work,
+        refused: Collection[str] = (),
+        broken: Collection[Pair] = (),
+        crowded: str = "",
     ) -> Decision:
         """Decides where a request, or what is left of it, runs.
 
         Args:
             refused: workers that are not to be asked now.
             broken: pairs that are not to be asked now.
+            crowded: a worker that is to be asked only if no other one can be; others may still get
+                what it has cached.
         """
-        decision = self._decide(work, refused, broken)
+        decision = self._decide(work, refused, broken, crowded)
+        if decision.placement is None and crowded:
+            decision = self._decide(work, refused, broken)
         self._remember(work.request.tenant.name, decision)
         if self._recorder is not None:
             self._recorder.decided(decision, self._hashing(decision, work))
@@ -68,17 +78,23 @@ class Placer:
             )
         return self._remembered[tenant, request_id]
 
-    def _decide(self, work: Work, refused: Collection[str], broken: Collection[Pair]) -> Decision:
-        question = self._question(work, refused, broken)
+    def _decide(
+        self, work: Work, refused: Collection[str], broken: Collection[Pair], crowded: str = ""
+    ) -> Decision:
+        question = self._question(work, refused, broken, crowded)
         return Decision(self._rules, question, self._rules.decide(question))
 
-    def _question(self, work: Work, refused: Collection[str], broken: Collection[Pair]) -> Question:
+    def _question(
+        self, work: Work, refused: Collection[str], broken: Collection[Pair], crowded: str = ""
+    ) -> Question:
         token_ids = work.token_ids
         known = self._fleet.candidates(token_ids, work.request.tenant.salt)
         candidates = [c for c in known if c.worker not in refused]
         needs_prefill = work.params.prompt_logprobs is not None
         if not needs_prefill:  # all of the prompt is computed for them
             candidates = with_sources(candidates)
+        if crowded:
+            candidates = [_passed_over(c) if c.worker == crowded else c for c in candidates]
         return Question(
             work.request.request_id,
             len(token_ids),
@@ -101,3 +117,7 @@ class Placer:
         self._remembered.move_to_end(key)
         if len(self._remembered) > _NUM_REMEMBERED:
             self._remembered.popitem(last=False)
+
+
+def _passed_over(candidate: Candidate) -> Candidate:
+    return replace(candidate, excluded=candidate.excluded or "gave the request back")

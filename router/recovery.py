@@ -20,6 +20,9 @@ from router.budget import RetryBudget
 
 # Setbacks in a row, without a new token in between, after which an accepted request gives up.
 MAX_SETBACKS = 10
+# How often decode workers that have no room any more may give a request back. One that comes to it
+# again and again is among too many everywhere, and waits for its turn where it is.
+MAX_RETURNS = 4
 # Of two workers of one role that are lost so few tokens apart, the same token may be to blame.
 SAME_PLACE_TOKENS = 16
 PAUSES = Backoff(first=0.05, longest=2.0)
@@ -47,6 +50,8 @@ class SetbackKind(Enum):
     """Two workers that both answer could not go on together."""
     NOBODY = auto()
     """No two workers could be asked."""
+    PREEMPTED = auto()
+    """A decode worker gave the request back to make room for others. No failure of anybody."""
 
 
 class Setback(Exception):  # noqa: N818 - what it becomes, another try or an error, is open yet
@@ -82,17 +87,21 @@ class Recovery:
     """The tries of one request.
 
     Until it is accepted, whoever refuses is passed over, and when all have refused the client is
-    told. From then on it is not given up lightly: workers may come back.
+    told. From then on it is not given up lightly: workers may come back. One that was given back is
+    given up for want of room by its deadline alone: it had some, and others have it now.
 
     Attributes:
         refused: workers that are not to be asked now.
         broken: pairs that are not to be asked now.
+        crowded: the worker that has just given the request back, to be asked if no other one can
+            be; empty for none.
         is_accepted: the client was told that the request is.
     """
 
     def __init__(self, request_id: str, budget: RetryBudget, pauses: Backoff = PAUSES) -> None:
         self.refused: set[str] = set()
         self.broken: set[Pair] = set()
+        self.crowded = ""
         self.is_accepted = False
         self._request_id = request_id
         self._budget = budget
@@ -101,16 +110,33 @@ class Recovery:
         self._losses: dict[bool, _Loss] = {}  # the last one of each role
         self._num_setbacks = 0
         self._num_tokens = 0
+        self._returns: list[int] = []  # with how many tokens it was given back
+        self._num_waits = 0  # for room, since then
+        self._waits_for_room = False
+
+    @property
+    def may_return(self) -> bool:
+        """Whether a decode worker may give the request back (once more). One that has come no
+        further between two times may not: it would never come to its end."""
+        came_further = len(self._returns) < 2 or self._returns[-1] > self._returns[-2]
+        return came_further and len(self._returns) < MAX_RETURNS
 
     def after(self, setback: Setback, num_tokens: int) -> float:
         """Seconds to wait before the next try, `num_tokens` into the output. Raises what ends the
         request."""
+        pause = self._wait_for_room(setback, num_tokens)
+        if pause is None:
+            pause = self._try_again(setback, num_tokens)
+        self._avoid(setback)
+        return pause
+
+    def _try_again(self, setback: Setback, num_tokens: int) -> float:
+        """Something has failed, or nobody took it: seconds to wait."""
         if setback.place is not None:
             self._check_not_poison(setback, _Loss(setback.worker, setback.place))
         pause = self._pause(setback, num_tokens) if self.is_accepted else self._pass_on(setback)
         if setback.kind is not SetbackKind.NOBODY and not self._budget.withdraw():
             raise self._over_budget(setback)
-        self._avoid(setback)
         return pause
 
     def _pass_on(self, setback: Setback) -> float:
@@ -134,11 +160,36 @@ class Recovery:
             raise _as_seen_by_client(setback.error)
         return self._pauses.delay(self._num_setbacks - 1) if self._num_setbacks > 1 else 0.0
 
+    def _wait_for_room(self, setback: Setback, num_tokens: int) -> float | None:
+        """Seconds to wait, where a request was given back and finds no room since; else None."""
+        if setback.kind is SetbackKind.PREEMPTED:
+            self._returns.append(num_tokens)
+            self._num_waits, self._waits_for_room = 0, True
+            return 0.0
+        match setback.kind:
+            case SetbackKind.REFUSED:
+                finds_none = isinstance(setback.error, OverloadedError)
+            case SetbackKind.NOBODY:
+                finds_none = bool(self.refused)  # those who had none, and are asked again
+            case _:
+                finds_none = False
+        if not (self._waits_for_room and finds_none and num_tokens == self._returns[-1]):
+            self._waits_for_room = False
+            return None
+        self._num_waits += 1
+        return self._pauses.delay(self._num_waits)
+
     def _avoid(self, setback: Setback) -> None:
+        self.crowded = ""
         match setback.kind:
             case SetbackKind.NOBODY:
                 self.refused.clear()
                 self.broken.clear()
+            case SetbackKind.PREEMPTED:
+                # It ran meanwhile; who refused it before may have room now.
+                self.refused.clear()
+                self.broken.clear()
+                self.crowded = setback.worker
             case SetbackKind.BROKEN:
                 self.broken.add(setback.pair)
             case _:

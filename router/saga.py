@@ -106,11 +106,19 @@ class Saga:
     def _next_attempt(self) -> Attempt:
         """Chooses the workers for what is left to do. Raises `Setback` where there are none."""
         work = self._answer.work()
-        decision = self._placer.place(work, self._recovery.refused, self._recovery.broken)
+        recovery = self._recovery
+        decision = self._placer.place(work, recovery.refused, recovery.broken, recovery.crowded)
         if decision.placement is None:
             reason = why_none(list(decision.question.candidates))
             raise Setback(SetbackKind.NOBODY, UnavailableError(reason))
-        return Attempt(work, self._fleet, decision.placement, self._deadline, self._pace)
+        return Attempt(
+            work,
+            self._fleet,
+            decision.placement,
+            self._deadline,
+            self._pace,
+            may_return=recovery.may_return,
+        )
 
     def _book_all(
         self, gathered: list[Event | Setback]

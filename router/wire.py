@@ -17,6 +17,7 @@ from router.explanation import why
 from router.fleet import Member
 from router.intake import Request
 from router.placement import Placement, Scored
+from router.return_cost import ReturnCost
 from router.work import Work
 from router.worker_model import WorkDone
 
@@ -100,9 +101,13 @@ def handle(
 
 
 def decode_request(
-    work: Work, lease_id: bytes, kv_handle: kv_transfer_pb2.KvHandle | None
+    work: Work,
+    lease_id: bytes,
+    kv_handle: kv_transfer_pb2.KvHandle | None,
+    return_cost: ReturnCost | None = None,
 ) -> decode_pb2.DecodeGenerateRequest:
-    """`kv_handle` None: the decode worker computes the prompt."""
+    """`kv_handle` None: the decode worker computes the prompt. `return_cost` None: it may not give
+    the request back."""
     message = decode_pb2.DecodeGenerateRequest(
         request_id=_attempt_id(work.request, lease_id),
         token_ids=work.token_ids,
@@ -111,9 +116,18 @@ def decode_request(
         handle=kv_handle,
         priority=work.request.priority,
         salt=work.request.tenant.salt,
+        return_cost=None if return_cost is None else _return_cost(return_cost),
     )
     message.sampling.ClearField("prompt_logprobs")
     return message
+
+
+def _return_cost(cost: ReturnCost) -> decode_pb2.ReturnCost:
+    return decode_pb2.ReturnCost(
+        fixed=_duration(cost.fixed),
+        per_token=_duration(cost.per_token),
+        recompute_token=_duration(cost.recompute_token),
+    )
 
 
 def end_sequence_request(

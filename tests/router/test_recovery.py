@@ -17,9 +17,16 @@ from baton.errors import (
 )
 from router.backoff import Backoff
 from router.budget import RetryBudget
-from router.recovery import MAX_SETBACKS, SAME_PLACE_TOKENS, Recovery, Setback, SetbackKind
+from router.recovery import (
+    MAX_RETURNS,
+    MAX_SETBACKS,
+    SAME_PLACE_TOKENS,
+    Recovery,
+    Setback,
+    SetbackKind,
+)
 
-REFUSED, LOST, BROKEN, NOBODY = SetbackKind
+REFUSED, LOST, BROKEN, NOBODY, PREEMPTED = SetbackKind
 
 
 def recovery(*, accepted: bool = True, tries: float = 1000.0) -> Recovery:
@@ -132,3 +139,70 @@ def test_where_the_budget_is_spent_no_other_worker_is_asked(accepted, expected):
 def test_looking_for_workers_where_there_are_none_costs_nothing():
     trying = recovery(tries=0.0)
     trying.after(setback(NOBODY), 0)
+
+
+def given_back(worker: str = "d0") -> Setback:
+    return setback(PREEMPTED, OverloadedError("no room any more"), worker)
+
+
+def test_to_be_given_back_is_no_failure_and_costs_nothing():
+    trying = recovery(tries=1.0)
+    trying.after(setback(REFUSED, OverloadedError("full"), "d1"), 0)
+    for num_tokens in range(5, 5 + MAX_SETBACKS):
+        assert trying.after(given_back(), num_tokens) == 0.0
+    assert (trying.refused, trying.broken, trying.crowded) == (set(), set(), "d0")
+    trying.after(setback(NOBODY), 99)
+    assert trying.crowded == ""
+
+
+def test_a_request_is_given_back_only_so_often():
+    trying = recovery()
+    for num_tokens in range(MAX_RETURNS):
+        assert trying.may_return
+        trying.after(given_back(), num_tokens)
+    assert not trying.may_return
+
+
+def test_a_request_that_comes_no_further_is_not_given_back_again():
+    trying = recovery()
+    trying.after(given_back(), 7)
+    assert trying.may_return
+    trying.after(given_back("d1"), 7)
+    assert not trying.may_return
+
+
+def test_what_was_given_back_waits_for_room_as_long_as_it_takes():
+    trying = recovery(tries=0.0)
+    trying.after(given_back(), 7)
+    full = setback(REFUSED, OverloadedError("full"), "d1")
+    waits = [round(trying.after(each, 7)) for each in [full, setback(NOBODY)] * MAX_SETBACKS]
+    assert waits[:5] == [1, 2, 4, 8, 8]
+    assert trying.may_return
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(setback(LOST, worker="d1"), id="a worker is lost"),
+        pytest.param(setback(NOBODY, worker=""), id="there are no workers"),
+        pytest.param(setback(REFUSED, UnavailableError("draining"), "d1"), id="a worker leaves"),
+    ],
+)
+def test_what_was_given_back_and_then_fails_gives_up_as_others_do(other):
+    trying = recovery()
+    trying.after(given_back(), 7)
+    for _ in range(MAX_SETBACKS):
+        trying.after(other, 7)
+        trying.refused.clear()
+    with pytest.raises(UnavailableError):
+        trying.after(other, 7)
+
+
+def test_once_it_has_come_further_refusals_count_again():
+    trying = recovery()
+    trying.after(given_back(), 7)
+    full = setback(REFUSED, OverloadedError("full"), "d1")
+    for _ in range(MAX_SETBACKS):
+        trying.after(full, 8)
+    with pytest.raises(OverloadedError):
+        trying.after(full, 8)

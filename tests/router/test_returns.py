@@ -1,0 +1,192 @@
+"""A request that its decode worker gives back is placed anew, and the client sees nothing but a
+pause."""
+
+import pytest
+from scripted import (
+    ADMITTED,
+    PREFILL_ADMITTED,
+    READY,
+    RELEASED,
+    Forever,
+    Scripts,
+    Worker,
+    at,
+    decode,
+    finished,
+    first,
+    fleet_of,
+    letter_ids,
+    prefill,
+    run,
+    tokens,
+)
+
+from baton.errors import InternalError, OverloadedError
+from baton.sampling import SamplingParams
+from baton.v1 import decode_pb2, kv_sharing_pb2
+from router.backoff import Backoff
+from router.budget import RetryBudget
+from router.candidate import Candidate
+from router.intake import Request
+from router.placer import Placer
+from router.rates import PRIOR, Rates
+from router.recovery import MAX_RETURNS, MAX_SETBACKS
+from router.return_cost import return_cost
+from router.work import work_of
+
+PREEMPTED = decode_pb2.DecodeGenerateResponse(preempted=decode_pb2.DecodePreempted())
+NOTHING_LEFT = RetryBudget(largest=0.0, per_second=0.0)
+
+
+def prefill_behind(*positions: int) -> Worker:
+    """Prefills the prompt, and again with so many tokens of output."""
+    scripts = [[PREFILL_ADMITTED, first() if p == 0 else at(p), RELEASED] for p in positions]
+    return Worker("p0", "prefill", Scripts(scripts))
+
+
+async def test_another_decode_worker_goes_on_behind_the_last_token():
+    giving = decode(READY, tokens(0, 0, 1), tokens(2, 2), PREEMPTED)
+    taking = decode(READY, tokens(3, 3, 4), finished(), name="d1")
+    async with fleet_of(prefill_behind(0, 3), giving, taking) as fleet:
+        seen = await run(fleet, temperature=0.5, seed=9, budget=NOTHING_LEFT)
+        (_, asked) = fleet.member("p0").requests
+        assert not any(w.num_losses + w.num_failures for w in fleet.workers)
+    assert (seen.token_ids, seen.text) == (letter_ids(), "abcde")
+    usage = seen.finished.usage
+    assert (usage.num_migrations, usage.num_output_tokens, usage.num_prompt_tokens) == (1, 5, 3)
+    assert (len(giving.requests), len(taking.requests)) == (1, 1)
+    assert list(asked.token_ids) == list(taking.requests[0].token_ids)
+    assert list(asked.token_ids) == [5, 6, 7, *letter_ids()[:3]]
+
+
+async def test_who_computes_it_again_gets_what_the_worker_it_left_still_holds():
+    long = tuple(range(5, 105))
+    results = [[PREFILL_ADMITTED, first(), RELEASED], [PREFILL_ADMITTED, at(2), RELEASED]]
+    computing = Worker("p0", "prefill", Scripts(results))
+    giving = decode(READY, tokens(0, 0, 1), PREEMPTED)
+    shared = kv_sharing_pb2.BlocksShared(num_blocks=6)
+    giving.lending = [kv_sharing_pb2.ShareResponse(shared=shared), Forever()]
+    giving.cached = 4096
+    taking = decode(READY, tokens(2, 2, 3, 4), finished(), name="d1")
+    async with fleet_of(computing, giving, taking) as fleet:
+        assert (await run(fleet, prompt=long)).text == "abcde"
+    asked = computing.requests[1]
+    assert (asked.source.worker, asked.decode_worker) == ("d0", "d1")
+
+
+async def test_why_the_worker_it_left_is_passed_over_is_explained():
+    request = Request("r", (5, 6, 7), SamplingParams())
+    async with fleet_of(prefill(), decode(), decode(name="d1")) as fleet:
+        placer = Placer(fleet)  # type: ignore[arg-type]
+        decision = placer.place(work_of(request), crowded="d0")
+        assert decision.placement is not None
+        assert decision.placement.decode == "d1"
+        reasons = {c.worker: c.excluded for c in decision.question.candidates}
+        assert reasons == {"p0": "", "d0": "gave the request back", "d1": ""}
+        lonely = placer.place(work_of(request), refused={"d1"}, crowded="d0")
+        assert lonely.placement is not None
+        assert lonely.placement.decode == "d0"
+
+
+async def test_where_there_is_one_decode_worker_it_comes_back_there():
+    scripts = [decode(READY, tokens(0, 0, 1), PREEMPTED).script]
+    scripts += [decode(READY, tokens(2, 2, 3, 4), finished()).script]
+    alone = Worker("d0", "decode", Scripts(scripts))
+    async with fleet_of(prefill_behind(0, 2), alone) as fleet:
+        seen = await run(fleet, budget=NOTHING_LEFT)
+    assert (seen.text, seen.finished.usage.num_migrations) == ("abcde", 1)
+    assert len(alone.requests) == 2
+
+
+async def test_it_says_what_returning_takes_and_once_it_is_too_often_that_it_may_not():
+    behind = [[READY, tokens(i, i), PREEMPTED] for i in range(MAX_RETURNS)]
+    scripts = [decode(*each).script for each in behind]
+    scripts += [decode(READY, tokens(4, 4), finished()).script]
+    alone = Worker("d0", "decode", Scripts(scripts))
+    async with fleet_of(prefill_behind(*range(MAX_RETURNS + 1)), alone) as fleet:
+        seen = await run(fleet)
+    assert (seen.text, seen.finished.usage.num_migrations) == ("abcde", MAX_RETURNS)
+    offered = [r.HasField("return_cost") for r in alone.requests]
+    assert offered == [True] * MAX_RETURNS + [False]
+    cost = alone.requests[0].return_cost
+    assert cost.fixed.nanos == pytest.approx(1e9 * (PRIOR.handoff_seconds + 3 * 5e-6), rel=1e-3)
+    assert cost.per_token.nanos == pytest.approx(1e9 * (1e-4 + 5e-6), rel=1e-3)
+    assert cost.recompute_token.nanos == pytest.approx(1e9 * 1e-4, rel=1e-3)
+
+
+async def test_one_that_comes_no_further_may_not_be_given_back_again():
+    scripts = [decode(READY, tokens(0, 0), PREEMPTED).script]
+    scripts += [decode(PREEMPTED).script, decode(READY, tokens(1, 1, 2, 3, 4), finished()).script]
+    alone = Worker("d0", "decode", Scripts(scripts))
+    silent = [PREFILL_ADMITTED]
+    prefills = [[PREFILL_ADMITTED, first(), RELEASED], silent, [PREFILL_ADMITTED, at(1), RELEASED]]
+    async with fleet_of(Worker("p0", "prefill", Scripts(prefills)), alone) as fleet:
+        seen = await run(fleet)
+    assert seen.text == "abcde"
+    assert [r.HasField("return_cost") for r in alone.requests] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    "several", [{"n": 2, "temperature": 1.0}, {"beam_width": 2}], ids=["samples", "beams"]
+)
+async def test_several_sequences_are_never_offered(several):
+    ending = [finished()]
+    if several.get("n"):
+        second = decode_pb2.DecodeFinished(sequence_index=1, reason=finished().finished.reason)
+        ending += [decode_pb2.DecodeGenerateResponse(finished=second)]
+    worker = decode(READY, *ending)
+    async with fleet_of(prefill(RELEASED), worker) as fleet:
+        await run(fleet, **several)
+    assert not worker.requests[0].HasField("return_cost")
+
+
+async def test_a_worker_that_gives_back_what_it_may_not_has_failed():
+    alone = decode(PREEMPTED)
+    async with fleet_of(prefill(), alone) as fleet:
+        with pytest.raises(InternalError, match="d0 gave up the request"):
+            await run(fleet)
+    # Without a token it may give it back twice; then each time nobody is left for a moment.
+    assert len(alone.requests) == 2 + MAX_SETBACKS // 2 + 1
+
+
+async def test_it_waits_until_somebody_has_room():
+    """More refusals than another request would bear."""
+    scripts = [decode(READY, tokens(0, 0, 1), PREEMPTED).script]
+    scripts += [[OverloadedError("full")]] * (MAX_SETBACKS + 5)
+    scripts += [decode(READY, tokens(2, 2, 3, 4), finished()).script]
+    alone = Worker("d0", "decode", Scripts(scripts))
+    async with fleet_of(prefill_behind(0, 2), alone) as fleet:
+        seen = await run(fleet, pauses=Backoff(1e-3, 1e-3))
+    assert seen.text == "abcde"
+
+
+async def test_the_stream_s_end_behind_it_is_no_failure():
+    """Also where both are read at once."""
+    giving = Worker("d0", "decode", [ADMITTED, READY, tokens(0, 0, 1, 2), PREEMPTED])
+    taking = decode(READY, tokens(3, 3, 4), finished(), name="d1")
+    async with fleet_of(prefill_behind(0, 3), giving, taking) as fleet:
+        assert (await run(fleet)).text == "abcde"
+        assert not any(w.num_losses + w.num_failures for w in fleet.workers)
+
+
+def test_the_cost_is_a_queue_a_handoff_and_the_tokens_generated_since():
+    rates = Rates(
+        prefill_seconds_per_step=0.5,
+        prefill_seconds_per_token=0.01,
+        attention_seconds_per_pair=1e-4,
+        max_step_tokens=100,
+        handoff_seconds=0.25,
+        transfer_seconds_per_token=1e-3,
+    )
+    busy = Candidate("p", "prefill", b"", num_queued_tokens=200, rates=rates)
+    cost = return_cost(busy, Candidate("d", "decode", b"", rates=rates), 1000)
+    assert cost.fixed == pytest.approx(2 * 0.5 + 200 * 0.01 + 0.5 + 0.25 + 1.0)
+    assert cost.per_token == pytest.approx(0.01 + 1000.5 * 1e-4 + 1e-3)
+    assert cost.recompute_token == pytest.approx((10 * 0.5 + 1000 * 0.01 + 500_000 * 1e-4) / 1000)
+
+
+def test_it_costs_less_than_computing_all_again_unless_most_came_since():
+    prefill_worker, decode_worker = Candidate("p", "prefill", b""), Candidate("d", "decode", b"")
+    cost = return_cost(prefill_worker, decode_worker, 1000)
+    assert cost.fixed + 100 * cost.per_token < 1100 * cost.recompute_token
+    assert cost.fixed + 100_000 * cost.per_token > 101_000 * cost.recompute_token
