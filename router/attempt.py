@@ -300,8 +300,8 @@ class Attempt:
         return call
 
     def _return_cost(self) -> ReturnCost | None:
-        """None where the decode worker shall not give it back: several sequences would all be
-        generated anew, and where it computes the prompt, so might the next one."""
+        """None where the decode worker shall not give it back: of several sequences all would be
+        generated anew, and a prompt that it computed itself no prefill worker has cached."""
         if self._prefill is None or not self._may_return or self._work.params.num_sequences > 1:
             return None
         prefill, decode = (scored.candidate for scored in self.placement.chosen)
