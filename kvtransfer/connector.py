@@ -61,8 +61,11 @@ class Integrity(Enum):
 class Sender(Protocol):
     """Makes runs of the blocks of one source."""
 
-    def max_blocks(self, layout: KvLayout) -> int:
-        """How many blocks one run has at most; at least 1."""
+    def max_blocks(self, layout: KvLayout, num_sent: int) -> int:
+        """How many blocks the next run has at most; at least 1.
+
+        `num_sent`: how many have gone, of those of its group that were filled at once.
+        """
 
     async def send(
         self, group: int, first_block: int, block_ids: Sequence[int], pool: KvPool

@@ -20,7 +20,7 @@ CHANNEL_OPTIONS = [("grpc.http2.max_frame_size", 2**24 - 1)]
 class PayloadSender:
     """Sends the bytes, with their checksums."""
 
-    def max_blocks(self, layout: KvLayout) -> int:
+    def max_blocks(self, layout: KvLayout, _num_sent: int) -> int:
         return max(1, MESSAGE_BYTES // layout.block_bytes)
 
     async def send(

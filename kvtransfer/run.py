@@ -41,6 +41,13 @@ class Run:
             )
         return count
 
+    def check_block(self, index: int, checksum: int) -> None:
+        """Raises `DataLossError` unless this is the checksum of its block at `index`."""
+        if index >= len(self.checksums) or checksum != self.checksums[index]:
+            raise DataLossError(
+                f"the checksum of block {self.first_block + index} of group {self.group} is another"
+            )
+
 
 def checksums_of(pieces: "Sequence[memoryview[Any]]", block_bytes: int) -> tuple[int, ...]:
     """xxh3-64 of each block; each piece holds whole blocks."""
@@ -55,17 +62,7 @@ def checksums_of(pieces: "Sequence[memoryview[Any]]", block_bytes: int) -> tuple
     )
 
 
-def check(
-    run: Run, pieces: "Sequence[memoryview[Any]]", block_bytes: int, *, first: int = 0
-) -> None:
-    """Raises `DataLossError` unless the pieces are the blocks of a run from its `first` on."""
-    found = checksums_of(pieces, block_bytes)
-    expected = run.checksums[first : first + len(found)]
-    if found == expected:
-        return
-    for i, one in enumerate(found):
-        if i >= len(expected) or one != expected[i]:
-            raise DataLossError(
-                f"the checksum of block {run.first_block + first + i} of group {run.group} is "
-                "another"
-            )
+def check(run: Run, pieces: "Sequence[memoryview[Any]]", block_bytes: int) -> None:
+    """Raises `DataLossError` unless the pieces are the blocks of a run."""
+    for index, checksum in enumerate(checksums_of(pieces, block_bytes)):
+        run.check_block(index, checksum)

@@ -171,10 +171,10 @@ async def _runs(
 
     Each run is made when it is asked for; of a lease that has ended meanwhile none is.
     """
-    step = sender.max_blocks(pool.layout)
-    for start in blocks[::step]:
-        if lease.is_over:
-            return
-        block_ids = lease.block_ids[group][start : min(start + step, blocks.stop)]
+    start = blocks.start
+    while start < blocks.stop and not lease.is_over:
+        most = sender.max_blocks(pool.layout, start - blocks.start)
+        block_ids = lease.block_ids[group][start : min(start + most, blocks.stop)]
         assert NULL_BLOCK not in block_ids, "a block was given back that its claimant still needs"
         yield await sender.send(group, start, block_ids, pool)
+        start += len(block_ids)

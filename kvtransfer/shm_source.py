@@ -13,10 +13,13 @@ from kvtransfer.connector import Integrity
 from kvtransfer.run import Run, checksums_of
 from kvtransfer.unix_peer import GREETING, Door, abstract, host_id, is_same_user
 
-# What one run refers to at most: a message costs as much as some hundred KiB of copying, and with
-# checksums both ends have something to do at once only if there are several.
+# What one run refers to at most: a message costs as much as some hundred KiB of copying.
 RUN_BYTES = 256 * 2**20
-CHECKED_RUN_BYTES = 16 * 2**20
+# With checksums both ends have something to do at once only if there are several. So the first is
+# small, to come soon, and each of the next as long as all before it: what the claimant then has to
+# copy takes it as long as the next checksums.
+FIRST_CHECKED_RUN_BYTES = 2 * 2**20
+CHECKED_RUN_BYTES = 32 * 2**20
 
 logger = logging.getLogger(__name__)
 
@@ -100,8 +103,11 @@ class PlaceSender:
     def __init__(self, integrity: Integrity) -> None:
         self._checked = integrity is Integrity.CHECKSUMS
 
-    def max_blocks(self, layout: KvLayout) -> int:
-        limit = CHECKED_RUN_BYTES if self._checked else RUN_BYTES
+    def max_blocks(self, layout: KvLayout, num_sent: int) -> int:
+        limit = RUN_BYTES
+        if self._checked:
+            before = num_sent * layout.block_bytes
+            limit = min(max(FIRST_CHECKED_RUN_BYTES, before), CHECKED_RUN_BYTES)
         return max(1, limit // layout.block_bytes)
 
     async def send(

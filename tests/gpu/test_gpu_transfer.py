@@ -110,7 +110,7 @@ def test_blocks_go_over_a_wire_through_the_host(device):
     async def hand_over() -> None:
         sender, receiver = PayloadSender(), PayloadReceiver()
         for group, (source, target) in enumerate(zip(sources, targets, strict=True)):
-            step = min(sender.max_blocks(source.layout), 24)
+            step = min(sender.max_blocks(source.layout, 0), 24)
             for first in range(0, NUM_BLOCKS, step):
                 run = await sender.send(group, first, SOURCES[first : first + step], source)
                 arrived = memoryview(b"".join(run.payload))

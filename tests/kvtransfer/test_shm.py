@@ -7,7 +7,16 @@ from dataclasses import replace
 
 import pytest
 from held import abstract_sockets, num_mapped, open_files
-from loopback import HYBRID, LAYOUT, allocation, contents, filled_pool, transfer
+from loopback import (
+    HYBRID,
+    LAYOUT,
+    allocation,
+    contents,
+    filled_pool,
+    layout_of,
+    pool_of,
+    transfer,
+)
 
 from baton.engine.kv_pool import KvPool
 from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
@@ -18,7 +27,7 @@ from kvtransfer.nixl_claimant import NixlReader
 from kvtransfer.offers import Description
 from kvtransfer.run import Run
 from kvtransfer.shm_claimant import attach
-from kvtransfer.shm_source import Doorkeeper
+from kvtransfer.shm_source import Doorkeeper, PlaceSender
 from kvtransfer.unix_peer import GREETING, abstract
 
 TIMEOUT = 10.0
@@ -139,6 +148,43 @@ async def test_blocks_without_checksums_are_data_loss_where_they_should_have_the
         with pytest.raises(DataLossError, match="checksum of block 0"):
             await receiver.receive(run, target, (1, 2), Integrity.CHECKSUMS)
         receiver.close()
+
+
+# A block that is copied in one piece, one in several, and one whose last piece is short.
+BLOCK_BYTES = {layers * 512: layers for layers in (3, 512, 700)}
+
+
+@pytest.mark.parametrize("block_bytes", BLOCK_BYTES)
+async def test_a_byte_that_is_another_anywhere_in_a_block_is_data_loss(block_bytes):
+    layouts = (layout_of(BLOCK_BYTES[block_bytes]),)
+    assert layouts[0].block_bytes == block_bytes
+    source, target = filled_pool(6, layouts[0]), pool_of(6, layouts[0])
+    places, into = (2, 5, 1, 6), (3, 4, 6, 1)
+    piece = shm_claimant._PIECE_BYTES
+    cuts = [at for cut in range(piece, block_bytes, piece) for at in (cut - 1, cut)]
+    async with Doorkeeper([source]) as keeper:
+        receiver = await attached(keeper.door, layouts)
+        run = await PlaceSender(Integrity.CHECKSUMS).send(0, 0, places, source)
+        await receiver.receive(run, target, into, Integrity.CHECKSUMS)
+        assert contents(target, into) == contents(source, places)
+        for index, place in enumerate(places):
+            for at in (0, *cuts, block_bytes - 1):
+                source.content[place, at] ^= 1
+                with pytest.raises(DataLossError, match=f"checksum of block {index} of group 0"):
+                    await receiver.receive(run, target, into, Integrity.CHECKSUMS)
+                source.content[place, at] ^= 1
+        receiver.close()
+
+
+async def test_runs_with_checksums_grow_from_a_short_one():
+    layout, sizes, num_sent = layout_of(512), [], 0
+    assert layout.block_bytes == 2**18
+    while num_sent < 600:
+        sizes.append(PlaceSender(Integrity.CHECKSUMS).max_blocks(layout, num_sent))
+        num_sent += sizes[-1]
+    assert sizes == [8, 8, 16, 32, 64, 128, 128, 128, 128]
+    assert PlaceSender(Integrity.CHECKSUMS).max_blocks(layout_of(2**17), 0) == 1
+    assert PlaceSender(Integrity.FENCE).max_blocks(layout, 0) == 1024
 
 
 # Which way is taken.
