@@ -88,6 +88,7 @@ async def moved(
         ("gemma3", "auto"),
         ("gpt_oss", "grpc"),
         ("deepseek_v3", "auto"),
+        *(pytest.param(f, "nixl", marks=pytest.mark.slow) for f in ("llama", "gemma3")),
     ],
 )
 async def test_every_kind_of_cache_goes_along(checkpoint, family, connector):

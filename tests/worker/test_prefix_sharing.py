@@ -65,6 +65,7 @@ async def flush(member: Member) -> None:
         ("gemma3", "auto"),
         ("gpt_oss", "grpc"),
         ("deepseek_v3", "auto"),
+        *(pytest.param(f, "nixl", marks=pytest.mark.slow) for f in ("llama", "gemma3")),
     ],
 )
 async def test_the_next_turn_computes_only_what_is_new(checkpoint, family, connector):

@@ -1,0 +1,61 @@
+"""Handovers and lent prefixes between processes that read each other's blocks by NIXL.
+
+What is tested is what `test_handing_over` and `test_prefix_sharing` test; here nothing else brings
+any block, so that one that NIXL does not bring is computed, which they notice.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from baton.cli.local_cluster import LocalCluster
+from baton.client import AsyncClient
+
+from .test_handing_over import (
+    test_a_client_that_leaves_during_a_drain_leaves_nothing,
+    test_a_crowd_is_handed_over_and_nothing_is_computed_twice,
+    test_a_worker_may_be_killed_at_any_moment_of_its_drain,
+    test_either_worker_may_be_killed_while_it_hands_over,
+)
+from .test_prefix_sharing import (
+    test_a_prefix_comes_from_a_busy_prefill_worker_or_is_computed,
+    test_the_next_turn_of_a_conversation_computes_only_what_is_new,
+)
+from .wide import HANDOFFS, made_whole
+
+__all__ = [
+    "test_a_client_that_leaves_during_a_drain_leaves_nothing",
+    "test_a_crowd_is_handed_over_and_nothing_is_computed_twice",
+    "test_a_prefix_comes_from_a_busy_prefill_worker_or_is_computed",
+    "test_a_worker_may_be_killed_at_any_moment_of_its_drain",
+    "test_either_worker_may_be_killed_while_it_hands_over",
+    "test_the_next_turn_of_a_conversation_computes_only_what_is_new",
+]
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def pair_cluster() -> Iterator[LocalCluster]:
+    flags = {
+        "max_num_batched_tokens": 32,
+        "num_blocks": 1024,
+        "drain_timeout_s": 1.0,
+        "kv_connector": "nixl",
+    }
+    with LocalCluster(
+        num_prefill=2, num_decode=2, worker_flags=flags, router_flags=HANDOFFS
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def pair(pair_cluster: LocalCluster) -> LocalCluster:
+    return made_whole(pair_cluster)
+
+
+@pytest.fixture
+async def client(pair: LocalCluster) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(pair.address) as open_client:
+        await open_client.flush_cache()
+        yield open_client
