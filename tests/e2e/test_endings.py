@@ -4,6 +4,7 @@ The cluster is made so that each stage of a request can be held open: the prefil
 one token a step, for one prompt at a time, and the decode worker runs one sequence at a time.
 """
 
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
@@ -157,13 +158,36 @@ async def test_an_abort_gives_everything_back(client, narrow, stage, is_there):
         await victim.text()
 
 
-@pytest.mark.parametrize(("stage", "is_there"), STAGES.values(), ids=STAGES)
+# Whose turn would come after its deadline is refused at the router.
+BEYOND_THE_QUEUE = {name: stage for name, stage in STAGES.items() if name != "queued"}
+
+
+@pytest.mark.parametrize(("stage", "is_there"), BEYOND_THE_QUEUE.values(), ids=BEYOND_THE_QUEUE)
 async def test_a_deadline_that_passes_gives_everything_back(client, narrow, stage, is_there):
     async with AsyncClient(narrow.address, timeout=1.5) as hasty:
         blockers, victim = await brought_to(stage, is_there, Blended(client, hasty), narrow)
         with pytest.raises(DeadlineExceededError):
             await victim.text()
         await check_all_is_back(blockers, narrow)
+
+
+async def test_a_deadline_that_passes_while_the_worker_stands_still_gives_everything_back(
+    client, narrow
+):
+    """Behind a prompt that was to be computed in time. It is over before the worker is missed."""
+    async with AsyncClient(narrow.address, timeout=1.5) as hasty:
+        await until_nothing_is_held(narrow)
+        blocker = client.generate(prompt_of(48), LONG)
+        await blocker.wait_accepted()
+        victim = hasty.generate(prompt_of(40), SHORT)
+        await victim.wait_accepted()
+        narrow.kill("prefill-0", signal.SIGSTOP)
+        try:
+            with pytest.raises(DeadlineExceededError):
+                await victim.text()
+        finally:
+            narrow.kill("prefill-0", signal.SIGCONT)
+        await check_all_is_back([blocker], narrow)
 
 
 class Blended:
