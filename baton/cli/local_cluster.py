@@ -33,6 +33,7 @@ _MAX_STARTS = 4  # of one process, each on another port
 _DRAIN_TIMEOUT = 5.0
 _STOP_ORDER: tuple[Role, ...] = ("router", "decode", "prefill")
 _NO_FLAGS: Flags = {}
+_SETTLED = ("ready", "draining")  # a worker that drains is not ready any more
 
 
 class LocalCluster:
@@ -147,7 +148,8 @@ class LocalCluster:
     def wait_ready(
         self, timeout: float | None = START_TIMEOUT, on_status: OnStatus = lambda _: None
     ) -> None:
-        """Waits until the router can use every worker that is running; raises as `start`."""
+        """Waits until the router can use every worker that is running and does not drain; raises as
+        `start`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         statuses = {process.name: Status(process.name) for process in self.processes}
         while not self._is_ready(statuses):
@@ -208,18 +210,18 @@ class LocalCluster:
             process.wait(deadline)
 
     def _is_ready(self, statuses: dict[str, Status]) -> bool:
-        """Whether all running processes serve and the router knows it. Brings `statuses` up to
-        date."""
+        """Whether all running processes serve, or drain, and the router knows it. Brings `statuses`
+        up to date."""
         running = [process for process in self.processes if process.is_running]
         for process in running:
             if not statuses[process.name].is_ready:
                 statuses[process.name] = status_of(process)
-        if not all(statuses[process.name].is_ready for process in running):
+        if not all(statuses[process.name].state in _SETTLED for process in running):
             return False
         routed = {
             worker.id
             for worker in self._listed()
-            if worker.state == "ready" and worker.epoch not in self._gone.get(worker.id, ())
+            if worker.state in _SETTLED and worker.epoch not in self._gone.get(worker.id, ())
         }
         return {p.worker_id for p in running if p.role != "router"} <= routed
 
