@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,8 @@ class Agent:
         self.regions = tuple(map(_region, pools))
         self._num_known: Counter[str] = Counter()
         self._held = list(pools)  # what is registered must stay
+        on_gpu = any(region.device is not None for region in self.regions)
+        self._goes_on_by_itself = is_read or on_gpu or _has_rdma()
         config = self._nixl.nixlAgentConfig()
         config.useProgThread = is_read
         config.useListenThread = False
@@ -189,9 +192,19 @@ class Agent:
             with suppress(*self._errors):  # then it is forgotten with the agent
                 self._agent.releaseXferReq(read)
 
+    def leave(self) -> None:
+        """Ends every read it has under way: none writes anything from now on.
+
+        Of one whose peer does not answer nothing less than ending the agent can promise that,
+        unless reads go on only when they are asked to: then it is never asked again, and keeps its
+        connections until `close`.
+        """
+        self.is_open = False
+        if self._goes_on_by_itself:
+            self.close()
+
     def close(self) -> None:
-        """Ends it with everything it had under way: no read writes anything from now on, which
-        nothing less can promise of one whose peer does not answer. Idempotent."""
+        """The same, and lets go of its connections and of the pools. Idempotent."""
         self.is_open = False
         self._agent = None
         self._held.clear()
@@ -219,6 +232,11 @@ class Agent:
 
 def is_installed() -> bool:
     return find_spec("nixl") is not None
+
+
+def _has_rdma() -> bool:
+    """Whether a device of this host may write to memory, of which no process takes notice."""
+    return any(Path("/sys/class/infiniband").glob("*"))
 
 
 def load() -> Any:

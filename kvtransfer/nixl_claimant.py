@@ -4,6 +4,10 @@ The source takes no part in a read, so what was read is worth something only onc
 that the lease still held. A read whose source does not answer cannot be called off: whatever NIXL
 and UCX are told, the bytes are written when the source goes on. So it is ended with the agent that
 it belongs to, and the next handoff starts a new one.
+
+Where a read goes on only as long as its agent is asked to, the agent is just left alone for a while
+before it is closed: over TCP the source answers each read, and UCX ends a process that finds the
+connection closed when it does so.
 """
 
 import asyncio
@@ -24,6 +28,10 @@ from kvtransfer.run import Run, check
 
 # For a read that nobody wants any more to end by itself.
 _GRACE_S = 0.3
+# For a source that stood still to go on, answer what it was asked, and notice that nobody listens;
+# and for how many agents at once.
+_LINGER_S = 60.0
+_MOST_LINGERING = 4
 
 _Result = TypeVar("_Result")
 
@@ -37,6 +45,7 @@ class NixlReader:
         self._devices = devices
         self._thread = ThreadPoolExecutor(1, "nixl-reader")
         self._agent: Agent | None = None
+        self._lingering: list[Agent] = []
         self._is_closed = False
 
     async def attach(self, offer: NixlOffer) -> "NixlReceiver":
@@ -48,7 +57,7 @@ class NixlReader:
         """Ends every read. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
-            self._thread.submit(self._end, self._agent)
+            self._thread.submit(self._end_all)
             self._thread.shutdown()
 
     async def read(
@@ -68,13 +77,18 @@ class NixlReader:
             await self._call(agent.release, read)
 
     async def abandon(self, agent: Agent) -> None:
-        """Ends an agent and what it was reading, from whomever: those reads fail."""
-        await self._call(self._end, agent)
+        """Ends what an agent was reading, from whomever: those reads fail."""
+        await self._call(self._leave, agent)
+        asyncio.get_running_loop().call_later(_LINGER_S, self._end_later, agent)
 
     def forget(self, agent: Agent, peer: Peer) -> None:
         """Has a peer forgotten, of whom nothing is being read."""
         if not self._is_closed:
             self._thread.submit(agent.disconnect, peer)
+
+    def _end_later(self, agent: Agent) -> None:
+        if not self._is_closed:
+            self._thread.submit(self._end, agent)
 
     async def _call(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
         """In the agent's thread."""
@@ -90,11 +104,24 @@ class NixlReader:
             self._agent = Agent(self._pools, self._devices, is_read=False)
         return self._agent, self._agent.connect(offer)
 
-    def _end(self, agent: Agent | None) -> None:
-        if agent is not None:
-            agent.close()
+    def _leave(self, agent: Agent) -> None:
         if agent is self._agent:
             self._agent = None
+        if agent.is_open:
+            agent.leave()
+            self._lingering.append(agent)
+        while len(self._lingering) > _MOST_LINGERING:
+            self._end(self._lingering[0])
+
+    def _end(self, agent: Agent) -> None:
+        if agent in self._lingering:
+            self._lingering.remove(agent)
+        agent.close()
+
+    def _end_all(self) -> None:
+        for agent in (*self._lingering, *filter(None, [self._agent])):
+            self._end(agent)
+        self._agent = None
 
 
 class NixlReceiver:

@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 import pytest
+import torch
 from held import abstract_sockets, num_mapped, open_files, orphaned_segments, shared_files
 from loopback import (
     BLOCK_SIZE,
@@ -309,19 +310,25 @@ async def test_a_source_that_stands_still_amid_a_read_writes_nothing_when_it_goe
             "written behind the end"
         )
         assert not agent.is_open
-    # Another source is read by a new agent.
-    for target in targets:
-        target.content.zero_()
-    async with far_side("source") as source:
-        handle = Handle("source", source.about[0], EPOCH, LEASE, PAIRING, NUM_TOKENS, ())
-        fetching = asyncio.create_task(fetcher.fetch(handle, allocation(*HERE), PATIENCE))
-        await reach("amid the blocks", source, targets)
+        # The same source is read again, by a new agent, once its old answers have reached nobody.
+        assert source.process.returncode is None
+        for target in targets:
+            target.content.zero_()
+        lease_id = bytes([9]) * 16
+        await source.tell("open", lease_id.hex(), NUM_TOKENS)
         await source.tell("advance", THERE, COUNT)
         await source.tell("complete")
-        await fetching
-        origin = filled_pool(NUM_BLOCKS, HYBRID[0])
-        assert contents(targets[0], HERE[0]) == contents(origin, THERE[0])
-    fetcher.close()
+        handle = Handle("source", source.about[0], EPOCH, lease_id, PAIRING, NUM_TOKENS, ())
+        await fetcher.fetch(handle, allocation(*HERE), PATIENCE)
+        for target in targets:
+            target.content[0].fill_(7)
+        read = [target.content.clone() for target in targets]
+        fetcher.close()
+        await until(lambda: not reader._lingering)
+        assert source.process.returncode is None
+    origin = filled_pool(NUM_BLOCKS, HYBRID[0])
+    assert contents(targets[0], HERE[0]) == contents(origin, THERE[0])
+    assert all(map(torch.equal, read, (target.content for target in targets)))
     await channels.close()
 
 

@@ -1,5 +1,6 @@
 """Agents that read each other's pools: when there is one, and what it makes of what it is told."""
 
+import asyncio
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from loopback import HYBRID, LAYOUT, allocation, contents, filled_pool, pool_of,
 
 from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
 from baton.v1.kv_transfer_pb2 import DescribeResponse
-from kvtransfer import shm_claimant, sources
+from kvtransfer import nixl_claimant, shm_claimant, sources
 from kvtransfer.connector import Connector, Integrity
 from kvtransfer.cuda_ipc import IpcOffer, IpcRegion
 from kvtransfer.handle import FirstToken
@@ -142,6 +143,22 @@ async def test_a_reader_that_is_closed_reads_no_more():
         with pytest.raises(UnavailableError):
             await reader.attach(await source.offer())
         assert not receiver.is_open
+
+
+@pytest.mark.slow
+async def test_agents_that_were_left_are_few_and_end_in_time(monkeypatch):
+    monkeypatch.setattr(nixl_claimant, "_LINGER_S", 0.3)
+    with both_sides() as (source, reader):
+        for _ in range(nixl_claimant._MOST_LINGERING + 2):
+            receiver = await reader.attach(await source.offer())
+            await reads(receiver, reader)
+            await reader.abandon(receiver._agent)
+            assert not receiver.is_open
+            assert len(reader._lingering) <= nixl_claimant._MOST_LINGERING
+        async with asyncio.timeout(5.0):
+            while reader._lingering:  # noqa: ASYNC110 - looks from outside
+                await asyncio.sleep(0.01)
+        await reads(await reader.attach(await source.offer()), reader)
 
 
 @given(
