@@ -29,13 +29,13 @@ from router.circuit import Circuit
 from router.load import Load, Share
 from router.pending import PendingPrefixes, held_blocks
 from router.placement import Candidate
+from router.recent import coarse
 from router.worker_model import PoolModel, WorkerModel
 
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.5
 _PROBE_SECONDS = 1.0
-_FADING_SECONDS = 5.0
 _READINESS = health_pb2.HealthCheckRequest(service="readiness")
 
 
@@ -197,8 +197,7 @@ class Fleet:
     def candidates(self, token_ids: tuple[int, ...], salt: bytes = b"") -> list[Candidate]:
         """A snapshot for placement, with what each worker has cached of the prompt."""
         cached = self._cached_blocks(token_ids, salt)
-        # Coarse, so that what has hardly faded is not recorded anew with each decision.
-        now = time.monotonic() // _FADING_SECONDS * _FADING_SECONDS
+        now = coarse(time.monotonic())
         return [
             m.load.candidate(
                 m.record.id,

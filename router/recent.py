@@ -6,6 +6,13 @@ Knows nothing of workers, and of time only what it is told.
 import math
 
 HALF_LIFE = 600.0  # seconds; long beside a request, short beside a working day
+_STEP = 5.0  # seconds in which hardly anything fades
+
+
+def coarse(now: float) -> float:
+    """The moment to look at in place of `now`, so that what has hardly faded looks the same: a
+    snapshot of it need not be recorded, nor made, anew each time."""
+    return now // _STEP * _STEP
 
 
 class RecentTokens:

@@ -6,7 +6,7 @@ them, and what it does when a worker refuses. Cache events reach it at once, and
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from baton.cluster.events import KvEvents
 from baton.cluster.index import LocalityIndex
@@ -28,6 +28,7 @@ from router.decision import Decision, Question, Rules
 from router.load import Load, Share
 from router.pending import PendingPrefixes, held_blocks
 from router.placement import Placement, why_none
+from router.recent import coarse
 from router.recovery import Recovery, Setback, SetbackKind
 
 OnProgress = Callable[[int, int, float], None]
@@ -44,6 +45,7 @@ class SimulatedWorker:
 
     Attributes:
         num_computed_tokens: of prompts whose first token has come.
+        seen: as placement sees it in a role, with nothing cached, until something changes.
     """
 
     name: str
@@ -51,6 +53,7 @@ class SimulatedWorker:
     capacity: Capacity
     load: Load = field(default_factory=Load)
     num_computed_tokens: int = 0
+    seen: dict[Role, Candidate] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,9 @@ class Cluster:
         self._gate = Gate(setup, self.clock, self._decide, self._go, self._refuse)
         self.samples: list[Sample] = []
         self._num_placed = 0
+        self._moment = 0.0
+        self._decided: dict[tuple[int, frozenset[str]], Decision] = {}
+        self._room = setup.max_len
         self._num_ended = 0
         self._on_progress: OnProgress = lambda _done, _total, _now: None
         longest = max((job.num_prompt_tokens + job.num_output_tokens for job in jobs), default=1)
@@ -191,7 +197,31 @@ class Cluster:
     def count(self, stack: ExitStack, worker: SimulatedWorker, share: Share) -> None:
         """Counts a share of load until the stack is closed."""
         worker.load.take(share, self.clock.now, self._num_placed)
-        stack.callback(worker.load.give_back, share)
+        self._note_change(worker)
+        stack.callback(self._give_back, worker, share)
+
+    def see(self, worker: SimulatedWorker, role: Role, pairing: bytes, cached: int) -> Candidate:
+        """The worker as the router sees it, with so many tokens cached."""
+        seen = worker.seen.get(role)
+        if seen is None:
+            seen = worker.seen[role] = worker.load.candidate(
+                worker.name,
+                role,
+                pairing,
+                self._moment,
+                num_cached_tokens=0,
+                max_held_tokens=self._room,
+                rates=self.rates,
+            )
+        return replace(seen, num_cached_tokens=cached) if cached else seen
+
+    def _give_back(self, worker: SimulatedWorker, share: Share) -> None:
+        worker.load.give_back(share)
+        self._note_change(worker)
+
+    def _note_change(self, worker: SimulatedWorker) -> None:
+        worker.seen.clear()
+        self._decided.clear()
 
     # Arrivals.
 
@@ -226,13 +256,29 @@ class Cluster:
         self._count_end()
 
     def _decide(self, job: Job, refused: Collection[str] = ()) -> Decision:
-        """Where the job would be placed now, if these workers are not to be asked."""
+        """Where the job would be placed now, if these workers are not to be asked. As a decision
+        is a function of what is seen, it is made once while nothing changes."""
+        self._look_anew()
+        key = job.number, frozenset(refused)
+        if key not in self._decided:
+            self._decided[key] = self._decided_anew(job, refused)
+        return self._decided[key]
+
+    def _decided_anew(self, job: Job, refused: Collection[str]) -> Decision:
         block_size = self.setup.block_size
         matches = held_blocks(self._index, self._pending, job.hashes)
         cached = {worker: num_blocks * block_size for worker, num_blocks in matches.items()}
         candidates = tuple(c for c in self.candidates(cached) if c.worker not in refused)
         question = Question(job.request_id, job.num_prompt_tokens, candidates)
         return Decision(self._rules, question, self._rules.decide(question))
+
+    def _look_anew(self) -> None:
+        """Forgets how workers look if what they were given of late has faded since."""
+        moment = coarse(self.clock.now)
+        if moment != self._moment:
+            self._moment = moment
+            for worker in self.workers:
+                self._note_change(worker)
 
     def _admit(self, job: Job) -> Flight:
         """Places a job; who refuses is passed over. Raises what refuses it for good."""
@@ -285,6 +331,7 @@ class Cluster:
     def on_cache_events(self, engine: SimulatedEngine, events: CacheEvents) -> None:
         told = KvEvents(events.stored, events.removed, events.cleared)
         self._index.apply(self._by_engine[engine.number].name, 1, told)
+        self._decided.clear()
 
     def on_claimed(self, job: Job, num_held_tokens: int) -> None:
         pass

@@ -29,16 +29,13 @@ class Colocated(Cluster):
         return self.workers
 
     def candidates(self, cached: dict[str, int]) -> list[Candidate]:
-        now, room = self.clock.now, self.setup.max_len
+        room = self.setup.max_len
         return [
-            worker.load.candidate(
-                worker.name,
+            self.see(
+                worker,
                 role,
                 worker.name.encode(),
-                now,
-                num_cached_tokens=cached.get(worker.name, 0) if role == "prefill" else room,
-                max_held_tokens=room,
-                rates=self.rates,
+                cached.get(worker.name, 0) if role == "prefill" else room,
             )
             for worker in self.workers
             for role in ROLES

@@ -34,17 +34,8 @@ class Disaggregated(Cluster):
         return self._prefills
 
     def candidates(self, cached: dict[str, int]) -> list[Candidate]:
-        now, room = self.clock.now, self.setup.max_len
         return [
-            worker.load.candidate(
-                worker.name,
-                role,
-                _PAIRING,
-                now,
-                num_cached_tokens=cached.get(worker.name, 0),
-                max_held_tokens=room,
-                rates=self.rates,
-            )
+            self.see(worker, role, _PAIRING, cached.get(worker.name, 0))
             for role in ROLES
             for worker in self._pools[role]
         ]

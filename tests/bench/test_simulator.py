@@ -1,5 +1,6 @@
 """Small workloads through the simulator: what must hold of any, by property."""
 
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -10,12 +11,14 @@ from baton.errors import InvalidArgumentError
 from bench.simulator.cluster import Cluster
 from bench.simulator.colocated import Colocated
 from bench.simulator.disaggregated import Disaggregated
+from bench.simulator.job import Job
 from bench.simulator.latency import Linear, Machine, Network
 from bench.simulator.oscillation import swings
 from bench.simulator.outcome import Objectives
 from bench.simulator.setup import Setup, jobs_of
 from bench.traces import MOONCAKE_BLOCK_SIZE, TraceRow
 from router.admission import ADMISSION_NAMES
+from router.decision import Decision
 from router.policy import POLICY_NAMES
 
 KINDS = (Disaggregated, Colocated)
@@ -77,6 +80,24 @@ def test_steps_run_in_one_go_give_what_single_steps_give(kind, data, rows):
     fast = data.draw(setups())
     slow = Setup(**{**{n: getattr(fast, n) for n in fast.__slots__}, "fast_forward": False})
     assert outcome(simulated(kind, fast, rows)) == outcome(simulated(kind, slow, rows))
+
+
+class _LooksAnew(Cluster):
+    """Takes nothing from what it has seen or decided before."""
+
+    def _decide(self, job: Job, refused: Collection[str] = ()) -> Decision:
+        self._look_anew()
+        for worker in self.workers:
+            worker.seen.clear()
+        return self._decided_anew(job, refused)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25, deadline=None)
+@given(setup=setups(), rows=traces())
+def test_what_was_seen_and_decided_while_nothing_changes_is_what_would_be_again(kind, setup, rows):
+    anew = type("Anew", (_LooksAnew, kind), {})
+    assert outcome(simulated(kind, setup, rows)) == outcome(simulated(anew, setup, rows))
 
 
 @pytest.mark.parametrize("kind", KINDS)
