@@ -67,17 +67,16 @@ class CostModel(Rates):
         num_cached = min(candidate.num_cached_tokens, num_tokens)
         if candidate.role == "decode":
             return self._decode_terms(rates, candidate, num_tokens - num_cached)
+        recent, getting = candidate.num_recent_tokens, {}
         pull = self._pull_seconds(rates, candidate, num_tokens)
         if pull is not None:
+            copy = self._copy_seconds(rates, candidate, num_tokens)
+            getting = {PULL: pull, "copy": copy}
             num_cached = min(candidate.num_source_tokens, num_tokens)
-        uncached = rates.prefill_seconds(num_tokens - num_cached, num_cached)
-        recent = candidate.num_recent_tokens
-        if pull is not None:
             recent = max(recent, candidate.num_source_recent_tokens)
-        copy = self._copy_seconds(rates, candidate, num_tokens)
         return {
-            "uncached": uncached,
-            **({} if pull is None else {PULL: pull, "copy": copy}),
+            "uncached": rates.prefill_seconds(num_tokens - num_cached, num_cached),
+            **getting,
             "queue": rates.queue_seconds(candidate.num_queued_tokens),
             "crowding": self._crowding_seconds(rates, num_tokens, num_cached),
             "recent": recent * rates.prefill_seconds_per_token * self.recency,
