@@ -30,6 +30,8 @@ from baton.client_types import (
     Model,
     Placement,
     Prompt,
+    RoleBalance,
+    RoleFlip,
     Timings,
     TokenLogprobs,
     Tokens,
@@ -41,12 +43,14 @@ from baton.client_wire import (
     generate_request,
     load_of,
     model_of,
+    role_balance_of,
     tokenize_request,
     tokens_of,
     worker_of,
 )
 from baton.errors import InvalidArgumentError
 from baton.generation import AsyncGeneration, Call, Calls, Generation
+from baton.role_wire import role_to_message
 from baton.rpc_errors import error_of
 from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
 from baton.v1 import admin_pb2 as admin
@@ -79,6 +83,8 @@ __all__ = [
     "Model",
     "Placement",
     "Prompt",
+    "RoleBalance",
+    "RoleFlip",
     "SamplingParams",
     "Timings",
     "TokenLogprobs",
@@ -225,6 +231,17 @@ class Client:
         request = admin.GetLoadRequest()
         return load_of(self._answer(lambda i: self._admin[i].GetLoad, request))
 
+    def role_balance(self) -> RoleBalance:
+        """How the loads of the two pools compare, and whether a worker should change its role."""
+        request = admin.GetRoleBalanceRequest()
+        return role_balance_of(self._answer(lambda i: self._admin[i].GetRoleBalance, request))
+
+    def set_role(self, worker: str, role: str) -> int:
+        """Has a worker drain and go on as a "prefill" or "decode" worker; returns the epoch in
+        which it does. `DeadlineExceededError`: what ran there did not end in time."""
+        request = admin.SetRoleRequest(worker=worker, role=role_to_message(role))
+        return self._answer(lambda i: self._admin[i].SetRole, request).epoch
+
     def flush_cache(self) -> int:
         """Forgets all cached prefixes that no request uses; returns how many blocks they had."""
         request = admin.FlushCacheRequest()
@@ -356,6 +373,16 @@ class AsyncClient:
         """What the process at this address is doing. Workers answer too, while starting also."""
         request = admin.GetLoadRequest()
         return load_of(await self._answer(lambda i: self._admin[i].GetLoad, request))
+
+    async def role_balance(self) -> RoleBalance:
+        """How the loads of the two pools compare, and whether a worker should change its role."""
+        request = admin.GetRoleBalanceRequest()
+        return role_balance_of(await self._answer(lambda i: self._admin[i].GetRoleBalance, request))
+
+    async def set_role(self, worker: str, role: str) -> int:
+        """Has a worker drain and go on in another role, as `Client.set_role`."""
+        request = admin.SetRoleRequest(worker=worker, role=role_to_message(role))
+        return (await self._answer(lambda i: self._admin[i].SetRole, request)).epoch
 
     async def flush_cache(self) -> int:
         """Forgets all cached prefixes that no request uses; returns how many blocks they had."""

@@ -239,6 +239,33 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
+class RoleFlip:
+    """A worker that should change its role, and the one that it should have."""
+
+    worker: str
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoleBalance:
+    """How the loads of the two pools compare, as a router sees it.
+
+    Attributes:
+        prefill_pressure, decode_pressure: above 1 a pool has too much to do
+            (`baton.v1.GetRoleBalanceResponse`).
+        proposal: the change that would help; None: none is proposed.
+        reason: why so, as a sentence for people.
+        is_elastic: the router does what it proposes.
+    """
+
+    prefill_pressure: float
+    decode_pressure: float
+    proposal: RoleFlip | None
+    reason: str
+    is_elastic: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """What one process is doing; the fields are those of `baton.v1.GetLoadResponse`.
 

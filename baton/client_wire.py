@@ -21,6 +21,8 @@ from baton.client_types import (
     Placement,
     Prompt,
     Received,
+    RoleBalance,
+    RoleFlip,
     Timings,
     TokenLogprobs,
     Tokens,
@@ -199,6 +201,14 @@ def worker_of(message: admin.WorkerInfo) -> Worker:
     role = _lower(pb.WorkerRole.Name, message.role, "WORKER_ROLE_")
     state = _lower(admin.WorkerState.Name, message.state, "WORKER_STATE_")
     return Worker(**{**_same_fields(Worker, message), "role": role, "state": state})
+
+
+def role_balance_of(message: admin.GetRoleBalanceResponse) -> RoleBalance:
+    proposal = None
+    if message.HasField("proposal"):
+        role = _lower(pb.WorkerRole.Name, message.proposal.role, "WORKER_ROLE_")
+        proposal = RoleFlip(message.proposal.worker, role)
+    return RoleBalance(**{**_same_fields(RoleBalance, message), "proposal": proposal})
 
 
 def load_of(message: admin.GetLoadResponse) -> Load:

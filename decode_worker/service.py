@@ -50,7 +50,7 @@ class DecodeService(pb_grpc.DecodeServicer):
     async def Generate(
         self, request: pb.DecodeGenerateRequest, context: Any
     ) -> AsyncIterator[pb.DecodeGenerateResponse]:
-        engine = self._worker.engine_for_new_work()
+        engine = self._worker.engine_for("decode")
         remaining = context.time_remaining()
         handle = handle_of(request.handle) if request.HasField("handle") else None
         source = KvSource.EXTERNAL if handle else KvSource.LOCAL
@@ -120,10 +120,17 @@ class DecodeService(pb_grpc.DecodeServicer):
         if request.epoch != worker.epoch:
             raise FailedPreconditionError(
                 f"this worker's epoch is {worker.epoch}, the request's is {request.epoch}: it has "
-                "restarted since"
+                "restarted or changed its role since"
             )
         worker.engine.end_sequence(request.request_id, request.sequence_index)
         return pb.EndSequenceResponse()
+
+
+def add_decode(worker: Worker, exchange: KvExchange, admit_factor: float) -> None:
+    """Has a worker serve what a decode worker does, while that is its role. Before it runs."""
+    service = DecodeService(worker, exchange, admit_factor)
+    worker.num_promised_blocks = lambda: service.num_promised_blocks
+    worker.server.add(pb_grpc.add_DecodeServicer_to_server, service)
 
 
 async def _take_over(

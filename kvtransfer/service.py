@@ -120,7 +120,7 @@ def _check(request: pb.FetchRequest, served: ServedPools) -> None:
     if request.source_epoch != served.epoch:
         raise FailedPreconditionError(
             f"this worker's epoch is {served.epoch}, the handle's is {request.source_epoch}: "
-            "it has restarted since"
+            "it has restarted or changed its role since"
         )
     other = Pairing(request.fingerprint, layouts_of(request.layouts))
     served.pairing.check(other, request.claimant or "the claimant")

@@ -42,7 +42,7 @@ class PrefillService(pb_grpc.PrefillServicer):
         self, request: pb.PrefillRequest, context: Any
     ) -> AsyncIterator[pb.PrefillResponse]:
         claim = Claim(lease_id_of(request.lease_id), request.decode_worker, request.tenant)
-        engine = self._worker.engine_for_new_work()
+        engine = self._worker.engine_for("prefill")
         source = source_of(request, self._worker.pairing())
         wanted = engine_request(
             request,
@@ -85,6 +85,11 @@ class PrefillService(pb_grpc.PrefillServicer):
             if is_handed_over:
                 await self._keeper.until_released(engine, stream, wanted, lease, token)
                 yield pb.PrefillResponse(released=pb.LeaseReleased())
+
+
+def add_prefill(worker: Worker, exchange: KvExchange) -> None:
+    """Has a worker serve what a prefill worker does, while that is its role. Before it runs."""
+    worker.server.add(pb_grpc.add_PrefillServicer_to_server, PrefillService(worker, exchange))
 
 
 def _check_single(wanted: EngineRequest) -> None:

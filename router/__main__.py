@@ -20,6 +20,7 @@ from router.intake import Intake, Request
 from router.model_card import read_model_card
 from router.placer import Placer
 from router.prospects import Prospects
+from router.rebalancer import Rebalancer
 from router.record_file import RecordFile
 from router.recorder import Recorder
 from router.service import InferenceService, Requests, RouterAdmin
@@ -70,10 +71,21 @@ async def serve(settings: RouterSettings) -> None:
             settings.coalesce_ms / 1000,
         )
         server.add(inference_pb2_grpc.add_InferenceServicer_to_server, inference)
-        admin = RouterAdmin(fleet, requests, tenants, intake, placer)
+        rebalancer = Rebalancer(
+            redis,
+            fleet,
+            gate,
+            prospects,
+            settings.objectives(),
+            settings.hysteresis(),
+            is_elastic=settings.elastic,
+        )
+        admin = RouterAdmin(fleet, requests, tenants, intake, placer, rebalancer)
         server.add(admin_pb2_grpc.add_AdminServicer_to_server, admin)
         server.on_drain(requests.drain)
         fleet.start()
+        rebalancer.start()
+        stack.push_async_callback(rebalancer.stop)
         await server.start()
         stack.push_async_callback(server.stop)
         await server.set_ready(True)

@@ -86,6 +86,16 @@ class Prospects(Generic[T]):
         self._part = _PRIOR_PART
         self._token_seconds = _PRIOR_TOKEN_SECONDS
 
+    @property
+    def num_in_flight(self) -> int:
+        """Requests that were let in and have not ended."""
+        return len(self._in_flight)
+
+    @property
+    def num_tokens_in_flight(self) -> int:
+        """Tokens whose KV those are expected to hold at their ends."""
+        return sum(one.num_tokens for one in self._in_flight.values())
+
     def forecast(self, request: T, num_tokens_ahead: int = 0) -> Forecast:
         """How the request would fare if it went now, behind prompts of so many tokens.
 

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+# A sequence that joins others is slowed by each of them in so many of its steps.
+STEPS_SLOWED = 40
+
 
 @dataclass(frozen=True, slots=True)
 class Rates:
@@ -43,6 +46,11 @@ class Rates:
         """How long so many tokens of other prompts take, whose steps are full."""
         steps = num_queued / self.max_step_tokens if self.max_step_tokens else 0.0
         return steps * self.prefill_seconds_per_step + num_queued * self.prefill_seconds_per_token
+
+    def decode_seconds(self, num_sequences: float) -> float:
+        """How long a step of so many sequences takes, in which each gets a token."""
+        each = self.interference_seconds_per_sequence / STEPS_SLOWED
+        return self.prefill_seconds_per_step + num_sequences * each
 
     def num_steps(self, num_tokens: int) -> int:
         """Of a prompt with so many tokens to compute, alone."""

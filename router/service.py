@@ -16,6 +16,7 @@ from baton.errors import (
     NotFoundError,
     UnavailableError,
 )
+from baton.role_wire import role_of, role_to_message
 from baton.serving.deadline import Deadline
 from baton.serving.logs import request_logged_as
 from baton.serving.pace import Pace
@@ -31,6 +32,7 @@ from router.gate import Gate
 from router.intake import Intake
 from router.model_card import ModelCard
 from router.placer import Placer
+from router.rebalancer import Rebalancer
 from router.recovery import Recovery
 from router.saga import Saga
 from router.work import work_of
@@ -38,6 +40,8 @@ from router.work import work_of
 logger = logging.getLogger(__name__)
 
 _FLUSH_SECONDS = 5.0
+# For a worker to drain, where the caller sets no deadline.
+_SET_ROLE_SECONDS = 600.0
 # A router that has just started waits so long for its first look at Redis and at the workers; where
 # Redis does not answer, its clients should rather hear of it and ask another one.
 _FIRST_LOOK_SECONDS = 5.0
@@ -161,13 +165,20 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
     """Looks after the router, and through it after the cluster."""
 
     def __init__(
-        self, fleet: Fleet, requests: Requests, tenants: Tenants, intake: Intake, placer: Placer
+        self,
+        fleet: Fleet,
+        requests: Requests,
+        tenants: Tenants,
+        intake: Intake,
+        placer: Placer,
+        rebalancer: Rebalancer,
     ) -> None:
         self._fleet = fleet
         self._requests = requests
         self._tenants = tenants
         self._intake = intake
         self._placer = placer
+        self._rebalancer = rebalancer
 
     async def ListWorkers(
         self, _request: admin_pb2.ListWorkersRequest, _context: Any
@@ -203,6 +214,19 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         await self._requests.drain()
         return admin_pb2.DrainResponse(num_requests=len(self._requests))
 
+    async def SetRole(
+        self, request: admin_pb2.SetRoleRequest, context: Any
+    ) -> admin_pb2.SetRoleResponse:
+        timeout = Deadline.of(context, _SET_ROLE_SECONDS).forward()
+        changer, role = self._rebalancer.changer, role_of(request.role)
+        epoch = await changer.set_role(request.worker, role, request.epoch, timeout)
+        return admin_pb2.SetRoleResponse(epoch=epoch)
+
+    async def GetRoleBalance(
+        self, _request: admin_pb2.GetRoleBalanceRequest, _context: Any
+    ) -> admin_pb2.GetRoleBalanceResponse:
+        return wire.role_balance(self._rebalancer.balance, self._rebalancer.is_elastic)
+
     async def FlushCache(
         self, request: admin_pb2.FlushCacheRequest, _context: Any
     ) -> admin_pb2.FlushCacheResponse:
@@ -229,7 +253,7 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         record = member.record
         return admin_pb2.WorkerInfo(
             id=record.id,
-            role=wire.role_to_message(record.role),
+            role=role_to_message(record.role),
             endpoint=record.endpoint,
             epoch=record.epoch,
             state=_state(member),

@@ -10,6 +10,8 @@ from baton.serving.settings import ServingSettings
 from baton.serving.tenant import Tenants
 from router.admission import AdmissionName
 from router.policy import PolicyName
+from router.pressure import Objectives
+from router.role_balance import Hysteresis
 from router.turns import MAX_WAITING
 
 
@@ -71,6 +73,26 @@ class RouterSettings(ServingSettings):
         description="File of lines `TENANT weight=1 max_concurrent=8 tokens_per_second=1000`: each "
         "tenant's share of what is served, and its bounds; `*` is for all others.",
     )
+    elastic: bool = Field(
+        False,
+        description="Have workers change their roles, as `baton role` proposes it, where one pool "
+        "is pressed for long while the other one idles.",
+    )
+    slo_ttft_ms: float = Field(
+        2000.0,
+        gt=0,
+        description="Within how long a first token should come: the time that prompts wait for "
+        "prefill workers is measured by it where roles are balanced.",
+    )
+    slo_itl_ms: float = Field(
+        50.0, gt=0, description="How far apart tokens should be: the same for decode workers."
+    )
+    elastic_dwell_s: float = Field(
+        10.0, ge=0, description="Seconds that pools must be out of balance before a role changes."
+    )
+    elastic_cooldown_s: float = Field(
+        60.0, ge=0, description="Seconds between two changes of roles, of whichever workers."
+    )
     record: str | None = Field(
         None,
         description="File that says of each request where it was placed and why, for `baton "
@@ -96,6 +118,14 @@ class RouterSettings(ServingSettings):
         if self.tenants_file is None:
             return Tenants(share_prefixes=self.share_prefixes)
         return Tenants.read(Path(self.tenants_file), share_prefixes=self.share_prefixes)
+
+    def objectives(self) -> Objectives:
+        return Objectives(self.slo_ttft_ms / 1000, self.slo_itl_ms / 1000)
+
+    def hysteresis(self) -> Hysteresis:
+        return Hysteresis(
+            dwell_seconds=self.elastic_dwell_s, cooldown_seconds=self.elastic_cooldown_s
+        )
 
     @property
     def model_path(self) -> str:

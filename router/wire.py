@@ -8,6 +8,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from baton.errors import InternalError
 from baton.params_wire import to_proto
+from baton.role_wire import role_to_message
 from baton.sampling import SamplingParams
 from baton.v1 import admin_pb2, decode_pb2, kv_sharing_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
@@ -18,10 +19,9 @@ from router.fleet import Member
 from router.intake import Request
 from router.placement import Placement, Scored
 from router.return_cost import ReturnCost
+from router.role_balance import Balance, Flip
 from router.work import Work
 from router.worker_model import WorkDone
-
-_ROLES = {"prefill": pb.WORKER_ROLE_PREFILL, "decode": pb.WORKER_ROLE_DECODE}
 
 
 @dataclass(slots=True)
@@ -75,10 +75,6 @@ class Ending:
 
 def new_lease_id() -> bytes:
     return secrets.token_bytes(16)
-
-
-def role_to_message(role: str) -> pb.WorkerRole.ValueType:
-    return _ROLES[role]
 
 
 def handle(
@@ -312,7 +308,7 @@ def _candidate(scored: Scored, *, computes_prompt: bool = False) -> pb.Placement
     candidate = scored.candidate
     return pb.PlacementCandidate(
         worker=candidate.worker,
-        role=_ROLES[candidate.role],
+        role=role_to_message(candidate.role),
         terms=scored.terms,
         excluded=candidate.excluded,
         num_cached_tokens=candidate.num_cached_tokens,
@@ -424,3 +420,19 @@ def _duration(length: float) -> Duration:
     duration = Duration()
     duration.FromNanoseconds(int(length * 1e9))
     return duration
+
+
+def _flip(flip: Flip) -> admin_pb2.RoleFlip:
+    return admin_pb2.RoleFlip(worker=flip.worker, role=role_to_message(flip.role), epoch=flip.epoch)
+
+
+def role_balance(balance: Balance, is_elastic: bool) -> admin_pb2.GetRoleBalanceResponse:
+    """What `Admin.GetRoleBalance` tells."""
+    flip = balance.flip
+    return admin_pb2.GetRoleBalanceResponse(
+        prefill_pressure=balance.prefill_pressure,
+        decode_pressure=balance.decode_pressure,
+        proposal=None if flip is None else _flip(flip),
+        reason=balance.reason,
+        is_elastic=is_elastic,
+    )

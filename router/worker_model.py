@@ -13,11 +13,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router.rates import PRIOR, Rates
+from router.rates import PRIOR, STEPS_SLOWED, Rates
 from router.regression import Coefficient, Regression
-
-# A sequence that joins others is slowed by each of them in so many of its steps.
-_STEPS_SLOWED = 40
 
 # Whatever noisy reports say, no token is for nothing: of workers that are alike but for what they
 # hold, the one that holds more is the cheaper one.
@@ -27,7 +24,7 @@ _WORK = (
     Coefficient(PRIOR.prefill_seconds_per_step, 1e-3, 1.0),
     Coefficient(PRIOR.prefill_seconds_per_token, 1e-4, 1e-1, _LEAST_PER_TOKEN),
     Coefficient(PRIOR.attention_seconds_per_pair, 1e-8, 1e-5),
-    Coefficient(PRIOR.interference_seconds_per_sequence / _STEPS_SLOWED, 2e-5, 1e-1),
+    Coefficient(PRIOR.interference_seconds_per_sequence / STEPS_SLOWED, 2e-5, 1e-1),
 )
 _TRANSFER = (
     Coefficient(PRIOR.handoff_seconds, 2e-3, 1.0),
@@ -139,7 +136,7 @@ class PoolModel:
             max_step_tokens=max_step_tokens,
             handoff_seconds=handoff,
             transfer_seconds_per_token=moved,
-            interference_seconds_per_sequence=slowness * self._work.values[3] * _STEPS_SLOWED,
+            interference_seconds_per_sequence=slowness * self._work.values[3] * STEPS_SLOWED,
             slowness=slowness,
         )
 

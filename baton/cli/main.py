@@ -276,6 +276,47 @@ def workers(address: Address = DEFAULT_ADDRESS, json: Json = False) -> None:
 
 
 @app.command()
+def role(
+    worker: Annotated[
+        str | None, typer.Argument(help="The worker that is to change its role.")
+    ] = None,
+    to: Annotated[
+        str | None, typer.Argument(metavar="[prefill|decode]", help="What it is to be.")
+    ] = None,
+    address: Address = DEFAULT_ADDRESS,
+    json: Json = False,
+    timeout: Timeout = 120.0,
+) -> None:
+    """Have a worker change its role; by itself: say how the pools compare, and who should.
+
+    The worker hands over what it runs, or finishes it, and goes on with the model it has loaded.
+
+    \b
+    Examples:
+      baton role
+      baton role decode-1 prefill
+    """
+
+    def command() -> None:
+        from baton.cli import role as room
+        from baton.cli.session import session
+
+        if worker is not None and to is None:
+            raise InvalidArgumentError("role", "is needed with a worker: prefill or decode")
+        with session(address, timeout) as client:
+            if worker is not None and to is not None:
+                print(room.change(client, worker, to))
+                return
+            balance = client.role_balance()
+        if json:
+            room.print_json(balance)
+        else:
+            room.print_balance(balance, _console())
+
+    _finish(command)
+
+
+@app.command()
 def explain(
     prompt: Annotated[
         str | None, typer.Argument(help="The text to place; -: read it from stdin.")

@@ -8,6 +8,12 @@ KEY_TAG = "{baton}"
 
 WORKERS_KEY = f"{KEY_TAG}:workers"
 
+NOTICES_KEY = f"{KEY_TAG}:notices"
+"""The key of what routers tell each other."""
+
+ROLE_TURN_KEY = f"{KEY_TAG}:role-turn"
+"""The key that names the router which may change a worker's role."""
+
 
 def record_key(worker: str) -> str:
     """The key of a worker's record."""

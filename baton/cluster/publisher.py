@@ -75,6 +75,7 @@ class EventPublisher:
         max_slots: int | None = None,
     ) -> None:
         self._redis = redis
+        self._worker = worker
         self._stream_key = stream_key(worker, epoch)
         self._snapshot_key = snapshot_key(worker, epoch)
         self._refresh_interval = refresh_interval
@@ -109,6 +110,13 @@ class EventPublisher:
     async def stop(self) -> None:
         """Stops at once. What waits is not sent, and what Redis holds expires by itself."""
         await self._loop.stop()
+
+    def successor(self, epoch: int) -> "EventPublisher":
+        """A publisher for the worker's next epoch, which begins with what is findable now. It is
+        yet to start; whoever has it gives no more events to this one."""
+        successor = EventPublisher(self._redis, self._worker, epoch)
+        successor.publish(KvEvents(stored=tuple(self._log.mirror.hashes)))
+        return successor
 
     def publish(self, events: KvEvents) -> None:
         """Takes in what changed. Never blocks, also before `start`; constant work per hash."""

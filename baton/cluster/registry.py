@@ -51,10 +51,10 @@ class WorkerRecord:
 
     Attributes:
         id: its name, the same from start to start.
-        role: the pool it belongs to.
+        role: the pool it belongs to in this epoch.
         endpoint: "host:port" of its gRPC service.
         kv_endpoint: "host:port" where its blocks are fetched from.
-        epoch: grows each time it starts (`new_epoch`).
+        epoch: grows each time it starts (`new_epoch`) or changes its role.
         model: the name under which the model is asked for.
         fingerprint: identifies weights and configuration; the model of the prefix namespace.
         layout: the serialized layouts of all cache groups (`baton.v1.KvLayouts`), opaque here.
@@ -175,8 +175,10 @@ class Registration:
         self._loop.start()
 
     def update(self, record: WorkerRecord) -> None:
-        """Registers `record`, of the same worker and epoch, in place of the one before, soon."""
-        assert (record.id, record.epoch) == (self._record.id, self._record.epoch)
+        """Registers `record`, of the same worker in this epoch or a later one, in place of the one
+        before, soon."""
+        assert record.id == self._record.id
+        assert record.epoch >= self._record.epoch
         self._record = record
         self._loop.wake()
 

@@ -40,11 +40,13 @@ class Server:
         *,
         credentials: grpc.ServerCredentials | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        uncounted: Sequence[str] = (),
     ) -> None:
-        """`interceptors` run inside the server's own, in their order."""
+        """`interceptors` run inside the server's own, in their order. No drain waits for calls of
+        the services named `uncounted`, such as "baton.v1.Admin"."""
         self._settings = settings
         self._credentials = credentials
-        self._in_flight = InFlightInterceptor()
+        self._in_flight = InFlightInterceptor(uncounted)
         self._grpc = grpc.aio.server(
             interceptors=[self._in_flight, ErrorInterceptor(), *interceptors],
             options=server_options(settings.max_message_bytes),
@@ -72,8 +74,12 @@ class Server:
 
     @property
     def num_calls(self) -> int:
-        """Calls in flight, those of health and reflection not among them."""
+        """Calls in flight, those of health, reflection and uncounted services not among them."""
         return self._in_flight.num_calls
+
+    async def wait_idle(self) -> None:
+        """Returns once no call is in flight, of those that `num_calls` counts."""
+        await self._in_flight.wait_idle()
 
     def add(self, register: Callable[[_Servicer, Any], None], servicer: _Servicer) -> None:
         """Serves a service. `register` is its generated `add_..._to_server`. Before `start`."""

@@ -113,7 +113,7 @@ class WorkerInfo(_message.Message):
     endpoint: _builtins.str
     """Where it listens, "host:port"."""
     epoch: _builtins.int
-    """Grows each time the worker starts."""
+    """Grows each time the worker starts or changes its role."""
     state: Global___WorkerState.ValueType
     """Whether it can take work."""
     num_requests: _builtins.int
@@ -358,6 +358,149 @@ class DrainResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
+
+@_typing.final
+class SetRoleRequest(_message.Message):
+    """Asks for another role."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    """The worker's id. Empty on a worker: itself."""
+    role: _inference_pb2.WorkerRole.ValueType
+    """The role it is to have."""
+    epoch: _builtins.int
+    """The epoch in which the caller knows it, so that nothing is asked of a later life. 0: any."""
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+        role: _inference_pb2.WorkerRole.ValueType = ...,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "role", b"role", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetRoleRequest: _TypeAlias = SetRoleRequest  # noqa: Y015
+
+@_typing.final
+class SetRoleResponse(_message.Message):
+    """The worker takes work in that role."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """The epoch in which it does."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetRoleResponse: _TypeAlias = SetRoleResponse  # noqa: Y015
+
+@_typing.final
+class GetRoleBalanceRequest(_message.Message):
+    """Asks how the pools compare."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRoleBalanceRequest: _TypeAlias = GetRoleBalanceRequest  # noqa: Y015
+
+@_typing.final
+class GetRoleBalanceResponse(_message.Message):
+    """How the pools compare, as this router sees it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFILL_PRESSURE_FIELD_NUMBER: _builtins.int
+    DECODE_PRESSURE_FIELD_NUMBER: _builtins.int
+    PROPOSAL_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    IS_ELASTIC_FIELD_NUMBER: _builtins.int
+    prefill_pressure: _builtins.float
+    """The load of the prefill workers: the time that a new prompt waits for them, as a part of what it
+    may. Above 1 it waits too long.
+    """
+    decode_pressure: _builtins.float
+    """The load of the decode workers: the part of their room that is taken, or the time between tokens
+    as a part of what it may be, whichever is more.
+    """
+    reason: _builtins.str
+    """Why it is proposed, or why nothing is, as a sentence for people."""
+    is_elastic: _builtins.bool
+    """Whether this router does what it proposes."""
+    @_builtins.property
+    def proposal(self) -> Global___RoleFlip:
+        """The change of a role that would help. Unset: none is proposed."""
+
+    def __init__(
+        self,
+        *,
+        prefill_pressure: _builtins.float = ...,
+        decode_pressure: _builtins.float = ...,
+        proposal: Global___RoleFlip | None = ...,
+        reason: _builtins.str = ...,
+        is_elastic: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["proposal", b"proposal"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_pressure", b"decode_pressure", "is_elastic", b"is_elastic", "prefill_pressure", b"prefill_pressure", "proposal", b"proposal", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRoleBalanceResponse: _TypeAlias = GetRoleBalanceResponse  # noqa: Y015
+
+@_typing.final
+class RoleFlip(_message.Message):
+    """One worker that is to change its role."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    """Its id."""
+    role: _inference_pb2.WorkerRole.ValueType
+    """The role it is to have."""
+    epoch: _builtins.int
+    """The epoch in which it has the other one."""
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+        role: _inference_pb2.WorkerRole.ValueType = ...,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "role", b"role", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoleFlip: _TypeAlias = RoleFlip  # noqa: Y015
 
 @_typing.final
 class FlushCacheRequest(_message.Message):

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class AdminStub:
-    """Looks after one process. Served by every process; `ListWorkers` and `ExplainPlacement` by the
-    router alone.
+    """Looks after one process. Served by every process; `ListWorkers`, `ExplainPlacement` and
+    `GetRoleBalance` by the router alone.
     """
 
     def __init__(self, channel):
@@ -56,6 +56,16 @@ class AdminStub:
                 request_serializer=baton_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_admin__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.SetRole = channel.unary_unary(
+                '/baton.v1.Admin/SetRole',
+                request_serializer=baton_dot_v1_dot_admin__pb2.SetRoleRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_admin__pb2.SetRoleResponse.FromString,
+                _registered_method=True)
+        self.GetRoleBalance = channel.unary_unary(
+                '/baton.v1.Admin/GetRoleBalance',
+                request_serializer=baton_dot_v1_dot_admin__pb2.GetRoleBalanceRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_admin__pb2.GetRoleBalanceResponse.FromString,
+                _registered_method=True)
         self.FlushCache = channel.unary_unary(
                 '/baton.v1.Admin/FlushCache',
                 request_serializer=baton_dot_v1_dot_admin__pb2.FlushCacheRequest.SerializeToString,
@@ -69,8 +79,8 @@ class AdminStub:
 
 
 class AdminServicer:
-    """Looks after one process. Served by every process; `ListWorkers` and `ExplainPlacement` by the
-    router alone.
+    """Looks after one process. Served by every process; `ListWorkers`, `ExplainPlacement` and
+    `GetRoleBalance` by the router alone.
     """
 
     def ListWorkers(self, request, context):
@@ -100,6 +110,27 @@ class AdminServicer:
     def Drain(self, request, context):
         """Takes no new work from now on and goes on with what it has. Idempotent. The process does not
         exit by this call.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetRole(self, request, context):
+        """Has a worker drain, and go on in another role with the model that it has loaded, under a new
+        epoch. Returns once it takes work in that role, and at once where it has it already; goes on
+        where the caller leaves. On the router: asks the worker that is named.
+        NOT_FOUND: no such worker. FAILED_PRECONDITION: it has another epoch than the request says, is
+        changing to the other role, or, asked of the router, is the last one of its role. UNAVAILABLE: it
+        is loading its model, or draining. DEADLINE_EXCEEDED: what ran there did not end within its
+        drain_timeout_s; it has its former role, and takes work.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRoleBalance(self, request, context):
+        """Says how the loads of the two pools compare, and whether a worker should change its role.
+        UNIMPLEMENTED on workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -143,6 +174,16 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=baton_dot_v1_dot_admin__pb2.DrainRequest.FromString,
                     response_serializer=baton_dot_v1_dot_admin__pb2.DrainResponse.SerializeToString,
             ),
+            'SetRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRole,
+                    request_deserializer=baton_dot_v1_dot_admin__pb2.SetRoleRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_admin__pb2.SetRoleResponse.SerializeToString,
+            ),
+            'GetRoleBalance': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRoleBalance,
+                    request_deserializer=baton_dot_v1_dot_admin__pb2.GetRoleBalanceRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_admin__pb2.GetRoleBalanceResponse.SerializeToString,
+            ),
             'FlushCache': grpc.unary_unary_rpc_method_handler(
                     servicer.FlushCache,
                     request_deserializer=baton_dot_v1_dot_admin__pb2.FlushCacheRequest.FromString,
@@ -162,8 +203,8 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin:
-    """Looks after one process. Served by every process; `ListWorkers` and `ExplainPlacement` by the
-    router alone.
+    """Looks after one process. Served by every process; `ListWorkers`, `ExplainPlacement` and
+    `GetRoleBalance` by the router alone.
     """
 
     @staticmethod
@@ -264,6 +305,60 @@ class Admin:
             '/baton.v1.Admin/Drain',
             baton_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
             baton_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Admin/SetRole',
+            baton_dot_v1_dot_admin__pb2.SetRoleRequest.SerializeToString,
+            baton_dot_v1_dot_admin__pb2.SetRoleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRoleBalance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Admin/GetRoleBalance',
+            baton_dot_v1_dot_admin__pb2.GetRoleBalanceRequest.SerializeToString,
+            baton_dot_v1_dot_admin__pb2.GetRoleBalanceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminStub:
-    """Looks after one process. Served by every process; `ListWorkers` and `ExplainPlacement` by the
-    router alone.
+    """Looks after one process. Served by every process; `ListWorkers`, `ExplainPlacement` and
+    `GetRoleBalance` by the router alone.
     """
 
     @_typing.overload
@@ -49,6 +49,19 @@ class AdminStub:
     """Takes no new work from now on and goes on with what it has. Idempotent. The process does not
     exit by this call.
     """
+    SetRole: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetRoleRequest, _admin_pb2.SetRoleResponse]
+    """Has a worker drain, and go on in another role with the model that it has loaded, under a new
+    epoch. Returns once it takes work in that role, and at once where it has it already; goes on
+    where the caller leaves. On the router: asks the worker that is named.
+    NOT_FOUND: no such worker. FAILED_PRECONDITION: it has another epoch than the request says, is
+    changing to the other role, or, asked of the router, is the last one of its role. UNAVAILABLE: it
+    is loading its model, or draining. DEADLINE_EXCEEDED: what ran there did not end within its
+    drain_timeout_s; it has its former role, and takes work.
+    """
+    GetRoleBalance: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetRoleBalanceRequest, _admin_pb2.GetRoleBalanceResponse]
+    """Says how the loads of the two pools compare, and whether a worker should change its role.
+    UNIMPLEMENTED on workers.
+    """
     FlushCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.FlushCacheRequest, _admin_pb2.FlushCacheResponse]
     """Forgets all cached prefixes that no request uses. On the router: on every worker. Idempotent."""
     Abort: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AbortRequest, _admin_pb2.AbortResponse]
@@ -58,8 +71,8 @@ class AdminStub:
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
-    """Looks after one process. Served by every process; `ListWorkers` and `ExplainPlacement` by the
-    router alone.
+    """Looks after one process. Served by every process; `ListWorkers`, `ExplainPlacement` and
+    `GetRoleBalance` by the router alone.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -77,6 +90,19 @@ class AdminAsyncStub(AdminStub):
     """Takes no new work from now on and goes on with what it has. Idempotent. The process does not
     exit by this call.
     """
+    SetRole: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetRoleRequest, _admin_pb2.SetRoleResponse]  # type: ignore[assignment]
+    """Has a worker drain, and go on in another role with the model that it has loaded, under a new
+    epoch. Returns once it takes work in that role, and at once where it has it already; goes on
+    where the caller leaves. On the router: asks the worker that is named.
+    NOT_FOUND: no such worker. FAILED_PRECONDITION: it has another epoch than the request says, is
+    changing to the other role, or, asked of the router, is the last one of its role. UNAVAILABLE: it
+    is loading its model, or draining. DEADLINE_EXCEEDED: what ran there did not end within its
+    drain_timeout_s; it has its former role, and takes work.
+    """
+    GetRoleBalance: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetRoleBalanceRequest, _admin_pb2.GetRoleBalanceResponse]  # type: ignore[assignment]
+    """Says how the loads of the two pools compare, and whether a worker should change its role.
+    UNIMPLEMENTED on workers.
+    """
     FlushCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.FlushCacheRequest, _admin_pb2.FlushCacheResponse]  # type: ignore[assignment]
     """Forgets all cached prefixes that no request uses. On the router: on every worker. Idempotent."""
     Abort: _aio.UnaryUnaryMultiCallable[_admin_pb2.AbortRequest, _admin_pb2.AbortResponse]  # type: ignore[assignment]
@@ -85,8 +111,8 @@ class AdminAsyncStub(AdminStub):
     """
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
-    """Looks after one process. Served by every process; `ListWorkers` and `ExplainPlacement` by the
-    router alone.
+    """Looks after one process. Served by every process; `ListWorkers`, `ExplainPlacement` and
+    `GetRoleBalance` by the router alone.
     """
 
     @_abc_1.abstractmethod
@@ -125,6 +151,31 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
         """Takes no new work from now on and goes on with what it has. Idempotent. The process does not
         exit by this call.
+        """
+
+    @_abc_1.abstractmethod
+    def SetRole(
+        self,
+        request: _admin_pb2.SetRoleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.SetRoleResponse, _abc.Awaitable[_admin_pb2.SetRoleResponse]]:
+        """Has a worker drain, and go on in another role with the model that it has loaded, under a new
+        epoch. Returns once it takes work in that role, and at once where it has it already; goes on
+        where the caller leaves. On the router: asks the worker that is named.
+        NOT_FOUND: no such worker. FAILED_PRECONDITION: it has another epoch than the request says, is
+        changing to the other role, or, asked of the router, is the last one of its role. UNAVAILABLE: it
+        is loading its model, or draining. DEADLINE_EXCEEDED: what ran there did not end within its
+        drain_timeout_s; it has its former role, and takes work.
+        """
+
+    @_abc_1.abstractmethod
+    def GetRoleBalance(
+        self,
+        request: _admin_pb2.GetRoleBalanceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetRoleBalanceResponse, _abc.Awaitable[_admin_pb2.GetRoleBalanceResponse]]:
+        """Says how the loads of the two pools compare, and whether a worker should change its role.
+        UNIMPLEMENTED on workers.
         """
 
     @_abc_1.abstractmethod

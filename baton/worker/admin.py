@@ -2,16 +2,21 @@
 
 from typing import Any
 
+from baton.errors import NotFoundError
+from baton.role_wire import role_of
 from baton.v1 import admin_pb2 as pb
 from baton.v1 import admin_pb2_grpc as pb_grpc
+from baton.worker.role_changes import RoleChanges
 from baton.worker.worker import Worker
 
 
 class WorkerAdmin(pb_grpc.AdminServicer):
-    """Looks after one worker. `ListWorkers` and `ExplainPlacement` are the router's."""
+    """Looks after one worker. `ListWorkers`, `ExplainPlacement` and `GetRoleBalance` are the
+    router's."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        self._role_changes = RoleChanges(worker)
 
     async def GetLoad(self, _request: pb.GetLoadRequest, _context: Any) -> pb.GetLoadResponse:
         worker = self._worker
@@ -56,6 +61,17 @@ class WorkerAdmin(pb_grpc.AdminServicer):
         await self._worker.drain()
         num_requests = self._worker.engine.num_streams if self._worker.is_ready else 0
         return pb.DrainResponse(num_requests=num_requests)
+
+    async def SetRole(self, request: pb.SetRoleRequest, _context: Any) -> pb.SetRoleResponse:
+        if request.worker not in ("", self._worker.id):
+            raise NotFoundError(f"this worker is {self._worker.id!r}, not {request.worker!r}")
+        role = role_of(request.role)
+        return pb.SetRoleResponse(epoch=await self._role_changes.set_role(role, request.epoch))
+
+    async def GetRoleBalance(
+        self, _request: pb.GetRoleBalanceRequest, _context: Any
+    ) -> pb.GetRoleBalanceResponse:
+        raise NotImplementedError("a worker knows no other; ask the router")
 
     async def FlushCache(
         self, _request: pb.FlushCacheRequest, _context: Any

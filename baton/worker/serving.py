@@ -1,6 +1,7 @@
 """What a worker lets others have of its pools, once its model is loaded."""
 
 import asyncio
+import dataclasses
 from contextlib import AsyncExitStack
 
 from baton.errors import UnavailableError
@@ -40,4 +41,4 @@ class PoolServer:
         """Raises `UnavailableError` while the model is being loaded."""
         if self._served is None:
             raise UnavailableError(f"worker {self._worker.id} is not ready yet")
-        return self._served
+        return dataclasses.replace(self._served, epoch=self._worker.epoch)

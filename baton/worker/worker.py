@@ -1,11 +1,12 @@
 """What a worker is, whatever its role: a model loaded behind a server that already answers.
 
+Its role may change (`baton.worker.role_changes`); the model, the cache and the servers stay.
+
 The server listens before the model is loaded, so that health and progress can be asked for; the
 engine is there once `engine` no longer raises.
 """
 
 import asyncio
-import dataclasses
 import logging
 import sys
 from collections.abc import Awaitable, Callable
@@ -35,14 +36,18 @@ logger = logging.getLogger(__name__)
 # stand still whenever the event loop sends a step's tokens; shorter still costs more than it gives.
 SWITCH_INTERVAL = 0.0005
 
+# One of these may itself be what waits for the others to end.
+_UNCOUNTED = ("baton.v1.Admin",)
+
 
 class Worker:
-    """One worker process. Roles add their services to `server`, and what hands blocks over to
-    `kv_server`, then call `run`.
+    """One worker process. Both roles add their services to `server`, and what hands blocks over to
+    `kv_server`; then `run` is called.
 
     Attributes:
+        role: the pool it belongs to now.
         kv_server: has a port and limits of its own, or is `server`.
-        epoch: grows from start to start.
+        epoch: grows from start to start, and from role to role.
         channels: to other workers, for their blocks.
         num_leases, num_promised_blocks: what it holds beside the engine, for reports.
     """
@@ -50,7 +55,7 @@ class Worker:
     def __init__(self, role: Role, settings: WorkerSettings) -> None:
         self.role = role
         self.settings = settings
-        self.server = Server(settings)
+        self.server = Server(settings, uncounted=_UNCOUNTED)
         self.kv_server = _kv_server(settings) or self.server
         self.channels = Channels(
             max(settings.max_message_bytes, settings.kv_max_message_bytes), options=CHANNEL_OPTIONS
@@ -62,15 +67,18 @@ class Worker:
         self.num_promised_blocks: Callable[[], int] = lambda: 0
         self._engine: AsyncEngine | None = None
         self._on_load: list[Callable[[AsyncExitStack], Awaitable[None]]] = []
-        self._is_draining = False
+        self._first_role = role
+        self._is_leaving = False
+        self._is_paused = False
         self._failed = asyncio.Event()
         self._publisher: EventPublisher | None = None
         self._registration: Registration | None = None
 
     @property
     def id(self) -> str:
-        """Its name in the cluster. Valid once the server has started."""
-        return self.settings.worker_id or f"{self.role}-{self.server.endpoint}"
+        """Its name in the cluster, which it keeps in another role. Valid once the server has
+        started."""
+        return self.settings.worker_id or f"{self._first_role}-{self.server.endpoint}"
 
     @property
     def is_ready(self) -> bool:
@@ -78,7 +86,22 @@ class Worker:
 
     @property
     def is_draining(self) -> bool:
-        return self._is_draining
+        """Whether it takes no new work, for good or until it has changed its role."""
+        return self._is_leaving or self._is_paused
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it takes no new work ever again."""
+        return self._is_leaving
+
+    @property
+    def num_calls(self) -> int:
+        """Calls in flight, but for those that look after the process."""
+        return sum(server.num_calls for server in self._servers)
+
+    @property
+    def _servers(self) -> list[Server]:
+        return list(dict.fromkeys((self.server, self.kv_server)))
 
     @property
     def engine(self) -> AsyncEngine:
@@ -89,9 +112,19 @@ class Worker:
 
     def engine_for_new_work(self) -> AsyncEngine:
         """The engine. Raises `UnavailableError` while loading or draining."""
-        if self._is_draining:
+        if self.is_draining:
             raise UnavailableError(f"worker {self.id} is draining; another one will serve this")
         return self.engine
+
+    def engine_for(self, role: Role) -> AsyncEngine:
+        """The engine, for new work of a role. Raises `UnavailableError` while loading or draining,
+        and in another role."""
+        engine = self.engine_for_new_work()
+        if self.role != role:
+            raise UnavailableError(
+                f"worker {self.id} is in the {self.role} role now; another one will serve this"
+            )
+        return engine
 
     def on_load(self, callback: Callable[[AsyncExitStack], Awaitable[None]]) -> None:
         """Has `callback` awaited once the engine is there, before anybody is told of this worker.
@@ -105,13 +138,48 @@ class Worker:
 
     async def drain(self) -> None:
         """Takes no new work from now on."""
-        if not self._is_draining:
-            self._is_draining = True
+        if not self._is_leaving:
+            self._is_leaving = True
             logger.info("draining: no new work is taken")
-            await self.server.set_ready(False)
-            if self._registration is not None:
-                record = dataclasses.replace(self._registration.record, draining=True)
-                self._registration.update(record)
+            await self._tell()
+
+    async def pause(self) -> None:
+        """Takes no new work until `resume` or `begin_life`."""
+        self._is_paused = True
+        await self._tell()
+
+    async def resume(self) -> None:
+        """Takes new work again after `pause`, unless it is leaving."""
+        self._is_paused = False
+        await self._tell()
+
+    async def idle(self) -> None:
+        """Waits until there is no call in flight."""
+        while self.num_calls:
+            for server in self._servers:
+                await server.wait_idle()
+
+    async def begin_life(self, role: Role) -> None:
+        """Takes work in this role after `pause`, under a new epoch. No call may be in flight.
+
+        What is cached stays, and is published anew.
+        """
+        assert self._is_paused, "work may come meanwhile"
+        assert self.num_calls == 0, "a call of the life before"
+        self.role, self.epoch = role, max(new_epoch(), self.epoch + 1)
+        former = self._publisher
+        if former is not None:
+            self._publisher = former.successor(self.epoch)
+            self._publisher.start()
+        await self.resume()
+        if former is not None:
+            await former.stop()
+
+    async def _tell(self) -> None:
+        """Says whether new work is welcome, and in which role."""
+        if self._registration is not None:
+            self._registration.update(self._record())
+        await self.server.set_ready(self.is_ready and not self.is_draining)
 
     async def run(self) -> None:
         """Serves until a signal, drains, and takes everything down. Raises why it could not."""
@@ -135,7 +203,7 @@ class Worker:
 
     async def listen(self, stack: AsyncExitStack) -> None:
         """Starts the servers, which answer before there is a model. Closing `stack` stops them."""
-        for server in dict.fromkeys((self.server, self.kv_server)):
+        for server in self._servers:
             await server.start()
             stack.push_async_callback(server.stop)
         stack.push_async_callback(self.channels.close)
@@ -163,7 +231,7 @@ class Worker:
             await callback(stack)
         if redis is not None:
             await self._join(redis, stack)
-        await self.server.set_ready(True)
+        await self._tell()
         logger.info("%s is ready at %s", self.id, self.server.endpoint)
 
     async def _join(self, redis: Redis, stack: AsyncExitStack) -> None:
@@ -172,8 +240,13 @@ class Worker:
         self._registration = Registration(redis, self._record())
         self._publisher.start()
         self._registration.start()
-        stack.push_async_callback(self._publisher.stop)
-        stack.push_async_callback(self._registration.stop)
+        stack.push_async_callback(self._leave)
+
+    async def _leave(self) -> None:
+        assert self._registration is not None
+        assert self._publisher is not None
+        await self._registration.stop()
+        await self._publisher.stop()
 
     def _record(self) -> WorkerRecord:
         engine = self.engine.engine
@@ -192,6 +265,7 @@ class Worker:
             block_size=pool.layout.block_size,
             max_model_len=engine.info.max_model_len,
             num_blocks=pool.num_blocks,
+            draining=self.is_draining,
             max_num_batched_tokens=engine.max_num_batched_tokens,
         )
 
@@ -209,4 +283,4 @@ def _kv_server(settings: WorkerSettings) -> Server | None:
     if settings.kv_port is None:
         return None
     apart = {"port": settings.kv_port, "max_message_bytes": settings.kv_max_message_bytes}
-    return Server(settings.model_copy(update=apart))
+    return Server(settings.model_copy(update=apart), uncounted=_UNCOUNTED)

@@ -425,6 +425,23 @@ async def test_a_new_epoch_starts_from_nothing(kv: Events, eventually: Eventuall
     await eventually(lambda: held(subscriber) == {BLOCKS[2]})
 
 
+async def test_a_new_epoch_of_the_same_cache_starts_from_what_is_findable(
+    kv: Events, eventually: Eventually
+) -> None:
+    publisher, subscriber = kv.publisher(), kv.subscriber()
+    publisher.publish(KvEvents(stored=tuple(BLOCKS[:4])))
+    publisher.publish(KvEvents(removed=(BLOCKS[3],)))
+    await eventually(lambda: held(subscriber) == set(BLOCKS[:3]))
+    successor = publisher.successor(EPOCH + 1)
+    successor.publish(KvEvents(stored=(BLOCKS[3], BLOCKS[4])))
+    successor.start()
+    kv.stack.push_async_callback(successor.stop)
+    subscriber.follow("w", EPOCH + 1)
+    await eventually(lambda: held(subscriber) == set(BLOCKS[:5]))
+    successor.publish(KvEvents(removed=(BLOCKS[1],)))
+    await eventually(lambda: held(subscriber) == set(BLOCKS[:5]) - {BLOCKS[1]})
+
+
 async def test_a_worker_not_followed_any_more_is_gone_at_once(
     kv: Events, eventually: Eventually
 ) -> None:

@@ -22,6 +22,7 @@ from redis_servers import (
 
 from baton.cluster.events import KvEvents
 from baton.cluster.index import LocalityIndex
+from baton.cluster.notices import Notices
 from baton.cluster.publisher import EventPublisher
 from baton.cluster.redis import check_answers, connect, transact
 from baton.cluster.registry import Registration, WorkerRecord
@@ -39,7 +40,7 @@ RECORD = WorkerRecord(
 # What the documentation says a user of Baton must be allowed.
 LEAST_RIGHTS = (
     "~{baton}:* +ping +info +select +multi +exec +eval +smembers +sadd +srem +hgetall +hget +hset "
-    "+del +expire +pexpire +set +getrange +setrange +xadd +xread +xrevrange +xtrim"
+    "+hdel +del +expire +pexpire +set +getrange +setrange +xadd +xread +xrevrange +xtrim"
 )
 
 
@@ -56,14 +57,20 @@ class Cluster:
         self.subscriber.follow("w", RECORD.epoch)
         stack.push_async_callback(ours.aclose)
         stack.push_async_callback(theirs.aclose)
-        for loop in (self.publisher, self.registration, self.watcher, self.subscriber):
+        self.router, other = (
+            Notices(redis, name, name.encode, interval=0.1)
+            for redis, name in ((ours, "ours"), (theirs, "theirs"))
+        )
+        loops = (self.publisher, self.registration, self.watcher, self.subscriber)
+        for loop in (*loops, self.router, other):
             loop.start()
             stack.push_async_callback(loop.stop)
 
     def knows(self, num_blocks: int) -> bool:
         """Whether the router has all that the worker has said so far, and the worker's record."""
         found = self.index.match(BLOCKS) == {"w": num_blocks}
-        return found and dict(self.watcher.records) == {"w": RECORD}
+        hears = self.router.others == [b"theirs"]
+        return found and hears and dict(self.watcher.records) == {"w": RECORD}
 
     @property
     def is_stale(self) -> bool:

@@ -9,18 +9,17 @@ from typing import Any
 import grpc
 
 from baton.cluster.prefix import hash_chain
+from baton.cluster.registry import Role
 from baton.params_wire import to_proto
+from baton.roles import RoleSettings, assemble
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, kv_sharing_pb2, kv_transfer_pb2, prefill_pb2
+from baton.v1.admin_pb2_grpc import AdminStub
 from baton.v1.decode_pb2_grpc import DecodeStub
 from baton.v1.kv_sharing_pb2_grpc import KvSharingStub
 from baton.v1.prefill_pb2_grpc import PrefillStub
 from baton.worker.worker import Worker
-from decode_worker.__main__ import DecodeSettings
-from decode_worker.__main__ import assemble as assemble_decode
 from kvtransfer.wire import layouts_to_messages
-from prefill_worker.__main__ import PrefillSettings
-from prefill_worker.__main__ import assemble as assemble_prefill
 
 from .pair import COMMON, TIMEOUT, rest_of, start
 
@@ -35,6 +34,7 @@ class Member:
         self.decode: Any = DecodeStub(channel)
         self.prefill: Any = PrefillStub(channel)
         self.sharing: Any = KvSharingStub(channel)
+        self.admin: Any = AdminStub(channel)
 
     @property
     def id(self) -> str:
@@ -174,15 +174,10 @@ def _num_held(member: Member) -> int:
 
 
 @asynccontextmanager
-async def crew_of(model: str, *roles: str, **settings: Any) -> AsyncIterator[Crew]:
+async def crew_of(model: str, *roles: Role, **settings: Any) -> AsyncIterator[Crew]:
     """Workers of these roles on one checkpoint. Keywords are settings of all."""
     common = {**COMMON, "model": model, **settings}
-    workers = [
-        assemble_prefill(PrefillSettings(**common))
-        if role == "prefill"
-        else assemble_decode(DecodeSettings(**common))
-        for role in roles
-    ]
+    workers = [assemble(role, RoleSettings(**common)) for role in roles]
     async with AsyncExitStack() as stack:
         await start(stack, *workers)
         members = []

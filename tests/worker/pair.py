@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from baton.params_wire import to_proto
+from baton.roles import RoleSettings, assemble
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
@@ -18,11 +19,7 @@ from baton.v1.admin_pb2_grpc import AdminStub
 from baton.v1.decode_pb2_grpc import DecodeStub
 from baton.v1.prefill_pb2_grpc import PrefillStub
 from baton.worker.worker import Worker
-from decode_worker.__main__ import DecodeSettings
-from decode_worker.__main__ import assemble as assemble_decode
 from kvtransfer.wire import layouts_to_messages
-from prefill_worker.__main__ import PrefillSettings
-from prefill_worker.__main__ import assemble as assemble_prefill
 
 TIMEOUT = 30.0
 
@@ -203,8 +200,8 @@ async def pair_of(
     """Both workers on one checkpoint, in float32 on the CPU. Keywords are settings."""
     common = {**COMMON, "model": model, **both}
     workers = (
-        assemble_prefill(PrefillSettings(**{**common, **(prefill or {})})),
-        assemble_decode(DecodeSettings(**{**common, **(decode or {})})),
+        assemble("prefill", RoleSettings(**{**common, **(prefill or {})})),
+        assemble("decode", RoleSettings(**{**common, **(decode or {})})),
     )
     async with AsyncExitStack() as stack:
         await start(stack, *workers)

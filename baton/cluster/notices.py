@@ -1,0 +1,98 @@
+"""What each router tells the others, over Redis: a few bytes from each, again and again.
+
+All lie in one hash, a field for each router. A notice begins with a number that grows, so that each
+reader sees by its own clock which routers still speak. Knows nothing of what is told.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from redis.asyncio import Redis
+
+from baton.cluster.keys import NOTICES_KEY
+from baton.cluster.loop import RedisLoop
+from baton.cluster.redis import transact
+
+_INTERVAL = 1.0  # seconds between notices
+_LIFE = 5.0  # seconds that a notice counts after its last change
+_TTL = 60  # seconds that the hash outlives its last change
+
+
+@dataclass(slots=True)
+class _Heard:
+    notice: bytes
+    at: float
+
+
+class Notices:
+    """Those of one router, and what it hears of the others.
+
+    No method raises on Redis trouble; what was heard then counts as long as ever. The caller owns
+    the client.
+
+    Args:
+        redis: from `baton.cluster.redis.connect`.
+        name: of this router, and of no other.
+        write: makes the notice of the moment.
+        interval: seconds between notices.
+        life: seconds that the last notice of a router counts.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        name: str,
+        write: Callable[[], bytes],
+        *,
+        interval: float = _INTERVAL,
+        life: float = _LIFE,
+    ) -> None:
+        self._redis = redis
+        self._name = name
+        self._write = write
+        self._interval = interval
+        self._life = life
+        self._heard: dict[bytes, _Heard] = {}
+        self._number = 0
+        self._loop = RedisLoop("notices among routers", self._step)
+
+    @property
+    def others(self) -> list[bytes]:
+        """The notices of the other routers that speak."""
+        oldest = time.monotonic() - self._life
+        return [h.notice.partition(b" ")[2] for h in self._heard.values() if h.at >= oldest]
+
+    def start(self) -> None:
+        """Speaks and listens in the background. Needs a running event loop."""
+        self._loop.start()
+
+    async def stop(self) -> None:
+        """Stops. The last notice counts for the others as long as ever."""
+        await self._loop.stop()
+
+    async def _step(self) -> float:
+        self._number += 1
+        notice = str(self._number).encode() + b" " + self._write()
+        _, _, found = await transact(
+            self._redis,
+            ("HSET", NOTICES_KEY, self._name, notice),
+            ("EXPIRE", NOTICES_KEY, _TTL),
+            ("HGETALL", NOTICES_KEY),
+        )
+        self._hear(found)
+        silent = [router for router, heard in self._heard.items() if self._is_silent(heard)]
+        if silent:
+            await transact(self._redis, ("HDEL", NOTICES_KEY, *silent))
+        return self._interval
+
+    def _hear(self, found: dict[bytes, bytes]) -> None:
+        now, own = time.monotonic(), self._name.encode()
+        for router, notice in found.items():
+            known = self._heard.get(router)
+            if router != own and (known is None or known.notice != notice):
+                self._heard[router] = _Heard(notice, now)
+        self._heard = {router: h for router, h in self._heard.items() if router in found}
+
+    def _is_silent(self, heard: _Heard) -> bool:
+        return heard.at + 2 * self._life < time.monotonic()

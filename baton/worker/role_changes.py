@@ -1,0 +1,75 @@
+"""A worker that changes its role: it drains, and begins a new life with the model that it has.
+
+Knows no messages, nor why it is told to.
+"""
+
+import asyncio
+import logging
+
+from baton.cluster.registry import Role
+from baton.errors import DeadlineExceededError, FailedPreconditionError, UnavailableError
+from baton.worker.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+
+class RoleChanges:
+    """Those of one worker, one at a time. A change that has begun goes on, whoever stops waiting
+    for it, so that no worker is left between its roles."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._wanted = worker.role
+        self._change: asyncio.Task[None] | None = None
+
+    async def set_role(self, role: Role, epoch: int = 0) -> int:
+        """Has the worker take this role, and returns the epoch in which it has it. Where it has the
+        role already, or is about to, nothing else begins.
+
+        Raises:
+            FailedPreconditionError: `epoch` is not 0 and not the worker's, so the caller knows of
+                an earlier life; or it is changing to the other role.
+            UnavailableError: it is loading its model, or draining for good.
+            DeadlineExceededError: what ran did not end within `drain_timeout_s`. It runs on, and
+                the worker takes work in its present role again.
+        """
+        worker = self._worker
+        if self._change is None and role == worker.role:
+            return worker.epoch
+        if epoch not in (0, worker.epoch):
+            raise FailedPreconditionError(
+                f"this worker's epoch is {worker.epoch}, the request's is {epoch}: it has "
+                "restarted or changed its role since"
+            )
+        if self._change is None:
+            worker.engine_for_new_work()
+            self._wanted = role
+            self._change = asyncio.create_task(self._run(role))
+            self._change.add_done_callback(self._done)
+        elif role != self._wanted:
+            raise FailedPreconditionError(f"this worker is changing to the {self._wanted} role")
+        await asyncio.shield(self._change)
+        return worker.epoch
+
+    async def _run(self, role: Role) -> None:
+        worker, patience = self._worker, self._worker.settings.drain_timeout_s
+        logger.info("draining, to take the %s role", role)
+        await worker.pause()
+        try:
+            async with asyncio.timeout(patience):
+                await worker.idle()
+        except TimeoutError:
+            await worker.resume()
+            raise DeadlineExceededError(
+                f"{worker.num_calls} calls did not end within drain_timeout_s = {patience:g}; the "
+                f"worker stays in the {worker.role} role"
+            ) from None
+        if worker.is_leaving:
+            raise UnavailableError(f"worker {worker.id} is draining for good")
+        await worker.begin_life(role)
+        logger.info("takes work in the %s role, in epoch %d", role, worker.epoch)
+
+    def _done(self, change: "asyncio.Task[None]") -> None:
+        self._change = None
+        if not change.cancelled() and change.exception() is not None:
+            logger.info("the role stays: %s", change.exception())

@@ -1,0 +1,16 @@
+"""What a worker can be told of how it decodes."""
+
+from pydantic import Field
+
+from baton.worker.settings import WorkerSettings
+
+
+class DecodeSettings(WorkerSettings):
+    """Settings of a decode worker."""
+
+    admit_factor: float = Field(
+        4.0,
+        gt=0,
+        description="Blocks promised to admitted requests at most, as a multiple of the pool; "
+        "what does not fit yet waits. Of a worker that decodes.",
+    )

@@ -1,0 +1,88 @@
+"""What routers tell each other, and whose turn it is, over a real Redis."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from redis.asyncio import Redis
+
+from baton.cluster.embedded import EmbeddedRedis
+from baton.cluster.keys import NOTICES_KEY
+from baton.cluster.notices import Notices
+from baton.cluster.redis import connect, transact
+from baton.cluster.turn import Turn
+
+Eventually = Callable[..., Awaitable[None]]
+
+KEY = "{baton}:turn"
+
+
+@asynccontextmanager
+async def speaking(redis: Redis, *names: str, life: float = 5.0) -> AsyncIterator[list[Notices]]:
+    async with AsyncExitStack() as stack:
+        routers = []
+        for name in names:
+            says = f"I am {name}".encode()
+            router = Notices(redis, name, lambda says=says: says, interval=0.02, life=life)  # type: ignore[misc]
+            router.start()
+            stack.push_async_callback(router.stop)
+            routers.append(router)
+        yield routers
+
+
+async def test_each_router_hears_all_others(redis: Redis, eventually: Eventually) -> None:
+    async with speaking(redis, "a", "b", "c") as (a, b, c):
+        await eventually(lambda: sorted(a.others) == [b"I am b", b"I am c"])
+        await eventually(lambda: sorted(b.others) == [b"I am a", b"I am c"])
+        await eventually(lambda: sorted(c.others) == [b"I am a", b"I am b"])
+
+
+async def test_a_router_that_falls_silent_does_not_count_and_is_forgotten(
+    redis: Redis, eventually: Eventually
+) -> None:
+    async with speaking(redis, "a", life=0.2) as (a,):
+        async with speaking(redis, "b"):
+            await eventually(lambda: a.others == [b"I am b"])
+        await eventually(lambda: a.others == [])
+        deadline = time.monotonic() + 5.0
+        while (await transact(redis, ("HGETALL", NOTICES_KEY)))[0].keys() != {b"a"}:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+
+
+async def test_routers_hear_each_other_again_after_redis_was_lost(
+    server: EmbeddedRedis, redis: Redis, eventually: Eventually
+) -> None:
+    async with speaking(redis, "a", "b", life=0.3) as (a, b):
+        await eventually(lambda: a.others == [b"I am b"])
+        port = server.port
+        server.stop()
+        await eventually(lambda: a.others == b.others == [])
+        with EmbeddedRedis(port):
+            await eventually(lambda: a.others == [b"I am b"], within=10.0)
+
+
+async def test_only_one_has_the_turn_until_its_time_is_over(
+    server: EmbeddedRedis, redis: Redis
+) -> None:
+    other = connect(server.url)
+    a, b = Turn(redis, KEY, "a"), Turn(other, KEY, "b")
+    taken = await asyncio.gather(*(turn.take(30.0) for turn in (a, b)))
+    assert sorted(taken) == [False, True]
+    owner, waiting = (a, b) if taken[0] else (b, a)
+    assert await owner.take(0.1)
+    deadline = time.monotonic() + 5.0
+    while not await waiting.take(30.0):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+    assert not await owner.take(1.0)
+    await other.aclose()
+
+
+async def test_it_is_nobodys_turn_where_redis_does_not_answer(
+    server: EmbeddedRedis, redis: Redis
+) -> None:
+    turn = Turn(redis, KEY, "a")
+    server.stop()
+    assert not await turn.take(1.0)

@@ -1,0 +1,73 @@
+"""How hard the pools are pressed, from what they were given to do."""
+
+import pytest
+
+from router.candidate import Candidate
+from router.pressure import (
+    Backlog,
+    Demand,
+    Objectives,
+    decode_pressure,
+    demand_of,
+    prefill_pressure,
+)
+from router.rates import Rates
+
+RATES = Rates(
+    prefill_seconds_per_token=1e-3,
+    prefill_seconds_per_step=0.01,
+    interference_seconds_per_sequence=0.04,  # 1 ms in each step
+)
+OBJECTIVES = Objectives(ttft=2.0, itl=0.05)
+
+
+def prefill(name: str = "p0", **fields: object) -> Candidate:
+    return Candidate(name, "prefill", b"", rates=RATES, **fields)  # type: ignore[arg-type]
+
+
+def decode(name: str = "d0", **fields: object) -> Candidate:
+    return Candidate(name, "decode", b"", rates=RATES, **{"max_held_tokens": 1000, **fields})  # type: ignore[arg-type]
+
+
+def test_prefill_workers_are_pressed_by_the_wait_for_them():
+    workers = [prefill(num_queued_tokens=3000), prefill("p1", num_queued_tokens=1000), decode()]
+    demand = demand_of(workers, Backlog())
+    assert demand.prefill_seconds == pytest.approx(4.0)
+    assert prefill_pressure(workers, demand, OBJECTIVES) == pytest.approx(1.0)
+    gone = prefill("p2", num_queued_tokens=9000, excluded="draining")
+    assert prefill_pressure([*workers, gone], demand, OBJECTIVES) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("queued", "held", "seconds", "tokens"),
+    [
+        pytest.param(400, 100, 5.4, 100, id="for a prefill worker"),
+        pytest.param(400, 800, 0.4, 800 + 10 * 200, id="for room among the decodes"),
+        pytest.param(100, 100, 0.1, 100, id="for its tenant's allowance"),
+    ],
+)
+def test_what_waits_at_the_router_counts_by_what_it_waits_for(queued, held, seconds, tokens):
+    workers = [prefill(num_queued_tokens=queued), decode(num_sequences=4)]
+    demand = demand_of(workers, Backlog(10, 5000, 4, held))
+    assert demand == Demand(pytest.approx(seconds), pytest.approx(tokens), 4)
+
+
+def test_decode_workers_are_pressed_by_what_they_hold_or_by_how_many_they_run():
+    workers = [prefill(num_sequences=2), decode(num_sequences=9), decode("d1", num_sequences=3)]
+    demand = demand_of(workers, Backlog(num_in_flight=12, num_tokens_in_flight=600))
+    assert demand == Demand(0.0, 500, 10)  # two of them wait for their prompts
+    between = 0.01 + 5 * 0.001
+    assert decode_pressure(workers, demand, OBJECTIVES) == pytest.approx(between / 0.05)
+    full = demand_of(workers, Backlog(num_in_flight=12, num_tokens_in_flight=2160))
+    assert decode_pressure(workers, full, OBJECTIVES) == pytest.approx(0.9)
+
+
+def test_pools_without_workers_or_work_are_not_pressed():
+    demand = Demand(4.0, 500, 3)
+    assert prefill_pressure([decode()], demand, OBJECTIVES) == 0.0
+    assert decode_pressure([prefill()], demand, OBJECTIVES) == 0.0
+    assert decode_pressure([decode()], demand_of([decode()], Backlog()), OBJECTIVES) == 0.0
+
+
+def test_the_demand_of_routers_adds_up():
+    assert Demand(1.0, 10, 2) + Demand(0.5, 5, 1) == Demand(1.5, 15, 3)

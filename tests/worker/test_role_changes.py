@@ -1,0 +1,196 @@
+"""A worker changes its role with the model that it has, and its life before is over."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+
+from baton.errors import (
+    BatonError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
+from baton.rpc_errors import error_of
+from baton.sampling import SamplingParams
+from baton.v1 import admin_pb2, decode_pb2
+from baton.v1 import inference_pb2 as pb
+
+from .crew import Crew, Member, crew_of, new_lease_id, tokens_of
+from .pair import TIMEOUT, rest_of
+from .reference import alone, prompt_of
+
+PREFILL, DECODE = pb.WORKER_ROLE_PREFILL, pb.WORKER_ROLE_DECODE
+GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
+
+
+async def set_role(member: Member, role: Any, **fields: Any) -> int:
+    request = admin_pb2.SetRoleRequest(role=role, **fields)
+    return int((await member.admin.SetRole(request, timeout=TIMEOUT)).epoch)
+
+
+async def failure_of(asked: Any) -> BatonError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await asked
+    return error_of(caught.value)
+
+
+async def state_of(member: Member) -> int:
+    load = await member.admin.GetLoad(admin_pb2.GetLoadRequest(), timeout=TIMEOUT)
+    return int(load.state)
+
+
+async def handed_over(crew: Crew, giver: Member, taker: Member, prompt: list[int]) -> list[int]:
+    """What the taker says to a prompt that the giver computes."""
+    wanted = giver.prefill_request(prompt, decode_worker=taker.id)
+    decoding, _ = taker.to_decode(prompt, GREEDY, handle=giver.handle(wanted.lease_id, len(prompt)))
+    prefilling = giver.prefill.Prefill(wanted, timeout=TIMEOUT)
+    tokens, given = await asyncio.gather(rest_of(decoding), rest_of(prefilling))
+    assert given[-1].HasField("released")
+    await crew.nothing_held()
+    return tokens_of(tokens)
+
+
+@pytest.mark.parametrize("connector", ["grpc", "shm"])
+async def test_two_workers_swap_their_roles_and_swap_back(checkpoint, connector):
+    model = checkpoint("llama")
+    prompts = [prompt_of(40 + 7 * i, seed=i) for i in range(3)]
+    expected = [answers[0] for answers in alone(model, prompts, GREEDY)]
+    async with crew_of(model, "prefill", "decode", kv_connector=connector) as crew:
+        giver, taker = crew.members
+        for prompt, answer in zip(prompts, expected, strict=True):
+            assert await handed_over(crew, giver, taker, prompt) == answer
+            before = giver.worker.epoch, taker.worker.epoch
+            epochs = await set_role(giver, DECODE), await set_role(taker, PREFILL)
+            assert (giver.worker.role, taker.worker.role) == ("decode", "prefill")
+            assert epochs == (giver.worker.epoch, taker.worker.epoch)
+            assert epochs[0] > before[0]
+            assert epochs[1] > before[1]
+            giver, taker = taker, giver
+
+
+async def test_work_of_the_other_role_is_refused_for_another_worker_to_do(checkpoint):
+    async with crew_of(checkpoint("llama"), "prefill", "decode") as crew:
+        prefill, decode = crew.members
+        call, _ = prefill.to_decode(prompt_of(9), GREEDY)
+        failure = await failure_of(rest_of(call))
+        assert isinstance(failure, UnavailableError)
+        assert "in the prefill role now" in str(failure)
+        wanted = decode.prefill_request(prompt_of(9))
+        assert isinstance(
+            await failure_of(rest_of(decode.prefill.Prefill(wanted, timeout=TIMEOUT))),
+            UnavailableError,
+        )
+
+
+async def test_what_is_cached_stays_and_handles_of_the_life_before_are_refused(checkpoint):
+    model, prompt = checkpoint("llama"), prompt_of(64)
+    async with crew_of(model, "prefill", "decode") as crew:
+        giver, taker = crew.members
+        answer = await handed_over(crew, giver, taker, prompt)
+        former = giver.handle(new_lease_id(), len(prompt))
+        await set_role(giver, DECODE)
+        before = giver.num_computed_tokens
+        assert await giver.answer(prompt, GREEDY) == answer
+        assert giver.num_computed_tokens - before < len(prompt)
+        call, _ = taker.to_decode(prompt, GREEDY, handle=former)
+        failure = await failure_of(rest_of(call))
+        assert isinstance(failure, FailedPreconditionError)
+        assert "changed its role" in str(failure)
+        ended = decode_pb2.EndSequenceRequest(request_id="r", epoch=former.source_epoch)
+        stale = giver.decode.EndSequence(ended, timeout=TIMEOUT)
+        assert isinstance(await failure_of(stale), FailedPreconditionError)
+
+
+async def test_a_running_sequence_is_handed_over_before_the_role_changes(checkpoint):
+    model, prompt = checkpoint("llama"), prompt_of(20)
+    params = replace(GREEDY, max_tokens=200)
+    async with crew_of(model, "decode", "decode") as crew:
+        giver, taker = crew.members
+        (undisturbed,) = alone(model, [prompt], params)[0]
+        call, name = giver.to_decode(prompt, params)
+        events = [await call.read() for _ in range(3)]
+        changing = asyncio.ensure_future(set_role(giver, PREFILL))
+        while not events[-1].HasField("draining"):
+            events.append(await call.read())
+        assert await state_of(giver) == admin_pb2.WORKER_STATE_DRAINING
+        order = decode_pb2.HandOverRequest(
+            request_id=name, claimant=taker.id, lease_id=new_lease_id()
+        )
+        await giver.decode.HandOver(order, timeout=TIMEOUT)
+        while not events[-1].HasField("suspended"):
+            events.append(await call.read())
+        assert not changing.done(), "its blocks are yet to be fetched"
+        said = tokens_of(events)
+        handle = giver.handle(order.lease_id, events[-1].suspended.num_tokens)
+        going_on, _ = taker.to_decode(prompt, params, tuple(said[:-1]), handle)
+        assert said[:-1] + tokens_of(await rest_of(going_on)) == undisturbed
+        await rest_of(call)
+        assert await changing == giver.worker.epoch
+        assert giver.worker.role == "prefill"
+        assert await state_of(giver) == admin_pb2.WORKER_STATE_READY
+        await crew.nothing_held()
+
+
+async def test_what_does_not_end_in_time_goes_on_and_the_role_stays(checkpoint):
+    model, prompt = checkpoint("llama"), prompt_of(20)
+    params = replace(GREEDY, max_tokens=200, n=2, temperature=0.9, seed=3)
+    async with crew_of(model, "decode", "decode", drain_timeout_s=0.05) as crew:
+        worker = crew.members[0].worker
+        call, _ = crew.members[0].to_decode(prompt, params)
+        await call.read()
+        epoch = worker.epoch
+        failure = await failure_of(set_role(crew.members[0], PREFILL))
+        assert isinstance(failure, DeadlineExceededError)
+        assert (worker.role, worker.epoch, worker.is_draining) == ("decode", epoch, False)
+        kinds = [event.WhichOneof("event") for event in await rest_of(call)]
+        assert kinds.count("finished") == 2
+        assert len(await crew.members[0].answer(prompt, GREEDY)) == 40
+        await crew.nothing_held()
+
+
+async def test_a_change_is_asked_for_in_an_epoch_and_made_once(checkpoint):
+    async with crew_of(checkpoint("llama"), "prefill") as crew:
+        (member,) = crew.members
+        first = member.worker.epoch
+        wrong = await failure_of(set_role(member, DECODE, epoch=first - 1))
+        assert isinstance(wrong, FailedPreconditionError)
+        asked = [set_role(member, DECODE, epoch=first, worker=member.id) for _ in range(3)]
+        (epoch,) = set(await asyncio.gather(*asked))
+        assert epoch == member.worker.epoch > first
+        assert await set_role(member, DECODE, epoch=first) == epoch  # as one asks who heard nothing
+        stale = await failure_of(set_role(member, PREFILL, epoch=first))
+        assert isinstance(stale, FailedPreconditionError)
+        assert isinstance(await failure_of(set_role(member, 0)), InvalidArgumentError)
+        other = await failure_of(set_role(member, PREFILL, worker="somebody"))
+        assert isinstance(other, NotFoundError)
+        assert (member.worker.role, member.worker.epoch) == ("decode", epoch)
+
+
+async def test_a_change_goes_on_without_its_caller_and_ends_with_a_drain_for_good(checkpoint):
+    model, params = checkpoint("llama"), replace(GREEDY, max_tokens=150)
+    async with crew_of(model, "decode", "decode") as crew:
+        left, leaving = crew.members
+        for member in crew.members:
+            call, _ = member.to_decode(prompt_of(20), params)
+            await call.read()
+            changing = asyncio.ensure_future(set_role(member, PREFILL))
+            while not member.worker.is_draining:  # noqa: ASYNC110 - looks from outside
+                await asyncio.sleep(0.001)
+            if member is left:
+                changing.cancel()
+                await rest_of(call)
+            else:
+                await member.admin.Drain(admin_pb2.DrainRequest(), timeout=TIMEOUT)
+                await rest_of(call)
+                assert isinstance(await failure_of(changing), UnavailableError)
+        async with asyncio.timeout(TIMEOUT):
+            while left.worker.role != "prefill":  # noqa: ASYNC110 - looks from outside
+                await asyncio.sleep(0.001)
+        assert leaving.worker.role == "decode"
+        again = await failure_of(set_role(leaving, PREFILL))
+        assert isinstance(again, UnavailableError)
