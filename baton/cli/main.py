@@ -112,6 +112,10 @@ def up(
             metavar="KEY=VALUE", help="Any other setting of the workers; may be repeated."
         ),
     ] = None,
+    elastic: Annotated[
+        bool,
+        typer.Option("--elastic", help="Have workers change their roles as the load asks for it."),
+    ] = False,
     log_dir: Annotated[
         Path | None, typer.Option(file_okay=False, help="Keep the logs in this folder.")
     ] = None,
@@ -146,7 +150,7 @@ def up(
             port,
             redis_url,
             worker_flags={**said, **room.parse_flags(worker_arg or [])},
-            router_flags={"host": host},
+            router_flags={"host": host, **({"elastic": True} if elastic else {})},
             log_dir=log_dir,
         )
         if dry_run:

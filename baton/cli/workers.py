@@ -18,7 +18,7 @@ def print_json(workers: list[Worker]) -> None:
 
 
 def print_table(workers: list[Worker], console: Console) -> None:
-    """A row for each worker; a sentence if there is none."""
+    """A row for each worker, in the role that it has now; a sentence if there is none."""
     if not workers:
         console.print("the router knows no worker yet")
         return

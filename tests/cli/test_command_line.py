@@ -22,7 +22,7 @@ finally:
     print("heavy:", sorted(heavy))
 """
 
-COMMANDS = ["up", "demo", "generate", "chat", "workers"]
+COMMANDS = ["up", "demo", "generate", "chat", "workers", "role"]
 
 
 def test_help_lists_the_commands_and_imports_nothing_heavy() -> None:

@@ -106,6 +106,23 @@ def test_workers_are_listed_as_a_table_and_as_json(cluster: LocalCluster, wide: 
     assert [json.loads(line)["role"] for line in lines] == ["decode", "prefill"]
 
 
+def test_role_says_how_the_pools_compare_and_refuses_to_take_the_last_of_one(
+    cluster: LocalCluster, wide: None
+):
+    shown = invoke(cluster, "role").stdout
+    assert "pressure: prefill 0.00, decode 0.00" in shown
+    assert "no change of roles is proposed: " in shown
+    balance = json.loads(invoke(cluster, "role", "--json").stdout)
+    assert (balance["proposal"], balance["is_elastic"]) == (None, False)
+    refused = invoke(cluster, "role", cluster.process("decode-0").worker_id, "prefill")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "is the only decode worker" in refused.stderr
+    for arguments in (["decode-0"], ["decode-0", "router"]):
+        refused = invoke(cluster, "role", *arguments)
+        assert refused.exit_code == 1
+        assert refused.stderr.startswith("baton: role")
+
+
 def test_explain_says_where_a_prompt_would_run_and_runs_nothing(cluster: LocalCluster, wide: None):
     shown = invoke(cluster, "explain", PROMPT).stdout
     for process in cluster.processes[1:]:
