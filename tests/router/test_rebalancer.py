@@ -1,0 +1,123 @@
+"""Two routers over one Redis, each with half of the load: what they see, and who acts."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from baton.cluster.embedded import EmbeddedRedis
+from baton.cluster.redis import connect
+from baton.errors import DeadlineExceededError
+from router.candidate import Candidate, Role
+from router.gate import Gate
+from router.pressure import Objectives
+from router.prospects import Prospects
+from router.rates import Rates
+from router.rebalancer import Rebalancer
+from router.role_balance import Hysteresis
+
+RATES = Rates(prefill_seconds_per_token=1e-3)
+OBJECTIVES = Objectives(ttft=1.0)
+MARKS = Hysteresis(dwell_seconds=0.3, cooldown_seconds=5.0)
+IDLE_GATE = cast("Gate", SimpleNamespace(num_waiting=0, num_waiting_tokens=0))
+NOTHING_PLACED = cast("Prospects", SimpleNamespace(num_in_flight=0, num_tokens_in_flight=0))
+
+
+async def until(condition: Callable[[], bool], within: float = 10.0) -> None:
+    async with asyncio.timeout(within):
+        while not condition():  # noqa: ASYNC110 - looks from outside
+            await asyncio.sleep(0.01)
+
+
+@dataclass
+class World:
+    """The workers, whose roles are changed as soon as somebody asks, or never."""
+
+    roles: dict[str, Role] = field(
+        default_factory=lambda: {"p0": "prefill", "d0": "decode", "d1": "decode"}
+    )
+    asked: list[tuple[str, Role, int]] = field(default_factory=list)
+    never: bool = False
+
+    async def set_role(self, worker: str, role: Role, epoch: int, _timeout: float) -> int:
+        self.asked.append((worker, role, epoch))
+        await asyncio.sleep(0.05)
+        if self.never:
+            raise DeadlineExceededError("what runs there does not end")
+        self.roles[worker] = role
+        return epoch + 1
+
+
+class View:
+    """The fleet as one router sees it, which has given the prefill worker so many tokens."""
+
+    def __init__(self, world: World, num_queued_tokens: int) -> None:
+        self._world = world
+        self._num_queued_tokens = num_queued_tokens
+        self.index = SimpleNamespace(num_blocks=lambda _worker: 0)
+
+    def candidates(self, _token_ids: tuple[int, ...]) -> list[Candidate]:
+        return [
+            Candidate(w, role, b"", num_queued_tokens=self._num_queued_tokens, rates=RATES)
+            if w == "p0"
+            else Candidate(w, role, b"", rates=RATES)
+            for w, role in self._world.roles.items()
+        ]
+
+    def member(self, worker: str) -> Any:
+        role = self._world.roles[worker]
+        record = SimpleNamespace(id=worker, role=role, epoch=7, draining=False)
+        return SimpleNamespace(record=record)
+
+
+@asynccontextmanager
+async def two_routers(
+    world: World, num_tokens_each: int, *, is_elastic: bool = True
+) -> AsyncIterator[list[Rebalancer]]:
+    async with AsyncExitStack() as stack:
+        server = stack.enter_context(EmbeddedRedis())
+        routers = []
+        for _ in range(2):
+            redis = connect(server.url)
+            stack.push_async_callback(redis.aclose)
+            view: Any = View(world, num_tokens_each)
+            router = Rebalancer(
+                redis, view, IDLE_GATE, NOTHING_PLACED, OBJECTIVES, MARKS, is_elastic=is_elastic
+            )
+            router.changer = cast("Any", world)
+            router.start()
+            stack.push_async_callback(router.stop)
+            routers.append(router)
+        yield routers
+
+
+async def test_what_neither_would_find_too_much_is_so_together_and_one_acts_once():
+    world = World()
+    async with two_routers(world, 600) as routers:
+        await until(lambda: len(world.asked) > 0)
+        await until(lambda: list(world.roles.values()).count("prefill") == 2)
+        await until(lambda: all(r.balance.prefill_pressure == pytest.approx(0.6) for r in routers))
+        await asyncio.sleep(1.0)  # the other one looks at least once more
+    assert world.asked == [("d0", "prefill", 7)]
+
+
+async def test_a_change_that_fails_is_not_asked_for_again_at_once():
+    world = World(never=True)
+    async with two_routers(world, 600) as routers:
+        await until(lambda: len(world.asked) > 0)
+        await until(lambda: any("rest for" in r.balance.reason for r in routers))
+        await asyncio.sleep(1.0)
+        assert len(world.asked) == 1
+        assert "p0" not in {worker for worker, _, _ in world.asked}
+
+
+async def test_routers_that_are_not_elastic_propose_alone():
+    world = World()
+    async with two_routers(world, 600, is_elastic=False) as routers:
+        await until(lambda: all(r.balance.flip is not None for r in routers))
+        assert {r.balance.flip.worker for r in routers if r.balance.flip} == {"d0"}
+    assert world.asked == []
