@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 # Two tokens behind a long prompt; and many behind a short one.
 PROMPTS = SamplingParams(max_tokens=2, ignore_eos=True)
 ANSWERS = SamplingParams(max_tokens=1500, ignore_eos=True)
-WATCHED = SamplingParams(max_tokens=1000, ignore_eos=True)
+WATCHED = SamplingParams(max_tokens=300, ignore_eos=True)
 # Requests of several sequences are not handed over, so a worker that has one drains for long.
 SEVERAL = SamplingParams(max_tokens=900, n=2, temperature=0.9, seed=3, ignore_eos=True)
 
@@ -103,28 +103,52 @@ async def begun(generation: AsyncGeneration) -> AsyncGeneration:
     return generation
 
 
+class Watched:
+    """Requests that are made again and again, each of which must be answered as before."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self._is_over = False
+        self.num_migrations = 0
+
+    async def __call__(self, prompt: list[int], undisturbed: list[int]) -> None:
+        while not self._is_over:
+            generation = self._client.generate(prompt, WATCHED)
+            assert await generation.token_ids() == undisturbed
+            self.num_migrations += generation.finished.usage.num_migrations
+
+    @asynccontextmanager
+    async def during(self, answers: list[tuple[list[int], list[int]]]) -> AsyncIterator[None]:
+        """Those of these prompts, until the end of the block; what is wrong is raised there."""
+        self._is_over = False
+        tasks = [asyncio.create_task(self(*answer)) for answer in answers]
+        try:
+            yield
+            self._is_over = True
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def test_pools_follow_the_load_and_what_runs_goes_on(elastic):
-    prompts = [prompt_of(30 + 10 * i, seed=i) for i in range(4)]
+    prompts = [prompt_of(30 + 10 * i, seed=i) for i in range(6)]
     async with AsyncClient(elastic.address, timeout=300.0) as client:
-        undisturbed = [await client.generate(p, WATCHED).token_ids() for p in prompts]
+        answers = [(p, await client.generate(p, WATCHED).token_ids()) for p in prompts]
         assert num_of(elastic, "prefill") == num_of(elastic, "decode") == 2
-        async with load(client, 1500, PROMPTS, num_at_once=8):
-            running = [await begun(client.generate(p, WATCHED)) for p in prompts]
+        watched = Watched(client)
+        async with watched.during(answers), load(client, 1500, PROMPTS, num_at_once=8):
             await until(
                 lambda: (num_of(elastic, "prefill"), num_of(elastic, "decode")) == (3, 1),
                 within=90.0,
                 what="a third prefill worker",
             )
-            tokens = await asyncio.gather(*(g.token_ids() for g in running))
-        assert tokens == undisturbed
-        assert sum(g.finished.usage.num_migrations for g in running) > 0
-        async with load(client, 20, ANSWERS, num_at_once=24):
-            running = [await begun(client.generate(p, WATCHED)) for p in prompts]
+        assert watched.num_migrations > 0
+        async with watched.during(answers), load(client, 20, ANSWERS, num_at_once=24):
             await until(
                 lambda: num_of(elastic, "decode") >= 2, within=90.0, what="a second decode worker"
             )
-            tokens = await asyncio.gather(*(g.token_ids() for g in running))
-        assert tokens == undisturbed
     await until_nothing_is_held(elastic, within=3.0)
 
 
