@@ -111,10 +111,15 @@ class Rebalancer:
 
     async def _look_on(self) -> None:
         while True:
-            flip = self.look().flip
-            if self.is_elastic and flip is not None and not self._is_flipping:
-                self._flipping = asyncio.create_task(self._flip(flip))
+            try:
+                self._act(self.look().flip)
+            except Exception:
+                logger.exception("the pools could not be compared")
             await asyncio.sleep(_LOOK_SECONDS)
+
+    def _act(self, flip: Flip | None) -> None:
+        if self.is_elastic and flip is not None and not self._is_flipping:
+            self._flipping = asyncio.create_task(self._flip(flip))
 
     @property
     def _is_flipping(self) -> bool:

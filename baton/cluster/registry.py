@@ -170,6 +170,11 @@ class Registration:
         """What is registered now."""
         return self._record
 
+    @property
+    def stale(self) -> bool:
+        """Whether Redis did not answer the latest renewal, or there was none yet."""
+        return self._loop.answering_since is None
+
     def start(self) -> None:
         """Registers in the background, at once and then every interval. Needs an event loop."""
         self._loop.start()

@@ -121,7 +121,7 @@ class AdminServicer:
         where the caller leaves. On the router: asks the worker that is named.
         NOT_FOUND: no such worker. FAILED_PRECONDITION: it has another epoch than the request says, is
         changing to the other role, or, asked of the router, is the last one of its role. UNAVAILABLE: it
-        is loading its model, or draining. DEADLINE_EXCEEDED: what ran there did not end within its
+        is loading its model, or draining, or cannot reach Redis. DEADLINE_EXCEEDED: what ran there did not end within its
         drain_timeout_s; it has its former role, and takes work.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

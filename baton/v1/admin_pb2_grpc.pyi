@@ -55,7 +55,7 @@ class AdminStub:
     where the caller leaves. On the router: asks the worker that is named.
     NOT_FOUND: no such worker. FAILED_PRECONDITION: it has another epoch than the request says, is
     changing to the other role, or, asked of the router, is the last one of its role. UNAVAILABLE: it
-    is loading its model, or draining. DEADLINE_EXCEEDED: what ran there did not end within its
+    is loading its model, or draining, or cannot reach Redis. DEADLINE_EXCEEDED: what ran there did not end within its
     drain_timeout_s; it has its former role, and takes work.
     """
     GetRoleBalance: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetRoleBalanceRequest, _admin_pb2.GetRoleBalanceResponse]
@@ -96,7 +96,7 @@ class AdminAsyncStub(AdminStub):
     where the caller leaves. On the router: asks the worker that is named.
     NOT_FOUND: no such worker. FAILED_PRECONDITION: it has another epoch than the request says, is
     changing to the other role, or, asked of the router, is the last one of its role. UNAVAILABLE: it
-    is loading its model, or draining. DEADLINE_EXCEEDED: what ran there did not end within its
+    is loading its model, or draining, or cannot reach Redis. DEADLINE_EXCEEDED: what ran there did not end within its
     drain_timeout_s; it has its former role, and takes work.
     """
     GetRoleBalance: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetRoleBalanceRequest, _admin_pb2.GetRoleBalanceResponse]  # type: ignore[assignment]
@@ -164,7 +164,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         where the caller leaves. On the router: asks the worker that is named.
         NOT_FOUND: no such worker. FAILED_PRECONDITION: it has another epoch than the request says, is
         changing to the other role, or, asked of the router, is the last one of its role. UNAVAILABLE: it
-        is loading its model, or draining. DEADLINE_EXCEEDED: what ran there did not end within its
+        is loading its model, or draining, or cannot reach Redis. DEADLINE_EXCEEDED: what ran there did not end within its
         drain_timeout_s; it has its former role, and takes work.
         """
 

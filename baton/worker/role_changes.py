@@ -29,7 +29,8 @@ class RoleChanges:
         Raises:
             FailedPreconditionError: `epoch` is not 0 and not the worker's, so the caller knows of
                 an earlier life; or it is changing to the other role.
-            UnavailableError: it is loading its model, or draining for good.
+            UnavailableError: it is loading its model, or draining for good; or Redis does not
+                answer, so that no router would learn of another role.
             DeadlineExceededError: what ran did not end within `drain_timeout_s`. It runs on, and
                 the worker takes work in its present role again.
         """
@@ -43,6 +44,10 @@ class RoleChanges:
             )
         if self._change is None:
             worker.engine_for_new_work()
+            if not worker.is_heard:
+                raise UnavailableError(
+                    "Redis does not answer: no router would learn of another role"
+                )
             self._wanted = role
             self._change = asyncio.create_task(self._run(role))
             self._change.add_done_callback(self._done)

@@ -95,6 +95,11 @@ class Worker:
         return self._is_leaving
 
     @property
+    def is_heard(self) -> bool:
+        """Whether routers would hear of another role now: Redis answers, or none is needed."""
+        return self._registration is None or not self._registration.stale
+
+    @property
     def num_calls(self) -> int:
         """Calls in flight, but for those that look after the process."""
         return sum(server.num_calls for server in self._servers)

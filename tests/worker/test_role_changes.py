@@ -1,12 +1,19 @@
 """A worker changes its role with the model that it has, and its life before is over."""
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 
+from baton.cluster.embedded import EmbeddedRedis
+from baton.cluster.index import LocalityIndex
+from baton.cluster.redis import connect
+from baton.cluster.subscriber import EventSubscriber
+from baton.cluster.watcher import RegistryWatcher
 from baton.errors import (
     BatonError,
     DeadlineExceededError,
@@ -37,6 +44,12 @@ async def failure_of(asked: Any) -> BatonError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await asked
     return error_of(caught.value)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(TIMEOUT):
+        while not condition():  # noqa: ASYNC110 - looks from outside
+            await asyncio.sleep(0.002)
 
 
 async def state_of(member: Member) -> int:
@@ -104,6 +117,35 @@ async def test_what_is_cached_stays_and_handles_of_the_life_before_are_refused(c
         ended = decode_pb2.EndSequenceRequest(request_id="r", epoch=former.source_epoch)
         stale = giver.decode.EndSequence(ended, timeout=TIMEOUT)
         assert isinstance(await failure_of(stale), FailedPreconditionError)
+
+
+async def test_redis_is_told_of_the_new_life_and_all_that_is_cached(checkpoint):
+    model, prompt = checkpoint("llama"), prompt_of(64)
+    with EmbeddedRedis() as server:
+        async with crew_of(model, "prefill", redis_url=server.url, worker_id="w") as crew:
+            (member,) = crew.members
+            await member.first_token(prompt)
+            async with AsyncExitStack() as stack:
+                redis = connect(server.url)
+                stack.push_async_callback(redis.aclose)
+                index = LocalityIndex()
+                subscriber = EventSubscriber(redis, index)
+                watcher = RegistryWatcher(redis, lambda *_: None, interval=0.02)
+                for loop in (subscriber, watcher):
+                    loop.start()
+                    stack.push_async_callback(loop.stop)
+                await until(lambda: "w" in watcher.records)
+                epoch = await set_role(member, DECODE)
+                await until(lambda: watcher.records["w"].epoch == epoch)
+                record = watcher.records["w"]
+                assert (record.id, record.role, record.draining) == ("w", "decode", False)
+                subscriber.follow("w", epoch)
+                await until(lambda: index.num_blocks("w") >= len(prompt) // 16)
+            server.stop()
+            await until(lambda: not member.worker.is_heard)
+            unheard = await failure_of(set_role(member, PREFILL))
+            assert isinstance(unheard, UnavailableError)
+            assert member.worker.role == "decode"
 
 
 async def test_a_running_sequence_is_handed_over_before_the_role_changes(checkpoint):
@@ -179,8 +221,7 @@ async def test_a_change_goes_on_without_its_caller_and_ends_with_a_drain_for_goo
             call, _ = member.to_decode(prompt_of(20), params)
             await call.read()
             changing = asyncio.ensure_future(set_role(member, PREFILL))
-            while not member.worker.is_draining:  # noqa: ASYNC110 - looks from outside
-                await asyncio.sleep(0.001)
+            await until(lambda: member.worker.is_draining)  # noqa: B023
             if member is left:
                 changing.cancel()
                 await rest_of(call)
@@ -188,9 +229,7 @@ async def test_a_change_goes_on_without_its_caller_and_ends_with_a_drain_for_goo
                 await member.admin.Drain(admin_pb2.DrainRequest(), timeout=TIMEOUT)
                 await rest_of(call)
                 assert isinstance(await failure_of(changing), UnavailableError)
-        async with asyncio.timeout(TIMEOUT):
-            while left.worker.role != "prefill":  # noqa: ASYNC110 - looks from outside
-                await asyncio.sleep(0.001)
+        await until(lambda: left.worker.role == "prefill")
         assert leaving.worker.role == "decode"
         again = await failure_of(set_role(leaving, PREFILL))
         assert isinstance(again, UnavailableError)
