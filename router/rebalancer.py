@@ -95,14 +95,12 @@ class Rebalancer:
         demand = self._demand(workers)
         for notice in self._notices.others:
             demand += _demand_in(notice)
-        before, self.balance = (
-            self.balance,
-            self._roles.observe(
-                [self._standing(worker) for worker in workers],
-                prefill_pressure(workers, demand, self._objectives),
-                decode_pressure(workers, demand, self._objectives),
-                self._clock(),
-            ),
+        before = self.balance
+        self.balance = self._roles.observe(
+            [self._standing(worker) for worker in workers],
+            prefill_pressure(workers, demand, self._objectives),
+            decode_pressure(workers, demand, self._objectives),
+            self._clock(),
         )
         flip = self.balance.flip
         if flip is not None and before.flip is None:

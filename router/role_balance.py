@@ -136,7 +136,7 @@ class RoleBalance:
         roles = {one.worker: one.role for one in workers}
         if any(self._roles.get(worker, role) != role for worker, role in roles.items()):
             self.rest(now)
-        self._roles |= roles
+        self._roles = roles
 
     def _note_pressures(self, prefill: float, decode: float, now: float) -> None:
         self._pools["prefill"].observe(prefill)
