@@ -29,7 +29,7 @@ class Objectives:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class PoolDemand:
     """What routers have for the pools to do.
 
     Attributes:
@@ -42,8 +42,8 @@ class Demand:
     num_held_tokens: float = 0.0
     num_sequences: float = 0.0
 
-    def __add__(self, other: "Demand") -> "Demand":
-        return Demand(
+    def __add__(self, other: "PoolDemand") -> "PoolDemand":
+        return PoolDemand(
             self.prefill_seconds + other.prefill_seconds,
             self.num_held_tokens + other.num_held_tokens,
             self.num_sequences + other.num_sequences,
@@ -67,7 +67,7 @@ class Backlog:
     num_tokens_in_flight: int = 0
 
 
-def demand_of(workers: Collection[Candidate], backlog: Backlog) -> Demand:
+def demand_of(workers: Collection[Candidate], backlog: Backlog) -> PoolDemand:
     """What this router has given the workers, and has waiting for them. What waits counts where it
     waits for room among the decodes, or for a prefill worker; not where it is for its tenant's
     allowance."""
@@ -82,7 +82,7 @@ def demand_of(workers: Collection[Candidate], backlog: Backlog) -> Demand:
         held += backlog.num_waiting * backlog.num_tokens_in_flight / backlog.num_in_flight
     elif queues and min(queues) >= BUSY_SECONDS:
         seconds += min(_rates(one).queue_seconds(backlog.num_waiting_tokens) for one in prefills)
-    return Demand(seconds, held, num_decoding)
+    return PoolDemand(seconds, held, num_decoding)
 
 
 def _is_full(decodes: Collection[Candidate], backlog: Backlog) -> bool:
@@ -95,7 +95,7 @@ def _is_full(decodes: Collection[Candidate], backlog: Backlog) -> bool:
 
 
 def prefill_pressure(
-    workers: Collection[Candidate], demand: Demand, objectives: Objectives
+    workers: Collection[Candidate], demand: PoolDemand, objectives: Objectives
 ) -> float:
     """How long a new prompt waits, as a part of what it may; 0 where there is no worker."""
     num_workers = len(_ready(workers, "prefill"))
@@ -103,7 +103,7 @@ def prefill_pressure(
 
 
 def decode_pressure(
-    workers: Collection[Candidate], demand: Demand, objectives: Objectives
+    workers: Collection[Candidate], demand: PoolDemand, objectives: Objectives
 ) -> float:
     """The part of their room that is taken, or the time between tokens as a part of what it may be,
     whichever is more; 0 where there is no worker, or nothing to do."""

@@ -20,8 +20,8 @@ from router.gate import Gate
 from router.intake import Request
 from router.pressure import (
     Backlog,
-    Demand,
     Objectives,
+    PoolDemand,
     decode_pressure,
     demand_of,
     prefill_pressure,
@@ -148,7 +148,7 @@ class Rebalancer:
             num_cached_blocks=self._fleet.index.num_blocks(record.id),
         )
 
-    def _demand(self, workers: list[Candidate]) -> Demand:
+    def _demand(self, workers: list[Candidate]) -> PoolDemand:
         """This router's own."""
         gate, prospects = self._gate, self._prospects
         backlog = Backlog(
@@ -163,12 +163,12 @@ class Rebalancer:
         return json.dumps(astuple(self._demand(self._fleet.candidates(())))).encode()
 
 
-def _demand_in(notice: bytes) -> Demand:
+def _demand_in(notice: bytes) -> PoolDemand:
     """Nothing, of a router that speaks otherwise."""
     try:
-        return Demand(*map(float, json.loads(notice)))
+        return PoolDemand(*map(float, json.loads(notice)))
     except (ValueError, TypeError):
-        return Demand()
+        return PoolDemand()
 
 
 def _named(flip: Flip) -> tuple[str, str]:

@@ -5,8 +5,8 @@ import pytest
 from router.candidate import Candidate
 from router.pressure import (
     Backlog,
-    Demand,
     Objectives,
+    PoolDemand,
     decode_pressure,
     demand_of,
     prefill_pressure,
@@ -49,13 +49,13 @@ def test_prefill_workers_are_pressed_by_the_wait_for_them():
 def test_what_waits_at_the_router_counts_by_what_it_waits_for(queued, held, seconds, tokens):
     workers = [prefill(num_queued_tokens=queued), decode(num_sequences=4)]
     demand = demand_of(workers, Backlog(10, 5000, 4, held))
-    assert demand == Demand(pytest.approx(seconds), pytest.approx(tokens), 4)
+    assert demand == PoolDemand(pytest.approx(seconds), pytest.approx(tokens), 4)
 
 
 def test_decode_workers_are_pressed_by_what_they_hold_or_by_how_many_they_run():
     workers = [prefill(num_sequences=2), decode(num_sequences=9), decode("d1", num_sequences=3)]
     demand = demand_of(workers, Backlog(num_in_flight=12, num_tokens_in_flight=600))
-    assert demand == Demand(0.0, 500, 10)  # two of them wait for their prompts
+    assert demand == PoolDemand(0.0, 500, 10)  # two of them wait for their prompts
     between = 0.01 + 5 * 0.001
     assert decode_pressure(workers, demand, OBJECTIVES) == pytest.approx(between / 0.05)
     full = demand_of(workers, Backlog(num_in_flight=12, num_tokens_in_flight=2160))
@@ -63,11 +63,11 @@ def test_decode_workers_are_pressed_by_what_they_hold_or_by_how_many_they_run():
 
 
 def test_pools_without_workers_or_work_are_not_pressed():
-    demand = Demand(4.0, 500, 3)
+    demand = PoolDemand(4.0, 500, 3)
     assert prefill_pressure([decode()], demand, OBJECTIVES) == 0.0
     assert decode_pressure([prefill()], demand, OBJECTIVES) == 0.0
     assert decode_pressure([decode()], demand_of([decode()], Backlog()), OBJECTIVES) == 0.0
 
 
 def test_the_demand_of_routers_adds_up():
-    assert Demand(1.0, 10, 2) + Demand(0.5, 5, 1) == Demand(1.5, 15, 3)
+    assert PoolDemand(1.0, 10, 2) + PoolDemand(0.5, 5, 1) == PoolDemand(1.5, 15, 3)
