@@ -45,6 +45,7 @@ def test_a_model_that_is_not_there_is_told_from_the_log() -> None:
     assert "no/such/folder" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_parent_that_is_killed_leaves_no_children() -> None:
     with running(*ARGUMENTS) as up:
         processes = started(up, 5)

@@ -235,6 +235,7 @@ async def test_a_router_without_workers_refuses_at_once():
             assert time.monotonic() - began < 1.0
 
 
+@pytest.mark.slow
 async def test_redis_may_die_and_come_back_empty(client, wide):
     assert wide.redis is not None
     generation, _ = await streaming(client, wide)

@@ -150,6 +150,7 @@ async def test_a_prefill_worker_may_be_killed_once_its_blocks_are_handed_over(cl
     await until_nothing_is_held(pair)
 
 
+@pytest.mark.slow
 async def test_a_decode_worker_that_falls_silent_is_replaced_and_wakes_up_to_nothing(client, pair):
     """Whatever it still had to say of the request is heard by nobody, and it takes work again."""
     long = replace(PLAIN, max_tokens=1000)

@@ -141,11 +141,13 @@ def test_sampled_tokens_are_the_same_with_drafts_and_distributed_as_the_model_sa
     assert p_value(chain, guessed) > MIN_P_VALUE
 
 
+@pytest.mark.slow
 def test_a_rule_that_accepts_too_gladly_is_found_out(chain: Chain) -> None:
     guessed, _ = generate(chain, with_drafts=True, accept=gladly)
     assert p_value(chain, guessed) < MIN_P_VALUE
 
 
+@pytest.mark.slow
 def test_no_draft_is_counted_right_where_none_is(chain: Chain) -> None:
     _, num_accepted = generate(chain, with_drafts=True, accept=never)
     assert num_accepted == 0

@@ -24,7 +24,12 @@ def test_the_package_imports_nothing() -> None:
     assert (ROOT / "kernels/__init__.py").read_text() == ""
 
 
-@pytest.mark.parametrize("version", ["0.9", "0.18.2", "1.0"])
+_SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "version", [pytest.param("0.9", marks=_SLOW), "0.18.2", pytest.param("1.0", marks=_SLOW)]
+)
 def test_transformers_imports_whatever_our_version_is(tmp_path: Path, version: str) -> None:
     """Metadata of ours with that version comes first on the path, as a wheel would leave it."""
     folder = tmp_path / f"baton_serve-{version}.dist-info"
