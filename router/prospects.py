@@ -26,6 +26,10 @@ from router.turns import Forecast
 # tenants have shares.
 QUEUE_SECONDS = 0.5
 
+# A request is asked about several times in a row while it is let through. For so long nothing
+# changes but by what is placed and what ends here.
+_SAME_MOMENT = 0.002
+
 _WEIGHT = 0.05  # of one answer, in what is learned
 _PRIOR_PART = 0.5  # of `max_tokens`
 _PRIOR_TOKEN_SECONDS = 0.01
@@ -83,6 +87,7 @@ class Prospects(Generic[T]):
         self._admission = admission
         self._clock = clock
         self._in_flight: dict[int, InFlight] = {}
+        self._last: tuple[T, float, Decision] | None = None  # who was asked about, and when
         self._part = _PRIOR_PART
         self._token_seconds = _PRIOR_TOKEN_SECONDS
 
@@ -105,7 +110,7 @@ class Prospects(Generic[T]):
         if not self._in_flight and not num_tokens_ahead:
             return Forecast(True, 0.0)
         demand = self._demand(request)
-        decision = self._decide(request)
+        decision = self._decision(request)
         ready = [c for c in decision.question.candidates if not c.excluded]
         prefills = [c for c in ready if c.role == "prefill"]
         decodes = [c for c in ready if c.role == "decode"]
@@ -132,6 +137,7 @@ class Prospects(Generic[T]):
         demand, prefill_ends = self._demand(request), self._clock()
         if self._admission is not none:  # which never looks at it
             prefill_ends += self.forecast(request).ttft_seconds
+        self._last = None
         answered, key = Answered(), id(request)
         self._in_flight[key] = InFlight(
             prefill_ends,
@@ -142,7 +148,18 @@ class Prospects(Generic[T]):
             yield answered
         finally:
             del self._in_flight[key]
+            self._last = None
             self._learn(demand, answered)
+
+    def _decision(self, request: T) -> Decision:
+        """Where it would be placed now."""
+        now = self._clock()
+        if self._last is not None:
+            asked, then, decision = self._last
+            if asked is request and now - then <= _SAME_MOMENT:
+                return decision
+        self._last = request, now, self._decide(request)
+        return self._last[2]
 
     def _learn(self, demand: Demand, answered: Answered) -> None:
         count = answered.num_output_tokens

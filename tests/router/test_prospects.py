@@ -22,6 +22,7 @@ class Setting:
 
     def __init__(self, admission: str = "predicted") -> None:
         self.now = 0.0
+        self.num_decided = 0
         self.queues = [0, 0]
         self.cached = 0
         self.room: int | None = 1000
@@ -31,6 +32,7 @@ class Setting:
         )
 
     def decide(self, demand: Demand) -> Decision:
+        self.num_decided += 1
         rules = Rules(conditional_disaggregation=False)
         question = Question("r", demand.num_tokens, tuple(self.candidates()))
         return Decision(rules, question, rules.decide(question))
@@ -48,6 +50,23 @@ class Setting:
             answered.first_token = self.now
             self.now += seconds
             answered.num_output_tokens = num_output_tokens
+
+
+def test_a_request_that_is_let_through_is_decided_about_once_until_something_changes():
+    setting, other, one = Setting(), request(), request()
+    with setting.prospects.placed(other):
+        for _ in range(3):
+            setting.prospects.forecast(one)
+        assert setting.num_decided == 1
+        with setting.prospects.placed(one):
+            assert setting.num_decided == 1
+            setting.prospects.forecast(one)
+            assert setting.num_decided == 2, "another was placed"
+        setting.prospects.forecast(one)
+        assert setting.num_decided == 3, "one has ended"
+        setting.now += 0.01
+        setting.prospects.forecast(one)
+        assert setting.num_decided == 4, "time has passed"
 
 
 def test_where_nothing_is_in_flight_there_is_room_whatever_is_expected():
