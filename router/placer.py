@@ -16,6 +16,7 @@ from router.decision import DEFAULT_RULES, Decision, Pair, Question, Rules
 from router.fleet import Fleet
 from router.prefix_source import with_sources
 from router.recorder import Recorder
+from router.spans import placing
 from router.work import Work
 
 _NUM_REMEMBERED = 128
@@ -47,9 +48,11 @@ class Placer:
             crowded: a worker that is to be asked only if no other one can be; others may still get
                 what it has cached.
         """
-        decision = self._decide(work, refused, broken, crowded)
-        if decision.placement is None and crowded:
-            decision = self._decide(work, refused, broken)
+        with placing(work.request.request_id) as span:
+            decision = self._decide(work, refused, broken, crowded)
+            if decision.placement is None and crowded:
+                decision = self._decide(work, refused, broken)
+            span.decided(decision)
         self._remember(work.request.tenant.name, decision)
         if self._recorder is not None:
             self._recorder.decided(decision, self._hashing(decision, work))

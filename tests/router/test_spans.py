@@ -1,0 +1,107 @@
+"""A trace shows of each placement what `baton explain` says: the workers, and all terms."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from baton.sampling import SamplingParams
+from router import spans
+from router.candidate import Candidate
+from router.decision import DEFAULT_RULES, Decision, Question
+from router.explanation import why
+from router.intake import Request
+from router.placer import Placer
+from router.spans import MAX_CANDIDATES, placing
+from router.work import work_of
+
+PREFILLS = [Candidate(f"p{i}", "prefill", b"", num_cached_tokens=16 * i) for i in range(3)]
+DECODE = Candidate("d", "decode", b"")
+
+
+def decided(*candidates: Candidate) -> Decision:
+    question = Question("r", 1024, candidates)
+    return Decision(DEFAULT_RULES, question, DEFAULT_RULES.decide(question))
+
+
+@pytest.fixture
+def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
+    """A tracer whose spans are kept here."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(spans, "_tracer", provider.get_tracer("baton.router"))
+    yield exporter
+    provider.shutdown()
+
+
+def span_of(exported: InMemorySpanExporter, decision: Decision) -> ReadableSpan:
+    with placing("r") as span:
+        span.decided(decision)
+    (finished,) = exported.get_finished_spans()
+    return finished
+
+
+def test_a_span_has_the_workers_and_every_term_of_theirs(exported):
+    decision = decided(*PREFILLS, DECODE)
+    span = span_of(exported, decision)
+    assert (span.name, span.attributes["baton.request.id"]) == ("baton.place", "r")
+    assert span.attributes["baton.placement.prefill_worker"] == "p2"
+    assert span.attributes["baton.placement.decode_worker"] == "d"
+    assert span.attributes["baton.placement.num_cached_tokens"] == 32
+    assert span.attributes["baton.placement.why"] == why(decision)
+    for scored in decision.placement.chosen:
+        prefix = f"baton.placement.{scored.candidate.role}"
+        assert span.attributes[f"{prefix}.cost"] == scored.cost
+        said = {name: span.attributes[f"{prefix}.{name}"] for name in scored.terms}
+        assert said == scored.terms
+        assert sum(said.values()) == pytest.approx(scored.cost)
+
+
+def test_every_candidate_is_an_event_the_cheapest_first(exported):
+    draining = replace(PREFILLS[0], worker="gone", excluded="draining")
+    span = span_of(exported, decided(*PREFILLS, draining, DECODE))
+    told = [dict(event.attributes) for event in span.events]
+    assert {one["worker"] for one in told} == {"p0", "p1", "p2", "gone", "d"}
+    prefills = [one["worker"] for one in told if one["role"] == "prefill" and not one["excluded"]]
+    assert prefills == ["p2", "p1", "p0"]
+    assert next(one["excluded"] for one in told if one["worker"] == "gone") == "draining"
+
+
+def test_of_a_large_fleet_the_cheapest_are_told(exported):
+    many = [replace(PREFILLS[0], worker=f"p{i}") for i in range(100)]
+    span = span_of(exported, decided(*many, DECODE))
+    assert span.attributes["baton.placement.num_candidates"] == 101
+    assert len(span.events) == MAX_CANDIDATES
+
+
+def test_where_nobody_can_take_it_the_reason_is_told(exported):
+    span = span_of(exported, decided(*PREFILLS))
+    assert span.attributes["baton.placement.why"] == "no decode worker is known"
+    assert "baton.placement.prefill_worker" not in span.attributes
+
+
+def test_without_an_sdk_nothing_is_made(monkeypatch):
+    monkeypatch.setattr(spans, "_of_decision", lambda _: pytest.fail("made for nobody"))
+    with placing("r") as span:
+        span.decided(decided(*PREFILLS, DECODE))
+
+
+class Cluster:
+    """As a placer sees it."""
+
+    def candidates(self, token_ids: tuple[int, ...], salt: bytes = b"") -> list[Candidate]:
+        return [*PREFILLS, DECODE]
+
+
+def test_every_placement_has_a_span_and_a_dry_run_has_none(exported):
+    placer = Placer(Cluster())  # type: ignore[arg-type]
+    work = work_of(Request("r7", tuple(range(64)), SamplingParams()))
+    placer.explain(work)
+    assert exported.get_finished_spans() == ()
+    decision = placer.place(work)
+    (span,) = exported.get_finished_spans()
+    assert span.attributes["baton.request.id"] == "r7"
+    assert span.attributes["baton.placement.decode_worker"] == decision.placement.decode
