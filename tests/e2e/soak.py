@@ -32,6 +32,9 @@ SHARE_LEAVING = 0.1
 # A worker that was killed is there again within this, on a machine that is busy.
 BACK_WITHIN = 60.0
 HELD_WITHIN = 5.0
+# Seconds that a process stays away: a model of some size takes a while to be loaded, and a request
+# that loses two workers within a few tokens is taken for poison.
+AWAY = (0.0, 10.0)
 
 Prompt = str | list[int]
 
@@ -249,7 +252,7 @@ class _Soak:
 
     async def _kill_and_restart(self, victim: Process) -> None:
         victim.signal(signal.SIGKILL)
-        await asyncio.sleep(self._chance.uniform(0.0, 2.0))
+        await asyncio.sleep(self._chance.uniform(*AWAY))
         victim.start(victim.log_path.parent)
         await self._until_back(victim)
 
