@@ -46,6 +46,7 @@ class NixlReader:
         self._thread = ThreadPoolExecutor(1, "nixl-reader")
         self._agent: Agent | None = None
         self._lingering: list[Agent] = []
+        self._timers: dict[Agent, asyncio.TimerHandle] = {}  # that will end those
         self._is_closed = False
 
     async def attach(self, offer: NixlOffer) -> "NixlReceiver":
@@ -54,9 +55,11 @@ class NixlReader:
         return NixlReceiver(self, agent, peer, [region.num_blocks for region in offer.regions])
 
     def close(self) -> None:
-        """Ends every read. Idempotent."""
+        """Ends every read, and holds the pools no longer. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
+            for timer in self._timers.values():
+                timer.cancel()
             self._thread.submit(self._end_all)
             self._thread.shutdown()
 
@@ -79,7 +82,9 @@ class NixlReader:
     async def abandon(self, agent: Agent) -> None:
         """Ends what an agent was reading, from whomever: those reads fail."""
         await self._call(self._leave, agent)
-        asyncio.get_running_loop().call_later(_LINGER_S, self._end_later, agent)
+        if agent not in self._timers:
+            loop = asyncio.get_running_loop()
+            self._timers[agent] = loop.call_later(_LINGER_S, self._end_later, agent)
 
     def forget(self, agent: Agent, peer: Peer) -> None:
         """Has a peer forgotten, of whom nothing is being read."""
@@ -87,6 +92,7 @@ class NixlReader:
             self._thread.submit(agent.disconnect, peer)
 
     def _end_later(self, agent: Agent) -> None:
+        del self._timers[agent]
         if not self._is_closed:
             self._thread.submit(self._end, agent)
 
