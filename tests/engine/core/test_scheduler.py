@@ -338,7 +338,9 @@ class ManyRuns(SchedulerMachine):
     """The same for longer."""
 
 
-TestTheSchedulerLosesNothingInManyRuns = pytest.mark.slow(ManyRuns.TestCase)
+TestTheSchedulerLosesNothingInManyRuns = pytest.mark.timeout(600)(
+    pytest.mark.slow(ManyRuns.TestCase)
+)
 TestTheSchedulerLosesNothingInManyRuns.settings = settings(
     max_examples=1500, stateful_step_count=80, deadline=None
 )
