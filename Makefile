@@ -26,11 +26,11 @@ $(VENV)/.dev: $(BIN)/baton
 demo: $(BIN)/baton  ## a local cluster, three prompts, a table
 	$(BIN)/baton demo
 
-test: $(VENV)/.dev  ## the tests, under 10 minutes on 2 cores
+test: $(VENV)/.dev  ## the tests, about 10 minutes on 2 cores
 	$(BIN)/pytest $(ON_ALL_CORES) -m 'not (slow or gpu or e2e)'
 	$(BIN)/pytest -m 'e2e and not (slow or gpu)'
 
-test-full: $(VENV)/.dev  ## the slower tests, under 40 minutes
+test-full: $(VENV)/.dev  ## the slower tests, about 45 minutes on 2 cores
 	$(BIN)/pytest $(ON_ALL_CORES) -m 'slow and not (gpu or e2e)'
 	$(BIN)/pytest -m 'slow and e2e and not gpu'
 
