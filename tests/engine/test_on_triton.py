@@ -88,3 +88,15 @@ def test_kernels_that_are_asked_for_and_cannot_run_are_an_error(
 
     with pytest.raises(InvalidArgumentError, match=sentence):
         start()
+
+
+def test_heads_of_a_size_that_kernels_do_not_have_are_an_error_that_names_those_they_have(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a CPU cannot run is not looked at, so this one is taken for what interprets kernels."""
+    import triton
+
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
+    config = EngineConfig(device="cpu", num_blocks=8, kernels="triton")
+    with pytest.raises(InvalidArgumentError, match="a head size of .* has no attention kernel"):
+        Engine.from_pretrained(checkpoints["llama"], config)
