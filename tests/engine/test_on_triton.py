@@ -98,5 +98,5 @@ def test_heads_of_a_size_that_kernels_do_not_have_are_an_error_that_names_those_
 
     monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
     config = EngineConfig(device="cpu", num_blocks=8, kernels="triton")
-    with pytest.raises(InvalidArgumentError, match="a head size of .* has no attention kernel"):
+    with pytest.raises(InvalidArgumentError, match=r"a head size of .* has no attention kernel"):
         Engine.from_pretrained(checkpoints["llama"], config)
