@@ -63,6 +63,8 @@ class Planner:
                 self.admission.add_new(step)
         if step.num_preempted:
             step.keep_decodes(self._seats.is_decoding[step.decode_seats])
+        if step.is_empty and step.num_preempted:
+            self._add_special(step)  # whoever was passed over may go on with what was given up
         if step.is_empty and not step.resumed:
             self.preemptor.break_stall(step)
         return step

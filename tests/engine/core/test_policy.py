@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from baton.engine.core.encoder_inputs import EncoderInput
 from baton.engine.core.plan import StepPlan, StepResult
 from baton.engine.core.policy import (
     AGEING_STEPS,
@@ -69,6 +70,28 @@ def test_the_last_in_the_order_makes_room(policy: str, victim: str) -> None:
     sequences = {name: harness.live[name].request.sequences[0] for name in "ab"}
     harness.run()
     assert {name for name, s in sequences.items() if s.num_preemptions} == {victim}
+
+
+def test_who_was_passed_over_takes_what_is_given_up_in_the_same_step() -> None:
+    """Else, with nothing planned, it would have to give way too, and both would begin again."""
+    harness = Harness(
+        4,
+        max_num_batched_tokens=7,
+        encoder_budget=3,
+        encoder_cache_tokens=3,
+        prefix_caching=False,
+    )
+    first = (EncoderInput(b"long", 2, 3), EncoderInput(b"short", 5, 2))
+    harness.add(request("first", [1, 2, *[0] * 5, *[3] * 5], 1, encoder_inputs=first))
+    last = (EncoderInput(b"long", 1, 3),)
+    harness.add(request("last", [4, *[0] * 3, *[5] * 7], 1, encoder_inputs=last))
+    harness.step()
+    assert harness.computed == {"first": (0, 5), "last": (0, 2)}
+    harness.step()  # `last` holds the encoder's room that `first` needs, and has no blocks
+    assert harness.computed == {"first": (5, 12)}
+    assert harness.scheduler.stats().num_preemptions == 1
+    harness.run()
+    assert not harness.live
 
 
 def test_what_made_room_goes_on_before_those_that_wait() -> None:
