@@ -54,6 +54,10 @@ _LOSSES = (
 )
 
 
+# How gRPC words that the other side's system has closed the sockets of a process that ended.
+_ENDS = ("socket closed", "connection reset", "broken pipe")
+
+
 def error_of(rpc_error: grpc.RpcError) -> BatonError:
     """The error a failed call stands for, of the type and with the details the other side gave it.
 
@@ -84,6 +88,13 @@ def is_loss(rpc_error: grpc.RpcError) -> bool:
     """Whether the other side has died or fallen silent, or the connection to it is broken: gRPC
     says so itself, in the name of no server."""
     return rpc_error.code() in _LOSSES and not is_from_server(rpc_error)
+
+
+def has_ended(rpc_error: grpc.RpcError) -> bool:
+    """Whether a loss is that of a process that has ended. One that stands still, or that no packet
+    reaches, is lost as well, and may be in the best of health."""
+    details = (rpc_error.details() or "").lower()
+    return is_loss(rpc_error) and any(words in details for words in _ENDS)
 
 
 def _metadata(rpc_error: grpc.RpcError) -> "Iterable[tuple[str, str | bytes]]":

@@ -28,7 +28,7 @@ from baton.errors import (
     OverloadedError,
     UnavailableError,
 )
-from baton.rpc_errors import error_of, is_loss
+from baton.rpc_errors import error_of, has_ended, is_loss
 from baton.serving.deadline import Deadline
 from baton.serving.pace import Pace
 from baton.v1 import (
@@ -386,7 +386,8 @@ class Attempt:
         if self._deadline.may_have_ended():
             cause = DeadlineExceededError("the request's deadline has passed")
         elif is_loss(error):
-            kind, cause = SetbackKind.LOST, UnavailableError(f"{member.record.id} is lost: {cause}")
+            kind = SetbackKind.LOST if has_ended(error) else SetbackKind.SILENT
+            cause = UnavailableError(f"{member.record.id} is lost: {cause}")
             self._fleet.report_loss(member)
         elif isinstance(cause, InternalError):
             kind = SetbackKind.LOST

@@ -23,8 +23,9 @@ MAX_SETBACKS = 10
 # How often decode workers that have no room any more may give a request back. One that comes to it
 # again and again is among too many everywhere, and waits for its turn where it is.
 MAX_RETURNS = 4
-# Of two workers of one role that are lost so few tokens apart, the same token may be to blame.
-SAME_PLACE_TOKENS = 16
+# Of two workers of one role that die so few tokens apart, the same token may be to blame: a few may
+# have been on their way. With more than a few, bystanders would be blamed.
+SAME_PLACE_TOKENS = 8
 PAUSES = Backoff(first=0.05, longest=2.0)
 
 _WORTH_ANOTHER_WORKER = (OverloadedError, UnavailableError, InternalError)
@@ -45,7 +46,9 @@ class SetbackKind(Enum):
     REFUSED = auto()
     """A worker did not take the request, and said why."""
     LOST = auto()
-    """A worker fell silent, died, or failed within."""
+    """A worker died, or failed within."""
+    SILENT = auto()
+    """A worker fell silent, or the way to it is cut. It may be well, and is missed all the same."""
     BROKEN = auto()
     """Two workers that both answer could not go on together."""
     NOBODY = auto()
@@ -60,7 +63,7 @@ class Setback(Exception):  # noqa: N818 - what it becomes, another try or an err
     Attributes:
         worker: who refused or was lost; empty where that is nobody.
         pair: the two that were asked.
-        place: how many tokens the attempt had come to when a worker was lost that was computing it;
+        place: how many tokens the attempt had come to when a worker died that was computing it;
             None: it was not, or nobody knows.
     """
 

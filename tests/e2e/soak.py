@@ -47,6 +47,10 @@ class Question:
     params: SamplingParams
     answer: list[tuple[int, ...]]
 
+    def __str__(self) -> str:
+        length = len(self.prompt)
+        return f"a prompt of {length}, {self.params}"
+
 
 @dataclass
 class Report:
@@ -68,7 +72,7 @@ class Report:
             "faults": f"{self.faults.total()}: {_listed(self.faults)}",
             "migrations": f"{self.num_migrations}, and {self.num_resumed} to another router",
             "refused": f"{self.refused.total()} {_listed(self.refused)}",
-            "lost": f"{len(self.lost)} {self.lost[:3] or ''}",
+            "lost": f"{len(self.lost)} {self.lost[:8] or ''}",
             "wrong": f"{len(self.wrong)} {self.wrong[:3] or ''}",
             "held at end": f"{len(self.held)} {self.held or ''}",
         }
@@ -146,13 +150,17 @@ class _Soak:
         while not self._is_over:
             question = self._chance.choice(questions)
             self._report.num_requests += 1
+            began = time.monotonic()
             try:
                 await self._ask(client, question)
             except (UnavailableError, OverloadedError) as error:
                 self._report.refused[f"{type(error).__name__}: {error}"] += 1
                 await asyncio.sleep(0.2)
             except BatonError as error:
-                self._report.lost.append(f"{type(error).__name__}: {error}")
+                lasted = time.monotonic() - began
+                self._report.lost.append(
+                    f"{type(error).__name__}: {error} (after {lasted:.0f} s; {question})"
+                )
 
     async def _ask(self, client: AsyncClient, question: Question) -> None:
         async with client.generate(question.prompt, question.params) as generation:
@@ -166,7 +174,7 @@ class _Soak:
         self._report.num_migrations += generation.finished.usage.num_migrations
         self._report.num_resumed += generation.num_resumed
         if [c.token_ids for c in completions] != question.answer:
-            self._report.wrong.append(f"{question.params} of {str(question.prompt)[:40]}")
+            self._report.wrong.append(str(question))
 
     # Faults.
 

@@ -198,31 +198,58 @@ async def test_what_cannot_be_handed_over_is_given_up_when_a_drain_takes_too_lon
     assert answers[0] == answers[1]
 
 
-@pytest.mark.slow
-async def test_a_request_at_which_two_decode_workers_die_is_given_to_no_third(client, pair):
-    generation = client.generate(prompt_of(30, seed=14), replace(PLAIN, max_tokens=1900))
-    first = name_of(pair, (await generation.wait_accepted()).placement.decode_worker)
+async def strike_twice(
+    client: AsyncClient, cluster: LocalCluster, signum: int, seed: int
+) -> tuple[AsyncGeneration, "asyncio.Task[list[int]]"]:
+    """A generation whose two decode workers are sent a signal at nearly one place of it, and the
+    task that reads it."""
+    generation = client.generate(prompt_of(30, seed=seed), replace(PLAIN, max_tokens=1900))
+    first = name_of(cluster, (await generation.wait_accepted()).placement.decode_worker)
     second = "decode-1" if first == "decode-0" else "decode-0"
-    num_tokens = 0
+    token_ids: list[int] = []
 
-    async def read() -> None:
-        nonlocal num_tokens
+    async def read() -> list[int]:
         async for chunk in generation:
-            num_tokens += len(chunk.token_ids)
+            token_ids.extend(chunk.token_ids)
+        return token_ids
 
     reading = asyncio.create_task(read())
-    await until(lambda: num_tokens >= 20, what="the first tokens")
-    pair.kill(first)
-    await until(lambda: listed(pair)[second].num_requests == 1, what="the second attempt")
-    shown_by_first = num_tokens
+    await until(lambda: len(token_ids) >= 20, what="the first tokens")
+    cluster.kill(first, signum)
+    await until(lambda: listed(cluster)[second].num_requests == 1, what="the second attempt")
+    shown_by_first = len(token_ids)
     # One of them may be the prefill worker's, before the second one has anything to compute.
-    while num_tokens < shown_by_first + 3:  # noqa: ASYNC110 - no slower than a token
+    while len(token_ids) < shown_by_first + 3:  # noqa: ASYNC110 - no slower than a token
         await asyncio.sleep(0.001)
-    pair.kill(second)
+    cluster.kill(second, signum)
+    return generation, reading
+
+
+@pytest.mark.slow
+async def test_a_request_at_which_two_decode_workers_die_is_given_to_no_third(client, pair):
+    _, reading = await strike_twice(client, pair, signal.SIGKILL, seed=14)
     with pytest.raises(InternalError, match="poison"):
         await reading
     prefills = [p.endpoint for p in pair.processes if p.role == "prefill"]
     await until(lambda: not any(load_of(e).num_held_blocks for e in prefills), within=1.0)
+
+
+@pytest.mark.slow
+async def test_a_request_at_which_two_decode_workers_fall_silent_is_not_to_blame(client, pair):
+    generation, reading = await strike_twice(client, pair, signal.SIGSTOP, seed=15)
+    await until(
+        lambda: {listed(pair)[f"decode-{i}"].state for i in range(2)} == {"unreachable"},
+        within=4.0,
+        what="their silence",
+    )
+    for name in ("decode-0", "decode-1"):
+        pair.kill(name, signal.SIGCONT)
+    tokens = await reading
+    pair.wait_ready(5.0)
+    undisturbed = client.generate(prompt_of(30, seed=15), replace(PLAIN, max_tokens=1900))
+    assert tokens == await undisturbed.token_ids()
+    assert generation.finished.usage.num_migrations >= 2
+    await until_nothing_is_held(pair, within=3.0)
 
 
 @pytest.mark.slow

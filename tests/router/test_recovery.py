@@ -26,7 +26,7 @@ from router.recovery import (
     SetbackKind,
 )
 
-REFUSED, LOST, BROKEN, NOBODY, PREEMPTED = SetbackKind
+REFUSED, LOST, SILENT, BROKEN, NOBODY, PREEMPTED = SetbackKind
 
 
 def recovery(*, accepted: bool = True, tries: float = 1000.0) -> Recovery:
@@ -49,7 +49,7 @@ def setback(
     return made
 
 
-@pytest.mark.parametrize("kind", [REFUSED, LOST])
+@pytest.mark.parametrize("kind", [REFUSED, LOST, SILENT])
 def test_before_it_is_accepted_the_next_worker_is_asked_at_once(kind):
     trying = recovery(accepted=False)
     assert trying.after(setback(kind), 0) == 0.0
