@@ -111,7 +111,11 @@ class _Soak:
         return time.monotonic() > self._ends_at
 
     async def run(self, seconds: float) -> Report:
-        async with AsyncClient(self._cluster.address, wait_for_ready=True) as client:
+        # Several sequences begin anew with every worker they lose, and end when there is peace.
+        patience = seconds + BACK_WITHIN
+        async with AsyncClient(
+            self._cluster.address, timeout=patience, wait_for_ready=True
+        ) as client:
             questions = await self._questions(client)
             self._ends_at = time.monotonic() + seconds
             lanes = [
