@@ -40,6 +40,7 @@ from baton.engine.messages import (
 from baton.engine.pool_size import peak_blocks
 from baton.engine.ranking import ranked
 from baton.engine.runner import Launched, ModelRunner
+from baton.engine.step_times import StepClock, TimeSpent
 from baton.engine.updates import updates_of, updates_of_one
 from baton.engine.work_meter import WorkDone, WorkMeter
 from baton.errors import AlreadyExistsError, InvalidArgumentError, OverloadedError
@@ -67,6 +68,7 @@ class Engine:
         self._scheduler = make_scheduler(config, loaded)
         backend = loaded.backend
         sampler = backend.sampler(config.max_num_seqs, info.vocab_size, device, info.eos_token_ids)
+        self._clock = StepClock(is_on_gpu=device.type == "cuda")
         self._runner = ModelRunner(
             loaded.model,
             loaded.attention,
@@ -76,6 +78,7 @@ class Engine:
             info.vocab_size,
             device,
             graphs=backend.graphs(loaded.model, loaded.attention, device),
+            clock=self._clock,
         )
         self._drafter: Drafter = NgramDrafter()
         self._meter = CostMeter(self._scheduler.costs, loaded.cache)
@@ -385,7 +388,8 @@ class Engine:
         start = time.perf_counter()
         plan, launched = self._ahead or self._launch()
         self._ahead = self._launch_behind(plan, launched)
-        result = launched.fetch()
+        with self._clock.sample():
+            result = launched.fetch()
         seconds = time.perf_counter() - start
         self._meter.note_step(plan.num_tokens, seconds)
         self._work.note_step(plan, seconds)
@@ -400,6 +404,7 @@ class Engine:
             external=plan.external,
             cache_events=self._scheduler.drain_events(),
             made_progress=plan.made_progress,
+            times=self._clock.note_step(start),
         )
 
     def _launch(self) -> tuple[StepPlan, Launched]:
@@ -442,6 +447,11 @@ class Engine:
     def work_done(self) -> WorkDone:
         """What was computed since the start, and how long it took. From any thread."""
         return self._work.done
+
+    @property
+    def time_spent(self) -> TimeSpent:
+        """What the time of all steps since the start went to. From any thread."""
+        return self._clock.spent
 
     def _suspend(self) -> list[SequenceProgress]:
         """Stops those that are to leave, as far as they can be stopped now."""

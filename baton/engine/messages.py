@@ -7,6 +7,7 @@ from baton.engine.core.block_pool import CacheEvents
 from baton.engine.core.plan import ExternalAllocation, TokenLogprobs
 from baton.engine.core.sequence import FinishReason, KvSource, Purpose
 from baton.engine.core.settings import ReturnCost
+from baton.engine.step_times import StepTimes
 from baton.sampling import SamplingParams
 
 
@@ -99,13 +100,16 @@ class SequenceUpdate:
 class StepOutput:
     """Everything that one step has to tell.
 
-    `made_progress`: whether another step could do more; if not, only a command can change that.
+    Attributes:
+        made_progress: whether another step could do more; if not, only a command can change that.
+        times: when it was, and what its time went to.
     """
 
     updates: tuple[SequenceUpdate, ...]
     external: tuple[ExternalAllocation, ...]
     cache_events: CacheEvents
     made_progress: bool
+    times: StepTimes
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from baton.engine.grammar_masks import GrammarMasks
 from baton.engine.graphs import DecodeGraphs
 from baton.engine.kv_pool import KvCache, KvPool
 from baton.engine.sampler import Sampler, score
+from baton.engine.step_times import StepClock
 
 _NOTHING = StepResult(np.zeros(0, np.int64))
 
@@ -98,8 +99,9 @@ class ModelRunner:
         device: torch.device,
         encoder: Encoder | None = None,
         graphs: DecodeGraphs | None = None,
+        clock: StepClock | None = None,
     ) -> None:
-        """Args: model: it has been given its attention."""
+        """Args: model: it has been given its attention. clock: told what the time goes to."""
         self._model = model
         self._attention = attention
         self._cache = cache
@@ -109,6 +111,7 @@ class ModelRunner:
         self._upload = uploader(device)
         self._encoder = encoder
         self._graphs = graphs
+        self._clock = clock or StepClock()
         self._grammars = GrammarMasks(len(seats.owners), vocab_size)
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -127,20 +130,22 @@ class ModelRunner:
         Args:
             behind: the step before, if its tokens are not in the columns yet.
         """
-        if plan.has_memory_operations:
-            self._move_blocks(plan)
-        for sequence in plan.seated:
-            request = sequence.request
-            self._sampler.assign(sequence.seat, request.params, request.num_prompt_tokens)
-            self._grammars.assign(sequence.seat, request)
-        self._encode(plan)
-        if not plan.num_tokens:
-            return Launched(plan.sample_seats, None, lambda: _NOTHING)
-        logits = self._forward(plan, behind)
-        if len(logits) == len(plan.sample_rows):
-            return self._sample(plan, logits)
-        result = self._choose(plan, logits)
-        return Launched(plan.sample_seats, None, lambda: result)
+        with self._clock.forward():
+            if plan.has_memory_operations:
+                self._move_blocks(plan)
+            for sequence in plan.seated:
+                request = sequence.request
+                self._sampler.assign(sequence.seat, request.params, request.num_prompt_tokens)
+                self._grammars.assign(sequence.seat, request)
+            self._encode(plan)
+            if not plan.num_tokens:
+                return Launched(plan.sample_seats, None, lambda: _NOTHING)
+            logits = self._forward(plan, behind)
+        with self._clock.sample():
+            if len(logits) == len(plan.sample_rows):
+                return self._sample(plan, logits)
+            result = self._choose(plan, logits)
+            return Launched(plan.sample_seats, None, lambda: result)
 
     def _forward(self, plan: StepPlan, behind: Launched | None) -> torch.Tensor:
         """The logits that the plan asks for: replayed if they can be."""

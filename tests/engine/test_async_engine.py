@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from baton.engine.core.block_pool import CacheEvents
 from baton.engine.core.sequence import FinishReason, KvSource, Purpose
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, SequenceUpdate, StepOutput
+from baton.engine.step_times import StepClock
 from baton.errors import (
     AlreadyExistsError,
     BatonError,
@@ -53,6 +55,7 @@ class ScriptedEngine:
         self.requests: dict[str, int] = {}
         self.aborted: list[str] = []
         self.num_added = 0
+        self.clock = StepClock()
         self.begun = threading.Semaphore(0)
         self.allow = threading.Semaphore(0)
         self.error: Exception | None = None
@@ -89,7 +92,8 @@ class ScriptedEngine:
         for request_id, token in self.requests.items():
             updates.append(SequenceUpdate(request_id, 0, token, token % 100))
             self.requests[request_id] += 1
-        return StepOutput(tuple(updates), (), NOTHING, made_progress=bool(updates))
+        made_progress, times = bool(updates), self.clock.note_step(time.perf_counter())
+        return StepOutput(tuple(updates), (), NOTHING, made_progress, times)
 
 
 @asynccontextmanager

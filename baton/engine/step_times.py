@@ -1,0 +1,103 @@
+"""Where an engine's thread spends the time of its steps, and how much of it since it started.
+
+A step is scheduled, computed (forward) and its tokens are chosen (sample); what becomes of them is
+booked, which counts as scheduling. On a GPU, which computes beside the thread, forward is what it
+takes to launch a step and to wait for it, the choosing included: the thread cannot tell them apart.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSpent:
+    """One reading: the seconds of all steps so far, by what they went to."""
+
+    num_steps: int = 0
+    schedule: float = 0.0
+    forward: float = 0.0
+    sample: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.schedule + self.forward + self.sample
+
+    def since(self, earlier: "TimeSpent") -> "TimeSpent":
+        """What was spent after an earlier reading."""
+        return TimeSpent(
+            self.num_steps - earlier.num_steps,
+            self.schedule - earlier.schedule,
+            self.forward - earlier.forward,
+            self.sample - earlier.sample,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """One step.
+
+    Attributes:
+        started, ended: on the clock of `time.perf_counter`, in seconds.
+        before, after: the readings at both moments.
+    """
+
+    started: float
+    ended: float
+    before: TimeSpent
+    after: TimeSpent
+
+    @property
+    def spent(self) -> TimeSpent:
+        """What this step took."""
+        return self.after.since(self.before)
+
+
+class StepClock:
+    """Noted in the engine's thread; `spent` may be read in any other.
+
+    Attributes:
+        spent: the latest reading.
+    """
+
+    def __init__(self, *, is_on_gpu: bool = False) -> None:
+        self.spent = TimeSpent()
+        self._is_on_gpu = is_on_gpu
+        self._forward = 0.0
+        self._sample = 0.0
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """The block is computing."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._forward += time.perf_counter() - start
+
+    @contextmanager
+    def sample(self) -> Iterator[None]:
+        """The block is choosing tokens, or waiting for those that were chosen."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - start
+            if self._is_on_gpu:
+                self._forward += seconds
+            else:
+                self._sample += seconds
+
+    def note_step(self, started: float) -> StepTimes:
+        """A step that began at this moment ends now; all of it that was neither forward nor sample
+        was schedule."""
+        ended, before = time.perf_counter(), self.spent
+        forward, sample, self._forward, self._sample = self._forward, self._sample, 0.0, 0.0
+        self.spent = TimeSpent(
+            before.num_steps + 1,
+            before.schedule + max(0.0, ended - started - forward - sample),
+            before.forward + forward,
+            before.sample + sample,
+        )
+        return StepTimes(started, ended, before, self.spent)

@@ -1,0 +1,40 @@
+"""An engine tells of each step when it was and what its time went to."""
+
+import time
+
+from baton.engine.step_times import StepClock, TimeSpent
+from baton.models import locate
+from baton.sampling import SamplingParams
+
+from .engines import load, request
+from .prompts import random_prompt
+
+
+def test_the_parts_of_each_step_make_up_its_time() -> None:
+    engine = load(locate("tiny"), max_num_batched_tokens=48, max_num_seqs=8)
+    assert engine.time_spent == TimeSpent()
+    params = SamplingParams(max_tokens=5, ignore_eos=True)
+    engine.add_request(request("r", random_prompt(100, seed=1), params))
+    begin, steps = time.perf_counter(), []
+    while engine.has_work:
+        steps.append(engine.step().times)
+    assert [step.spent.num_steps for step in steps] == [1] * len(steps)
+    assert len(steps) >= 7  # three chunks, the last of which brings a token, and four decodes
+    for step in steps:
+        assert begin <= step.started < step.ended
+        begin = step.ended
+        parts = step.spent
+        assert min(parts.schedule, parts.forward, parts.sample) >= 0
+        assert abs(parts.seconds - (step.ended - step.started)) < 1e-9
+    assert all(step.spent.forward > 0 and step.spent.sample > 0 for step in steps[:7])
+    assert [step.before for step in steps[1:]] == [step.after for step in steps[:-1]]
+    assert engine.time_spent == steps[-1].after
+
+
+def test_on_a_gpu_waiting_for_tokens_is_waiting_for_all_that_was_launched() -> None:
+    clock = StepClock(is_on_gpu=True)
+    with clock.sample():
+        time.sleep(0.001)
+    spent = clock.note_step(time.perf_counter() - 0.002).spent
+    assert spent.sample == 0.0
+    assert spent.forward >= 0.001
