@@ -16,6 +16,8 @@ from router.allowance import Allowances
 from router.decision import Rules
 from router.fleet import Fleet
 from router.gate import Gate
+from router.in_flight import Requests
+from router.inference import Inference
 from router.intake import Intake, Request
 from router.model_card import read_model_card
 from router.placer import Placer
@@ -23,7 +25,7 @@ from router.prospects import Prospects
 from router.rebalancer import Rebalancer
 from router.record_file import RecordFile
 from router.recorder import Recorder
-from router.service import InferenceService, Requests, RouterAdmin
+from router.service import InferenceService, RouterAdmin
 from router.settings import RouterSettings
 from router.work import work_of
 
@@ -59,18 +61,12 @@ async def serve(settings: RouterSettings) -> None:
         )
         gate = Gate(allowances or Allowances(), prospects, settings.max_waiting)
         requests = Requests(gate)
-        inference = InferenceService(
-            card,
-            intake,
-            fleet,
-            requests,
-            tenants,
-            gate,
-            placer,
-            settings.default_timeout_s,
-            settings.coalesce_ms / 1000,
+        coalesce_seconds = settings.coalesce_ms / 1000
+        inference = Inference(
+            card, intake, fleet, requests, tenants, gate, placer, coalesce_seconds
         )
-        server.add(inference_pb2_grpc.add_InferenceServicer_to_server, inference)
+        service = InferenceService(inference, settings.default_timeout_s)
+        server.add(inference_pb2_grpc.add_InferenceServicer_to_server, service)
         rebalancer = Rebalancer(
             redis,
             fleet,

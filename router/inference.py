@@ -1,0 +1,110 @@
+"""The way of every request through the router, whichever front it came in by.
+
+Knows nothing of connections: a front says who calls and until when, and closes the generator when
+its caller has gone.
+"""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from baton.errors import UnavailableError
+from baton.serving.deadline import Deadline
+from baton.serving.logs import request_logged_as
+from baton.serving.pace import Pace
+from baton.serving.tenant import Caller, Tenants
+from baton.v1 import inference_pb2 as pb
+from router.answer import Answer
+from router.budget import RetryBudget
+from router.fleet import Fleet
+from router.gate import Gate
+from router.in_flight import Requests
+from router.intake import Intake
+from router.model_card import ModelCard
+from router.placer import Placer
+from router.recovery import Recovery
+from router.saga import Saga
+
+# A router that has just started waits so long for its first look at Redis and at the workers; where
+# Redis does not answer, its clients should rather hear of it and ask another one.
+_FIRST_LOOK_SECONDS = 5.0
+
+
+class Inference:
+    """Text in, tokens out.
+
+    Attributes:
+        card: the model that is served.
+    """
+
+    def __init__(
+        self,
+        card: ModelCard,
+        intake: Intake,
+        fleet: Fleet,
+        requests: Requests,
+        tenants: Tenants,
+        gate: Gate,
+        placer: Placer,
+        coalesce_seconds: float,
+    ) -> None:
+        self.card = card
+        self._intake = intake
+        self._fleet = fleet
+        self._requests = requests
+        self._tenants = tenants
+        self._gate = gate
+        self._placer = placer
+        self._coalesce_seconds = coalesce_seconds
+        self._budget = RetryBudget()
+
+    @property
+    def max_model_len(self) -> int:
+        """The most tokens, prompt and output together, that one sequence may have now."""
+        return min(self.card.max_model_len, self._fleet.max_model_len)
+
+    @property
+    def fingerprint(self) -> str:
+        """That of the workers that serve, in hex; empty where none does."""
+        fingerprints = {m.record.fingerprint for m in self._fleet.members if m.is_serving}
+        return min(fingerprints).hex() if fingerprints else ""
+
+    async def generate(
+        self, message: pb.GenerateRequest, caller: Caller, deadline: Deadline
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
+        """The events of one request, as `Inference.Generate` promises them. To be closed where it
+        is read, which ends the request at once and gives back all it holds.
+
+        Raises what `baton.serving.errors` lists.
+        """
+        arrived = time.monotonic()
+        tenant = self._tenants.of(caller)
+        if self._requests.is_draining:
+            raise UnavailableError("the router is draining; another one will serve this")
+        await self._fleet.first_look(min(deadline.remaining(), _FIRST_LOOK_SECONDS))
+        deadline.check()
+        good = await self._intake.read(message, self._fleet.max_model_len, tenant)
+        answer = Answer(good, self.card, arrived)
+        recovery = Recovery(good.request_id, self._budget)
+        pace = Pace(self._coalesce_seconds)
+        saga = Saga(good, self._fleet, self._placer, answer, recovery, deadline, pace)
+        self._requests.add(saga)
+        self._budget.deposit()
+        try:
+            # Closed here, so that all is given back before the request counts as ended.
+            with request_logged_as(good.request_id):
+                async with self._gate.turn(good, tenant.name, deadline) as answered:
+                    try:
+                        async with aclosing(saga.run()) as responses:
+                            async for response in responses:
+                                yield response
+                    finally:
+                        answered.num_output_tokens = answer.num_output_tokens
+                        answered.first_token = answer.first_token_at
+        finally:
+            self._requests.remove(saga)
+            self._placer.ended(good.request_id, answer.num_output_tokens)
+
+    async def tokenize(self, message: pb.TokenizeRequest) -> tuple[list[int], str]:
+        """The tokens of an input, and the text that was tokenized."""
+        return await self._intake.tokenize(message)
