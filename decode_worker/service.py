@@ -15,6 +15,7 @@ from baton.v1 import decode_pb2 as pb
 from baton.v1 import decode_pb2_grpc as pb_grpc
 from baton.worker.exchange import KvExchange
 from baton.worker.patience import unless_ended
+from baton.worker.request_spans import request_spans
 from baton.worker.wire import engine_request
 from baton.worker.worker import Worker
 from decode_worker import wire
@@ -70,7 +71,11 @@ class DecodeService(pb_grpc.DecodeServicer):
             fetcher.check(handle)
         grammar = await engine.compile_grammar(params)
         num_blocks = num_blocks_on_arrival(len(wanted.token_ids), params.num_sequences, block_size)
-        with capacity.promise(num_blocks), engine.open(wanted, grammar) as stream:
+        with (
+            capacity.promise(num_blocks),
+            engine.open(wanted, grammar) as stream,
+            request_spans(self._worker.id, wanted, stream),
+        ):
             yield wire.admitted()
             if handle is not None:
                 timeout = DEFAULT_TIMEOUT if remaining is None else remaining

@@ -11,6 +11,7 @@ from baton.engine.core.plan import ExternalAllocation
 from baton.engine.kv_pool import KvPool
 from baton.errors import DataLossError, DeadlineExceededError, UnavailableError
 from baton.rpc_errors import is_loss
+from baton.serving.telemetry.propagation import outgoing
 from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import kv_transfer_pb2_grpc as pb_grpc
 from kvtransfer import frames
@@ -23,6 +24,7 @@ from kvtransfer.nixl_claimant import NixlReader
 from kvtransfer.offers import Description, description_of
 from kvtransfer.run import Run
 from kvtransfer.sources import Choice, Sources
+from kvtransfer.spans import note_report, transfer_span
 from kvtransfer.wire import connector_values, fetch_request, first_token_of
 
 # A source that cannot say within this how its blocks are to be had is not there.
@@ -79,7 +81,12 @@ class KvFetcher:
         handoff = Handoff(handle.num_tokens, self._layouts, allocation)
         deadline = self._clock() + timeout
         try:
-            return await self._take(handoff, handle, allocation.num_hit_blocks, deadline)
+            with transfer_span(handle, self._worker_id) as span:
+                token, report = await self._take(
+                    handoff, handle, allocation.num_hit_blocks, deadline
+                )
+                note_report(span, report, allocation.num_hit_blocks)
+            return token, report
         except grpc.aio.AioRpcError as error:
             if not is_loss(error):
                 raise
@@ -102,7 +109,7 @@ class KvFetcher:
         )
         channel = self._channel_to(handle.source_endpoint)
         handoff.ask()
-        call = _fetch(channel)(request, timeout=self._left(handoff, deadline))
+        call = _fetch(channel)(request, timeout=self._left(handoff, deadline), metadata=outgoing())
         try:
             await self._receive(call, handoff, way.receiver, integrity)
             prefilled_at = time.monotonic()
@@ -113,7 +120,9 @@ class KvFetcher:
                 tenant=handle.tenant,
             )
             timeout = self._left(handoff, deadline)
-            await pb_grpc.KvTransferStub(channel).Confirm(confirmation, timeout=timeout)
+            await pb_grpc.KvTransferStub(channel).Confirm(
+                confirmation, timeout=timeout, metadata=outgoing()
+            )
         finally:
             call.cancel()
         exposed = time.monotonic() - prefilled_at

@@ -23,6 +23,7 @@ from kvtransfer.offers import Description, description_to_message
 from kvtransfer.payload import PayloadSender
 from kvtransfer.run import Run
 from kvtransfer.shm_source import PlaceSender
+from kvtransfer.spans import sending_span
 from kvtransfer.unix_peer import Door
 from kvtransfer.wire import (
     claim_of,
@@ -84,10 +85,11 @@ class KvTransferService:
         sender = _sender(request, served)
         remaining = context.time_remaining()
         timeout = CLAIM_TIMEOUT if remaining is None else min(CLAIM_TIMEOUT, remaining)
-        async with self._leases.claim(claim, timeout) as lease:
-            async for event in _stream(lease, served.pools, sender, request.num_held_blocks):
-                yield event
-            await lease.over()
+        with sending_span(request.claimant, connector_of(request.connector)):
+            async with self._leases.claim(claim, timeout) as lease:
+                async for event in _stream(lease, served.pools, sender, request.num_held_blocks):
+                    yield event
+                await lease.over()
 
     async def Confirm(self, request: pb.ConfirmRequest, _context: Any) -> pb.ConfirmResponse:
         self._leases.confirm(claim_of(request), request.generation)

@@ -15,6 +15,7 @@ from baton.v1 import inference_pb2
 from baton.v1 import prefill_pb2 as pb
 from baton.v1 import prefill_pb2_grpc as pb_grpc
 from baton.worker.exchange import KvExchange
+from baton.worker.request_spans import request_spans
 from baton.worker.wire import (
     engine_request,
     finish_reason_to_message,
@@ -57,6 +58,7 @@ class PrefillService(pb_grpc.PrefillServicer):
         # The blocks are freed after the lease on them has ended, whatever ends this call.
         with (
             engine.open(wanted, grammar) as stream,
+            request_spans(self._worker.id, wanted, stream),
             self._exchange.leases.open(claim, extent) as lease,
         ):
             yield pb.PrefillResponse(admitted=pb.PrefillAdmitted())

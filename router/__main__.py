@@ -10,6 +10,7 @@ from baton.errors import FailedPreconditionError
 from baton.serving.channels import Channels
 from baton.serving.process import main
 from baton.serving.server import Server
+from baton.serving.telemetry.propagation import trace_interceptors
 from baton.v1 import admin_pb2_grpc, inference_pb2_grpc
 from router.admission import admission_named
 from router.allowance import Allowances
@@ -39,7 +40,7 @@ async def serve(settings: RouterSettings) -> None:
     tenants = settings.tenants()
     card = read_model_card(settings.model_path)
     card.warm_up()
-    server = Server(settings)
+    server = Server(settings, interceptors=trace_interceptors())
     async with AsyncExitStack() as stack:
         redis = connect(settings.redis_url)
         stack.push_async_callback(redis.aclose)
@@ -61,9 +62,16 @@ async def serve(settings: RouterSettings) -> None:
         )
         gate = Gate(allowances or Allowances(), prospects, settings.max_waiting)
         requests = Requests(gate)
-        coalesce_seconds = settings.coalesce_ms / 1000
         inference = Inference(
-            card, intake, fleet, requests, tenants, gate, placer, coalesce_seconds
+            card,
+            intake,
+            fleet,
+            requests,
+            tenants,
+            gate,
+            placer,
+            settings.coalesce_ms / 1000,
+            capture_content=settings.capture_content,
         )
         service = InferenceService(inference, settings.default_timeout_s)
         server.add(inference_pb2_grpc.add_InferenceServicer_to_server, service)

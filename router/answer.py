@@ -66,6 +66,28 @@ class Answer:
         return self._awaits_prompt or not self.is_handed_over
 
     @property
+    def account(self) -> wire.Account:
+        """What the request has used and taken so far."""
+        return self._account
+
+    @property
+    def endings(self) -> list[pb.FinishReason.ValueType]:
+        """Why the sequences that are complete have ended, in their order."""
+        complete = sorted(set(range(len(self._outputs))) - self._unfinished)
+        return [self._ending(index).reason for index in complete]
+
+    @property
+    def token_ids(self) -> list[Sequence[int]]:
+        """What was shown of each sequence."""
+        return [output.token_ids for output in self._outputs]
+
+    @property
+    def handed_over_at(self) -> float | None:
+        """When the decode worker had the prompt's blocks, in monotonic seconds; None: it has not,
+        in this attempt."""
+        return self._handed_over_at if self.is_handed_over else None
+
+    @property
     def num_output_tokens(self) -> int:
         """Of all sequences, as far as they were shown."""
         return self._account.num_output_tokens

@@ -31,6 +31,8 @@ from baton.errors import (
 from baton.rpc_errors import error_of, has_ended, is_loss
 from baton.serving.deadline import Deadline
 from baton.serving.pace import Pace
+from baton.serving.telemetry.propagation import outgoing
+from baton.serving.telemetry.stages import stage
 from baton.v1 import (
     decode_pb2,
     decode_pb2_grpc,
@@ -158,7 +160,8 @@ class Attempt:
             source = None if self._loan is None else await self._loan.source()
             prefill_stub = prefill_pb2_grpc.PrefillStub(self._channel_to(self._prefill))
             asked = wire.prefill_request(work, lease_id, self.placement.decode, source)
-            prefill_call = prefill_stub.Prefill(asked, timeout=self._deadline.forward())
+            timeout = self._deadline.forward()
+            prefill_call = prefill_stub.Prefill(asked, timeout=timeout, metadata=outgoing())
             await self._open(self._prefill, prefill_call)
             self._giving = self._start(prefill_call, self._read_prefill(prefill_call))
         self._taking = self._start_taking(decode_call)
@@ -295,7 +298,7 @@ class Attempt:
         cost = self._return_cost()
         request = self._decode_request = wire.decode_request(work, lease_id, handle, cost)
         stub = decode_pb2_grpc.DecodeStub(self._channel_to(self._decode))
-        call = stub.Generate(request, timeout=self._deadline.forward())
+        call = stub.Generate(request, timeout=self._deadline.forward(), metadata=outgoing())
         await self._open(self._decode, call)
         return call
 
@@ -312,7 +315,8 @@ class Attempt:
         self._calls.append(call)
         self._stack.callback(call.cancel)
         try:
-            response = await call.read()
+            with stage("admit", {"baton.worker": member.record.id}):
+                response = await call.read()
         except grpc.aio.AioRpcError as error:
             raise self._setback(member, error, SetbackKind.REFUSED) from error
         except asyncio.CancelledError:

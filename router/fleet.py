@@ -24,6 +24,7 @@ from baton.cluster.registry import WorkerRecord
 from baton.cluster.subscriber import EventSubscriber
 from baton.cluster.watcher import RegistryWatcher
 from baton.serving.channels import Channels
+from baton.serving.telemetry.stages import stage
 from baton.v1.kv_transfer_pb2 import KvLayouts
 from router.circuit import Circuit
 from router.load import Load, Share
@@ -147,8 +148,9 @@ class Fleet:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                await self._registry.first_read()
-                await asyncio.gather(*(member.was_asked.wait() for member in self.members))
+                with stage("admit", {"baton.worker": "router"}):
+                    await self._registry.first_read()
+                    await asyncio.gather(*(member.was_asked.wait() for member in self.members))
                 self._has_looked = True
 
     @property

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from baton.errors import BatonError
 from baton.serving.deadline import Deadline
+from baton.serving.telemetry.stages import stage
 from router.allowance import Allowances
 from router.fair_queue import Waiting
 from router.intake import Request
@@ -59,7 +60,8 @@ class Gate:
         Raises `OverloadedError` if it cannot be served in time, `DeadlineExceededError` if time ran
         out all the same.
         """
-        await self._wait(request, tenant, deadline)
+        with stage("admit", {"baton.worker": "router"}):
+            await self._wait(request, tenant, deadline)
         answered = Answered()
         try:
             with self._foreseer.placed(request) as answered:

@@ -12,6 +12,7 @@ from baton.errors import UnavailableError
 from baton.serving.deadline import Deadline
 from baton.serving.logs import request_logged_as
 from baton.serving.pace import Pace
+from baton.serving.telemetry.stages import stage
 from baton.serving.tenant import Caller, Tenants
 from baton.v1 import inference_pb2 as pb
 from router.answer import Answer
@@ -19,10 +20,11 @@ from router.budget import RetryBudget
 from router.fleet import Fleet
 from router.gate import Gate
 from router.in_flight import Requests
-from router.intake import Intake
+from router.intake import Intake, Request
 from router.model_card import ModelCard
 from router.placer import Placer
 from router.recovery import Recovery
+from router.request_trace import tracing_request
 from router.saga import Saga
 
 # A router that has just started waits so long for its first look at Redis and at the workers; where
@@ -47,7 +49,10 @@ class Inference:
         gate: Gate,
         placer: Placer,
         coalesce_seconds: float,
+        *,
+        capture_content: bool = False,
     ) -> None:
+        """`capture_content`: traces have in them what was asked and answered."""
         self.card = card
         self._intake = intake
         self._fleet = fleet
@@ -56,6 +61,7 @@ class Inference:
         self._gate = gate
         self._placer = placer
         self._coalesce_seconds = coalesce_seconds
+        self._capture_content = capture_content
         self._budget = RetryBudget()
 
     @property
@@ -78,32 +84,42 @@ class Inference:
         Raises what `baton.serving.errors` lists.
         """
         arrived = time.monotonic()
+        with tracing_request(message, self.card) as trace:
+            good = await self._read(message, caller, deadline)
+            answer = Answer(good, self.card, arrived)
+            recovery = Recovery(good.request_id, self._budget)
+            pace = Pace(self._coalesce_seconds)
+            saga = Saga(good, self._fleet, self._placer, answer, recovery, deadline, pace)
+            self._requests.add(saga)
+            self._budget.deposit()
+            try:
+                # Closed here, so that all is given back before the request counts as ended.
+                with request_logged_as(good.request_id):
+                    async with self._gate.turn(good, good.tenant.name, deadline) as answered:
+                        try:
+                            async with aclosing(saga.run()) as responses:
+                                async for response in responses:
+                                    yield response
+                        finally:
+                            answered.num_output_tokens = answer.num_output_tokens
+                            answered.first_token = answer.first_token_at
+            finally:
+                self._requests.remove(saga)
+                self._placer.ended(good.request_id, answer.num_output_tokens)
+                if trace is not None:
+                    trace.ended(good, answer, with_content=self._capture_content)
+
+    async def _read(
+        self, message: pb.GenerateRequest, caller: Caller, deadline: Deadline
+    ) -> Request:
+        """The request as it is from here on. Raises where it cannot be served."""
         tenant = self._tenants.of(caller)
         if self._requests.is_draining:
             raise UnavailableError("the router is draining; another one will serve this")
         await self._fleet.first_look(min(deadline.remaining(), _FIRST_LOOK_SECONDS))
         deadline.check()
-        good = await self._intake.read(message, self._fleet.max_model_len, tenant)
-        answer = Answer(good, self.card, arrived)
-        recovery = Recovery(good.request_id, self._budget)
-        pace = Pace(self._coalesce_seconds)
-        saga = Saga(good, self._fleet, self._placer, answer, recovery, deadline, pace)
-        self._requests.add(saga)
-        self._budget.deposit()
-        try:
-            # Closed here, so that all is given back before the request counts as ended.
-            with request_logged_as(good.request_id):
-                async with self._gate.turn(good, tenant.name, deadline) as answered:
-                    try:
-                        async with aclosing(saga.run()) as responses:
-                            async for response in responses:
-                                yield response
-                    finally:
-                        answered.num_output_tokens = answer.num_output_tokens
-                        answered.first_token = answer.first_token_at
-        finally:
-            self._requests.remove(saga)
-            self._placer.ended(good.request_id, answer.num_output_tokens)
+        with stage("tokenize"):
+            return await self._intake.read(message, self._fleet.max_model_len, tenant)
 
     async def tokenize(self, message: pb.TokenizeRequest) -> tuple[list[int], str]:
         """The tokens of an input, and the text that was tokenized."""

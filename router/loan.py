@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 
+from baton.serving.telemetry.propagation import outgoing
 from baton.v1 import kv_sharing_pb2_grpc, prefill_pb2
 from router import wire
 from router.fleet import Member
@@ -30,7 +31,9 @@ class Loan:
         self._holder = holder
         self._lease_id = wire.new_lease_id()
         request = wire.share_request(self._lease_id, block_hashes, claimant, tenant)
-        self._call: Any = kv_sharing_pb2_grpc.KvSharingStub(channel).Share(request)
+        self._call: Any = kv_sharing_pb2_grpc.KvSharingStub(channel).Share(
+            request, metadata=outgoing()
+        )
 
     async def source(self) -> prefill_pb2.PrefixSource | None:
         """Where the blocks can be had, or None."""

@@ -17,7 +17,7 @@ from baton.serving.deadline import Deadline
 from baton.serving.pace import Pace
 from baton.v1 import decode_pb2
 from baton.v1 import inference_pb2 as pb
-from router import wire
+from router import request_trace, wire
 from router.answer import Answer
 from router.attempt import Attempt, Event
 from router.fleet import Fleet
@@ -82,6 +82,7 @@ class Saga:
             await attempt.admit()
             self._raise_if_aborted()
             self._answer.admitted()
+            request_trace.admitted()
             if not self._recovery.is_accepted:
                 self._recovery.is_accepted = True
                 yield wire.accepted(self.request, attempt.placement)
@@ -179,6 +180,7 @@ class Saga:
     async def _recover(self, setback: Setback) -> None:
         """Waits for the moment of the next attempt. Raises what ends the request."""
         self._attempt = None
+        request_trace.set_back(setback, self._answer)
         self._raise_if_aborted()
         self._deadline.check()
         pause = self._recovery.after(setback, self._answer.num_output_tokens)

@@ -37,6 +37,10 @@ class RouterSettings(ServingSettings):
         description="Tokens that come within so many milliseconds of a stream's last message go "
         "out together. 0: each by itself.",
     )
+    capture_content: bool = Field(
+        False,
+        description="Let traces have prompts and answers in them. They never have otherwise.",
+    )
     tenants_file: str | None = Field(
         None,
         description="File of who bears which token: lines of a token's SHA-256 in hex and a "

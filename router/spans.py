@@ -1,6 +1,6 @@
 """What traces show of a router's decisions, as OpenTelemetry spans.
 
-Where no SDK is set up, a span costs a microsecond and its attributes are not made.
+Of a request that is not traced nothing is made.
 """
 
 from collections.abc import Iterator
@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from opentelemetry import trace
 from opentelemetry.util.types import AttributeValue
 
+from router import request_trace
 from router.decision import Decision
 from router.explanation import why
 from router.placement import Scored
-
-_tracer = trace.get_tracer("baton.router")
 
 Attributes = dict[str, AttributeValue]
 
@@ -40,8 +39,8 @@ class PlacementSpan:
 
 @contextmanager
 def placing(request_id: str) -> Iterator[PlacementSpan]:
-    """A span `baton.place`, for the length of the block."""
-    with _tracer.start_as_current_span("baton.place") as span:
+    """A span `place`, for the length of the block."""
+    with request_trace.placing() as span:
         span.set_attribute("baton.request.id", request_id)
         yield PlacementSpan(span)
 

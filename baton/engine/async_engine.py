@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, TypeVar
 
 from baton.cluster.prefix import BlockHash
 from baton.engine.core.block_pool import CacheEvents
@@ -23,6 +23,7 @@ from baton.engine.core.scheduler_stats import SchedulerStats
 from baton.engine.core.sequence import Purpose
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, SequenceUpdate, StepOutput
+from baton.engine.step_times import StepTimes
 from baton.errors import (
     AlreadyExistsError,
     BatonError,
@@ -44,9 +45,26 @@ Command = Callable[[], None]
 _Answer = TypeVar("_Answer")
 
 
+class StreamWatcher(Protocol):
+    """Is told when what happens to one request, in the event loop's thread."""
+
+    def allocated(self) -> None:
+        """It has the blocks that KV from elsewhere goes to."""
+
+    def brought(self) -> None:
+        """That KV is there, or will not come: from here on it waits to be computed."""
+
+    def stepped(self, update: SequenceUpdate, times: StepTimes) -> None:
+        """A step did something for it."""
+
+
 class SequenceStream:
     """What the engine says of one request. Leaving the `with` block ends its sequences and frees
-    their blocks, wherever they are."""
+    their blocks, wherever they are.
+
+    Attributes:
+        watcher: is told when it is said; None: nobody asks.
+    """
 
     def __init__(self, engine: "AsyncEngine", request: EngineRequest) -> None:
         self._engine = engine
@@ -54,6 +72,7 @@ class SequenceStream:
         self._events: deque[SequenceUpdate | ExternalAllocation | BatonError] = deque()
         self._arrived = asyncio.Event()
         self.has_begun = False
+        self.watcher: StreamWatcher | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -70,6 +89,8 @@ class SequenceStream:
         """Waits for the blocks of a sequence whose KV is external."""
         event = await self._next()
         assert isinstance(event, ExternalAllocation), "an update before its blocks"
+        if self.watcher is not None:
+            self.watcher.allocated()
         return event
 
     async def updates(
@@ -104,11 +125,15 @@ class SequenceStream:
         self._engine.submit(
             lambda: self._engine.engine.commit_external(request_id, token_id, logprob)
         )
+        if self.watcher is not None:
+            self.watcher.brought()
 
     def fail_external(self) -> None:
         """The awaited KV will not come, and nobody writes to its blocks: it is computed here."""
         request_id = self._request.request_id
         self._engine.submit(lambda: self._engine.engine.fail_external(request_id))
+        if self.watcher is not None:
+            self.watcher.brought()
 
     def suspend(self) -> None:
         """Has the only sequence stop behind its next token. Its last update, if it has not ended by
@@ -322,6 +347,8 @@ class AsyncEngine:
             stream = self._streams.get(event.request_id)
             if stream is not None and stream.has_begun:
                 stream.push(event)
+                if stream.watcher is not None and isinstance(event, SequenceUpdate):
+                    stream.watcher.stepped(event, output.times)
         if output.cache_events:
             self._on_cache_events(output.cache_events)
 

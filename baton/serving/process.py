@@ -8,6 +8,7 @@ from typing import TypeVar
 from baton.errors import BatonError
 from baton.serving.logs import configure_logging
 from baton.serving.settings import ServingSettings, load
+from baton.serving.telemetry.tracing import tracing
 
 _Settings = TypeVar("_Settings", bound=ServingSettings)
 
@@ -22,7 +23,8 @@ def main(
     settings = load(settings_class)
     configure_logging(settings.log_level, settings.log_format, role)
     try:
-        asyncio.run(_run(serve, settings))
+        with tracing(role):
+            asyncio.run(_run(serve, settings))
     except BatonError as error:
         sys.exit(f"{role}: {error}")
 

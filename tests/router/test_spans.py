@@ -9,6 +9,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from baton.sampling import SamplingParams
+from baton.serving.telemetry import stages
 from router import spans
 from router.candidate import Candidate
 from router.decision import DEFAULT_RULES, Decision, Question
@@ -29,11 +30,12 @@ def decided(*candidates: Candidate) -> Decision:
 
 @pytest.fixture
 def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    """A tracer whose spans are kept here."""
+    """A tracer whose spans are kept here; the test is in a trace."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(spans, "_tracer", provider.get_tracer("baton.router"))
-    yield exporter
+    monkeypatch.setattr(stages, "_tracer", provider.get_tracer("baton"))
+    with stages.stage_of_call("generate"):
+        yield exporter
     provider.shutdown()
 
 
@@ -47,7 +49,7 @@ def span_of(exported: InMemorySpanExporter, decision: Decision) -> ReadableSpan:
 def test_a_span_has_the_workers_and_every_term_of_theirs(exported):
     decision = decided(*PREFILLS, DECODE)
     span = span_of(exported, decision)
-    assert (span.name, span.attributes["baton.request.id"]) == ("baton.place", "r")
+    assert (span.name, span.attributes["baton.request.id"]) == ("place", "r")
     assert span.attributes["baton.placement.prefill_worker"] == "p2"
     assert span.attributes["baton.placement.decode_worker"] == "d"
     assert span.attributes["baton.placement.num_cached_tokens"] == 32
@@ -83,7 +85,7 @@ def test_where_nobody_can_take_it_the_reason_is_told(exported):
     assert "baton.placement.prefill_worker" not in span.attributes
 
 
-def test_without_an_sdk_nothing_is_made(monkeypatch):
+def test_of_what_is_in_no_trace_nothing_is_made(monkeypatch):
     monkeypatch.setattr(spans, "_of_decision", lambda _: pytest.fail("made for nobody"))
     with placing("r") as span:
         span.decided(decided(*PREFILLS, DECODE))

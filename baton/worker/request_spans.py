@@ -1,0 +1,185 @@
+"""The spans of one request on one worker: what it waited for, and what was computed for it.
+
+They are made of what the engine tells of its steps, and only for a request whose trace somebody
+will see. Where nothing is computed for it or brought to it, it waits; so its spans leave no gap.
+"""
+
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Self
+
+from opentelemetry import context as otel_context
+from opentelemetry.trace import Span
+from opentelemetry.util.types import AttributeValue
+
+from baton.engine.async_engine import SequenceStream
+from baton.engine.core.sequence import FinishReason, KvSource, Purpose
+from baton.engine.messages import EngineRequest, SequenceUpdate
+from baton.engine.step_times import StepTimes, TimeSpent
+from baton.serving.telemetry.stages import begun_stage, failed, is_sampled, past_stage, wall_ns
+
+# What lies between two steps in a row is no waiting.
+_BETWEEN_STEPS = 0.001
+
+Attributes = Mapping[str, AttributeValue]
+
+
+def request_spans(
+    worker: str, request: EngineRequest, stream: SequenceStream
+) -> AbstractContextManager[object]:
+    """Tells of a request for the length of the block, if its trace is sampled."""
+    return RequestSpans(worker, request, stream) if is_sampled() else nullcontext()
+
+
+class RequestSpans:
+    """Watches the stream of a request. `prefill.queue`, `decode.queue` until something is computed
+    for it, `prefill.chunk` for each chunk of its prompt, and `decode` from the step behind the
+    prompt to the end of the call."""
+
+    def __init__(self, worker: str, request: EngineRequest, stream: SequenceStream) -> None:
+        self._request = request
+        self._stream = stream
+        self._context = otel_context.get_current()
+        self._common = {"baton.worker": worker, "baton.attempt.id": request.request_id}
+        self._told_until = request.arrival_time
+        self._prefills = request.purpose is Purpose.PREFILL or request.kv_source is KvSource.LOCAL
+        self._num_computed: int | None = None
+        self._is_fetching = False
+        self._decode: _Decode | None = None
+
+    def __enter__(self) -> Self:
+        self._stream.watcher = self
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self._stream.watcher = None
+        if self._decode is not None:
+            self._decode.end(error)
+        elif error is not None and not self._is_fetching:
+            self._wait_until(time.monotonic(), error)
+
+    def allocated(self) -> None:
+        self._wait_until(time.monotonic())
+        self._is_fetching = True  # of which a span of the transfer's own tells
+
+    def brought(self) -> None:
+        self._told_until = time.monotonic()
+        self._is_fetching = False
+
+    def stepped(self, update: SequenceUpdate, times: StepTimes) -> None:
+        if self._decode is not None:
+            self._decode.stepped(update, times)
+        elif self._prefills:
+            self._computed_chunk(update, times)
+        else:
+            self._wait_until(times.started)
+            self._decode = self._begin_decode(self._told_until, times)
+            self._decode.stepped(update, times)
+
+    def _computed_chunk(self, update: SequenceUpdate, times: StepTimes) -> None:
+        if self._num_computed is None or times.started - self._told_until > _BETWEEN_STEPS:
+            self._wait_until(times.started)
+        begin = update.num_cached_tokens if self._num_computed is None else self._num_computed
+        end = max(begin, min(update.num_computed_tokens, len(self._request.token_ids)))
+        told = {
+            "baton.prefill.begin": begin,
+            "baton.prefill.end": end,
+            "baton.prefill.num_cached_tokens": update.num_cached_tokens,
+            **_times(times.spent),
+        }
+        self._tell("prefill.chunk", times.ended, told)
+        self._num_computed = end
+        if update.token_id is not None and self._request.purpose is not Purpose.PREFILL:
+            self._decode = self._begin_decode(times.ended, times)
+            self._decode.follows(update, times)
+
+    def _begin_decode(self, began: float, times: StepTimes) -> "_Decode":
+        span = begun_stage("decode", began, self._common, self._context)
+        return _Decode(span, self._request, began, times)
+
+    def _wait_until(self, moment: float, error: BaseException | None = None) -> None:
+        name = "prefill.queue" if self._prefills else "decode.queue"
+        self._tell(name, moment, {}, error)
+
+    def _tell(
+        self, name: str, until: float, told: Attributes, error: BaseException | None = None
+    ) -> None:
+        """A span from where the last one ended to this moment."""
+        began, self._told_until = self._told_until, max(until, self._told_until)
+        if until > began:
+            attributes = {**self._common, **told}
+            past_stage(name, began, until, attributes, error, self._context)
+
+
+class _Decode:
+    """The span `decode`. What the steps of the engine took while it lasted is told by attributes,
+    since spans for every token would be too many."""
+
+    def __init__(self, span: Span, request: EngineRequest, began: float, times: StepTimes) -> None:
+        self._span = span
+        self._began = began
+        self._before = self._after = times.before
+        self._num_tokens = 0
+        self._reasons: list[FinishReason] = []
+        num_received = len(request.token_ids) - request.num_prompt_tokens
+        if num_received:
+            self._event("migration", began, {"baton.num_received_tokens": num_received})
+
+    def stepped(self, update: SequenceUpdate, times: StepTimes) -> None:
+        """A step of this span."""
+        self._after = times.after
+        self._note(update, times)
+
+    def follows(self, update: SequenceUpdate, times: StepTimes) -> None:
+        """The span begins behind a step, which has brought its first token."""
+        self._before = self._after = times.after
+        self._note(update, times)
+
+    def end(self, error: BaseException | None) -> None:
+        """It ends now."""
+        now = time.monotonic()
+        spent = self._after.since(self._before)
+        told = {
+            "baton.decode.num_tokens": self._num_tokens,
+            "baton.decode.num_steps": spent.num_steps,
+            **_times(spent),
+            "baton.time.stream_wait": max(0.0, now - self._began - spent.seconds),
+            "baton.decode.finish_reasons": [reason.name.lower() for reason in self._reasons],
+        }
+        self._span.set_attributes(told)
+        if error is not None and not self._reasons:  # else it has been heard to its end
+            failed(self._span, error)
+        self._span.end(wall_ns(now))
+
+    def _note(self, update: SequenceUpdate, times: StepTimes) -> None:
+        if update.token_id is not None:
+            if not self._num_tokens:
+                self._event("first token", times.ended, {})
+            self._num_tokens += 1
+        reason = update.finish_reason
+        if reason is None:
+            return
+        self._reasons.append(reason)
+        if reason is FinishReason.RETURNED:
+            self._event("preemption", times.ended, {"baton.preemption.mode": "return"})
+        elif reason is FinishReason.SUSPENDED:
+            self._event("migration", times.ended, {"baton.num_given_tokens": update.position + 1})
+
+    def _event(self, name: str, moment: float, told: Attributes) -> None:
+        self._span.add_event(name, told, wall_ns(moment))
+
+
+def _times(spent: TimeSpent) -> dict[str, AttributeValue]:
+    """Seconds."""
+    return {
+        "baton.time.schedule": spent.schedule,
+        "baton.time.forward": spent.forward,
+        "baton.time.sample": spent.sample,
+    }

@@ -1,0 +1,126 @@
+"""A collector of traces: OpenTelemetry's own service, on a real socket."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as pb_grpc
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+
+
+@dataclass(frozen=True)
+class Told:
+    """A span or an event or a link, as it was received. Moments are in seconds since 1970."""
+
+    name: str
+    service: str = ""
+    trace_id: str = ""
+    span_id: str = ""
+    parent_id: str = ""
+    start: float = 0.0
+    end: float = 0.0
+    has_failed: bool = False
+    reason: str = ""
+    attributes: tuple[tuple[str, Any], ...] = ()
+    events: tuple["Told", ...] = ()
+    links: tuple["Told", ...] = ()
+
+    def __getitem__(self, key: str) -> Any:
+        return dict(self.attributes)[key]
+
+    def get(self, key: str) -> Any:
+        return dict(self.attributes).get(key)
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+    @property
+    def event_names(self) -> list[str]:
+        return [event.name for event in self.events]
+
+
+class Collector(pb_grpc.TraceServiceServicer):
+    """Keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.spans: list[Told] = []
+        self.port = 0
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def Export(self, request: Any, _context: Any) -> pb.ExportTraceServiceResponse:  # noqa: N802
+        for of_process in request.resource_spans:
+            service = dict(_attributes(of_process.resource.attributes))["service.name"]
+            for of_scope in of_process.scope_spans:
+                self.spans += [_told(span, service) for span in of_scope.spans]
+        return pb.ExportTraceServiceResponse()
+
+    def trace_of(self, request_id: str, *expected: str, within: float = 10.0) -> list[Told]:
+        """The spans of a request in order, once all those `expected` by name are there."""
+        deadline = time.monotonic() + within
+        while True:
+            spans = list(self.spans)
+            mine = [s for s in spans if s.get("baton.request.id") == request_id]
+            roots = [s for s in mine if s.name == "generate"]
+            found = [s for s in spans if roots and s.trace_id == roots[0].trace_id]
+            missing = set(expected) - {s.name for s in found}
+            if roots and not missing:
+                return sorted(found, key=lambda s: s.start)
+            assert time.monotonic() < deadline, f"{missing} of {request_id} are missing: {found}"
+            time.sleep(0.02)
+
+
+@contextmanager
+def collecting(collector: Collector | None = None) -> Iterator[Collector]:
+    """A collector that listens for the length of the block."""
+    collector = collector or Collector()
+    server = grpc.server(ThreadPoolExecutor(2))
+    pb_grpc.add_TraceServiceServicer_to_server(collector, server)
+    collector.port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield collector
+    finally:
+        server.stop(0).wait()
+
+
+def _told(span: Any, service: str) -> Told:
+    return Told(
+        name=span.name,
+        service=service,
+        trace_id=span.trace_id.hex(),
+        span_id=span.span_id.hex(),
+        parent_id=span.parent_span_id.hex(),
+        start=span.start_time_unix_nano / 1e9,
+        end=span.end_time_unix_nano / 1e9,
+        has_failed=span.status.code == 2,
+        reason=span.status.message,
+        attributes=_attributes(span.attributes),
+        events=tuple(
+            Told(e.name, start=e.time_unix_nano / 1e9, attributes=_attributes(e.attributes))
+            for e in span.events
+        ),
+        links=tuple(
+            Told("link", span_id=x.span_id.hex(), attributes=_attributes(x.attributes))
+            for x in span.links
+        ),
+    )
+
+
+def _attributes(pairs: "list[KeyValue]") -> tuple[tuple[str, Any], ...]:
+    return tuple((pair.key, _value(pair.value)) for pair in pairs)
+
+
+def _value(value: AnyValue) -> Any:
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return [_value(one) for one in value.array_value.values]
+    return None if kind is None else getattr(value, kind)
