@@ -21,6 +21,7 @@ from baton.engine.core.pins import Tables
 from baton.engine.core.plan import ExternalAllocation
 from baton.engine.core.scheduler_stats import SchedulerStats
 from baton.engine.core.sequence import Purpose
+from baton.engine.core.settings import Preemption
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, SequenceUpdate, StepOutput
 from baton.engine.step_times import StepTimes
@@ -53,6 +54,9 @@ class StreamWatcher(Protocol):
 
     def brought(self) -> None:
         """That KV is there, or will not come: from here on it waits to be computed."""
+
+    def preempted(self, mode: Preemption, times: StepTimes) -> None:
+        """In a step, one of its sequences had to make room for others."""
 
     def stepped(self, update: SequenceUpdate, times: StepTimes) -> None:
         """A step did something for it."""
@@ -328,7 +332,7 @@ class AsyncEngine:
         """One step. False when nothing could be done: only a command can change that."""
         output = self.engine.step()
         self.num_steps += 1
-        if output.updates or output.external or output.cache_events:
+        if output.updates or output.external or output.cache_events or output.preempted:
             self._call_soon(self._deliver, output)
         return output.made_progress
 
@@ -342,6 +346,10 @@ class AsyncEngine:
     # The event loop's thread.
 
     def _deliver(self, output: StepOutput) -> None:
+        for request_id, mode in output.preempted:
+            stream = self._streams.get(request_id)
+            if stream is not None and stream.has_begun and stream.watcher is not None:
+                stream.watcher.preempted(mode, output.times)
         events: list[SequenceUpdate | ExternalAllocation] = [*output.external, *output.updates]
         for event in events:
             stream = self._streams.get(event.request_id)

@@ -405,6 +405,7 @@ class Engine:
             cache_events=self._scheduler.drain_events(),
             made_progress=plan.made_progress,
             times=self._clock.note_step(start),
+            preempted=plan.preempted,
         )
 
     def _launch(self) -> tuple[StepPlan, Launched]:

@@ -6,7 +6,7 @@ from baton.cluster.prefix import BlockHash, PrefixNamespace
 from baton.engine.core.block_pool import CacheEvents
 from baton.engine.core.plan import ExternalAllocation, TokenLogprobs
 from baton.engine.core.sequence import FinishReason, KvSource, Purpose
-from baton.engine.core.settings import ReturnCost
+from baton.engine.core.settings import Preemption, ReturnCost
 from baton.engine.step_times import StepTimes
 from baton.sampling import SamplingParams
 
@@ -103,6 +103,7 @@ class StepOutput:
     Attributes:
         made_progress: whether another step could do more; if not, only a command can change that.
         times: when it was, and what its time went to.
+        preempted: for each sequence that had to make room its request, and what became of its KV.
     """
 
     updates: tuple[SequenceUpdate, ...]
@@ -110,6 +111,7 @@ class StepOutput:
     cache_events: CacheEvents
     made_progress: bool
     times: StepTimes
+    preempted: tuple[tuple[str, Preemption], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

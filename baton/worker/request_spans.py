@@ -16,6 +16,7 @@ from opentelemetry.util.types import AttributeValue
 
 from baton.engine.async_engine import SequenceStream
 from baton.engine.core.sequence import FinishReason, KvSource, Purpose
+from baton.engine.core.settings import Preemption
 from baton.engine.messages import EngineRequest, SequenceUpdate
 from baton.engine.step_times import StepTimes, TimeSpent
 from baton.serving.telemetry.stages import begun_stage, failed, is_sampled, past_stage, wall_ns
@@ -72,6 +73,10 @@ class RequestSpans:
     def brought(self) -> None:
         self._told_until = time.monotonic()
         self._is_fetching = False
+
+    def preempted(self, mode: Preemption, times: StepTimes) -> None:
+        if self._decode is not None:
+            self._decode.preempted(mode, times)
 
     def stepped(self, update: SequenceUpdate, times: StepTimes) -> None:
         if self._decode is not None:
@@ -137,6 +142,10 @@ class _Decode:
         self._after = times.after
         self._note(update, times)
 
+    def preempted(self, mode: Preemption, times: StepTimes) -> None:
+        """One of its sequences has had to make room in a step."""
+        self._event("preemption", times.started, {"baton.preemption.mode": mode.value})
+
     def follows(self, update: SequenceUpdate, times: StepTimes) -> None:
         """The span begins behind a step, which has brought its first token."""
         self._before = self._after = times.after
@@ -167,9 +176,7 @@ class _Decode:
         if reason is None:
             return
         self._reasons.append(reason)
-        if reason is FinishReason.RETURNED:
-            self._event("preemption", times.ended, {"baton.preemption.mode": "return"})
-        elif reason is FinishReason.SUSPENDED:
+        if reason is FinishReason.SUSPENDED:
             self._event("migration", times.ended, {"baton.num_given_tokens": update.position + 1})
 
     def _event(self, name: str, moment: float, told: Attributes) -> None:

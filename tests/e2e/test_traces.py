@@ -1,22 +1,30 @@
 """One request gives one trace over all processes, whatever becomes of it."""
 
+import hashlib
+import json
 import os
 from collections.abc import Iterator
 from unittest.mock import patch
 
+import grpc
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
 from baton.client import Client
-from baton.sampling import SamplingParams
+from baton.client_wire import generate_request
+from baton.errors import InvalidArgumentError, OverloadedError
+from baton.sampling import Grammar, GrammarKind, SamplingParams
+from baton.v1.inference_pb2_grpc import InferenceStub
 from tests.serving.otlp_receiver import Collector, Told, collecting
 
 from .checkpoints import prompt_of
-from .wide import HANDOFFS, made_whole
+from .watch import load_of
+from .wide import HANDOFFS, made_whole, name_of
 
 pytestmark = pytest.mark.e2e
 
 PLAIN = SamplingParams(max_tokens=300, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=8, ignore_eos=True)
 HANDED_OVER = (
     "generate",
     "tokenize",
@@ -73,7 +81,7 @@ def check_tree(spans: list[Told]) -> None:
     """One root, and each other span is its child; but what the source of a transfer does, which is
     part of that."""
     root = spans[0]
-    assert (root.name, root.service, root.parent_id) == ("generate", "baton-router", "")
+    assert (root.name, root.parent_id) == ("generate", "")
     ids = {span.span_id: span for span in spans}
     for span in spans[1:]:
         parent = ids[span.parent_id]
@@ -99,3 +107,174 @@ def test_one_request_is_one_trace_over_three_processes(traced, collector):
     assert root["gen_ai.response.finish_reasons"] == ["length"]
     assert root.event_names == ["first token"]
     assert not any(span.has_failed for span in spans)
+
+
+def test_the_parts_of_each_span_tell_how_long_it_took(traced, collector):
+    with Client(traced.address) as client:
+        client.generate(prompt_of(100, seed=2), PLAIN, request_id="parts").text()
+    spans = collector.trace_of("parts", *HANDED_OVER)
+    (decode,) = named(spans, "decode")
+    parts = {n: decode[f"baton.time.{n}"] for n in ("schedule", "forward", "sample", "stream_wait")}
+    assert min(parts.values()) >= 0
+    assert sum(parts.values()) == pytest.approx(decode.seconds, rel=0.02)
+    assert decode["baton.decode.num_tokens"] == 299  # the first one came with the prompt
+    assert decode["baton.decode.num_steps"] >= 299
+    assert decode["baton.decode.finish_reasons"] == ["length"]
+    assert decode.event_names == ["first token"]
+    chunks = named(spans, "prefill.chunk")
+    ranges = [(c["baton.prefill.begin"], c["baton.prefill.end"]) for c in chunks]
+    assert ranges == [(0, 48), (48, 96), (96, 100)]
+    for chunk in chunks:
+        work = sum(chunk[f"baton.time.{n}"] for n in ("schedule", "forward", "sample"))
+        assert work == pytest.approx(chunk.seconds, abs=0.002)
+    (transfer,) = named(spans, "kv.transfer")
+    assert transfer["baton.transfer.num_blocks"] == 7
+    assert transfer["baton.transfer.num_bytes"] > 0
+    assert transfer["baton.transfer.connector"] in ("shm", "grpc")
+    assert 0 <= transfer["baton.transfer.exposed_ms"] <= transfer.seconds * 1000
+    (place,) = named(spans, "place")
+    assert place["baton.placement.decode_worker"] == decode["baton.worker"]
+    assert {a["baton.worker"] for a in named(spans, "admit")} == {
+        "router",
+        place["baton.placement.prefill_worker"],
+        place["baton.placement.decode_worker"],
+    }
+
+
+def test_a_request_whose_worker_is_killed_is_one_trace_with_what_became_of_it(traced, collector):
+    with Client(traced.address) as client:
+        generation = client.generate(prompt_of(70, seed=3), PLAIN, request_id="killed")
+        chunks = iter(generation)
+        for _ in range(5):
+            next(chunks)
+        lost = generation.accepted.placement.decode_worker
+        traced.kill(name_of(traced, lost))
+        assert sum(len(chunk.token_ids) for chunk in chunks) > 0
+    spans = collector.trace_of("killed", *HANDED_OVER, "recover")
+    assert share_told(spans) >= 0.98
+    assert spans[0]["baton.num_migrations"] == 1
+    assert spans[0]["baton.num_attempts"] == 2
+    first, second = named(spans, "place")
+    (link,) = second.links
+    assert link.span_id == first.span_id
+    assert (link["baton.setback"], link["baton.setback.worker"]) == ("lost", lost)
+    died, went_on = named(spans, "decode")
+    assert (died["baton.worker"], died["baton.told_by"]) == (lost, "router")
+    assert died.has_failed
+    assert died["error.type"] == "UNAVAILABLE"
+    assert went_on["baton.worker"] == second["baton.placement.decode_worker"] != lost
+    assert went_on.event_names == ["migration", "first token"]
+    assert not went_on.has_failed
+    (recover,) = named(spans, "recover")
+    assert died.end <= recover.end <= second.end
+
+
+def test_a_trace_that_the_client_began_goes_on(traced, collector):
+    trace_id, caller = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    for request_id, flags in (("not asked", "00"), ("asked", "01")):
+        message = generate_request(prompt_of(20, seed=4), SHORT, "", request_id, 0)
+        metadata = [("traceparent", f"00-{trace_id}-{caller}-{flags}")]
+        with grpc.insecure_channel(traced.address) as channel:
+            list(InferenceStub(channel).Generate(message, metadata=metadata))
+    spans = collector.trace_of("asked", *HANDED_OVER)
+    assert {span.trace_id for span in spans} == {trace_id}
+    assert [span.name for span in spans if span.parent_id == caller] == ["generate"]
+    # Whoever began it decides for all: the other one was over before this one began.
+    assert "not asked" not in {span.get("baton.request.id") for span in collector.spans}
+
+
+def test_what_is_wrong_with_a_request_is_told_without_its_text(traced, collector):
+    bad = SamplingParams(max_tokens=8, grammar=Grammar(GrammarKind.REGEX, "(secret"))
+    with Client(traced.address) as client:
+        with pytest.raises(InvalidArgumentError):
+            client.generate("secret", bad, request_id="wrong").text()
+        client.generate("a secret", SHORT, request_id="right").text()
+    (root, *_) = collector.trace_of("wrong", "admit")
+    assert root.has_failed
+    assert (root["error.type"], root.reason) == ("INVALID_ARGUMENT", "sampling.grammar")
+    collector.trace_of("right", *HANDED_OVER)
+    assert "secret" not in str(collector.spans)
+
+
+# A worker that computes prompts itself, with room for little.
+
+
+@pytest.fixture(scope="module")
+def alone_cluster(
+    collector: Collector, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalCluster]:
+    """One decode worker; a tenant that may have ten tokens at once; content in traces."""
+    folder = tmp_path_factory.mktemp("tenants")
+    (folder / "tokens").write_text(f"{hashlib.sha256(b'little').hexdigest()} poor\n")
+    (folder / "allowances").write_text("poor tokens_per_second=1\n")
+    told = {
+        "OTEL_TRACES_EXPORTER": "otlp",
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": collector.endpoint,
+        "OTEL_BSP_SCHEDULE_DELAY": "50",
+        "OTEL_SERVICE_NAME": "ours",
+        "BATON_CAPTURE_CONTENT": "true",
+    }
+    flags = {
+        "admission": "none",
+        "tenants_file": folder / "tokens",
+        "allowances": folder / "allowances",
+    }
+    tight = {"max_num_batched_tokens": 48, "num_blocks": 30, "max_num_seqs": 16}
+    with (
+        patch.dict(os.environ, told),
+        LocalCluster(
+            num_prefill=0, num_decode=1, worker_flags=tight, router_flags=flags
+        ) as running,
+    ):
+        yield running
+
+
+def test_a_worker_that_computes_the_prompt_itself_tells_of_it(alone_cluster, collector):
+    with Client(alone_cluster.address) as client:
+        text = client.generate("def main():", PLAIN, request_id="alone").text()
+    expected = ("tokenize", "admit", "place", "prefill.queue", "prefill.chunk", "decode")
+    spans = collector.trace_of("alone", *expected)
+    check_tree(spans)
+    assert {s.name for s in spans} == {"generate", *expected}
+    assert {s.service for s in spans} == {"ours"}
+    assert share_told(spans) >= 0.98
+    root, (decode,) = spans[0], named(spans, "decode")
+    assert decode["baton.decode.num_tokens"] == 300
+    (asked,) = json.loads(root["gen_ai.input.messages"])
+    assert (asked["role"], asked["parts"][0]["content"]) == ("user", "def main():")
+    (answered,) = json.loads(root["gen_ai.output.messages"])
+    assert (answered["role"], answered["parts"][0]["content"]) == ("assistant", text)
+
+
+def test_sequences_without_room_tell_that_they_had_to_make_it(alone_cluster, collector):
+    params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=0.9, seed=5, n=3)
+    with Client(alone_cluster.address) as client:
+        client.generate(prompt_of(100, seed=5), params, request_id="several").completions()
+    spans = collector.trace_of("several", "prefill.chunk", "decode")
+    assert share_told(spans) >= 0.98
+    root, (decode,) = spans[0], named(spans, "decode")
+    assert root["gen_ai.request.choice.count"] == 3
+    assert root["gen_ai.usage.output_tokens"] == 600
+    assert root["gen_ai.response.finish_reasons"] == ["length"] * 3
+    assert decode["baton.decode.num_tokens"] == 600
+    assert decode["baton.decode.finish_reasons"] == ["length"] * 3
+    preemptions = [e for e in decode.events if e.name == "preemption"]
+    assert len(preemptions) == load_of(alone_cluster.process("decode-0").endpoint).num_preemptions
+    assert {e["baton.preemption.mode"] for e in preemptions} == {"recompute"}
+
+
+def test_a_refused_request_is_a_trace_that_says_why(alone_cluster, collector):
+    with Client(alone_cluster.address, token="little", timeout=5.0) as client:
+        client.generate(prompt_of(20, seed=6), SHORT, request_id="taken").text()
+        with pytest.raises(OverloadedError):
+            client.generate(prompt_of(20, seed=6), SHORT, request_id="refused").text()
+    spans = collector.trace_of("refused", "admit")
+    root, (admit,) = spans[0], named(spans, "admit")
+    assert {span.name for span in spans} == {"generate", "tokenize", "admit"}
+    for span in (root, admit):
+        assert span.has_failed
+        assert (span["error.type"], span.reason) == (
+            "RESOURCE_EXHAUSTED",
+            "tenant 'poor' is over its rate",
+        )
+    assert root["baton.tenant"] == "poor"

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from baton.engine.core.encoder_cache import EncoderStep
 from baton.engine.core.seats import Int64Array
+from baton.engine.core.settings import Preemption
 
 if TYPE_CHECKING:
     from baton.engine.core.sequence import Sequence
@@ -84,6 +85,7 @@ class StepPlan:
         swap_out, copies, cleared, swap_in: to be done to the pools first, in this order. Copies
             are (group, source, target), cleared are (group, block).
         encoder: what the encoder shall forget and compute before the forward pass.
+        preempted: for each sequence that had to make room its request, and what became of its KV.
     """
 
     decode_seats: Int64Array
@@ -107,6 +109,7 @@ class StepPlan:
     cleared: tuple[tuple[int, int], ...]
     swap_in: tuple[BlockMove, ...]
     encoder: EncoderStep
+    preempted: tuple[tuple[str, Preemption], ...] = ()
 
     @property
     def is_pure_decode(self) -> bool:

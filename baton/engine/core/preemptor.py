@@ -79,7 +79,7 @@ class Preemptor:
         together = siblings if is_swapped or victim.request.beams is not None else [victim]
         for sequence in together:
             step.remove(sequence)
-        step.num_preempted += len(together)
+        step.preempted += [(s.request.request_id, way) for s in together]
         self.num_preemptions += len(together)
         match way:
             case Preemption.SWAP:

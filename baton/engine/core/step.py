@@ -11,6 +11,7 @@ from baton.engine.core.memory_operations import MemoryOperations
 from baton.engine.core.plan import BlockMove, ExternalAllocation, Span, StepPlan
 from baton.engine.core.seats import Int64Array
 from baton.engine.core.sequence import Sequence
+from baton.engine.core.settings import Preemption
 
 NO_ROWS: Int64Array = np.zeros(0, np.int64)
 
@@ -52,20 +53,26 @@ class Step:
 
     Attributes:
         num_tokens, num_cache_reads: what is left of the budgets; reads count attended tokens.
-        num_preempted: sequences that had to make room; if any, nobody new is let in.
+        preempted: the requests of sequences that had to make room, and what became of their KV; if
+            there are any, nobody new is let in.
         resumed: sequences that have come back with all they had, to compute from the next step on.
     """
 
     def __init__(self, num_tokens: int, num_cache_reads: float) -> None:
         self.num_tokens = num_tokens
         self.num_cache_reads = num_cache_reads
-        self.num_preempted = 0
+        self.preempted: list[tuple[str, Preemption]] = []
         self.resumed: set[Sequence] = set()
         self.spans: dict[Sequence, PlannedSpan] = {}
         self.external: list[ExternalAllocation] = []
         self.decode_seats = NO_ROWS
         self.decode_starts = NO_ROWS
         self.decode_indices = NO_ROWS
+
+    @property
+    def num_preempted(self) -> int:
+        """Sequences that had to make room."""
+        return len(self.preempted)
 
     @property
     def is_empty(self) -> bool:
@@ -133,6 +140,7 @@ class Step:
             cleared=tuple(operations.cleared),
             swap_in=tuple(operations.swap_in),
             encoder=encoder,
+            preempted=tuple(self.preempted),
         )
 
 

@@ -1,0 +1,148 @@
+"""Traces are made where the standard variables say so, and whoever collects them holds nothing up."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from baton.serving.telemetry.tracing import FLUSH_SECONDS, exporter_wanted
+from tests.serving.otlp_receiver import Collector, collecting
+
+NUM_SPANS = 40_000
+# Were it waited for, each batch of 512 spans would take the ten seconds after which it is given up.
+SECONDS = 60.0
+
+
+@pytest.mark.parametrize(
+    ("variables", "wanted"),
+    [
+        ({}, ""),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x:4317"}, "otlp"),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://x:4317"}, "otlp"),
+        ({"OTEL_TRACES_EXPORTER": "otlp"}, "otlp"),
+        ({"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://x:4317"}, ""),
+        ({"OTEL_SDK_DISABLED": "true", "OTEL_TRACES_EXPORTER": "otlp"}, ""),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, ""),
+        ({"OTEL_SERVICE_NAME": "ours"}, ""),
+    ],
+)
+def test_traces_are_off_until_a_variable_asks_for_them(
+    monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str], wanted: str
+) -> None:
+    for name in [name for name in os.environ if name.startswith("OTEL_")]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert exporter_wanted() == wanted
+
+
+class FullCollector(Collector):
+    """Takes nothing, and says so."""
+
+    def Export(self, _request: Any, context: Any) -> Any:  # noqa: N802
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+
+
+class DeafCollector(Collector):
+    """Never answers while somebody waits."""
+
+    def Export(self, _request: Any, context: Any) -> Any:  # noqa: N802
+        while context.is_active():
+            time.sleep(0.01)
+
+
+@contextmanager
+def silence() -> Iterator[str]:
+    """A port that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@contextmanager
+def collector_that(how: str) -> Iterator[str]:
+    if how == "says nothing":
+        with silence() as endpoint:
+            yield endpoint
+    elif how == "is not there":
+        with silence() as endpoint:
+            pass
+        yield endpoint
+    elif how == "has no address":
+        yield "http://nobody.invalid:4317"
+    else:
+        kinds = {"is full": FullCollector, "hangs": DeafCollector, "listens": Collector}
+        with collecting(kinds[how]()) as running:
+            yield running.endpoint
+
+
+def make_spans(number: int, **variables: str) -> tuple[subprocess.CompletedProcess[str], float]:
+    """A process that makes so many, and how many seconds it took."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("OTEL_")} | variables
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.serving.span_maker", str(number)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=SECONDS,
+    )
+    return done, time.monotonic() - began
+
+
+@pytest.mark.parametrize(
+    "how", ["says nothing", "is not there", "has no address", "is full", "hangs", "listens"]
+)
+def test_a_collector_holds_nothing_up_and_memory_is_bounded(how: str) -> None:
+    with collector_that(how) as endpoint:
+        done, _ = make_spans(NUM_SPANS, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 32 * 2**20
+    # What goes wrong is said, and not for every span.
+    assert len(done.stderr.splitlines()) < 40
+    assert bool(done.stderr) == (how != "listens") or "dropping" in done.stderr
+
+
+def test_the_end_of_a_process_waits_for_its_last_spans_and_not_for_long() -> None:
+    with collecting() as collector:
+        make_spans(100, OTEL_EXPORTER_OTLP_ENDPOINT=collector.endpoint)
+        assert len(collector.spans) == 200
+        (service,) = {span.service for span in collector.spans}
+        assert service == "baton-router"
+    with collector_that("says nothing") as endpoint:
+        done, seconds = make_spans(100, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint)
+    assert "the last spans are lost" in done.stderr
+    assert seconds < 2 * FLUSH_SECONDS + 20.0  # and imports
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"OTEL_TRACES_EXPORTER": "zipkin"},
+        {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"},
+    ],
+)
+def test_an_exporter_that_there_is_not_is_no_reason_not_to_serve(
+    variables: Mapping[str, str],
+) -> None:
+    done, _ = make_spans(1, **variables)
+    assert done.returncode == 0
+    assert "no traces" in done.stderr
+
+
+def test_one_in_a_hundred_is_sampled_where_that_is_asked_for() -> None:
+    with collecting() as collector:
+        sampled = {
+            "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+            "OTEL_TRACES_SAMPLER_ARG": ".01",
+        }
+        make_spans(3000, OTEL_EXPORTER_OTLP_ENDPOINT=collector.endpoint, **sampled)
+    names = [span.name for span in collector.spans]
+    assert names.count("generate") == names.count("place")
+    assert 5 <= names.count("generate") <= 80
