@@ -1,11 +1,12 @@
-"""One side of handoffs in a process of its own, to be killed. `python far_side.py source|claimant`.
+"""One side of handoffs in a process of its own, to be killed: `far_side source|claimant SOCKET`.
 
-It prints a line of JSON about itself, then obeys lines: the name of a method below, then JSON
-arguments. Each is answered with a line when it is done, or has begun.
+To who listens on the socket it prints a line of JSON about itself, then obeys lines: the name of a
+method below, then JSON arguments. Each is answered with a line when it is done, or has begun.
 """
 
 import asyncio
 import json
+import socket
 import sys
 from contextlib import ExitStack
 from typing import Any
@@ -121,4 +122,7 @@ async def main(role: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(sys.argv[2])
+        sys.stdin, sys.stdout = line.makefile("r"), line.makefile("w")
+        asyncio.run(main(sys.argv[1]))

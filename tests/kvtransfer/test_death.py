@@ -1,21 +1,16 @@
 """Either side is killed, as only SIGKILL kills, or stopped, at every step of a handoff."""
 
 import asyncio
-import json
-import os
 import random
 import signal
-import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import pytest
 import torch
+from far_sides import PATIENCE, FarSide, FarSides
 from held import abstract_sockets, num_mapped, open_files, orphaned_segments, shared_files
 from loopback import (
     BLOCK_SIZE,
@@ -66,49 +61,11 @@ def fetcher_to(targets: list[Any], channels: Channels, connector: Any) -> KvFetc
     )
 
 
-@dataclass
-class FarSide:
-    """The process of one side."""
-
-    process: asyncio.subprocess.Process
-    about: Any = None
-
-    async def hear(self) -> Any:
-        line = await asyncio.wait_for(self.process.stdout.readline(), 30.0)
-        return json.loads(line)
-
-    async def tell(self, name: str, *arguments: Any) -> None:
-        self.process.stdin.write(json.dumps([name, *arguments]).encode() + b"\n")
-        await self.process.stdin.drain()
-        assert await self.hear() == "done"
-
-    def signal(self, signum: int) -> None:
-        os.kill(self.process.pid, signum)
-
-
-@asynccontextmanager
-async def far_side(role: str) -> AsyncIterator[FarSide]:
-    here = Path(__file__).parent
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(here / "far_side.py"),
-        role,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": f"{here}:{here.parent.parent}", "OMP_NUM_THREADS": "1"},
-    )
-    side = FarSide(process)
-    try:
-        side.about = await side.hear()
-        yield side
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-
-
-# Until something has begun, which no bound is about.
-PATIENCE = 30.0
+@pytest.fixture(scope="module")
+def far_side(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FarSides]:
+    sides = FarSides(tmp_path_factory.mktemp("far"))
+    yield sides
+    sides.close()
 
 
 async def until(condition, within: float = BOUND) -> None:
@@ -160,24 +117,24 @@ STAGES = [
 @pytest.mark.parametrize("connector", ["grpc", "shm", "nixl"])
 @pytest.mark.slow
 async def test_a_source_that_is_gone_ends_the_fetch_and_nothing_of_it_is_left(
-    connector, stage, signum
+    far_side, connector, stage, signum
 ):
     files, mapped, shared = len(open_files()), num_mapped(), shared_files()
     segments = orphaned_segments()
-    await source_is_gone(connector, stage, signum)
+    await source_is_gone(far_side, connector, stage, signum)
     await until(lambda: num_mapped() <= mapped)
     await until(lambda: len(open_files()) <= files + 2)  # what gRPC starts once and keeps
     assert shared_files() == shared
     assert orphaned_segments() <= segments
 
 
-async def test_a_source_that_is_killed_amid_the_blocks_leaves_nothing():
+async def test_a_source_that_is_killed_amid_the_blocks_leaves_nothing(far_side):
     mapped = num_mapped()
-    await source_is_gone("shm", "amid the blocks", signal.SIGKILL)
+    await source_is_gone(far_side, "shm", "amid the blocks", signal.SIGKILL)
     await until(lambda: num_mapped() <= mapped)
 
 
-async def source_is_gone(connector: Any, stage: str, signum: int) -> None:
+async def source_is_gone(far_side: FarSides, connector: Any, stage: str, signum: int) -> None:
     targets = [pool_of(NUM_BLOCKS, layout) for layout in HYBRID]
     channels = Channels()
     fetcher = fetcher_to(targets, channels, connector)
@@ -196,7 +153,7 @@ async def source_is_gone(connector: Any, stage: str, signum: int) -> None:
         assert asyncio.get_running_loop().time() - started < BOUND
         if signum == signal.SIGSTOP:
             source.signal(signal.SIGKILL)
-        await source.process.wait()
+        await source.end()
         # Its memory is let go of by itself, not because somebody asks.
         await until(lambda: num_mapped() == own)
         assert not any(address in name for name in abstract_sockets())
@@ -205,7 +162,9 @@ async def source_is_gone(connector: Any, stage: str, signum: int) -> None:
 
 
 @pytest.mark.parametrize("connector", ["grpc", "shm", pytest.param("nixl", marks=pytest.mark.slow)])
-async def test_a_source_that_stops_before_anybody_has_connected_is_noticed_as_soon(connector):
+async def test_a_source_that_stops_before_anybody_has_connected_is_noticed_as_soon(
+    far_side, connector
+):
     targets = [pool_of(NUM_BLOCKS, layout) for layout in HYBRID]
     channels = Channels()
     fetcher = fetcher_to(targets, channels, connector)
@@ -221,7 +180,7 @@ async def test_a_source_that_stops_before_anybody_has_connected_is_noticed_as_so
 
 
 @pytest.mark.slow
-async def test_a_source_that_was_stopped_for_a_moment_goes_on():
+async def test_a_source_that_was_stopped_for_a_moment_goes_on(far_side):
     targets = [pool_of(NUM_BLOCKS, layout) for layout in HYBRID]
     channels = Channels()
     fetcher = fetcher_to(targets, channels, "auto")
@@ -244,7 +203,7 @@ async def test_a_source_that_was_stopped_for_a_moment_goes_on():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("connector", ["grpc", "shm", "nixl"])
-async def test_a_source_that_comes_back_knows_nothing_of_the_lease_any_more(connector):
+async def test_a_source_that_comes_back_knows_nothing_of_the_lease_any_more(far_side, connector):
     targets = [pool_of(NUM_BLOCKS, layout) for layout in HYBRID]
     channels = Channels()
     fetcher = fetcher_to(targets, channels, connector)
@@ -270,7 +229,7 @@ async def test_a_source_that_comes_back_knows_nothing_of_the_lease_any_more(conn
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["before the first block", "amid the blocks"])
 async def test_a_source_that_stands_still_amid_a_read_writes_nothing_when_it_goes_on(
-    stage, monkeypatch
+    far_side, stage, monkeypatch
 ):
     """Over TCP the source has a part in every read, and an answer of it comes however late."""
     monkeypatch.setenv("UCX_TLS", "tcp")
@@ -311,7 +270,7 @@ async def test_a_source_that_stands_still_amid_a_read_writes_nothing_when_it_goe
         )
         assert not agent.is_open
         # The same source is read again, by a new agent, once its old answers have reached nobody.
-        assert source.process.returncode is None
+        assert source.is_running
         for target in targets:
             target.content.zero_()
         lease_id = bytes([9]) * 16
@@ -325,7 +284,7 @@ async def test_a_source_that_stands_still_amid_a_read_writes_nothing_when_it_goe
         read = [target.content.clone() for target in targets]
         fetcher.close()
         await until(lambda: not reader._lingering)
-        assert source.process.returncode is None
+        assert source.is_running
     origin = filled_pool(NUM_BLOCKS, HYBRID[0])
     assert contents(targets[0], HERE[0]) == contents(origin, THERE[0])
     assert all(map(torch.equal, read, (target.content for target in targets)))
@@ -338,15 +297,17 @@ async def test_a_source_that_stands_still_amid_a_read_writes_nothing_when_it_goe
 @pytest.mark.parametrize("stage", ["early", "amid the blocks", "at the last block"])
 @pytest.mark.parametrize("connector", ["grpc", "shm", "nixl"])
 @pytest.mark.slow
-async def test_a_claimant_that_is_killed_ends_the_lease_and_nothing_of_it_is_left(connector, stage):
-    await claimant_is_killed(connector, stage)
+async def test_a_claimant_that_is_killed_ends_the_lease_and_nothing_of_it_is_left(
+    far_side, connector, stage
+):
+    await claimant_is_killed(far_side, connector, stage)
 
 
-async def test_a_claimant_that_is_killed_amid_the_blocks_ends_the_lease():
-    await claimant_is_killed("shm", "amid the blocks")
+async def test_a_claimant_that_is_killed_amid_the_blocks_ends_the_lease(far_side):
+    await claimant_is_killed(far_side, "shm", "amid the blocks")
 
 
-async def claimant_is_killed(connector: str, stage: str) -> None:
+async def claimant_is_killed(far_side: FarSides, connector: str, stage: str) -> None:
     async with (
         transfer(NUM_BLOCKS, layouts=HYBRID) as ends,
         far_side("claimant") as claimant,
@@ -385,7 +346,7 @@ async def tell_to_fetch(claimant: FarSide, connector: str, endpoint: str) -> Non
     [("grpc", "shm", "auto"), pytest.param(("nixl", "nixl"), marks=pytest.mark.slow)],
     ids=str,
 )
-async def test_both_sides_in_processes_of_their_own(connectors):
+async def test_both_sides_in_processes_of_their_own(far_side, connectors):
     """The whole of it, so that what the other tests kill is known to work."""
     async with far_side("source") as source, far_side("claimant") as claimant:
         for turn, connector in enumerate(connectors):
