@@ -342,5 +342,5 @@ TestTheSchedulerLosesNothingInManyRuns = pytest.mark.timeout(600)(
     pytest.mark.slow(ManyRuns.TestCase)
 )
 TestTheSchedulerLosesNothingInManyRuns.settings = settings(
-    max_examples=1500, stateful_step_count=80, deadline=None
+    max_examples=1000, stateful_step_count=80, deadline=None
 )
