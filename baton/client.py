@@ -25,6 +25,7 @@ from baton.client_types import (
     Explanation,
     Finished,
     FinishReason,
+    Info,
     Load,
     Message,
     Model,
@@ -41,6 +42,7 @@ from baton.client_types import (
 from baton.client_wire import (
     explanation_of,
     generate_request,
+    info_of,
     load_of,
     model_of,
     role_balance_of,
@@ -78,6 +80,7 @@ __all__ = [
     "Generation",
     "Grammar",
     "GrammarKind",
+    "Info",
     "Load",
     "Message",
     "Model",
@@ -231,6 +234,10 @@ class Client:
         request = admin.GetLoadRequest()
         return load_of(self._answer(lambda i: self._admin[i].GetLoad, request))
 
+    def get_info(self) -> Info:
+        """What the process at this address is: its versions, its clock, what it has of Redis."""
+        return info_of(self._answer(lambda i: self._admin[i].GetInfo, admin.GetInfoRequest()))
+
     def role_balance(self) -> RoleBalance:
         """How the loads of the two pools compare, and whether a worker should change its role."""
         request = admin.GetRoleBalanceRequest()
@@ -373,6 +380,11 @@ class AsyncClient:
         """What the process at this address is doing. Workers answer too, while starting also."""
         request = admin.GetLoadRequest()
         return load_of(await self._answer(lambda i: self._admin[i].GetLoad, request))
+
+    async def get_info(self) -> Info:
+        """What the process at this address is: its versions, its clock, what it has of Redis."""
+        request = admin.GetInfoRequest()
+        return info_of(await self._answer(lambda i: self._admin[i].GetInfo, request))
 
     async def role_balance(self) -> RoleBalance:
         """How the loads of the two pools compare, and whether a worker should change its role."""

@@ -239,6 +239,36 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What others must know of a worker to exchange blocks with it; the fields are those of
+    `baton.v1.WorkerFacts`."""
+
+    id: str
+    model: str
+    fingerprint: bytes
+    layouts: str
+    kv_endpoint: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """What one process is, and how its surroundings look from there.
+
+    Attributes:
+        versions: of "baton", "python" and of libraries, by name.
+        unix_time: of its clock, in seconds since 1970.
+        redis: what it has of Redis: "none", "answering" or "silent".
+        worker: None of a router, and of a worker that has not loaded its model.
+    """
+
+    versions: Mapping[str, str]
+    unix_time: float
+    redis: str
+    worker: WorkerFacts | None
+
+
+@dataclass(frozen=True, slots=True)
 class RoleFlip:
     """A worker that should change its role, and the one that it should have."""
 

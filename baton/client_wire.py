@@ -15,6 +15,7 @@ from baton.client_types import (
     Explanation,
     Finished,
     FinishReason,
+    Info,
     Load,
     Message,
     Model,
@@ -28,6 +29,7 @@ from baton.client_types import (
     Tokens,
     Usage,
     Worker,
+    WorkerFacts,
 )
 from baton.errors import InvalidArgumentError
 from baton.params_wire import to_proto
@@ -214,6 +216,16 @@ def role_balance_of(message: admin.GetRoleBalanceResponse) -> RoleBalance:
 def load_of(message: admin.GetLoadResponse) -> Load:
     state = _lower(admin.WorkerState.Name, message.state, "WORKER_STATE_")
     return Load(**{**_same_fields(Load, message), "state": state})
+
+
+def info_of(message: admin.GetInfoResponse) -> Info:
+    worker = message.worker if message.HasField("worker") else None
+    return Info(
+        versions=dict(message.versions),
+        unix_time=message.unix_time_ms / 1000,
+        redis=_lower(admin.RedisState.Name, message.redis, "REDIS_STATE_"),
+        worker=None if worker is None else WorkerFacts(**_same_fields(WorkerFacts, worker)),
+    )
 
 
 def _same_fields(kind: type["DataclassInstance"], message: ProtoMessage) -> dict[str, Any]:

@@ -34,9 +34,9 @@ class Pairing:
             )
         if self.layouts != other.layouts:
             raise FailedPreconditionError(
-                f"this worker's KV layout is {_describe(self.layouts)}, that of {other_name} is "
-                f"{_describe(other.layouts)}: start both with the same dtype, kv_cache_dtype and "
-                "block size"
+                f"this worker's KV layout is {describe_layouts(self.layouts)}, that of "
+                f"{other_name} is {describe_layouts(other.layouts)}: start both with the same "
+                "dtype, kv_cache_dtype and block size"
             )
 
 
@@ -85,7 +85,8 @@ class TransferReport:
     reason: str
 
 
-def _describe(layouts: tuple[KvLayout, ...]) -> str:
+def describe_layouts(layouts: tuple[KvLayout, ...]) -> str:
+    """For people; bounded, however many there are."""
     named = list(map(_describe_group, layouts[:_MOST_NAMED]))
     if len(layouts) > _MOST_NAMED:
         named.append(f"{len(layouts) - _MOST_NAMED} more")

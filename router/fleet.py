@@ -228,6 +228,11 @@ class Fleet:
             record = member.record
             self.index.apply(record.id, record.epoch, KvEvents(stored=tuple(hashes)))
 
+    @property
+    def hears_redis(self) -> bool:
+        """Whether Redis has answered the latest question."""
+        return not self._registry.stale
+
     def _cached_blocks(self, token_ids: tuple[int, ...], salt: bytes) -> dict[str, int]:
         """Leading blocks that each worker holds, or will once it has computed what it was given.
         Workers of one namespace share one computation."""

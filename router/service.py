@@ -9,6 +9,7 @@ import grpc
 
 from baton.errors import InvalidArgumentError
 from baton.role_wire import role_of, role_to_message
+from baton.serving import about
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Tenants
 from baton.v1 import admin_pb2, admin_pb2_grpc
@@ -107,6 +108,11 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
             progress=1.0,
             num_running=len(self._requests),
         )
+
+    async def GetInfo(
+        self, _request: admin_pb2.GetInfoRequest, _context: Any
+    ) -> admin_pb2.GetInfoResponse:
+        return about.info(has_redis=True, is_heard=self._fleet.hears_redis, worker=None)
 
     async def Drain(
         self, _request: admin_pb2.DrainRequest, _context: Any

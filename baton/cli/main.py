@@ -280,6 +280,49 @@ def workers(address: Address = DEFAULT_ADDRESS, json: Json = False) -> None:
 
 
 @app.command()
+def doctor(
+    address: Annotated[
+        str | None,
+        typer.Option(
+            envvar="BATON_ADDRESS",
+            metavar="HOST:PORT",
+            help="Look at the cluster whose router listens there; else at this installation.",
+        ),
+    ] = None,
+    redis_url: Annotated[
+        str | None,
+        typer.Option(envvar="BATON_REDIS_URL", help="A Redis to look at; else our own."),
+    ] = None,
+    token: Token = "",
+    tries: Annotated[
+        bool, typer.Option("--try", help="Have the cluster generate a token, too.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Look at this installation, or at a running cluster: what is wrong, and what to do.
+
+    Exits with 1 where there is a fault.
+
+    \b
+    Examples:
+      baton doctor
+      baton doctor --address 127.0.0.1:50051 --try
+    """
+
+    def command() -> None:
+        from baton.cli import doctor as room
+
+        if address is None:
+            findings = room.installation(DEFAULT_ADDRESS, redis_url)
+        else:
+            findings = room.endpoint(address, token, redis_url, tries=tries)
+        if room.report(findings, _console(), as_json=json):
+            raise typer.Exit(1)
+
+    _finish(command)
+
+
+@app.command()
 def role(
     worker: Annotated[
         str | None, typer.Argument(help="The worker that is to change its role.")

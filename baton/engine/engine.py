@@ -63,7 +63,7 @@ class Engine:
         self._path = loaded.path
         self._tokenizer: Any = None
         self._grammars = _grammar_compiler(loaded)
-        device = loaded.device
+        self.device = device = loaded.device
         self._max_chunk = config.tokens_per_step(device.type)
         self._scheduler = make_scheduler(config, loaded)
         backend = loaded.backend

@@ -25,15 +25,19 @@ _sym_db = _symbol_database.Default()
 from baton.v1 import inference_pb2 as baton_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62\x61ton/v1/admin.proto\x12\x08\x62\x61ton.v1\x1a\x18\x62\x61ton/v1/inference.proto\"\x14\n\x12ListWorkersRequest\"<\n\x13ListWorkersResponse\x12%\n\x07workers\x18\x01 \x03(\x0b\x32\x14.baton.v1.WorkerInfo\"\xb5\x01\n\nWorkerInfo\x12\n\n\x02id\x18\x01 \x01(\t\x12\"\n\x04role\x18\x02 \x01(\x0e\x32\x14.baton.v1.WorkerRole\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12$\n\x05state\x18\x05 \x01(\x0e\x32\x15.baton.v1.WorkerState\x12\x14\n\x0cnum_requests\x18\x06 \x01(\r\x12\x1a\n\x12num_indexed_blocks\x18\x07 \x01(\r\"h\n\x17\x45xplainPlacementRequest\x12,\n\x07request\x18\x01 \x01(\x0b\x32\x19.baton.v1.GenerateRequestH\x00\x12\x14\n\nrequest_id\x18\x02 \x01(\tH\x00\x42\t\n\x07subject\"\x8a\x01\n\x18\x45xplainPlacementResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12&\n\tplacement\x18\x04 \x01(\x0b\x32\x13.baton.v1.Placement\x12\x0e\n\x06reason\x18\x05 \x01(\t\"\x10\n\x0eGetLoadRequest\"\xd5\x03\n\x0fGetLoadResponse\x12$\n\x05state\x18\x01 \x01(\x0e\x32\x15.baton.v1.WorkerState\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x10\n\x08progress\x18\x03 \x01(\x02\x12\x13\n\x0bnum_waiting\x18\x04 \x01(\r\x12\x13\n\x0bnum_running\x18\x05 \x01(\r\x12\x12\n\nnum_blocks\x18\x06 \x01(\r\x12\x17\n\x0fnum_held_blocks\x18\x07 \x01(\r\x12\x19\n\x11num_cached_blocks\x18\x08 \x01(\r\x12\x12\n\nnum_leases\x18\t \x01(\r\x12\x17\n\x0fnum_preemptions\x18\n \x01(\x04\x12\x1b\n\x13num_promised_blocks\x18\x0b \x01(\r\x12\x11\n\tnum_steps\x18\x0c \x01(\x04\x12\x11\n\tnum_swaps\x18\r \x01(\x04\x12\x13\n\x0bnum_swapped\x18\x0e \x01(\r\x12\x1a\n\x12num_drafted_tokens\x18\x0f \x01(\x04\x12\x1b\n\x13num_accepted_tokens\x18\x10 \x01(\x04\x12\x1b\n\x13num_computed_tokens\x18\x11 \x01(\x04\x12\x19\n\x11num_pulled_tokens\x18\x12 \x01(\x04\x12\x13\n\x0bnum_returns\x18\x13 \x01(\x04\"\x0e\n\x0c\x44rainRequest\"%\n\rDrainResponse\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\"S\n\x0eSetRoleRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\"\n\x04role\x18\x02 \x01(\x0e\x32\x14.baton.v1.WorkerRole\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\" \n\x0fSetRoleResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"\x17\n\x15GetRoleBalanceRequest\"\x95\x01\n\x16GetRoleBalanceResponse\x12\x18\n\x10prefill_pressure\x18\x01 \x01(\x02\x12\x17\n\x0f\x64\x65\x63ode_pressure\x18\x02 \x01(\x02\x12$\n\x08proposal\x18\x03 \x01(\x0b\x32\x12.baton.v1.RoleFlip\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x12\n\nis_elastic\x18\x05 \x01(\x08\"M\n\x08RoleFlip\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\"\n\x04role\x18\x02 \x01(\x0e\x32\x14.baton.v1.WorkerRole\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"\x13\n\x11\x46lushCacheRequest\"(\n\x12\x46lushCacheResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x0f\n\rAbortResponse*\x97\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12WORKER_STATE_READY\x10\x01\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x02\x12\x1c\n\x18WORKER_STATE_UNREACHABLE\x10\x03\x12\x19\n\x15WORKER_STATE_STARTING\x10\x04\x32\xc0\x04\n\x05\x41\x64min\x12J\n\x0bListWorkers\x12\x1c.baton.v1.ListWorkersRequest\x1a\x1d.baton.v1.ListWorkersResponse\x12Y\n\x10\x45xplainPlacement\x12!.baton.v1.ExplainPlacementRequest\x1a\".baton.v1.ExplainPlacementResponse\x12>\n\x07GetLoad\x12\x18.baton.v1.GetLoadRequest\x1a\x19.baton.v1.GetLoadResponse\x12\x38\n\x05\x44rain\x12\x16.baton.v1.DrainRequest\x1a\x17.baton.v1.DrainResponse\x12>\n\x07SetRole\x12\x18.baton.v1.SetRoleRequest\x1a\x19.baton.v1.SetRoleResponse\x12S\n\x0eGetRoleBalance\x12\x1f.baton.v1.GetRoleBalanceRequest\x1a .baton.v1.GetRoleBalanceResponse\x12G\n\nFlushCache\x12\x1b.baton.v1.FlushCacheRequest\x1a\x1c.baton.v1.FlushCacheResponse\x12\x38\n\x05\x41\x62ort\x12\x16.baton.v1.AbortRequest\x1a\x17.baton.v1.AbortResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62\x61ton/v1/admin.proto\x12\x08\x62\x61ton.v1\x1a\x18\x62\x61ton/v1/inference.proto\"\x14\n\x12ListWorkersRequest\"<\n\x13ListWorkersResponse\x12%\n\x07workers\x18\x01 \x03(\x0b\x32\x14.baton.v1.WorkerInfo\"\xb5\x01\n\nWorkerInfo\x12\n\n\x02id\x18\x01 \x01(\t\x12\"\n\x04role\x18\x02 \x01(\x0e\x32\x14.baton.v1.WorkerRole\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12$\n\x05state\x18\x05 \x01(\x0e\x32\x15.baton.v1.WorkerState\x12\x14\n\x0cnum_requests\x18\x06 \x01(\r\x12\x1a\n\x12num_indexed_blocks\x18\x07 \x01(\r\"h\n\x17\x45xplainPlacementRequest\x12,\n\x07request\x18\x01 \x01(\x0b\x32\x19.baton.v1.GenerateRequestH\x00\x12\x14\n\nrequest_id\x18\x02 \x01(\tH\x00\x42\t\n\x07subject\"\x8a\x01\n\x18\x45xplainPlacementResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12&\n\tplacement\x18\x04 \x01(\x0b\x32\x13.baton.v1.Placement\x12\x0e\n\x06reason\x18\x05 \x01(\t\"\x10\n\x0eGetLoadRequest\"\xd5\x03\n\x0fGetLoadResponse\x12$\n\x05state\x18\x01 \x01(\x0e\x32\x15.baton.v1.WorkerState\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x10\n\x08progress\x18\x03 \x01(\x02\x12\x13\n\x0bnum_waiting\x18\x04 \x01(\r\x12\x13\n\x0bnum_running\x18\x05 \x01(\r\x12\x12\n\nnum_blocks\x18\x06 \x01(\r\x12\x17\n\x0fnum_held_blocks\x18\x07 \x01(\r\x12\x19\n\x11num_cached_blocks\x18\x08 \x01(\r\x12\x12\n\nnum_leases\x18\t \x01(\r\x12\x17\n\x0fnum_preemptions\x18\n \x01(\x04\x12\x1b\n\x13num_promised_blocks\x18\x0b \x01(\r\x12\x11\n\tnum_steps\x18\x0c \x01(\x04\x12\x11\n\tnum_swaps\x18\r \x01(\x04\x12\x13\n\x0bnum_swapped\x18\x0e \x01(\r\x12\x1a\n\x12num_drafted_tokens\x18\x0f \x01(\x04\x12\x1b\n\x13num_accepted_tokens\x18\x10 \x01(\x04\x12\x1b\n\x13num_computed_tokens\x18\x11 \x01(\x04\x12\x19\n\x11num_pulled_tokens\x18\x12 \x01(\x04\x12\x13\n\x0bnum_returns\x18\x13 \x01(\x04\"\x10\n\x0eGetInfoRequest\"\xdf\x01\n\x0fGetInfoResponse\x12\x39\n\x08versions\x18\x01 \x03(\x0b\x32\'.baton.v1.GetInfoResponse.VersionsEntry\x12\x14\n\x0cunix_time_ms\x18\x02 \x01(\x04\x12#\n\x05redis\x18\x03 \x01(\x0e\x32\x14.baton.v1.RedisState\x12%\n\x06worker\x18\x04 \x01(\x0b\x32\x15.baton.v1.WorkerFacts\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"s\n\x0bWorkerFacts\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\x0c\x12\x0f\n\x07layouts\x18\x04 \x01(\t\x12\x13\n\x0bkv_endpoint\x18\x05 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\"\x0e\n\x0c\x44rainRequest\"%\n\rDrainResponse\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\"S\n\x0eSetRoleRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\"\n\x04role\x18\x02 \x01(\x0e\x32\x14.baton.v1.WorkerRole\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\" \n\x0fSetRoleResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"\x17\n\x15GetRoleBalanceRequest\"\x95\x01\n\x16GetRoleBalanceResponse\x12\x18\n\x10prefill_pressure\x18\x01 \x01(\x02\x12\x17\n\x0f\x64\x65\x63ode_pressure\x18\x02 \x01(\x02\x12$\n\x08proposal\x18\x03 \x01(\x0b\x32\x12.baton.v1.RoleFlip\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x12\n\nis_elastic\x18\x05 \x01(\x08\"M\n\x08RoleFlip\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\"\n\x04role\x18\x02 \x01(\x0e\x32\x14.baton.v1.WorkerRole\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"\x13\n\x11\x46lushCacheRequest\"(\n\x12\x46lushCacheResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x0f\n\rAbortResponse*\x97\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12WORKER_STATE_READY\x10\x01\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x02\x12\x1c\n\x18WORKER_STATE_UNREACHABLE\x10\x03\x12\x19\n\x15WORKER_STATE_STARTING\x10\x04*r\n\nRedisState\x12\x1b\n\x17REDIS_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10REDIS_STATE_NONE\x10\x01\x12\x19\n\x15REDIS_STATE_ANSWERING\x10\x02\x12\x16\n\x12REDIS_STATE_SILENT\x10\x03\x32\x80\x05\n\x05\x41\x64min\x12J\n\x0bListWorkers\x12\x1c.baton.v1.ListWorkersRequest\x1a\x1d.baton.v1.ListWorkersResponse\x12Y\n\x10\x45xplainPlacement\x12!.baton.v1.ExplainPlacementRequest\x1a\".baton.v1.ExplainPlacementResponse\x12>\n\x07GetLoad\x12\x18.baton.v1.GetLoadRequest\x1a\x19.baton.v1.GetLoadResponse\x12>\n\x07GetInfo\x12\x18.baton.v1.GetInfoRequest\x1a\x19.baton.v1.GetInfoResponse\x12\x38\n\x05\x44rain\x12\x16.baton.v1.DrainRequest\x1a\x17.baton.v1.DrainResponse\x12>\n\x07SetRole\x12\x18.baton.v1.SetRoleRequest\x1a\x19.baton.v1.SetRoleResponse\x12S\n\x0eGetRoleBalance\x12\x1f.baton.v1.GetRoleBalanceRequest\x1a .baton.v1.GetRoleBalanceResponse\x12G\n\nFlushCache\x12\x1b.baton.v1.FlushCacheRequest\x1a\x1c.baton.v1.FlushCacheResponse\x12\x38\n\x05\x41\x62ort\x12\x16.baton.v1.AbortRequest\x1a\x17.baton.v1.AbortResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERSTATE']._serialized_start=1612
-  _globals['_WORKERSTATE']._serialized_end=1763
+  _globals['_GETINFORESPONSE_VERSIONSENTRY']._loaded_options = None
+  _globals['_GETINFORESPONSE_VERSIONSENTRY']._serialized_options = b'8\001'
+  _globals['_WORKERSTATE']._serialized_start=1973
+  _globals['_WORKERSTATE']._serialized_end=2124
+  _globals['_REDISSTATE']._serialized_start=2126
+  _globals['_REDISSTATE']._serialized_end=2240
   _globals['_LISTWORKERSREQUEST']._serialized_start=60
   _globals['_LISTWORKERSREQUEST']._serialized_end=80
   _globals['_LISTWORKERSRESPONSE']._serialized_start=82
@@ -48,28 +52,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETLOADREQUEST']._serialized_end=591
   _globals['_GETLOADRESPONSE']._serialized_start=594
   _globals['_GETLOADRESPONSE']._serialized_end=1063
-  _globals['_DRAINREQUEST']._serialized_start=1065
-  _globals['_DRAINREQUEST']._serialized_end=1079
-  _globals['_DRAINRESPONSE']._serialized_start=1081
-  _globals['_DRAINRESPONSE']._serialized_end=1118
-  _globals['_SETROLEREQUEST']._serialized_start=1120
-  _globals['_SETROLEREQUEST']._serialized_end=1203
-  _globals['_SETROLERESPONSE']._serialized_start=1205
-  _globals['_SETROLERESPONSE']._serialized_end=1237
-  _globals['_GETROLEBALANCEREQUEST']._serialized_start=1239
-  _globals['_GETROLEBALANCEREQUEST']._serialized_end=1262
-  _globals['_GETROLEBALANCERESPONSE']._serialized_start=1265
-  _globals['_GETROLEBALANCERESPONSE']._serialized_end=1414
-  _globals['_ROLEFLIP']._serialized_start=1416
-  _globals['_ROLEFLIP']._serialized_end=1493
-  _globals['_FLUSHCACHEREQUEST']._serialized_start=1495
-  _globals['_FLUSHCACHEREQUEST']._serialized_end=1514
-  _globals['_FLUSHCACHERESPONSE']._serialized_start=1516
-  _globals['_FLUSHCACHERESPONSE']._serialized_end=1556
-  _globals['_ABORTREQUEST']._serialized_start=1558
-  _globals['_ABORTREQUEST']._serialized_end=1592
-  _globals['_ABORTRESPONSE']._serialized_start=1594
-  _globals['_ABORTRESPONSE']._serialized_end=1609
-  _globals['_ADMIN']._serialized_start=1766
-  _globals['_ADMIN']._serialized_end=2342
+  _globals['_GETINFOREQUEST']._serialized_start=1065
+  _globals['_GETINFOREQUEST']._serialized_end=1081
+  _globals['_GETINFORESPONSE']._serialized_start=1084
+  _globals['_GETINFORESPONSE']._serialized_end=1307
+  _globals['_GETINFORESPONSE_VERSIONSENTRY']._serialized_start=1260
+  _globals['_GETINFORESPONSE_VERSIONSENTRY']._serialized_end=1307
+  _globals['_WORKERFACTS']._serialized_start=1309
+  _globals['_WORKERFACTS']._serialized_end=1424
+  _globals['_DRAINREQUEST']._serialized_start=1426
+  _globals['_DRAINREQUEST']._serialized_end=1440
+  _globals['_DRAINRESPONSE']._serialized_start=1442
+  _globals['_DRAINRESPONSE']._serialized_end=1479
+  _globals['_SETROLEREQUEST']._serialized_start=1481
+  _globals['_SETROLEREQUEST']._serialized_end=1564
+  _globals['_SETROLERESPONSE']._serialized_start=1566
+  _globals['_SETROLERESPONSE']._serialized_end=1598
+  _globals['_GETROLEBALANCEREQUEST']._serialized_start=1600
+  _globals['_GETROLEBALANCEREQUEST']._serialized_end=1623
+  _globals['_GETROLEBALANCERESPONSE']._serialized_start=1626
+  _globals['_GETROLEBALANCERESPONSE']._serialized_end=1775
+  _globals['_ROLEFLIP']._serialized_start=1777
+  _globals['_ROLEFLIP']._serialized_end=1854
+  _globals['_FLUSHCACHEREQUEST']._serialized_start=1856
+  _globals['_FLUSHCACHEREQUEST']._serialized_end=1875
+  _globals['_FLUSHCACHERESPONSE']._serialized_start=1877
+  _globals['_FLUSHCACHERESPONSE']._serialized_end=1917
+  _globals['_ABORTREQUEST']._serialized_start=1919
+  _globals['_ABORTREQUEST']._serialized_end=1953
+  _globals['_ABORTRESPONSE']._serialized_start=1955
+  _globals['_ABORTRESPONSE']._serialized_end=1970
+  _globals['_ADMIN']._serialized_start=2243
+  _globals['_ADMIN']._serialized_end=2883
 # @@protoc_insertion_point(module_scope)

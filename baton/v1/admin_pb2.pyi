@@ -52,6 +52,34 @@ WORKER_STATE_STARTING: WorkerState.ValueType  # 4
 """It is not ready yet."""
 Global___WorkerState: _TypeAlias = WorkerState  # noqa: Y015
 
+class _RedisState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RedisStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RedisState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REDIS_STATE_UNSPECIFIED: _RedisState.ValueType  # 0
+    """Not said."""
+    REDIS_STATE_NONE: _RedisState.ValueType  # 1
+    """It was told of none."""
+    REDIS_STATE_ANSWERING: _RedisState.ValueType  # 2
+    """It answers."""
+    REDIS_STATE_SILENT: _RedisState.ValueType  # 3
+    """It has not answered of late."""
+
+class RedisState(_RedisState, metaclass=_RedisStateEnumTypeWrapper):
+    """What a process has of Redis."""
+
+REDIS_STATE_UNSPECIFIED: RedisState.ValueType  # 0
+"""Not said."""
+REDIS_STATE_NONE: RedisState.ValueType  # 1
+"""It was told of none."""
+REDIS_STATE_ANSWERING: RedisState.ValueType  # 2
+"""It answers."""
+REDIS_STATE_SILENT: RedisState.ValueType  # 3
+"""It has not answered of late."""
+Global___RedisState: _TypeAlias = RedisState  # noqa: Y015
+
 @_typing.final
 class ListWorkersRequest(_message.Message):
     """Asks for the workers."""
@@ -319,6 +347,123 @@ class GetLoadResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetLoadResponse: _TypeAlias = GetLoadResponse  # noqa: Y015
+
+@_typing.final
+class GetInfoRequest(_message.Message):
+    """Asks what a process is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetInfoRequest: _TypeAlias = GetInfoRequest  # noqa: Y015
+
+@_typing.final
+class GetInfoResponse(_message.Message):
+    """What a process is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class VersionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    UNIX_TIME_MS_FIELD_NUMBER: _builtins.int
+    REDIS_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    unix_time_ms: _builtins.int
+    """Its clock, in milliseconds since 1970."""
+    redis: Global___RedisState.ValueType
+    """What it has of Redis."""
+    @_builtins.property
+    def versions(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Which versions it runs, by name: "baton", "python", and libraries."""
+
+    @_builtins.property
+    def worker(self) -> Global___WorkerFacts:
+        """Unset on a router, and on a worker that has not loaded its model."""
+
+    def __init__(
+        self,
+        *,
+        versions: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        unix_time_ms: _builtins.int = ...,
+        redis: Global___RedisState.ValueType = ...,
+        worker: Global___WorkerFacts | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["redis", b"redis", "unix_time_ms", b"unix_time_ms", "versions", b"versions", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetInfoResponse: _TypeAlias = GetInfoResponse  # noqa: Y015
+
+@_typing.final
+class WorkerFacts(_message.Message):
+    """What others must know of a worker to exchange blocks with it, and where it computes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    LAYOUTS_FIELD_NUMBER: _builtins.int
+    KV_ENDPOINT_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Its id."""
+    model: _builtins.str
+    """The name of its model."""
+    fingerprint: _builtins.bytes
+    """Identifies weights, configuration and the way of computing."""
+    layouts: _builtins.str
+    """The layouts of its cache, as a sentence part for people; equal where the layouts are."""
+    kv_endpoint: _builtins.str
+    """Where its KV blocks are fetched from, "host:port"."""
+    device: _builtins.str
+    """Where it computes, such as "cpu" or "cuda:0 (NVIDIA H200)"."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        fingerprint: _builtins.bytes = ...,
+        layouts: _builtins.str = ...,
+        kv_endpoint: _builtins.str = ...,
+        device: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "fingerprint", b"fingerprint", "id", b"id", "kv_endpoint", b"kv_endpoint", "layouts", b"layouts", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerFacts: _TypeAlias = WorkerFacts  # noqa: Y015
 
 @_typing.final
 class DrainRequest(_message.Message):

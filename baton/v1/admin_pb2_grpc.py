@@ -51,6 +51,11 @@ class AdminStub:
                 request_serializer=baton_dot_v1_dot_admin__pb2.GetLoadRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_admin__pb2.GetLoadResponse.FromString,
                 _registered_method=True)
+        self.GetInfo = channel.unary_unary(
+                '/baton.v1.Admin/GetInfo',
+                request_serializer=baton_dot_v1_dot_admin__pb2.GetInfoRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_admin__pb2.GetInfoResponse.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/baton.v1.Admin/Drain',
                 request_serializer=baton_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
@@ -102,6 +107,14 @@ class AdminServicer:
 
     def GetLoad(self, request, context):
         """Says what this process is doing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetInfo(self, request, context):
+        """Says what this process is, and how its surroundings look from there. Workers that still load their
+        model answer too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -168,6 +181,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.GetLoad,
                     request_deserializer=baton_dot_v1_dot_admin__pb2.GetLoadRequest.FromString,
                     response_serializer=baton_dot_v1_dot_admin__pb2.GetLoadResponse.SerializeToString,
+            ),
+            'GetInfo': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetInfo,
+                    request_deserializer=baton_dot_v1_dot_admin__pb2.GetInfoRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_admin__pb2.GetInfoResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -278,6 +296,33 @@ class Admin:
             '/baton.v1.Admin/GetLoad',
             baton_dot_v1_dot_admin__pb2.GetLoadRequest.SerializeToString,
             baton_dot_v1_dot_admin__pb2.GetLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetInfo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Admin/GetInfo',
+            baton_dot_v1_dot_admin__pb2.GetInfoRequest.SerializeToString,
+            baton_dot_v1_dot_admin__pb2.GetInfoResponse.FromString,
             options,
             channel_credentials,
             insecure,

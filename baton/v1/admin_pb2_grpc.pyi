@@ -45,6 +45,10 @@ class AdminStub:
     """
     GetLoad: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetLoadRequest, _admin_pb2.GetLoadResponse]
     """Says what this process is doing."""
+    GetInfo: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetInfoRequest, _admin_pb2.GetInfoResponse]
+    """Says what this process is, and how its surroundings look from there. Workers that still load their
+    model answer too.
+    """
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
     """Takes no new work from now on and goes on with what it has. Idempotent. The process does not
     exit by this call.
@@ -86,6 +90,10 @@ class AdminAsyncStub(AdminStub):
     """
     GetLoad: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetLoadRequest, _admin_pb2.GetLoadResponse]  # type: ignore[assignment]
     """Says what this process is doing."""
+    GetInfo: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetInfoRequest, _admin_pb2.GetInfoResponse]  # type: ignore[assignment]
+    """Says what this process is, and how its surroundings look from there. Workers that still load their
+    model answer too.
+    """
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
     """Takes no new work from now on and goes on with what it has. Idempotent. The process does not
     exit by this call.
@@ -142,6 +150,16 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetLoadResponse, _abc.Awaitable[_admin_pb2.GetLoadResponse]]:
         """Says what this process is doing."""
+
+    @_abc_1.abstractmethod
+    def GetInfo(
+        self,
+        request: _admin_pb2.GetInfoRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetInfoResponse, _abc.Awaitable[_admin_pb2.GetInfoResponse]]:
+        """Says what this process is, and how its surroundings look from there. Workers that still load their
+        model answer too.
+        """
 
     @_abc_1.abstractmethod
     def Drain(

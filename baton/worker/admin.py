@@ -2,12 +2,16 @@
 
 from typing import Any
 
+import torch
+
 from baton.errors import NotFoundError
 from baton.role_wire import role_of
+from baton.serving import about
 from baton.v1 import admin_pb2 as pb
 from baton.v1 import admin_pb2_grpc as pb_grpc
 from baton.worker.role_changes import RoleChanges
 from baton.worker.worker import Worker
+from kvtransfer.handle import describe_layouts
 
 
 class WorkerAdmin(pb_grpc.AdminServicer):
@@ -47,6 +51,14 @@ class WorkerAdmin(pb_grpc.AdminServicer):
             num_pulled_tokens=stats.num_pulled_tokens,
         )
 
+    async def GetInfo(self, _request: pb.GetInfoRequest, _context: Any) -> pb.GetInfoResponse:
+        worker = self._worker
+        return about.info(
+            has_redis=bool(worker.settings.redis_url),
+            is_heard=worker.is_heard,
+            worker=_facts(worker) if worker.is_ready else None,
+        )
+
     async def ListWorkers(
         self, _request: pb.ListWorkersRequest, _context: Any
     ) -> pb.ListWorkersResponse:
@@ -81,3 +93,21 @@ class WorkerAdmin(pb_grpc.AdminServicer):
     async def Abort(self, request: pb.AbortRequest, _context: Any) -> pb.AbortResponse:
         self._worker.engine.cancel(request.request_id)
         return pb.AbortResponse()
+
+
+def _facts(worker: Worker) -> pb.WorkerFacts:
+    engine = worker.engine.engine
+    return pb.WorkerFacts(
+        id=worker.id,
+        model=engine.info.name,
+        fingerprint=engine.info.fingerprint,
+        layouts=describe_layouts(engine.cache.layouts),
+        kv_endpoint=worker.kv_server.endpoint,
+        device=_name_of(engine.device),
+    )
+
+
+def _name_of(device: torch.device) -> str:
+    if device.type != "cuda":
+        return str(device)
+    return f"{device} ({torch.cuda.get_device_name(device)})"

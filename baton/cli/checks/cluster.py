@@ -1,0 +1,170 @@
+"""A running cluster, asked process by process from here."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from baton.cli.checks.finding import Finding, fault, note, ok
+from baton.cli.session import session
+from baton.client import Client, Info, Worker
+from baton.errors import BatonError
+from baton.sampling import SamplingParams
+
+_TIMEOUT = 5.0
+_SKEW = 1.0
+_ROLES = ("prefill", "decode")
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a process said of itself, and when: its clock is compared with ours."""
+
+    info: Info
+    skew: float
+
+
+def cluster(address: str, token: str, *, tries: bool) -> Iterator[Finding]:
+    """The router at `address` and its workers; `tries`: one token is generated too."""
+    try:
+        with session(address, _TIMEOUT, token) as client:
+            router = _asked(client)
+            workers = client.list_workers()
+    except BatonError as error:
+        yield fault("router", str(error), "look at the router's log")
+        return
+    yield ok("router", f"answers at {address}, Baton {_version(router)}")
+    yield from _workers(workers)
+    answers: dict[str, _Answer] = {"router": router}
+    for worker in workers:
+        found = _ask(worker)
+        if isinstance(found, _Answer):
+            answers[worker.id] = found
+        else:
+            yield found
+    yield from _versions(answers)
+    yield from _pairing(answers)
+    yield from _redis(answers)
+    yield from _clocks(answers)
+    if tries:
+        yield _request(address, token)
+
+
+def _asked(client: Client) -> _Answer:
+    before = time.time()
+    info = client.get_info()
+    after = time.time()
+    return _Answer(info, info.unix_time - (before + after) / 2)
+
+
+def _ask(worker: Worker) -> _Answer | Finding:
+    try:
+        with Client(worker.endpoint, timeout=_TIMEOUT) as client:
+            return _asked(client)
+    except BatonError as error:
+        if worker.state == "ready":
+            how = "run this where the workers are reached, to have them looked at as well"
+            text = f"the router reaches it at {worker.endpoint}, we do not: {error}"
+            return note(worker.id, text, how)
+        return fault(worker.id, f"does not answer at {worker.endpoint}: {error}", "see its log")
+
+
+def _workers(workers: Sequence[Worker]) -> Iterator[Finding]:
+    """Whether both roles are there."""
+    for role in _ROLES:
+        of_role = [worker for worker in workers if worker.role == role]
+        ready = [worker for worker in of_role if worker.state == "ready"]
+        if not of_role:
+            how = f"start `python -m {role}_worker` with the router's --redis-url"
+            yield fault(f"{role} workers", "the router knows none", how)
+        elif not ready:
+            said = ", ".join(f"{worker.id} is {worker.state}" for worker in of_role)
+            yield fault(f"{role} workers", f"none takes work: {said}", "see their logs")
+        else:
+            yield ok(f"{role} workers", f"{len(ready)} of {len(of_role)} take work")
+        for worker in of_role:
+            if ready and worker.state == "unreachable":
+                how = f"see its log, and whether the router reaches {worker.endpoint}"
+                yield fault(worker.id, "the router does not reach it", how)
+
+
+def _versions(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
+    ours = {name: _version(answer) for name, answer in answers.items()}
+    if len(set(ours.values())) > 1:
+        how = "let one rolling upgrade end before the next begins; in between this is as it should"
+        yield note("versions", f"of Baton differ: {_apart(ours)}", how)
+    else:
+        yield ok("versions", f"Baton {next(iter(ours.values()))} everywhere")
+    libraries = {n for answer in answers.values() for n in answer.info.versions if n != "baton"}
+    for library in sorted(libraries):
+        found = {
+            name: answer.info.versions[library]
+            for name, answer in answers.items()
+            if library in answer.info.versions
+        }
+        if len(set(found.values())) > 1:
+            yield note("versions", f"of {library} differ: {_apart(found)}", "install the same ones")
+
+
+def _pairing(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
+    """Whether every worker can exchange blocks with every other."""
+    facts = {n: a.info.worker for n, a in answers.items() if a.info.worker is not None}
+    if not facts:
+        return
+    prints = {name: fact.fingerprint.hex()[:12] for name, fact in facts.items()}
+    layouts = {name: fact.layouts for name, fact in facts.items()}
+    if len(set(prints.values())) > 1:
+        how = "start all with the same model, revision, dtype, and --deterministic or without"
+        text = f"models or the way they are computed differ: {_apart(prints)}"
+        yield fault("pairing", text, how)
+    elif len(set(layouts.values())) > 1:
+        how = "start all with the same dtype, kv_cache_dtype and block size"
+        yield fault("pairing", f"layouts of the caches differ: {_apart(layouts)}", how)
+    else:
+        devices = ", ".join(sorted({fact.device for fact in facts.values()}))
+        model = next(iter(facts.values())).model
+        yield ok("pairing", f"all workers can exchange blocks ({model} on {devices})")
+
+
+def _redis(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
+    state = {name: answer.info.redis for name, answer in answers.items()}
+    silent = [name for name, said in state.items() if said == "silent"]
+    none = [name for name, said in state.items() if said == "none"]
+    if silent:
+        how = "look whether Redis runs; meanwhile routers go by what they have placed themselves"
+        yield fault("Redis", f"does not answer {', '.join(silent)}", how)
+    if none:
+        yield fault("Redis", f"{', '.join(none)} was given none", "start it with --redis-url")
+    if not (silent or none):
+        yield ok("Redis", "answers every process")
+
+
+def _clocks(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
+    wrong = {n: f"{a.skew:+.1f} s" for n, a in answers.items() if abs(a.skew) > _SKEW}
+    if wrong:
+        said = ", ".join(f"{name} {by}" for name, by in wrong.items())
+        how = "have all clocks set by NTP: a worker's lives are told apart by when they began"
+        yield fault("clocks", f"are apart from ours: {said}", how)
+    else:
+        yield ok("clocks", f"all within {_SKEW:g} s of ours")
+
+
+def _request(address: str, token: str) -> Finding:
+    began = time.monotonic()
+    try:
+        with session(address, 30.0, token) as client:
+            client.generate("Hello", SamplingParams(max_tokens=2, ignore_eos=True)).text()
+    except BatonError as error:
+        return fault("a request", str(error), "`baton explain hello` says who could take it")
+    return ok("a request", f"is answered after {time.monotonic() - began:.2f} s")
+
+
+def _version(answer: _Answer) -> str:
+    return answer.info.versions.get("baton", "from its sources")
+
+
+def _apart(values: Mapping[str, str]) -> str:
+    """The most common value, and who differs from it."""
+    ((usual, _),) = Counter(values.values()).most_common(1)
+    others = ", ".join(f"{name}: {value}" for name, value in values.items() if value != usual)
+    return f"{usual}, but {others}"

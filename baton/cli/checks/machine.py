@@ -1,0 +1,165 @@
+"""What this machine and this installation give a cluster that would run here."""
+
+import os
+import platform
+import resource
+import socket
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from baton.cli.checks.finding import Finding, fault, note, ok
+
+_OLDEST_PYTHON = (3, 11)
+# Each stream of a client, each worker and each pool that is mapped is a file.
+_ENOUGH_FILES = 1024
+_GIB = 2**30
+# What a worker takes that computes a small model: torch, the model and its pool.
+_SMALL_WORKER = 2 * _GIB
+
+
+def machine(host: str, port: int) -> Iterator[Finding]:
+    """Everything but Redis. `host` and `port` are where a router would listen."""
+    yield _python()
+    yield from _packages()
+    yield _device()
+    yield _shared_memory()
+    yield _memory()
+    yield _files()
+    yield _port(host, port)
+
+
+def _python() -> Finding:
+    found = platform.python_version()
+    if sys.version_info >= _OLDEST_PYTHON:
+        return ok("Python", found)
+    return fault("Python", f"{found} is too old", "use Python 3.11 or later")
+
+
+def _packages() -> Iterator[Finding]:
+    """Every requirement of ours, and whether what is optional is there."""
+    try:
+        found = f"baton-serve {version('baton-serve')}"
+        wanted = [Requirement(line) for line in requires("baton-serve") or ()]
+    except PackageNotFoundError:
+        yield note("packages", "Baton runs from its sources", "pip install -e '.[local]'")
+        return
+    wrong = [text for r in wanted if _is_wanted(r, "") and (text := _mismatch(r))]
+    if wrong:
+        yield fault("packages", "; ".join(wrong), "pip install --upgrade baton-serve")
+    else:
+        yield ok("packages", found)
+    for extra, purpose in (("worker", "workers"), ("nixl", "the NIXL connector")):
+        lacking = [
+            text
+            for r in wanted
+            if _is_wanted(r, extra) and not _is_wanted(r, "") and (text := _mismatch(r))
+        ]
+        if lacking:
+            how = f"pip install 'baton-serve[{extra}]'"
+            yield note(f"extra {extra}", f"{'; '.join(lacking)}: {purpose} cannot be had here", how)
+        else:
+            yield ok(f"extra {extra}", f"is installed, for {purpose}")
+
+
+def _is_wanted(requirement: Requirement, extra: str) -> bool:
+    marker = requirement.marker
+    return marker is None or marker.evaluate({"extra": extra})
+
+
+def _mismatch(requirement: Requirement) -> str:
+    """What is wrong with a package; empty if nothing is."""
+    try:
+        found = version(requirement.name)
+    except PackageNotFoundError:
+        return f"{requirement.name} is not installed"
+    # A build such as 2.13.0+cpu is one of 2.13.0.
+    if requirement.specifier.contains(found.partition("+")[0], prereleases=True):
+        return ""
+    return f"{requirement.name} is {found}, {requirement.specifier} is needed"
+
+
+def _device() -> Finding:
+    try:
+        import torch
+    except ImportError:
+        return note("device", "no torch, so no worker can run here", "baton-serve[worker] has it")
+    if torch.cuda.is_available():
+        names = ", ".join(
+            f"{torch.cuda.get_device_name(i)} with "
+            f"{torch.cuda.get_device_properties(i).total_memory / _GIB:.0f} GiB"
+            for i in range(torch.cuda.device_count())
+        )
+        return ok("device", names)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    text = f"no GPU that torch {torch.__version__} can use; {cores} cores"
+    if torch.version.cuda is None:
+        return note("device", text, "for GPUs, install a build of torch with CUDA")
+    return note("device", text, "look at `nvidia-smi`: no driver, or no device given to us")
+
+
+def _shared_memory() -> Finding:
+    """Whether a pool can be lent to the other workers of this host without a copy."""
+    subject = "shared memory"
+    how = "workers of this host hand blocks over by gRPC, which is slower"
+    if not sys.platform.startswith("linux"):
+        return note(subject, f"none as Baton needs it on {sys.platform}", how)
+    try:
+        descriptor = os.memfd_create("baton-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        return note(subject, f"memory cannot be shared: {error.strerror}", how)
+    try:
+        os.posix_fallocate(descriptor, 0, 2**20)
+    except OSError as error:
+        return note(subject, f"memory cannot be shared: {error.strerror}", how)
+    finally:
+        os.close(descriptor)
+    return ok(subject, "sealed memory can be shared with other processes")
+
+
+def _memory() -> Finding:
+    """Of this machine, or of the group of processes it allows us."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _group_limit()
+    allowed = total if limit is None else min(total, limit)
+    text = f"{allowed / _GIB:.1f} GiB" + ("" if allowed == total else " allowed by the cgroup")
+    if allowed < _SMALL_WORKER:
+        return fault("memory", text, "give each worker 2 GiB and what its pool takes")
+    return ok("memory", text)
+
+
+def _group_limit() -> int | None:
+    """Bytes; None without a limit."""
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            said = Path(path).read_text().strip()
+        except OSError:
+            continue
+        return int(said) if said.isdigit() else None
+    return None
+
+
+def _files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= _ENOUGH_FILES:
+        return ok("open files", f"{soft} at once")
+    how = f"`ulimit -n {_ENOUGH_FILES * 4}`"
+    if hard < _ENOUGH_FILES:
+        how += f"; the hard limit of {hard} has to be raised first"
+    return fault("open files", f"{soft} at once are few for a server", how)
+
+
+def _port(host: str, port: int) -> Finding:
+    """Whether `baton up` would find its port."""
+    subject = f"port {port}"
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            how = f"`baton doctor --address {host}:{port}` looks at what is there, if it is Baton"
+            return note(subject, f"cannot be listened on: {error.strerror}", how)
+    return ok(subject, f"free at {host}")

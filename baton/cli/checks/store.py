@@ -1,0 +1,66 @@
+"""The Redis that a cluster would use."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from statistics import median
+
+from baton.cli.checks.finding import Finding, fault, note, ok
+from baton.cluster.embedded import EmbeddedRedis
+from baton.cluster.redis import check_answers, connect, transact
+from baton.errors import BatonError
+
+_NUM_TRIPS = 5
+# A command may take a second; one that takes so long already is near it on a bad day.
+_SLOW = 0.1
+_SKEW = 1.0
+
+
+def store(url: str | None) -> Iterator[Finding]:
+    """The one at `url`; None: the one that `baton up` starts."""
+    subject = "Redis" if url else "our own Redis"
+    try:
+        if url is not None:
+            yield from _look(subject, url)
+            return
+        redis = EmbeddedRedis()
+        redis.start()
+        try:
+            yield from _look(subject, redis.url)
+        finally:
+            redis.stop()
+    except BatonError as error:
+        how = (
+            "look whether it runs, and whether this machine reaches it"
+            if url
+            else "pip install 'baton-serve[local]', or give a Redis with --redis-url"
+        )
+        yield fault(subject, str(error), how)
+
+
+def _look(subject: str, url: str) -> Iterator[Finding]:
+    check_answers(url)
+    seconds, skew = asyncio.run(_measure(url))
+    trip = f"answers within {1000 * seconds:.1f} ms"
+    if seconds > _SLOW:
+        yield note(subject, trip, "routers know less of what is cached; have it nearer to them")
+    else:
+        yield ok(subject, trip)
+    if abs(skew) > _SKEW:
+        yield note(
+            "clock",
+            f"that of Redis is {abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} ours",
+            "let both be set by NTP: a worker's lives are told apart by when they began",
+        )
+
+
+async def _measure(url: str) -> tuple[float, float]:
+    """Seconds that a round trip takes, and that the clock of Redis is ahead of ours."""
+    trips, skews = [], []
+    async with connect(url) as redis:
+        for _ in range(_NUM_TRIPS):
+            began, at = time.perf_counter(), time.time()
+            ((seconds, microseconds),) = await transact(redis, ("TIME",))
+            trips.append(time.perf_counter() - began)
+            skews.append(int(seconds) + int(microseconds) / 1e6 - at - trips[-1] / 2)
+    return median(trips[1:]), median(skews[1:])

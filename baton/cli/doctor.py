@@ -1,0 +1,54 @@
+"""`baton doctor`: what is wrong, and what to do."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.text import Text
+
+from baton.cli.checks.cluster import cluster
+from baton.cli.checks.finding import Finding, Level
+from baton.cli.checks.machine import machine
+from baton.cli.checks.store import store
+
+_STYLES = {Level.OK: "green", Level.NOTE: "yellow", Level.FAULT: "bold red"}
+
+
+def installation(address: str, redis_url: str | None) -> Iterator[Finding]:
+    """This machine, and the Redis that would be used."""
+    host, _, port = address.rpartition(":")
+    yield from machine(host, int(port))
+    yield from store(redis_url)
+
+
+def endpoint(address: str, token: str, redis_url: str | None, *, tries: bool) -> Iterator[Finding]:
+    """A running cluster, and its Redis where we are told of it."""
+    yield from cluster(address, token, tries=tries)
+    if redis_url is not None:
+        yield from store(redis_url)
+
+
+def report(findings: Iterator[Finding], console: Console, *, as_json: bool) -> int:
+    """Prints each finding when it is there; returns how many are faults."""
+    num_faults = 0
+    for finding in findings:
+        num_faults += finding.level is Level.FAULT
+        if as_json:
+            print(json.dumps(dataclasses.asdict(finding)), flush=True)
+            continue
+        line = Text.assemble(
+            (f"{finding.level:<6}", _STYLES[finding.level]), f"{finding.subject}: {finding.text}"
+        )
+        console.print(line, soft_wrap=True)
+        if finding.advice:
+            console.print(Text(f"      {finding.advice}", "dim"), soft_wrap=True)
+    if not as_json:
+        console.print(_summary(num_faults))
+    return num_faults
+
+
+def _summary(num_faults: int) -> str:
+    if not num_faults:
+        return "nothing is wrong"
+    return f"{num_faults} {'fault' if num_faults == 1 else 'faults'}; what to do is said below each"

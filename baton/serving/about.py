@@ -1,0 +1,52 @@
+"""What a process says of itself: its versions, its clock, and what it has of Redis."""
+
+import functools
+import platform
+import time
+from importlib.metadata import PackageNotFoundError, version
+
+from baton.v1 import admin_pb2 as pb
+
+# Libraries whose versions decide how a process behaves, of whichever it has.
+LIBRARIES = (
+    "grpcio",
+    "protobuf",
+    "redis",
+    "transformers",
+    "tokenizers",
+    "torch",
+    "triton",
+    "llguidance",
+    "nixl",
+)
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Of Baton, of Python, and of those libraries that are installed, by name."""
+    found = {"python": platform.python_version()}
+    for name, distribution in (("baton", "baton-serve"), *((n, n) for n in LIBRARIES)):
+        try:
+            found[name] = version(distribution)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def info(*, has_redis: bool, is_heard: bool, worker: pb.WorkerFacts | None) -> pb.GetInfoResponse:
+    """The answer to `Admin.GetInfo`.
+
+    Args:
+        has_redis: the process was told of one.
+        is_heard: it answers.
+        worker: None on a router, and while a worker loads its model.
+    """
+    state = pb.REDIS_STATE_NONE
+    if has_redis:
+        state = pb.REDIS_STATE_ANSWERING if is_heard else pb.REDIS_STATE_SILENT
+    return pb.GetInfoResponse(
+        versions=versions(),
+        unix_time_ms=time.time_ns() // 1_000_000,
+        redis=state,
+        worker=worker,
+    )

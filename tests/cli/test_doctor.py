@@ -1,0 +1,161 @@
+"""`baton doctor`: what it finds where all is well, and where it is not."""
+
+import json
+import signal
+import socket
+from collections.abc import Iterator
+from importlib import metadata
+
+import pytest
+from typer.testing import CliRunner
+
+from baton.cli.checks import machine
+from baton.cli.checks.cluster import _Answer, _clocks, _pairing, _versions
+from baton.cli.checks.finding import Level
+from baton.cli.local_cluster import LocalCluster
+from baton.cli.main import app
+from baton.client import Info
+from baton.client_types import WorkerFacts
+
+from .conftest import eventually
+
+Findings = dict[str, tuple[str, str, str]]
+
+
+def examined(*arguments: str) -> tuple[int, Findings]:
+    """The exit code, and of each subject the last finding: its level, text and advice."""
+    result = CliRunner().invoke(app, ["doctor", *arguments, "--json"])
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    found = {line["subject"]: (line["level"], line["text"], line["advice"]) for line in lines}
+    return result.exit_code, found
+
+
+def info(**changes: object) -> Info:
+    facts = WorkerFacts("w", "tiny", b"\1" * 16, "float32", "127.0.0.1:1", "cpu")
+    fields = {"versions": {"baton": "1.0", "torch": "2.13"}, "unix_time": 0.0, "redis": "answering"}
+    return Info(**{**fields, "worker": facts, **changes})  # type: ignore[arg-type]
+
+
+# This installation.
+
+
+def test_an_installation_that_is_well_has_no_fault() -> None:
+    code, found = examined()
+    assert code == 0
+    assert not [subject for subject, (level, *_) in found.items() if level == "fault"]
+    assert {"Python", "packages", "memory", "our own Redis", "shared memory"} <= found.keys()
+
+
+def test_people_are_told_what_to_do_below_each_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "version", lambda name: "0.0.1")
+    result = CliRunner(env={"COLUMNS": "60"}).invoke(app, ["doctor"])
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    (at,) = [i for i, line in enumerate(lines) if line.startswith("fault packages: ")]
+    assert "grpcio is 0.0.1, " in lines[at]
+    assert lines[at + 1].strip() == "pip install --upgrade baton-serve"
+    assert lines[-1].startswith("1 fault")
+
+
+def test_what_an_extra_lacks_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name == "nixl":
+            raise metadata.PackageNotFoundError(name)
+        return metadata.version(name)
+
+    monkeypatch.setattr(machine, "version", version)
+    code, found = examined()
+    assert code == 0
+    assert found["extra nixl"] == (
+        "note",
+        "nixl is not installed: the NIXL connector cannot be had here",
+        "pip install 'baton-serve[nixl]'",
+    )
+
+
+def test_a_port_that_is_taken_and_a_redis_that_is_not_there_are_found() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        (finding,) = [machine._port("127.0.0.1", port)]
+        assert finding.level is Level.NOTE
+        assert f"--address 127.0.0.1:{port}" in finding.advice
+    code, found = examined("--redis-url", f"redis://127.0.0.1:{port}/0")
+    assert code == 1
+    level, _, advice = found["Redis"]
+    assert (level, advice) == (
+        "fault",
+        "look whether it runs, and whether this machine reaches it",
+    )
+
+
+# What workers say of themselves.
+
+
+def test_workers_that_cannot_pair_are_named_with_both_values() -> None:
+    other = WorkerFacts("d", "tiny", b"\2" * 16, "float32", "127.0.0.1:1", "cpu")
+    answers = {name: _Answer(info(), 0.0) for name in ("prefill-0", "prefill-1", "decode-1")} | {
+        "decode-0": _Answer(info(worker=other), 0.0)
+    }
+    (found,) = _pairing(answers)
+    assert found.level is Level.FAULT
+    assert "010101010101, but decode-0: 020202020202" in found.text
+    narrow = WorkerFacts("d", "tiny", b"\1" * 16, "bfloat16", "127.0.0.1:1", "cpu")
+    (found,) = _pairing({**answers, "decode-0": _Answer(info(worker=narrow), 0.0)})
+    assert found.level is Level.FAULT
+    assert "float32, but decode-0: bfloat16" in found.text
+
+
+def test_versions_that_differ_are_notes_and_clocks_that_do_are_faults() -> None:
+    newer = info(versions={"baton": "1.1", "torch": "2.14"})
+    answers = {"router": _Answer(info(), 0.2), "decode-0": _Answer(newer, -40.0)}
+    texts = [(f.level, f.text) for f in _versions(answers)]
+    assert (Level.NOTE, "of Baton differ: 1.0, but decode-0: 1.1") in texts
+    assert (Level.NOTE, "of torch differ: 2.13, but decode-0: 2.14") in texts
+    (clocks,) = _clocks(answers)
+    assert clocks.level is Level.FAULT
+    assert "decode-0 -40.0 s" in clocks.text
+    assert "router" not in clocks.text
+
+
+# A cluster.
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[LocalCluster]:
+    """To be broken."""
+    with LocalCluster(worker_flags={"device": "cpu", "num_blocks": 64}) as running:
+        yield running
+
+
+@pytest.mark.e2e
+def test_a_cluster_that_is_well_has_no_fault_and_answers(own: LocalCluster) -> None:
+    code, found = examined("--address", own.address, "--redis-url", own.redis_url, "--try")
+    assert code == 0, found
+    assert {level for level, *_ in found.values()} == {"ok"}
+    assert found["pairing"][1] == "all workers can exchange blocks (tiny on cpu)"
+    assert found["prefill workers"][1] == "1 of 1 take work"
+
+
+@pytest.mark.e2e
+def test_what_is_broken_in_a_cluster_is_named(own: LocalCluster) -> None:
+    own.kill("decode-0", signal.SIGSTOP)
+    try:
+        eventually(lambda: examined("--address", own.address)[0] == 1, within=20)
+        _, found = examined("--address", own.address)
+        assert found["decode workers"][0] == "fault"  # first unreachable, then not known any more
+    finally:
+        own.kill("decode-0", signal.SIGCONT)
+    own.wait_ready(10.0)
+    assert own.redis is not None
+    own.redis.stop()
+    try:
+        eventually(lambda: examined("--address", own.address)[0] == 1, within=20)
+        assert examined("--address", own.address)[1]["Redis"][0] == "fault"
+    finally:
+        own.redis.start()
+    own.kill("router")
+    code, found = examined("--address", own.address)
+    assert code == 1
+    assert "start a cluster with `baton up`" in found["router"][1]
