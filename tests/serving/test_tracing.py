@@ -1,4 +1,4 @@
-"""Traces are made where the standard variables say so, and whoever collects them holds nothing up."""
+"""Traces are made where the standard variables say so, and their collector holds nobody up."""
 
 import os
 import socket
