@@ -26,6 +26,8 @@ Attributes = dict[str, AttributeValue]
 
 _current: "ContextVar[RequestTrace | None]" = ContextVar("baton_request_trace", default=None)
 
+_CANNOT_TELL = (SetbackKind.LOST, SetbackKind.SILENT)
+
 _FINISH_REASONS = {
     pb.FINISH_REASON_END_OF_SEQUENCE: "stop",
     pb.FINISH_REASON_STOP_TOKEN: "stop",
@@ -93,7 +95,7 @@ class RequestTrace:
         """This attempt has come to nothing. Of a worker that was lost the router tells what it
         knows, since the worker cannot."""
         self._setback, self._set_back_at = setback, time.monotonic()
-        if setback.kind is not SetbackKind.LOST or self._admitted_at is None:
+        if setback.kind not in _CANNOT_TELL or self._admitted_at is None:
             return
         source, decode = setback.pair
         began, now, handed_over_at = self._admitted_at, self._set_back_at, answer.handed_over_at
