@@ -183,16 +183,19 @@ class Answer:
     def take_surplus(self) -> set[int]:
         """The sequences that the decode worker goes on with though they are complete here; those of
         each attempt once. None where all are complete, which ends the attempt."""
+        if not self._surplus:
+            return set()
         surplus, self._surplus = self._surplus, set()
         self._known_surplus |= surplus
         return set() if self.is_complete else surplus
 
     def _on_tokens(self, message: decode_pb2.DecodeTokens) -> list[pb.GenerateResponse]:
-        index = message.sequence_index
-        self._num_heard += len(message.token_ids)
-        responses = self._show(index, wire.decoded_tokens(message), message.finish_reason)
-        goes_on = message.finish_reason == pb.FINISH_REASON_UNSPECIFIED and not self._is_ranked
-        if goes_on and index not in self._unfinished and index not in self._known_surplus:
+        index, reason = message.sequence_index, message.finish_reason
+        tokens = wire.decoded_tokens(message)
+        self._num_heard += len(tokens)
+        responses = self._show(index, tokens, reason)
+        is_over = index not in self._unfinished and index not in self._known_surplus
+        if is_over and reason == pb.FINISH_REASON_UNSPECIFIED and not self._is_ranked:
             self._surplus.add(index)
         return responses
 
@@ -233,13 +236,14 @@ class Answer:
             self._endings.setdefault(index, wire.Ending(reason))
             output.has_ended = True
         shown, text = output.push(tokens)
+        is_complete = output.is_complete
         if shown:
             if self._account.timings.first_token is None:
                 self._account.timings.first_token = time.monotonic()
             self._account.num_output_tokens += len(shown)
-            known = self._ending(index).reason if output.is_complete else None
-            responses.append(wire.chunk(index, shown, text, known or pb.FINISH_REASON_UNSPECIFIED))
-        return responses + self._finish(index) if output.is_complete else responses
+            known = self._ending(index).reason if is_complete else pb.FINISH_REASON_UNSPECIFIED
+            responses.append(wire.chunk(index, shown, text, known))
+        return responses + self._finish(index) if is_complete else responses
 
     def _end(self, index: int, ending: wire.Ending) -> list[pb.GenerateResponse]:
         """No token will follow those that are on their way."""

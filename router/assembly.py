@@ -51,6 +51,9 @@ class Assembly:
         Raises `UnavailableError` for a token that is another than was given out for its position:
         what follows it does not follow what was given out.
         """
+        if len(tokens) == 1 and not self._early and tokens[0].position == len(self.token_ids):
+            self.token_ids.append(tokens[0].token_id)  # as nearly always: one token, the next
+            return [tokens[0]]
         for token in tokens:
             if token.position < len(self.token_ids):
                 self._check_repeated(token)

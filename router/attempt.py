@@ -1,7 +1,9 @@
 """One try at a request on two workers: their calls, from their admission to their end.
 
 The decode worker is asked first; once it has admitted the request, the prefill worker is, unless
-the decode worker computes the prompt itself: then there is one call. Both calls are read at once.
+the decode worker computes the prompt itself: then there is one call. Both calls are read at once,
+each by a task; the one that is left when the prompt is handed over is read by whoever takes the
+events, message by message, for a task in between costs as much as all else that is done with one.
 However the attempt ends, all its calls are cancelled, which makes the workers give back all they
 hold; so there is no moment in which nobody owns the blocks. What they say after that is heard by
 nobody. Knows nothing of the client, nor of other attempts.
@@ -109,6 +111,8 @@ class Attempt:
         self._decode_request: decode_pb2.DecodeGenerateRequest | None = None
         self._giving: _Reading | None = None
         self._taking: _Reading | None = None
+        self._last_call: Any = None  # the only one with something to say, if no task reads it
+        self._is_computing_alone = self._prefill is None
         self._events: asyncio.Queue[Event | Setback] = asyncio.Queue(_MAX_UNREAD)
         self._stack = AsyncExitStack()
 
@@ -189,6 +193,8 @@ class Attempt:
             raise self._made(SetbackKind.BROKEN, error, self._decode)
         if self._giving is not None:
             self._giving.task.cancel()  # who had the blocks before has no more to say
+        if self._last_call is not None:
+            self._read_in_task()
         self._giving, self._source = self._taking, self._decode
         self._work, self._decode = work, taker
         self._hashes = self._block_hashes()
@@ -200,14 +206,19 @@ class Attempt:
         """What either worker says, in the order in which it comes, without end; a setback where one
         says no more. What gathers before the pace allows another message comes together."""
         while True:
-            gathered = [await self._events.get()]
+            if self._last_call is not None and self._events.empty():
+                gathered = [await self._hear_last()]
+            else:
+                gathered = [await self._events.get()]
             if self._pace.seconds:
+                if self._last_call is not None and self._pace.wait > 0:
+                    self._read_in_task()
                 await self._pace.turn()
                 while not self._events.empty():
                     gathered.append(self._events.get_nowait())
             for event in gathered:
-                self._note(event)
-                self._learn(event)
+                if not isinstance(event, Setback):
+                    self._note(event)
             yield gathered
 
     def end_sequence(self, index: int) -> None:
@@ -223,36 +234,28 @@ class Attempt:
         with contextlib.suppress(grpc.aio.AioRpcError):
             await stub.EndSequence(request, timeout=_END_SECONDS)
 
-    def _note(self, event: Event | Setback) -> None:
-        """Counts what it says of the workers: their load, and what they hold."""
+    def _note(self, event: Event) -> None:
+        """Counts what it says of the workers: their load, what they hold, how long things take."""
+        kind = event.WhichOneof("event")
         if isinstance(event, prefill_pb2.PrefillResponse):
-            if event.HasField("started") and self._loan is not None:
+            if kind == "started" and self._loan is not None:
                 self._loan.end()  # the prefill worker has got the blocks, or it has not
-            elif event.HasField("result"):
+            elif kind == "result":
                 assert self._prefill is not None, "a result of nobody"
                 self._prefill_load.close()
                 self._fleet.note_held(self._prefill, self._hashes)
-        elif isinstance(event, decode_pb2.DecodeGenerateResponse):
-            if event.HasField("kv_ready"):
-                self._fleet.note_held(self._decode, self._hashes)
-            elif self._prefill is None and not event.HasField("prefill_started"):
-                # The first tokens, or the end of those that are ranked: the prompt is computed.
-                self._prefill_load.close()
-                held, self._hashes = self._hashes, []
-                if held:
-                    self._fleet.note_held(self._decode, held)
-
-    def _learn(self, event: Event | Setback) -> None:
-        """Has the models of the workers learn from what they report."""
-        if isinstance(event, prefill_pb2.PrefillResponse):
-            if event.HasField("result") and self._prefill is not None:
                 self._prefill.model.worked(wire.work_done(event.result.work_done))
-        elif isinstance(event, decode_pb2.DecodeGenerateResponse):
-            if event.HasField("prefill_started"):
-                self._decode.model.worked(wire.work_done(event.prefill_started.work_done))
-            elif event.HasField("kv_ready"):
-                self._decode.model.worked(wire.work_done(event.kv_ready.work_done))
-                self._decode.model.received(*wire.received(event.kv_ready, self._decode))
+        elif kind == "kv_ready":
+            self._fleet.note_held(self._decode, self._hashes)
+            self._decode.model.worked(wire.work_done(event.kv_ready.work_done))
+            self._decode.model.received(*wire.received(event.kv_ready, self._decode))
+        elif kind == "prefill_started":
+            self._decode.model.worked(wire.work_done(event.prefill_started.work_done))
+        elif self._is_computing_alone:
+            # The first tokens, or the end of those that are ranked: the prompt is computed.
+            self._is_computing_alone = False
+            self._prefill_load.close()
+            self._fleet.note_held(self._decode, self._hashes)
 
     def succeed(self) -> None:
         """The request has got all it needed of its workers, and is no load any more."""
@@ -330,14 +333,21 @@ class Attempt:
         return _Reading(call, task)
 
     def _start_taking(self, call: Any) -> "_Reading":
+        self._last_call = None
         return self._start(call, self._read_decode(self._decode, call, self._giving))
+
+    def _read_in_task(self) -> None:
+        """Has a task read the last call again, while its events are not waited for."""
+        call, self._last_call = self._last_call, None
+        self._taking = self._start(call, self._read_decode(self._decode, call, None))
 
     async def _read_prefill(self, call: Any) -> None:
         """Passes the worker's messages on, and what ended them if it was an error."""
         assert self._prefill is not None, "a call to nobody"
-        setback = await self._read(self._prefill, call)
-        if setback is not None:
-            await self._events.put(setback)
+        while (heard := await self._hear(self._prefill, call)) is not None:
+            await self._events.put(heard)
+            if isinstance(heard, Setback):
+                return
 
     async def _read_decode(self, member: Member, call: Any, giving: "_Reading | None") -> None:
         """Passes the worker's messages on, and why they ended, unless it has handed over.
@@ -345,33 +355,49 @@ class Attempt:
         That the lease it claims is over is news of the source, who tells it better: its prompt
         ended with its first token, or why it failed. So that one is heard first; and after a
         failure here nobody waits for its blocks any more.
+
+        Ends before that where nobody else has anything to say, and the stream is slower than its
+        pace, so that nothing gathers while the client is served.
         """
-        setback = await self._read(member, call)
-        if setback is None:
+        while not isinstance(heard := await self._hear(member, call), Setback | None):
+            await self._events.put(heard)
+            is_last = giving is None or giving.task.done()
+            if is_last and member is self._decode and self._pace.wait <= 0:
+                self._last_call = call
+                return
+        if heard is None:
             if member is not self._decode:
                 return
             if giving is not None:
                 await asyncio.wait([giving.task])
-            error = InternalError("the decode worker ended its answer before it was complete")
-            setback = self._made(SetbackKind.BROKEN, error, member)
-        elif isinstance(setback.error, NotFoundError) and giving is not None:
+            heard = self._incomplete()
+        elif isinstance(heard.error, NotFoundError) and giving is not None:
             await asyncio.wait([giving.task], timeout=_SOURCE_PATIENCE)
         if giving is not None:
             giving.call.cancel()
-        await self._events.put(setback)
+        await self._events.put(heard)
 
-    async def _read(self, member: Member, call: Any) -> Setback | None:
+    async def _hear_last(self) -> Event | Setback:
+        """What the last call says next, or why it says no more."""
+        return await self._hear(self._decode, self._last_call) or self._incomplete()
+
+    async def _hear(self, member: Member, call: Any) -> Event | Setback | None:
+        """The next message, or what ended them; None: nothing went wrong."""
         try:
-            while (message := await call.read()) is not grpc.aio.EOF:
-                if message.WhichOneof("event") == "preempted":
-                    return self._given_back(member)
-                await self._events.put(message)
+            message: Any = await call.read()
+            if message is not grpc.aio.EOF:
+                is_end = message.WhichOneof("event") == "preempted"
+                return self._given_back(member) if is_end else message
             await call.code()
         except grpc.aio.AioRpcError as error:
             return self._setback(member, error, SetbackKind.BROKEN)
         except asyncio.CancelledError:
             return self._cut(member)
         return None
+
+    def _incomplete(self) -> Setback:
+        error = InternalError("the decode worker ended its answer before it was complete")
+        return self._made(SetbackKind.BROKEN, error, self._decode)
 
     def _given_back(self, member: Member) -> Setback:
         """The decode worker has made room for others with the request, if that was open to it."""

@@ -82,6 +82,8 @@ class StopStrings:
 
     def push(self, text: str) -> str:
         """The text that may be shown. After a match, `matched` is set and nothing more is shown."""
+        if not self._stop:
+            return text
         if self.matched is not None:
             return ""
         self._held += text

@@ -28,6 +28,8 @@ from router.recovery import Recovery, Setback, SetbackKind
 
 logger = logging.getLogger(__name__)
 
+_Decoded = decode_pb2.DecodeGenerateResponse
+
 
 class Saga:
     """One request. `run` is used once; `abort` may be called meanwhile."""
@@ -95,14 +97,15 @@ class Saga:
                         attempt.end_sequence(index)
                     if failure is None and self._answer.is_complete:
                         attempt.succeed()  # before the client hears of it, and asks again
-                    for response in wire.coalesced(responses):
+                    for response in wire.coalesced(responses) if responses[1:] else responses:
                         yield response
                     if failure is not None:
                         raise failure
                     if self._answer.is_complete:
                         return
                     for event in gathered:
-                        await self._follow_drain(attempt, event)
+                        if isinstance(event, _Decoded) and not event.HasField("tokens"):
+                            await self._follow_drain(attempt, event)
 
     def _next_attempt(self) -> Attempt:
         """Chooses the workers for what is left to do. Raises `Setback` where there are none."""
@@ -136,11 +139,9 @@ class Saga:
                 break
         return responses, None
 
-    async def _follow_drain(self, attempt: Attempt, event: Event | Setback) -> None:
+    async def _follow_drain(self, attempt: Attempt, event: _Decoded) -> None:
         """Sees to it that the request goes on with another decode worker, if that is what an event
         is about. Raises `Setback`."""
-        if not isinstance(event, decode_pb2.DecodeGenerateResponse):
-            return
         if event.HasField("draining"):
             # Where there is nobody else, the worker may finish it in time.
             decode = self._placer.successor(
@@ -165,7 +166,7 @@ class Saga:
 
     def _book(self, event: Event | Setback) -> list[pb.GenerateResponse]:
         """Books one event; returns what the client is to see of it."""
-        if isinstance(event, decode_pb2.DecodeGenerateResponse):
+        if isinstance(event, _Decoded):
             return self._answer.on_decode(event)
         if not isinstance(event, Setback):
             return self._answer.on_prefill(event)

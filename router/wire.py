@@ -230,9 +230,10 @@ def received(message: decode_pb2.KvReady, member: Member) -> tuple[float, float,
 
 def decoded_tokens(message: decode_pb2.DecodeTokens) -> list[Token]:
     """Raises `InternalError` where not all tokens have what some have."""
-    count = len(message.token_ids)
+    token_ids = message.token_ids
     if not message.logprobs and not message.top_logprobs:
-        return [Token(*pair) for pair in enumerate(message.token_ids, message.position)]
+        return [Token(position, t) for position, t in enumerate(token_ids, message.position)]
+    count = len(token_ids)
     logprobs: list[float | None] = list(message.logprobs) or [None] * count
     tops: list[TopLogprobs | None] = [_top(m) for m in message.top_logprobs] or [None] * count
     if not count == len(logprobs) == len(tops):
@@ -243,7 +244,7 @@ def decoded_tokens(message: decode_pb2.DecodeTokens) -> list[Token]:
     return [
         Token(message.position + i, token_id, logprob, top)
         for i, (token_id, logprob, top) in enumerate(
-            zip(message.token_ids, logprobs, tops, strict=True)
+            zip(token_ids, logprobs, tops, strict=True)
         )
     ]
 
@@ -337,18 +338,21 @@ def chunk(
 
     `reason`: why the sequence is complete with them.
     """
-    message = pb.TokenChunk(
-        sequence_index=index,
-        position=tokens[0].position if tokens else 0,
-        token_ids=[t.token_id for t in tokens],
-        text=text,
-        logprobs=[t.logprob for t in tokens if t.logprob is not None],
-        finish_reason=reason,
-    )
-    for token in tokens:
-        if token.top is not None:
-            message.top_logprobs.add(token_ids=token.top.token_ids, logprobs=token.top.logprobs)
-    return pb.GenerateResponse(tokens=message)
+    response = pb.GenerateResponse()
+    chunk = response.tokens  # filled where it is: a message that is put into another is copied
+    chunk.sequence_index = index
+    chunk.text = text
+    chunk.finish_reason = reason
+    if tokens:
+        chunk.position = tokens[0].position
+        chunk.token_ids.extend([t.token_id for t in tokens])
+        logprobs = [t.logprob for t in tokens if t.logprob is not None]
+        if logprobs:
+            chunk.logprobs.extend(logprobs)
+        for token in tokens:
+            if token.top is not None:
+                chunk.top_logprobs.add(token_ids=token.top.token_ids, logprobs=token.top.logprobs)
+    return response
 
 
 def coalesced(responses: list[pb.GenerateResponse]) -> Iterator[pb.GenerateResponse]:

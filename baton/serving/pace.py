@@ -17,9 +17,14 @@ class Pace:
         self.seconds = seconds
         self._next = 0.0
 
+    @property
+    def wait(self) -> float:
+        """Seconds until something may be sent again; not above 0 where it may now."""
+        return self._next - time.monotonic()
+
     async def turn(self) -> None:
         """Waits until something may be sent again, and counts it as sent."""
-        wait = self._next - time.monotonic()
+        wait = self.wait
         if wait > 0:
             await asyncio.sleep(wait)
         self._next = time.monotonic() + self.seconds
