@@ -15,7 +15,7 @@ asked to go on from there, and until that one has them its call takes the place 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack, ExitStack
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -74,7 +74,7 @@ class _Reading(NamedTuple):
 
 
 class Attempt:
-    """Use: `async with`, `admit`, then `events`. `cancel` may be called at any time.
+    """Use: `async with`, `admit`, then `next_events`. `cancel` may be called at any time.
 
     Args:
         may_return: the decode worker may give the request back where it has to make room.
@@ -202,24 +202,23 @@ class Attempt:
         logger.info("%s hands over to %s", self._source.record.id, self.decode_worker)
         self._taking = self._start_taking(await self._open_decode(lease_id))
 
-    async def events(self) -> AsyncGenerator[list[Event | Setback], None]:
-        """What either worker says, in the order in which it comes, without end; a setback where one
-        says no more. What gathers before the pace allows another message comes together."""
-        while True:
-            if self._last_call is not None and self._events.empty():
-                gathered = [await self._hear_last()]
-            else:
-                gathered = [await self._events.get()]
-            if self._pace.seconds:
-                if self._last_call is not None and self._pace.wait > 0:
-                    self._read_in_task()
-                await self._pace.turn()
-                while not self._events.empty():
-                    gathered.append(self._events.get_nowait())
-            for event in gathered:
-                if not isinstance(event, Setback):
-                    self._note(event)
-            yield gathered
+    async def next_events(self) -> list[Event | Setback]:
+        """What either worker says next, in the order in which it comes; a setback where one says no
+        more. What gathers before the pace allows another message comes together."""
+        if self._last_call is not None and self._events.empty():
+            gathered = [await self._hear_last()]
+        else:
+            gathered = [await self._events.get()]
+        if self._pace.seconds:
+            if self._last_call is not None and self._pace.wait > 0:
+                self._read_in_task()
+            await self._pace.turn()
+            while not self._events.empty():
+                gathered.append(self._events.get_nowait())
+        for event in gathered:
+            if not isinstance(event, Setback):
+                self._note(event)
+        return gathered
 
     def end_sequence(self, index: int) -> None:
         """Has the decode worker end one of several sequences, if it hears of it; it would only go

@@ -8,8 +8,7 @@ dropped, if it is the same.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import replace
 
 from baton.errors import BatonError, CancelledError, UnavailableError
@@ -69,43 +68,37 @@ class Saga:
                 yield response
         while not self._answer.is_complete:
             try:
-                async with aclosing(self._try()) as responses:
-                    async for response in responses:
+                async with self._next_attempt() as attempt:
+                    for response in await self._admit(attempt):
                         yield response
+                    # As little as can be for each message, and no generator of its own.
+                    while not self._answer.is_complete:
+                        events = await attempt.next_events()
+                        responses, failure = self._book_all(attempt, events)
+                        for response in responses:
+                            yield response
+                        if failure is not None:
+                            raise failure
+                        for event in events:
+                            if isinstance(event, _Decoded) and not event.HasField("tokens"):
+                                await self._follow_drain(attempt, event)
             except Setback as setback:
                 await self._recover(setback)
                 for response in self._answer.conclude() if self._recovery.is_accepted else ():
                     yield response
 
-    async def _try(self) -> AsyncGenerator[pb.GenerateResponse, None]:
-        """One attempt. Ends with the answer, or raises `Setback`."""
-        async with self._next_attempt() as attempt:
-            self._attempt = attempt
-            await attempt.admit()
-            self._raise_if_aborted()
-            self._answer.admitted()
-            request_trace.admitted()
-            if not self._recovery.is_accepted:
-                self._recovery.is_accepted = True
-                yield wire.accepted(self.request, attempt.placement)
-                for response in self._answer.conclude():
-                    yield response
-            async with aclosing(attempt.events()) as events:
-                async for gathered in events:
-                    responses, failure = self._book_all(gathered)
-                    for index in self._answer.take_surplus():
-                        attempt.end_sequence(index)
-                    if failure is None and self._answer.is_complete:
-                        attempt.succeed()  # before the client hears of it, and asks again
-                    for response in wire.coalesced(responses) if responses[1:] else responses:
-                        yield response
-                    if failure is not None:
-                        raise failure
-                    if self._answer.is_complete:
-                        return
-                    for event in gathered:
-                        if isinstance(event, _Decoded) and not event.HasField("tokens"):
-                            await self._follow_drain(attempt, event)
+    async def _admit(self, attempt: Attempt) -> list[pb.GenerateResponse]:
+        """Waits until all its workers have taken the request; returns what the client is to see of
+        that. Raises `Setback`."""
+        self._attempt = attempt
+        await attempt.admit()
+        self._raise_if_aborted()
+        self._answer.admitted()
+        request_trace.admitted()
+        if self._recovery.is_accepted:
+            return []
+        self._recovery.is_accepted = True
+        return [wire.accepted(self.request, attempt.placement), *self._answer.conclude()]
 
     def _next_attempt(self) -> Attempt:
         """Chooses the workers for what is left to do. Raises `Setback` where there are none."""
@@ -125,23 +118,30 @@ class Saga:
         )
 
     def _book_all(
-        self, gathered: list[Event | Setback]
-    ) -> tuple[list[pb.GenerateResponse], Setback | BatonError | None]:
+        self, attempt: Attempt, events: list[Event | Setback]
+    ) -> tuple[Iterable[pb.GenerateResponse], Setback | BatonError | None]:
         """Books events until the answer is complete, or one of them is a failure; returns what the
         client is to see of those before it, which counts as shown, and the failure."""
         responses: list[pb.GenerateResponse] = []
-        for event in gathered:
+        failure: Setback | BatonError | None = None
+        for event in events:
             try:
                 responses += self._book(event)
-            except (Setback, BatonError) as failure:
-                return responses, failure
-            if self._answer.is_complete:
+            except (Setback, BatonError) as error:
+                failure = error
                 break
-        return responses, None
+            if self._answer.is_complete:
+                attempt.succeed()  # before the client hears of it, and asks again
+                break
+        for index in self._answer.take_surplus():
+            attempt.end_sequence(index)
+        return wire.coalesced(responses) if responses[1:] else responses, failure
 
     async def _follow_drain(self, attempt: Attempt, event: _Decoded) -> None:
         """Sees to it that the request goes on with another decode worker, if that is what an event
-        is about. Raises `Setback`."""
+        is about and there is more to come. Raises `Setback`."""
+        if self._answer.is_complete:
+            return
         if event.HasField("draining"):
             # Where there is nobody else, the worker may finish it in time.
             decode = self._placer.successor(

@@ -243,9 +243,7 @@ def decoded_tokens(message: decode_pb2.DecodeTokens) -> list[Token]:
         )
     return [
         Token(message.position + i, token_id, logprob, top)
-        for i, (token_id, logprob, top) in enumerate(
-            zip(token_ids, logprobs, tops, strict=True)
-        )
+        for i, (token_id, logprob, top) in enumerate(zip(token_ids, logprobs, tops, strict=True))
     ]
 
 
