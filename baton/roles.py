@@ -8,6 +8,7 @@ from baton.serving import process
 from baton.v1 import admin_pb2_grpc
 from baton.worker.admin import WorkerAdmin
 from baton.worker.exchange import KvExchange
+from baton.worker.metrics import WorkerMetrics
 from baton.worker.worker import Worker
 from decode_worker.service import add_decode
 from decode_worker.settings import DecodeSettings
@@ -24,6 +25,7 @@ def assemble(role: Role, settings: RoleSettings) -> Worker:
     exchange = KvExchange(worker)
     add_prefill(worker, exchange)
     add_decode(worker, exchange, settings.admit_factor)
+    worker.exposition.add(WorkerMetrics(worker, exchange))
     worker.server.add(admin_pb2_grpc.add_AdminServicer_to_server, WorkerAdmin(worker))
     return worker
 

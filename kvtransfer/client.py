@@ -20,6 +20,7 @@ from kvtransfer.connector import Connector, Integrity, Receiver
 from kvtransfer.handle import FirstToken, Handle, Pairing, TransferReport
 from kvtransfer.handoff import Handoff
 from kvtransfer.lease_machine import ClaimantEvent
+from kvtransfer.meter import TransferMeter
 from kvtransfer.nixl_claimant import NixlReader
 from kvtransfer.offers import Description, description_of
 from kvtransfer.run import Run
@@ -36,6 +37,9 @@ class KvFetcher:
     """Claims leases for one worker, whose pools it is given in the order of their cache groups.
 
     It keeps what it learns of each source, until `close`.
+
+    Attributes:
+        meter: counts what it brings.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class KvFetcher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`nixl_devices`: of the network, as UCX names them; None for all."""
+        self.meter = TransferMeter()
         self._pools = pools
         self._layouts = tuple(pool.layout for pool in pools)
         self._pairing = pairing
@@ -81,10 +86,11 @@ class KvFetcher:
         handoff = Handoff(handle.num_tokens, self._layouts, allocation)
         deadline = self._clock() + timeout
         try:
-            with transfer_span(handle, self._worker_id) as span:
+            with transfer_span(handle, self._worker_id) as span, self.meter.transfer() as transfer:
                 token, report = await self._take(
                     handoff, handle, allocation.num_hit_blocks, deadline
                 )
+                transfer.report = report
                 note_report(span, report, allocation.num_hit_blocks)
             return token, report
         except grpc.aio.AioRpcError as error:

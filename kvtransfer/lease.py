@@ -72,6 +72,7 @@ class Lease:
         self.deadline: float | None = None
         self.time_limit = time_limit
         self._clock = clock
+        self._opened = clock.time()
         self._timer: Timer | None = None
         self._free: Callable[[], None] | None = None
         self._reason: BatonError | None = None
@@ -80,6 +81,11 @@ class Lease:
     @property
     def is_over(self) -> bool:
         return self.state in OVER
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was opened."""
+        return self._clock.time() - self._opened
 
     # What the side that computes says.
 

@@ -44,6 +44,11 @@ class LeaseTable:
         return len(self._leases)
 
     @property
+    def oldest_age(self) -> float:
+        """Seconds since the oldest lease that is not over was opened; 0 where there is none."""
+        return max((lease.age for lease in self._leases.values()), default=0.0)
+
+    @property
     def num_awaited(self) -> int:
         """Claims that wait for their lease to be opened."""
         return len(self._awaited)

@@ -6,11 +6,14 @@ from pathlib import Path
 
 from baton.cluster.index import LocalityIndex
 from baton.cluster.redis import connect
+from baton.cluster.round_trips import RoundTrips
 from baton.errors import FailedPreconditionError
 from baton.serving.channels import Channels
 from baton.serving.process import main
 from baton.serving.server import Server
+from baton.serving.telemetry.exposition import Exposition
 from baton.serving.telemetry.propagation import trace_interceptors
+from baton.serving.telemetry.serving import serve_metrics
 from baton.v1 import admin_pb2_grpc, inference_pb2_grpc
 from router.admission import admission_named
 from router.allowance import Allowances
@@ -20,12 +23,14 @@ from router.gate import Gate
 from router.in_flight import Requests
 from router.inference import Inference
 from router.intake import Intake, Request
+from router.metrics import RouterMetrics
 from router.model_card import read_model_card
 from router.placer import Placer
 from router.prospects import Prospects
 from router.rebalancer import Rebalancer
 from router.record_file import RecordFile
 from router.recorder import Recorder
+from router.request_meter import RequestMeter
 from router.service import InferenceService, RouterAdmin
 from router.settings import RouterSettings
 from router.work import work_of
@@ -42,7 +47,8 @@ async def serve(settings: RouterSettings) -> None:
     card.warm_up()
     server = Server(settings, interceptors=trace_interceptors())
     async with AsyncExitStack() as stack:
-        redis = connect(settings.redis_url)
+        round_trips = RoundTrips()
+        redis = connect(settings.redis_url, round_trips)
         stack.push_async_callback(redis.aclose)
         channels = Channels(settings.max_message_bytes)
         stack.push_async_callback(channels.close)
@@ -62,6 +68,7 @@ async def serve(settings: RouterSettings) -> None:
         )
         gate = Gate(allowances or Allowances(), prospects, settings.max_waiting)
         requests = Requests(gate)
+        meter = RequestMeter(card.name)
         inference = Inference(
             card,
             intake,
@@ -70,6 +77,7 @@ async def serve(settings: RouterSettings) -> None:
             tenants,
             gate,
             placer,
+            meter,
             settings.coalesce_ms / 1000,
             capture_content=settings.capture_content,
         )
@@ -84,12 +92,15 @@ async def serve(settings: RouterSettings) -> None:
             settings.hysteresis(),
             is_elastic=settings.elastic,
         )
+        exposition = Exposition()
+        exposition.add(RouterMetrics(meter, requests, gate, placer, fleet, rebalancer, round_trips))
         admin = RouterAdmin(fleet, requests, tenants, intake, placer, rebalancer)
         server.add(admin_pb2_grpc.add_AdminServicer_to_server, admin)
         server.on_drain(requests.drain)
         fleet.start()
         rebalancer.start()
         stack.push_async_callback(rebalancer.stop)
+        await serve_metrics(settings, exposition, stack)
         await server.start()
         stack.push_async_callback(server.stop)
         await server.set_ready(True)

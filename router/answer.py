@@ -5,7 +5,7 @@ Awaits nothing, and knows nothing of calls or of how they fail.
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from baton.v1 import decode_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
@@ -26,12 +26,16 @@ class Answer:
     Attributes:
         is_prefilling: the prefill worker computes the prompt now.
         is_handed_over: the decode worker holds the prompt's blocks, or computes them itself.
+        num_sequences: that the client is to get.
+        on_first_token: told the moment, in monotonic seconds.
     """
 
     def __init__(self, request: Request, card: ModelCard, arrived: float) -> None:
         params = request.params
         self.is_prefilling = False
         self.is_handed_over = False
+        self.num_sequences = params.n
+        self.on_first_token: Callable[[float], None] = lambda _: None
         self._request = request
         self._eos_token_ids = frozenset() if params.ignore_eos else card.eos_token_ids
         self._account = wire.Account(wire.Timings(arrived), len(request.token_ids))
@@ -239,7 +243,8 @@ class Answer:
         is_complete = output.is_complete
         if shown:
             if self._account.timings.first_token is None:
-                self._account.timings.first_token = time.monotonic()
+                self._account.timings.first_token = moment = time.monotonic()
+                self.on_first_token(moment)
             self._account.num_output_tokens += len(shown)
             known = self._ending(index).reason if is_complete else pb.FINISH_REASON_UNSPECIFIED
             responses.append(wire.chunk(index, shown, text, known))

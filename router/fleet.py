@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Literal
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -35,6 +36,8 @@ from router.worker_model import PoolModel, WorkerModel
 
 logger = logging.getLogger(__name__)
 
+State = Literal["ready", "draining", "unreachable", "starting"]
+
 _RETRY_SECONDS = 0.5
 _PROBE_SECONDS = 1.0
 _READINESS = health_pb2.HealthCheckRequest(service="readiness")
@@ -57,6 +60,15 @@ class Member:
     @property
     def pairing(self) -> bytes:
         return self.record.fingerprint + self.record.layout
+
+    @property
+    def state(self) -> State:
+        """Whether it can take work, and if not, what it does."""
+        if self.record.draining:
+            return "draining"
+        if self.is_serving and self.circuit.is_closed:
+            return "ready"
+        return "unreachable" if self.was_reached else "starting"
 
     @property
     def bytes_per_token(self) -> float:
@@ -157,6 +169,11 @@ class Fleet:
     def is_warm(self) -> bool:
         """Whether the index has all that the workers known here have published."""
         return self._events.is_warm
+
+    @property
+    def staleness(self) -> dict[str, float]:
+        """For how many seconds Redis has not answered, by what it is asked for."""
+        return {"registry": self._registry.staleness, "kv_events": self._events.staleness}
 
     @property
     def members(self) -> list[Member]:

@@ -24,6 +24,7 @@ from router.intake import Intake, Request
 from router.model_card import ModelCard
 from router.placer import Placer
 from router.recovery import Recovery
+from router.request_meter import RequestMeter
 from router.request_trace import tracing_request
 from router.saga import Saga
 
@@ -48,6 +49,7 @@ class Inference:
         tenants: Tenants,
         gate: Gate,
         placer: Placer,
+        meter: RequestMeter,
         coalesce_seconds: float,
         *,
         capture_content: bool = False,
@@ -60,6 +62,7 @@ class Inference:
         self._tenants = tenants
         self._gate = gate
         self._placer = placer
+        self._meter = meter
         self._coalesce_seconds = coalesce_seconds
         self._capture_content = capture_content
         self._budget = RetryBudget()
@@ -84,10 +87,14 @@ class Inference:
         Raises what `baton.serving.errors` lists.
         """
         arrived = time.monotonic()
-        with tracing_request(message, self.card) as trace:
+        with (
+            tracing_request(message, self.card) as trace,
+            self._meter.begin(message.WhichOneof("input"), arrived) as metered,
+        ):
             good = await self._read(message, caller, deadline)
             answer = Answer(good, self.card, arrived)
             recovery = Recovery(good.request_id, self._budget)
+            metered.answered_by(answer, recovery)
             pace = Pace(self._coalesce_seconds)
             saga = Saga(good, self._fleet, self._placer, answer, recovery, deadline, pace)
             self._requests.add(saga)

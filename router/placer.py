@@ -3,7 +3,7 @@
 Knows nothing of calls or of what becomes of a request.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
@@ -21,9 +21,16 @@ from router.work import Work
 
 _NUM_REMEMBERED = 128
 
+PLACED = ("handoff", "decode_alone", "nobody")
+"""What a decision may come to."""
+
 
 class Placer:
-    """Asks the fleet for a snapshot, and decides by it."""
+    """Asks the fleet for a snapshot, and decides by it.
+
+    Attributes:
+        num_placed: decisions since the start, by what they came to.
+    """
 
     def __init__(
         self, fleet: Fleet, rules: Rules = DEFAULT_RULES, recorder: Recorder | None = None
@@ -31,6 +38,7 @@ class Placer:
         self._fleet = fleet
         self._rules = rules
         self._recorder = recorder
+        self.num_placed: Counter[str] = Counter()
         self._remembered: OrderedDict[tuple[str, str], Decision] = OrderedDict()
 
     def place(
@@ -53,6 +61,7 @@ class Placer:
             if decision.placement is None and crowded:
                 decision = self._decide(work, refused, broken)
             span.decided(decision)
+        self.num_placed[_way(decision)] += 1
         self._remember(work.request.tenant.name, decision)
         if self._recorder is not None:
             self._recorder.decided(decision, self._hashing(decision, work))
@@ -120,6 +129,12 @@ class Placer:
         self._remembered.move_to_end(key)
         if len(self._remembered) > _NUM_REMEMBERED:
             self._remembered.popitem(last=False)
+
+
+def _way(decision: Decision) -> str:
+    if decision.placement is None:
+        return "nobody"
+    return "handoff" if decision.placement.prefill else "decode_alone"
 
 
 def _passed_over(candidate: Candidate) -> Candidate:

@@ -99,6 +99,7 @@ class Recovery:
         crowded: the worker that has just given the request back, to be asked if no other one can
             be; empty for none.
         is_accepted: the client was told that the request is.
+        setbacks: all that have come.
     """
 
     def __init__(self, request_id: str, budget: RetryBudget, pauses: Backoff = PAUSES) -> None:
@@ -106,6 +107,7 @@ class Recovery:
         self.broken: set[Pair] = set()
         self.crowded = ""
         self.is_accepted = False
+        self.setbacks: list[SetbackKind] = []
         self._request_id = request_id
         self._budget = budget
         self._pauses = pauses
@@ -127,6 +129,7 @@ class Recovery:
     def after(self, setback: Setback, num_tokens: int) -> float:
         """Seconds to wait before the next try, `num_tokens` into the output. Raises what ends the
         request."""
+        self.setbacks.append(setback.kind)
         pause = self._wait_for_room(setback, num_tokens)
         if pause is None:
             pause = self._try_again(setback, num_tokens)

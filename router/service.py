@@ -16,7 +16,7 @@ from baton.v1 import admin_pb2, admin_pb2_grpc
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc as pb_grpc
 from router import wire
-from router.fleet import Fleet, Member
+from router.fleet import Fleet, Member, State
 from router.in_flight import Requests
 from router.inference import Inference
 from router.intake import Intake
@@ -29,6 +29,14 @@ logger = logging.getLogger(__name__)
 _FLUSH_SECONDS = 5.0
 # For a worker to drain, where the caller sets no deadline.
 _SET_ROLE_SECONDS = 600.0
+
+
+_STATES: dict[State, admin_pb2.WorkerState.ValueType] = {
+    "ready": admin_pb2.WORKER_STATE_READY,
+    "draining": admin_pb2.WORKER_STATE_DRAINING,
+    "unreachable": admin_pb2.WORKER_STATE_UNREACHABLE,
+    "starting": admin_pb2.WORKER_STATE_STARTING,
+}
 
 
 class InferenceService(pb_grpc.InferenceServicer):
@@ -162,17 +170,7 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
             role=role_to_message(record.role),
             endpoint=record.endpoint,
             epoch=record.epoch,
-            state=_state(member),
+            state=_STATES[member.state],
             num_requests=member.load.num_sequences,
             num_indexed_blocks=self._fleet.index.num_blocks(record.id),
         )
-
-
-def _state(member: Member) -> admin_pb2.WorkerState.ValueType:
-    if member.record.draining:
-        return admin_pb2.WORKER_STATE_DRAINING
-    if member.is_serving and member.circuit.is_closed:
-        return admin_pb2.WORKER_STATE_READY
-    if member.was_reached:
-        return admin_pb2.WORKER_STATE_UNREACHABLE
-    return admin_pb2.WORKER_STATE_STARTING

@@ -84,7 +84,11 @@ class LocalCluster:
             "drain_timeout_s": _DRAIN_TIMEOUT,
         }
         self._router = Process(
-            "router", "router", port or self._free_port(), {**all_flags, **router_flags}
+            "router",
+            "router",
+            port or self._free_port(),
+            {**all_flags, **router_flags},
+            metrics_port=self._free_port(),
         )
         num_threads = _threads_of_each(num_prefill + num_decode, worker_flags.get("device"))
         all_flags |= {"num_threads": num_threads, **worker_flags}
@@ -104,6 +108,11 @@ class LocalCluster:
     def address(self) -> str:
         """Where the router listens: what a `Client` takes. Final once `start` has returned."""
         return self._router.endpoint
+
+    @property
+    def metrics_endpoints(self) -> dict[str, str]:
+        """Where each process serves its metrics, at /metrics. Final once `start` has returned."""
+        return {p.name: p.metrics_endpoint for p in self.processes if p.metrics_endpoint}
 
     @property
     def processes(self) -> list[Process]:
@@ -237,17 +246,24 @@ class LocalCluster:
     def _move_those_without_port(self) -> None:
         """Starts those again, on other ports, that found theirs taken."""
         for process in self.processes:
-            may_move = process is not self._router or self._may_move_router
-            if may_move and process.lost_its_port and process.num_starts < _MAX_STARTS:
+            lost = process.lost_port if process.num_starts < _MAX_STARTS else None
+            if lost is None:
+                continue
+            if lost == process.metrics_port:
+                process.metrics_port = self._free_port()
+            elif process is not self._router or self._may_move_router:
                 process.port = self._free_port()
-                process.start(process.log_path.parent)
+            else:
+                continue
+            process.start(process.log_path.parent)
 
     def _pool(self, role: Role, number: int, flags: Flags) -> Iterator[Process]:
         for index in range(number):
             name = f"{role}-{index}"
             # In a Redis shared with others this would not be the only one of its name.
             own = {} if self.redis is None else {"worker_id": name}
-            yield Process(name, role, self._free_port(), {**own, **flags})
+            port, metrics_port = self._free_port(), self._free_port()
+            yield Process(name, role, port, {**own, **flags}, metrics_port=metrics_port)
 
     def _free_port(self) -> int:
         port = free_port(self._ports)

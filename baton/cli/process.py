@@ -40,14 +40,18 @@ class Process:
     Attributes:
         name: such as "router", "prefill-0", "decode-1".
         port: where it listens; changed only while it is not running.
+        metrics_port: where it serves its metrics; so too. None: wherever it likes.
         num_starts: how often it was started.
         was_signalled: `signal` has told it to end, so that its end is no accident.
     """
 
-    def __init__(self, name: str, role: Role, port: int, flags: Flags) -> None:
+    def __init__(
+        self, name: str, role: Role, port: int, flags: Flags, *, metrics_port: int | None = None
+    ) -> None:
         self.name = name
         self.role = role
         self.port = port
+        self.metrics_port = metrics_port
         self.num_starts = 0
         self.was_signalled = False
         self._flags = flags
@@ -65,8 +69,19 @@ class Process:
     @property
     def endpoint(self) -> str:
         """Where this machine reaches it: "host:port"."""
+        return f"{self._host}:{self.port}"
+
+    @property
+    def metrics_endpoint(self) -> str | None:
+        """Where this machine reads its metrics: "host:port"; None where it serves none."""
+        port = self._flags.get("metrics_port", self.metrics_port)
+        is_served = port and self._flags.get("metrics", True)
+        return f"{self._host}:{port}" if is_served else None
+
+    @property
+    def _host(self) -> str:
         host = str(self._flags.get("host") or HOST)
-        return f"{HOST if host in _WILDCARDS else host}:{self.port}"
+        return HOST if host in _WILDCARDS else host
 
     @property
     def worker_id(self) -> str:
@@ -80,7 +95,7 @@ class Process:
 
     @property
     def _arguments(self) -> list[str]:
-        own = {"host": HOST, "port": self.port}
+        own = {"host": HOST, "port": self.port, "metrics_port": self.metrics_port}
         flags = {name: v for name, v in {**own, **self._flags}.items() if name not in self._secrets}
         return _flags(flags)
 
@@ -105,9 +120,11 @@ class Process:
         return self._popen is not None and not self.is_running and not self.was_signalled
 
     @property
-    def lost_its_port(self) -> bool:
-        """Whether it ended because somebody else listens on its port."""
-        return self.has_failed and f"port {self.port} on " in self.log_tail()
+    def lost_port(self) -> int | None:
+        """The port of its own that somebody else listens on, if it ended for that."""
+        said = self.log_tail() if self.has_failed else ""
+        ports = (self.port, self.metrics_port)
+        return next((port for port in ports if f"port {port} on " in said), None)
 
     def start(self, log_dir: Path) -> None:
         """Starts it, again if it had ended; its log goes on in `log_dir`, made if needed.

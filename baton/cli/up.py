@@ -54,7 +54,7 @@ def _serve(cluster: LocalCluster, console: Console) -> None:
     began = time.monotonic()
     with status_display(console) as on_status:
         cluster.start(timeout=None, on_status=on_status)
-    console.print(_how_to_use(cluster.address, time.monotonic() - began), highlight=False)
+    console.print(_how_to_use(cluster, time.monotonic() - began), highlight=False)
     has_redis = cluster.redis is not None
     while True:
         cluster.check()
@@ -64,12 +64,15 @@ def _serve(cluster: LocalCluster, console: Console) -> None:
         time.sleep(_CHECK_INTERVAL)
 
 
-def _how_to_use(address: str, seconds: float) -> str:
+def _how_to_use(cluster: LocalCluster, seconds: float) -> str:
+    address = cluster.address
+    metrics = ", ".join(f"{e} ({name})" for name, e in cluster.metrics_endpoints.items())
     option = "" if address == DEFAULT_ADDRESS else f" --address {address}"
     return (
         f"ready after {seconds:.1f} s at {address}. In another terminal:\n"
         f'  baton generate{option} "def fibonacci(n):"\n'
         f"  baton chat{option}\n"
         f"  baton workers{option}\n"
+        f"Metrics are at /metrics of {metrics}.\n"
         "Ctrl-C stops the cluster."
     )

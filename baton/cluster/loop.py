@@ -35,6 +35,7 @@ class RedisLoop:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._answering_since: float | None = None
+        self._answered_at = time.monotonic()
         self._num_failures = 0
 
     @property
@@ -44,6 +45,14 @@ class RedisLoop:
         A step sees the state that the step before it left.
         """
         return self._answering_since
+
+    @property
+    def staleness(self) -> float:
+        """Seconds since the last good step, or since there should have been one, while steps fail;
+        0 while they do not."""
+        if self._answering_since is not None:
+            return 0.0
+        return time.monotonic() - self._answered_at
 
     def start(self) -> None:
         """Begins at once. Needs a running event loop; starting twice is a mistake."""
@@ -80,8 +89,9 @@ class RedisLoop:
     def _succeeded(self) -> None:
         if self._num_failures:
             _logger.warning("%s: Redis answers again", self._name)
+        self._answered_at = time.monotonic()
         if self._answering_since is None:
-            self._answering_since = time.monotonic()
+            self._answering_since = self._answered_at
         self._num_failures = 0
 
     def _failed(self, error: Exception) -> float:

@@ -103,6 +103,11 @@ class EventPublisher:
         no complete snapshot."""
         return self._compaction.sequence
 
+    @property
+    def staleness(self) -> float:
+        """Seconds for which Redis has not answered; 0 while it does."""
+        return self._loop.staleness
+
     def start(self) -> None:
         """Publishes in the background, a snapshot first. Needs a running event loop."""
         self._loop.start()

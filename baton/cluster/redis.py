@@ -23,6 +23,7 @@ from redis.typing import KeyT, StreamIdT
 
 from baton.cluster.address import RedisAddress, parse_address
 from baton.cluster.master import MasterLookup, tls_options
+from baton.cluster.round_trips import Kind, RoundTrips
 from baton.errors import UnavailableError
 
 TIMEOUT = 1.0  # seconds that one round trip may take
@@ -34,24 +35,41 @@ _HEALTH_CHECK_INTERVAL = 10  # seconds of silence after which a connection is tr
 _OLDEST_VERSION = (6, 2)
 
 
-def connect(url: str) -> Redis:
+class _Client(Redis):
+    """One that counts what it is asked."""
+
+    round_trips: RoundTrips
+
+
+def connect(url: str, round_trips: RoundTrips | None = None) -> Redis:
     """A client for the Redis at `url` (`baton.cluster.address`); contacts nothing yet. The caller
     closes it (`aclose`).
 
     Behind sentinels, or in a cluster, each new connection goes to whoever is the master then.
 
+    Args:
+        round_trips: counts those of `transact` and `read_streams`.
+
     Raises:
         InvalidArgumentError: `url` is not a Redis URL.
     """
-    address = parse_address(url)
+    client = _client(parse_address(url))
+    client.round_trips = round_trips or RoundTrips()
+    return client
+
+
+def _client(address: RedisAddress) -> _Client:
     options = _options(address)
     if address.kind == "standalone":
         ((host, port),) = address.nodes
-        return Redis(host=host, port=port, **options)
+        return _Client(host=host, port=port, **options)
     if address.kind == "unix":
-        return Redis(unix_socket_path=address.path, **options)
+        return _Client(unix_socket_path=address.path, **options)
     make_pool: Callable[..., ConnectionPool] = SentinelConnectionPool
-    return Redis.from_pool(make_pool(address.service, MasterLookup(address), **options))
+    pool = make_pool(address.service, MasterLookup(address), **options)
+    client = _Client.from_pool(pool)
+    assert isinstance(client, _Client), "a class method of its own"
+    return client
 
 
 def check_answers(url: str) -> None:
@@ -75,7 +93,7 @@ async def transact(redis: Redis, *commands: Command) -> list[Any]:
     Raises:
         redis.exceptions.RedisError, OSError: in time. Whether the commands ran is then unknown.
     """
-    async with _bounded(redis, TIMEOUT), redis.pipeline(transaction=True) as pipeline:
+    async with _bounded(redis, "command", TIMEOUT), redis.pipeline(transaction=True) as pipeline:
         for command in commands:
             pipeline.execute_command(*command)
         replies: list[Any] = await pipeline.execute()
@@ -91,19 +109,21 @@ async def read_streams(
     Raises:
         redis.exceptions.RedisError, OSError: in time, behind that wait.
     """
-    async with _bounded(redis, TIMEOUT + wait_ms / 1000):
+    async with _bounded(redis, "read", TIMEOUT + wait_ms / 1000):
         after: dict[KeyT, StreamIdT] = dict(positions)  # type: ignore[arg-type]
         replies: Any = await redis.xread(after, count=max_entries, block=wait_ms or None)
         return list(replies)
 
 
 @asynccontextmanager
-async def _bounded(redis: Redis, seconds: float) -> AsyncIterator[None]:
+async def _bounded(redis: Redis, kind: Kind, seconds: float) -> AsyncIterator[None]:
     """Gives up after `seconds`, and some more to connect; and has new connections look for the
     master if it is elsewhere."""
+    round_trips = redis.round_trips if isinstance(redis, _Client) else RoundTrips()
     try:
-        async with asyncio.timeout(CONNECT_TIMEOUT + seconds):
-            yield
+        with round_trips.timed(kind):
+            async with asyncio.timeout(CONNECT_TIMEOUT + seconds):
+                yield
     except MovedError:
         await redis.connection_pool.disconnect()
         raise

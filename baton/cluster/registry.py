@@ -175,6 +175,11 @@ class Registration:
         """Whether Redis did not answer the latest renewal, or there was none yet."""
         return self._loop.answering_since is None
 
+    @property
+    def staleness(self) -> float:
+        """Seconds for which Redis has not answered; 0 while it does."""
+        return self._loop.staleness
+
     def start(self) -> None:
         """Registers in the background, at once and then every interval. Needs an event loop."""
         self._loop.start()

@@ -101,6 +101,11 @@ class EventSubscriber:
         """Whether Redis did not answer the latest read, or was not asked yet."""
         return self._loop.answering_since is None
 
+    @property
+    def staleness(self) -> float:
+        """Seconds for which Redis has not answered; 0 while it does."""
+        return self._loop.staleness
+
     def start(self) -> None:
         """Reads in the background. Needs a running event loop."""
         self._loop.start()

@@ -73,6 +73,11 @@ class RegistryWatcher:
         """Whether Redis did not answer the latest poll, or was not polled yet."""
         return self._loop.answering_since is None
 
+    @property
+    def staleness(self) -> float:
+        """Seconds for which Redis has not answered; 0 while it does."""
+        return self._loop.staleness
+
     async def first_read(self) -> None:
         """Waits until Redis has been read once, and `records` are those that were there."""
         await self._has_read.wait()

@@ -52,6 +52,9 @@ _CODES: dict[type[BaseException], grpc.StatusCode] = {
 }
 
 
+_CODE_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
+
+
 def status_of(error: BaseException) -> status_pb2.Status:
     """The status a caller is told.
 
@@ -63,6 +66,13 @@ def status_of(error: BaseException) -> status_pb2.Status:
     if code is None:
         return _status(grpc.StatusCode.INTERNAL, UNEXPECTED)
     return _status(code, str(error) or code.value[1], *_details_of(error))
+
+
+def code_of(error: BaseException) -> str:
+    """The name of the code that a caller is told, such as "UNAVAILABLE"."""
+    if isinstance(error, GeneratorExit):  # of a handler whose caller has left
+        return grpc.StatusCode.CANCELLED.name
+    return _CODE_NAMES[status_of(error).code]
 
 
 def _cause(error: BaseException) -> BaseException:

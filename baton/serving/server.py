@@ -1,7 +1,6 @@
 """The life of one gRPC server: listen, be ready, drain, stop. Knows nothing of what it serves."""
 
 import asyncio
-import errno
 import logging
 import signal
 import socket
@@ -15,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 from baton.errors import FailedPreconditionError
 from baton.serving.channels import server_options
 from baton.serving.interceptors import ErrorInterceptor, InFlightInterceptor
+from baton.serving.listening import cannot_listen, host_and_port
 from baton.serving.settings import ServingSettings
 
 LIVENESS = "liveness"
@@ -66,7 +66,7 @@ class Server:
     @property
     def endpoint(self) -> str:
         """Where others reach it, "host:port". Valid after `start`."""
-        return _address(self._settings.advertise_host or self._settings.host, self.port)
+        return host_and_port(self._settings.advertise_host or self._settings.host, self.port)
 
     @property
     def is_draining(self) -> bool:
@@ -165,10 +165,11 @@ class Server:
         _check_bindable(host, port)
         try:
             if self._credentials is None:
-                return self._grpc.add_insecure_port(_address(host, port))
-            return self._grpc.add_secure_port(_address(host, port), self._credentials)
+                return self._grpc.add_insecure_port(host_and_port(host, port))
+            return self._grpc.add_secure_port(host_and_port(host, port), self._credentials)
         except RuntimeError as error:
-            raise FailedPreconditionError(f"cannot listen on {_address(host, port)}") from error
+            where = host_and_port(host, port)
+            raise FailedPreconditionError(f"cannot listen on {where}") from error
 
 
 class _NamingServer:
@@ -205,12 +206,4 @@ def _check_bindable(host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            problem = f"port {port} on {host} is taken; choose another with --port"
-        else:
-            problem = f"cannot listen on {_address(host, port)}: {error.strerror}"
-        raise FailedPreconditionError(problem) from error
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        raise cannot_listen(host, port, "--port", error) from error

@@ -73,6 +73,10 @@ class ServingSettings(BaseSettings):
         30.0, ge=0, description="Seconds that requests in flight may take to end when stopping."
     )
     reflection: bool = Field(False, description="Let clients ask which services are offered.")
+    metrics: bool = Field(True, description="Serve metrics over HTTP, at /metrics.")
+    metrics_port: int = Field(
+        0, ge=0, le=65535, description="Port for metrics, on --host; 0 takes any free one."
+    )
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(_upper)] = (
         Field("INFO", description="Least severe lines to log.")
     )

@@ -9,6 +9,7 @@ from baton.worker.sharing import SharingService
 from baton.worker.worker import Worker
 from kvtransfer.client import KvFetcher
 from kvtransfer.lease_table import LeaseTable
+from kvtransfer.meter import TransferMeter
 from kvtransfer.service import KvTransferService, add_to_server
 
 
@@ -29,6 +30,11 @@ class KvExchange:
         worker.on_load(self._open)
         worker.kv_server.add(add_to_server, KvTransferService(self.leases, self._pools.served))
         worker.server.add(add_KvSharingServicer_to_server, SharingService(worker, self.leases))
+
+    @property
+    def transfers(self) -> TransferMeter:
+        """Counts what was fetched."""
+        return TransferMeter() if self._fetcher is None else self._fetcher.meter
 
     @property
     def fetcher(self) -> KvFetcher:

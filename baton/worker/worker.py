@@ -18,13 +18,16 @@ from baton.cluster.events import KvEvents
 from baton.cluster.publisher import EventPublisher
 from baton.cluster.redis import connect
 from baton.cluster.registry import Registration, Role, WorkerRecord, new_epoch
+from baton.cluster.round_trips import RoundTrips
 from baton.engine.async_engine import AsyncEngine
 from baton.engine.core.block_pool import CacheEvents
 from baton.engine.engine import Engine
 from baton.errors import UnavailableError
 from baton.serving.channels import Channels
 from baton.serving.server import Server
+from baton.serving.telemetry.exposition import Exposition
 from baton.serving.telemetry.propagation import trace_interceptors
+from baton.serving.telemetry.serving import serve_metrics
 from baton.worker.memory import keep_freed_memory
 from baton.worker.settings import WorkerSettings
 from kvtransfer.handle import Pairing
@@ -51,6 +54,8 @@ class Worker:
         epoch: grows from start to start, and from role to role.
         channels: to other workers, for their blocks.
         num_leases, num_promised_blocks: what it holds beside the engine, for reports.
+        exposition: its metrics.
+        round_trips: to Redis.
     """
 
     def __init__(self, role: Role, settings: WorkerSettings) -> None:
@@ -64,10 +69,13 @@ class Worker:
         self.epoch = new_epoch()
         self.phase = "starting"
         self.progress = 0.0
+        self.exposition = Exposition()
+        self.round_trips = RoundTrips()
         self.num_leases: Callable[[], int] = lambda: 0
         self.num_promised_blocks: Callable[[], int] = lambda: 0
         self._engine: AsyncEngine | None = None
         self._on_load: list[Callable[[AsyncExitStack], Awaitable[None]]] = []
+        self._on_new_life: list[Callable[[], None]] = []
         self._first_role = role
         self._is_leaving = False
         self._is_paused = False
@@ -137,6 +145,24 @@ class Worker:
         It is where what needs the engine is set up; closing the stack must undo it."""
         self._on_load.append(callback)
 
+    def on_new_life(self, callback: Callable[[], None]) -> None:
+        """Has `callback` called when a life ends and another one, in another role, is to begin."""
+        self._on_new_life.append(callback)
+
+    @property
+    def staleness(self) -> dict[str, float]:
+        """For how many seconds Redis has not answered, by what it is asked for; empty where it is
+        not asked."""
+        if self._registration is None or self._publisher is None:
+            return {}
+        return {"registry": self._registration.staleness, "kv_events": self._publisher.staleness}
+
+    @property
+    def num_unpublished_events(self) -> int:
+        """KV events that Redis does not know of yet."""
+        publisher = self._publisher
+        return 0 if publisher is None else publisher.sequence - publisher.published
+
     def pairing(self) -> Pairing:
         """What another worker must share to exchange blocks with this one."""
         engine = self.engine.engine
@@ -172,6 +198,8 @@ class Worker:
         """
         assert self._is_paused, "work may come meanwhile"
         assert self.num_calls == 0, "a call of the life before"
+        for callback in self._on_new_life:
+            callback()
         self.role, self.epoch = role, max(new_epoch(), self.epoch + 1)
         former = self._publisher
         if former is not None:
@@ -209,6 +237,7 @@ class Worker:
 
     async def listen(self, stack: AsyncExitStack) -> None:
         """Starts the servers, which answer before there is a model. Closing `stack` stops them."""
+        await serve_metrics(self.settings, self.exposition, stack)
         for server in self._servers:
             await server.start()
             stack.push_async_callback(server.stop)
@@ -220,7 +249,8 @@ class Worker:
         Closing `stack` undoes it.
         """
         url = self.settings.redis_url
-        redis = connect(url) if url else None  # what is wrong with it is told before all else
+        # What is wrong with it is told before all else.
+        redis = connect(url, self.round_trips) if url else None
         loaded = await asyncio.to_thread(
             Engine.from_pretrained,
             self.settings.model_path,

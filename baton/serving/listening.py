@@ -1,0 +1,20 @@
+"""Addresses that a process listens on, and why it cannot."""
+
+import errno
+
+from baton.errors import FailedPreconditionError
+
+
+def host_and_port(host: str, port: int) -> str:
+    """As one string; an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def cannot_listen(host: str, port: int, flag: str, error: OSError) -> FailedPreconditionError:
+    """Says why, and which flag chooses another port."""
+    if error.errno == errno.EADDRINUSE:
+        return FailedPreconditionError(
+            f"port {port} on {host} is taken; choose another with {flag}"
+        )
+    reason = error.strerror or str(error)
+    return FailedPreconditionError(f"cannot listen on {host_and_port(host, port)}: {reason}")

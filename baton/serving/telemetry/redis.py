@@ -1,0 +1,42 @@
+"""What a process tells of its dealings with Redis."""
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from prometheus_client.core import Metric
+
+from baton.serving.telemetry.families import counter, gauge
+
+
+class RoundTrips(Protocol):
+    """What is counted, each by the kind of the round trip (`baton.cluster.round_trips`)."""
+
+    @property
+    def num_answered(self) -> Mapping[str, int]: ...
+    @property
+    def num_failed(self) -> Mapping[str, int]: ...
+    @property
+    def seconds(self) -> Mapping[str, float]: ...
+
+
+def redis_metrics(round_trips: RoundTrips, staleness: Mapping[str, float]) -> Iterable[Metric]:
+    """`staleness`: for how many seconds Redis has not answered, by what it is asked for."""
+    numbers = {"answered": round_trips.num_answered, "failed": round_trips.num_failed}
+    yield counter(
+        "baton_redis_round_trips_total",
+        "Round trips to Redis: commands, or reads of streams, which wait a while for news.",
+        {(kind, how): n for how, by_kind in numbers.items() for kind, n in by_kind.items()},
+        ("kind", "outcome"),
+    )
+    yield counter(
+        "baton_redis_round_trip_seconds_total",
+        "What the answered round trips to Redis took together, the wait for news among it.",
+        {(kind,): seconds for kind, seconds in round_trips.seconds.items()},
+        ("kind",),
+    )
+    yield gauge(
+        "baton_redis_staleness_seconds",
+        "For how long Redis has not answered, by what it is asked for; 0 while it answers.",
+        {(what,): seconds for what, seconds in staleness.items()},
+        ("what",),
+    )

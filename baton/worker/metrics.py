@@ -1,0 +1,227 @@
+"""What a worker tells of itself: read, when somebody asks, from what it knows anyway."""
+
+from collections.abc import Iterable
+
+from prometheus_client.core import Metric
+
+from baton.engine.core.scheduler_stats import SchedulerStats
+from baton.serving.telemetry.families import counter, gauge, histogram
+from baton.serving.telemetry.redis import redis_metrics
+from baton.worker.exchange import KvExchange
+from baton.worker.role_totals import RoleTotals, Totals
+from baton.worker.worker import Worker
+from kvtransfer.meter import REASONS
+
+_STEPS, _STEP_TOKENS = "baton_steps_total", "baton_step_tokens_total"
+_STEP_SECONDS = "baton_step_seconds_total"
+_HITS, _LOOKUPS = "baton_prefix_hit_tokens_total", "baton_prefix_lookup_tokens_total"
+_PREEMPTIONS = "baton_preemptions_total"
+_DRAFTED, _ACCEPTED = "baton_drafted_tokens_total", "baton_accepted_tokens_total"
+
+# By name: what it tells, and its labels beside the role.
+_COUNTED: dict[str, tuple[str, tuple[str, ...]]] = {
+    _STEPS: ("Steps of the engine that computed something.", ()),
+    _STEP_TOKENS: (
+        "Tokens that steps have computed: prompt tokens, or one token of a sequence that decodes; "
+        "guessed ones are among the former.",
+        ("kind",),
+    ),
+    _STEP_SECONDS: (
+        "What the engine's thread spent its steps with: to schedule them, to compute them "
+        "(forward), to choose tokens (sample).",
+        ("phase",),
+    ),
+    _HITS: (
+        "Prompt tokens that were not computed, since their KV was cached here (prefill_local, "
+        "decode_local) or came from another worker's cache (external).",
+        ("source",),
+    ),
+    _LOOKUPS: ("Prompt tokens of the sequences that were started, cached or not.", ()),
+    _PREEMPTIONS: (
+        "Sequences that had to make room: computed again, swapped to host memory, or returned to "
+        "the router.",
+        ("mode",),
+    ),
+    _DRAFTED: ("Tokens that were guessed ahead.", ()),
+    _ACCEPTED: ("Guessed tokens that proved right.", ()),
+}
+
+
+class WorkerMetrics:
+    """A collector (`baton.serving.telemetry.exposition`). A worker that loads its model tells that
+    alone."""
+
+    def __init__(self, worker: Worker, exchange: KvExchange) -> None:
+        self._worker = worker
+        self._exchange = exchange
+        self._totals = RoleTotals()
+        worker.on_new_life(self._settle)
+
+    def collect(self) -> Iterable[Metric]:
+        worker = self._worker
+        yield gauge(
+            "baton_worker_ready",
+            "Whether the worker takes work.",
+            {(worker.role,): worker.is_ready and not worker.is_draining},
+            ("role",),
+        )
+        yield from redis_metrics(worker.round_trips, worker.staleness)
+        yield gauge(
+            "baton_unpublished_kv_events",
+            "Changes of what is cached here that routers cannot know of yet.",
+            worker.num_unpublished_events,
+        )
+        if worker.is_ready:
+            stats = worker.engine.stats()
+            yield from self._information()
+            yield from self._sequences(stats)
+            yield from self._blocks(stats)
+            yield from self._counted()
+        yield from self._transfers()
+
+    def _settle(self) -> None:
+        """Brings the totals up to date, as part of the worker's present role."""
+        if not self._worker.is_ready:
+            return
+        engine = self._worker.engine
+        stats, done, spent = engine.stats(), engine.engine.work_done, engine.engine.time_spent
+        num_recomputed = stats.num_preemptions - stats.num_swaps - stats.num_returns
+        totals: Totals = {
+            _STEPS: {(): done.num_steps},
+            _STEP_TOKENS: {
+                ("prompt",): done.num_prompt_tokens,
+                ("decode",): done.num_decode_tokens,
+            },
+            _STEP_SECONDS: {
+                ("schedule",): spent.schedule,
+                ("forward",): spent.forward,
+                ("sample",): spent.sample,
+            },
+            _HITS: {("local",): stats.num_hit_tokens, ("external",): stats.num_pulled_tokens},
+            _LOOKUPS: {(): stats.num_prompt_tokens},
+            _PREEMPTIONS: {
+                ("recompute",): num_recomputed,
+                ("swap",): stats.num_swaps,
+                ("return",): stats.num_returns,
+            },
+            _DRAFTED: {(): stats.num_drafted_tokens},
+            _ACCEPTED: {(): stats.num_accepted_tokens},
+        }
+        self._totals.settle(self._worker.role, totals)
+
+    def _counted(self) -> Iterable[Metric]:
+        self._settle()
+        for name, (text, labels) in _COUNTED.items():
+            values = self._totals.of(name)
+            if name == _HITS:
+                values = {(r, _source(r, kind)): n for (r, kind), n in values.items()}
+            yield counter(name, text, values, ("role", *labels))
+
+    def _information(self) -> Iterable[Metric]:
+        worker, engine = self._worker, self._worker.engine.engine
+        yield gauge(
+            "baton_worker_info",
+            "Always 1; who the worker is.",
+            {(worker.id, worker.role, engine.info.name): 1},
+            ("worker", "role", "model"),
+        )
+        yield gauge(
+            "baton_step_token_budget",
+            "Tokens that one step computes at most.",
+            {(worker.role,): engine.max_num_batched_tokens},
+            ("role",),
+        )
+        yield gauge(
+            "baton_sequence_budget",
+            "Sequences that run at once at most.",
+            {(worker.role,): engine.config.max_num_seqs},
+            ("role",),
+        )
+
+    def _sequences(self, stats: SchedulerStats) -> Iterable[Metric]:
+        numbers = {
+            "waiting": stats.num_waiting,
+            "running": stats.num_running,
+            "awaiting_kv": stats.num_awaiting_kv,
+            "swapped": stats.num_swapped,
+            "kept": stats.num_kept,
+        }
+        role = self._worker.role
+        yield gauge(
+            "baton_sequences",
+            "Sequences in the engine: waiting for room, running, waiting for their KV, swapped to "
+            "host memory, or computed and kept for another worker.",
+            {(role, state): number for state, number in numbers.items()},
+            ("role", "state"),
+        )
+
+    def _blocks(self, stats: SchedulerStats) -> Iterable[Metric]:
+        role, leases = self._worker.role, self._exchange.leases
+        num_free = stats.num_blocks - stats.num_held_blocks - stats.num_cached_blocks
+        yield gauge(
+            "baton_kv_blocks",
+            "KV blocks: held by sequences or leases, cached and held by nobody, or free.",
+            {
+                (role, "held"): stats.num_held_blocks,
+                (role, "cached"): stats.num_cached_blocks,
+                (role, "free"): num_free,
+            },
+            ("role", "state"),
+        )
+        yield gauge(
+            "baton_promised_kv_blocks",
+            "KV blocks that admitted requests were promised to arrive with.",
+            {(role,): self._worker.num_promised_blocks()},
+            ("role",),
+        )
+        yield gauge(
+            "baton_leases",
+            "Leases that are not over: what other workers are to fetch here.",
+            {(role,): len(leases)},
+            ("role",),
+        )
+        yield gauge(
+            "baton_oldest_lease_age_seconds",
+            "Since the oldest lease that is not over was opened; 0 where there is none.",
+            {(role,): leases.oldest_age},
+            ("role",),
+        )
+
+    def _transfers(self) -> Iterable[Metric]:
+        transfers = self._exchange.transfers
+        yield histogram(
+            "baton_kv_transfer_seconds",
+            "From asking another worker for blocks until they are confirmed; those that are yet "
+            "to be computed are waited for.",
+            transfers.seconds.by_labels,
+            ("connector",),
+        )
+        yield histogram(
+            "baton_kv_transfer_exposed_seconds",
+            "The part of a transfer after the last block was computed: what a request waits for.",
+            transfers.exposed.by_labels,
+            ("connector",),
+        )
+        yield counter(
+            "baton_kv_transfer_bytes_total",
+            "KV that has come from other workers, in bytes.",
+            {(connector,): n for connector, n in transfers.num_bytes.items()},
+            ("connector",),
+        )
+        yield counter(
+            "baton_kv_transfer_blocks_total",
+            "KV blocks that have come from other workers.",
+            {(connector,): n for connector, n in transfers.num_blocks.items()},
+            ("connector",),
+        )
+        yield counter(
+            "baton_kv_transfer_failures_total",
+            "Transfers that brought nothing, by reason: the lease was over, bytes were damaged or "
+            "late, the workers may not pair, the source was lost, the request was called off.",
+            {(reason,): transfers.num_failures[reason] for reason in REASONS},
+            ("reason",),
+        )
+
+
+def _source(role: str, kind: str) -> str:
+    return f"{role}_local" if kind == "local" else kind

@@ -1,0 +1,169 @@
+import asyncio
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+
+from baton.errors import FailedPreconditionError
+from baton.serving.telemetry.scrape_server import (
+    MAX_CONNECTIONS,
+    MAX_REQUEST_BYTES,
+    Render,
+    ScrapeServer,
+)
+
+GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def told(accept: str) -> tuple[bytes, str]:
+    return f"for {accept}\n".encode(), "text/plain"
+
+
+@asynccontextmanager
+async def scraped(render: Render = told, **settings: Any) -> AsyncIterator[ScrapeServer]:
+    server = ScrapeServer(render, "127.0.0.1", 0, **settings)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+async def connect(server: ScrapeServer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = server.endpoint.rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def asked(server: ScrapeServer, request: bytes) -> tuple[bytes, bytes]:
+    """Head and body of the answer."""
+    reader, writer = await connect(server)
+    writer.write(request)
+    async with asyncio.timeout(10.0):
+        answer = await reader.read()
+    writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return head, body
+
+
+async def test_metrics_are_for_whoever_asks_with_a_client_of_its_own():
+    async with scraped() as server:
+
+        def read() -> tuple[bytes, str]:
+            request = urllib.request.Request(
+                f"http://{server.endpoint}/metrics", headers={"Accept": "all/things"}
+            )
+            with urllib.request.urlopen(request, timeout=10) as response:
+                return response.read(), response.headers["Content-Type"]
+
+        assert await asyncio.to_thread(read) == (b"for all/things\n", "text/plain")
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        (b"GET / HTTP/1.1", b"404 Not Found"),
+        (b"GET /metricsx HTTP/1.1", b"404 Not Found"),
+        (b"POST /metrics HTTP/1.1", b"405 Method Not Allowed"),
+        (b"\xff\x00", b"404 Not Found"),
+        (b"GET /metrics?name=x HTTP/1.0", b"200 OK"),
+    ],
+)
+async def test_all_else_is_refused(line: bytes, status: bytes):
+    async with scraped() as server:
+        head, _ = await asked(server, line + b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 " + status)
+
+
+async def test_a_head_request_gets_no_body():
+    async with scraped() as server:
+        head, body = await asked(server, GET.replace(b"GET", b"HEAD"))
+        assert b"Content-Length: 5" in head
+        assert body == b""
+
+
+async def test_what_cannot_be_collected_is_an_error_and_no_end(
+    caplog: pytest.LogCaptureFixture,
+):
+    def fails(_accept: str) -> tuple[bytes, str]:
+        raise ValueError("no")
+
+    async with scraped(fails) as server:
+        for _ in range(2):
+            head, _ = await asked(server, GET)
+            assert head.startswith(b"HTTP/1.1 500")
+    assert "could not be collected" in caplog.text
+
+
+async def test_a_taken_port_is_one_sentence_that_names_the_flag():
+    async with scraped() as server:
+        port = int(server.endpoint.rpartition(":")[2])
+        with pytest.raises(FailedPreconditionError) as caught:
+            await ScrapeServer(told, "127.0.0.1", port).start()
+    assert str(caught.value) == (
+        f"port {port} on 127.0.0.1 is taken; choose another with --metrics-port"
+    )
+
+
+@pytest.mark.parametrize("says", [b"", b"GET /metrics", GET], ids=["nothing", "half", "all"])
+async def test_those_who_read_nothing_keep_nobody_out(says: bytes):
+    # More than the kernel holds, so that an answer stays here until it is read.
+    body = b"x" * (16 * 2**20)
+    async with scraped(lambda _: (body, "text/plain")) as server:
+        lazy = []
+        for _ in range(5 * MAX_CONNECTIONS):
+            reader, writer = await connect(server)
+            writer.write(says)
+            lazy.append((reader, writer))
+            await asyncio.sleep(0)
+            assert server.num_connections <= MAX_CONNECTIONS
+        _, answer = await asked(server, GET)
+        assert answer == body
+        assert server.num_connections <= MAX_CONNECTIONS
+        for _, writer in lazy:
+            writer.transport.abort()
+
+
+async def test_who_takes_too_long_is_left():
+    body = b"x" * (16 * 2**20)
+    async with scraped(lambda _: (body, "text/plain"), exchange_seconds=0.05) as server:
+        _, writer = await connect(server)
+        writer.write(GET)
+        async with asyncio.timeout(10.0):
+            while not server.num_connections:  # noqa: ASYNC110 - looks from outside
+                await asyncio.sleep(0.001)
+            while server.num_connections:  # noqa: ASYNC110 - looks from outside
+                await asyncio.sleep(0.001)
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize("end", [b"", b"\r\n\r\n"], ids=["a request", "behind a request"])
+async def test_who_says_too_much_is_not_listened_to(end: bytes):
+    async with scraped() as server:
+        reader, writer = await connect(server)
+        writer.write((GET if end else b"") + b"x" * (4 * MAX_REQUEST_BYTES))
+        writer.write_eof()
+        async with asyncio.timeout(10.0):
+            answer = b""
+            with suppress(ConnectionResetError):
+                answer = await reader.read()
+            while server.num_connections:  # noqa: ASYNC110 - looks from outside
+                await asyncio.sleep(0.001)
+        assert answer == b"" or end
+        writer.close()
+
+
+async def test_stopping_breaks_off_what_is_being_answered():
+    async with scraped() as server:
+        reader, writer = await connect(server)
+        writer.write(b"GET")
+        while not server.num_connections:  # noqa: ASYNC110 - looks from outside
+            await asyncio.sleep(0.001)
+        await server.stop()
+        assert server.num_connections == 0
+        with pytest.raises(OSError):
+            await connect(server)
+        writer.transport.abort()
+        del reader
