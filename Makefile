@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 ON_ALL_CORES := -n logical --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full soak check bench gpu protos clean
+.PHONY: help demo test test-full soak check bench gpu protos dashboards clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,6 +44,7 @@ check: $(VENV)/.dev  ## lint, types, imports, protos, kernels for every GPU
 	$(BIN)/lint-imports
 	cd protos && ../$(BIN)/buf lint
 	$(BIN)/python protos/generate.py --check
+	$(BIN)/python helm/dashboards/generate.py --check
 	$(BIN)/python -m kernels.compile
 
 gpu:  ## on a machine with a GPU: its tests, then its benchmark; 8 minutes, installs nothing
@@ -52,6 +53,9 @@ gpu:  ## on a machine with a GPU: its tests, then its benchmark; 8 minutes, inst
 
 protos: $(VENV)/.dev  ## regenerate the stubs in baton/v1
 	$(BIN)/python protos/generate.py
+
+dashboards: $(VENV)/.dev  ## regenerate the dashboards in helm/baton/dashboards/
+	$(BIN)/python helm/dashboards/generate.py
 
 bench: $(VENV)/.dev  ## every benchmark this machine can run
 	$(BIN)/python -m bench all

@@ -1,0 +1,42 @@
+"""Expressions of PromQL that the dashboards have in common."""
+
+from grafana import Query
+
+_WINDOW = "$__rate_interval"
+_QUANTILES = ("0.5", "0.95", "0.99")
+
+TTFT = "gen_ai_server_time_to_first_token_seconds"
+PER_OUTPUT = "gen_ai_server_time_per_output_token_seconds"
+DURATION = "gen_ai_server_request_duration_seconds"
+
+
+def rate(counter: str, *by: str, where: str = "") -> str:
+    """How much a counter grows in a second, over all processes."""
+    grouped = f" by ({', '.join(by)})" if by else ""
+    matching = f"{{{where}}}" if where else ""
+    return f"sum{grouped} (rate({counter}{matching}[{_WINDOW}]))"
+
+
+def ratio(part: str, whole: str) -> str:
+    return f"({part}) / ({whole})"
+
+
+def below(bound: str, histogram: str) -> str:
+    """The part of what a histogram has counted that is not above one of its bounds."""
+    return ratio(rate(f"{histogram}_bucket", where=f'le="{bound}"'), rate(f"{histogram}_count"))
+
+
+def quantiles(
+    histogram: str, *by: str, of: tuple[str, ...] = _QUANTILES, where: str = ""
+) -> list[Query]:
+    """Of a histogram over all processes. Its exemplars come with the first one."""
+    growth = rate(f"{histogram}_bucket", "le", *by, where=where)
+    labels = " ".join(f"{{{{{label}}}}}" for label in by)
+    return [
+        Query(
+            f"histogram_quantile({quantile}, {growth})",
+            f"p{100 * float(quantile):g} {labels}".rstrip(),
+            has_exemplars=quantile == of[0],
+        )
+        for quantile in of
+    ]

@@ -1,0 +1,133 @@
+"""Where the time of single requests went."""
+
+from grafana import Board, Panel, Row, TraceQuery
+from promql import TTFT, quantiles
+
+_OURS = 'resource.service.namespace = "baton"'
+_PARTS = 'name != "generate"'
+_TRANSFERS = 'name = "kv.transfer"'
+_FAILED = 'name = "generate" && status = error'
+
+
+def _spans(condition: str) -> str:
+    return f"{{ {_OURS} && {condition} }}"
+
+
+def _slowest(name: str, least: str, *told: str) -> str:
+    """Spans of a name that took at least so long, with some of their attributes."""
+    matching = _spans(f'name = "{name}" && duration > {least}')
+    return f"{matching} | select({', '.join(told)})"
+
+
+BOARD = Board(
+    "baton-trace",
+    "Baton: where the time went",
+    "Single requests: the slowest ones, and what their time went to. Traces must be sent to Tempo "
+    "(OTEL_EXPORTER_OTLP_ENDPOINT).",
+    [
+        Row(
+            "From numbers to traces",
+            [
+                Panel(
+                    "Time to first token",
+                    quantiles(TTFT),
+                    "s",
+                    "A diamond is one request, and leads to its trace.",
+                    width=12,
+                ),
+                Panel(
+                    "Exposed transfers",
+                    quantiles("baton_kv_transfer_exposed_seconds", of=("0.5", "0.99")),
+                    "s",
+                    "A diamond is one request, and leads to its trace.",
+                    width=12,
+                ),
+            ],
+        ),
+        Row(
+            "Requests",
+            [
+                Panel(
+                    "Slow requests",
+                    [
+                        TraceQuery(
+                            _slowest(
+                                "generate",
+                                "1s",
+                                "span.gen_ai.usage.input_tokens",
+                                "span.gen_ai.usage.output_tokens",
+                                "span.baton.num_migrations",
+                            )
+                        )
+                    ],
+                    kind="table",
+                    width=12,
+                    height=10,
+                ),
+                Panel(
+                    "Failed requests",
+                    [TraceQuery(_spans(_FAILED))],
+                    kind="table",
+                    width=12,
+                    height=10,
+                ),
+            ],
+        ),
+        Row(
+            "Time by span",
+            [
+                Panel(
+                    "Longest twentieth of each span",
+                    [
+                        TraceQuery(
+                            f"{_spans(_PARTS)} | quantile_over_time(duration, 0.95) by (name)"
+                        )
+                    ],
+                    "s",
+                    width=12,
+                ),
+                Panel(
+                    "Time spent, by span",
+                    [TraceQuery(f"{_spans(_PARTS)} | sum_over_time(duration) by (name)")],
+                    "s",
+                    "Tempo 2.7 or later.",
+                    width=12,
+                    is_stacked=True,
+                ),
+            ],
+        ),
+        Row(
+            "Transfers",
+            [
+                Panel(
+                    "Exposed transfer",
+                    [
+                        TraceQuery(
+                            f"{_spans(_TRANSFERS)} | quantile_over_time("
+                            "span.baton.transfer.exposed_ms, 0.5, 0.99) "
+                            "by (span.baton.transfer.connector)"
+                        )
+                    ],
+                    "ms",
+                    width=12,
+                ),
+                Panel(
+                    "Slow transfers",
+                    [
+                        TraceQuery(
+                            _slowest(
+                                "kv.transfer",
+                                "100ms",
+                                "span.baton.transfer.num_bytes",
+                                "span.baton.transfer.exposed_ms",
+                                "span.baton.transfer.connector",
+                            )
+                        )
+                    ],
+                    kind="table",
+                    width=12,
+                ),
+            ],
+        ),
+    ],
+)

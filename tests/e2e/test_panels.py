@@ -1,0 +1,90 @@
+"""Every query of every dashboard, and every rule, asked of a real Prometheus that watches a real
+cluster under load."""
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from baton.cli.local_cluster import LocalCluster
+from baton.client import AsyncClient
+from baton.sampling import SamplingParams
+
+from .prometheus import Prometheus, prometheus
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+BOARDS = Path(__file__).parents[2] / "helm" / "baton" / "dashboards"
+# In place of what Grafana fills in.
+FILLED_IN = {"$__rate_interval": "20s", "$instance": ".*"}
+PATIENCE = 60.0
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    """All that are asked of Prometheus: the panel's name and the expression."""
+    for path in sorted(BOARDS.glob("*.json")):
+        for panel in json.loads(path.read_text())["panels"]:
+            for target in panel.get("targets", ()):
+                if target["datasource"]["type"] == "prometheus":
+                    expression = target["expr"]
+                    for name, value in FILLED_IN.items():
+                        expression = expression.replace(name, value)
+                    yield f"{path.stem}: {panel['title']}", expression
+
+
+@asynccontextmanager
+async def load(cluster: LocalCluster):
+    """Requests, one after another in four lines, with prompts that have something in common."""
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+
+    async def line(client: AsyncClient, number: int) -> None:
+        for count in range(10_000):
+            text = f"def common(prefix):\n    return prefix\n\n\ndef f{number}_{count}(x):\n" * 3
+            await client.generate(text, params).text()
+
+    async with AsyncClient(cluster.address) as client:
+        lines = [asyncio.create_task(line(client, number)) for number in range(4)]
+        try:
+            yield
+        finally:
+            for task in lines:
+                task.cancel()
+            ended = await asyncio.gather(*lines, return_exceptions=True)
+            assert all(isinstance(end, asyncio.CancelledError) for end in ended), ended
+
+
+def shows_something(watching: Prometheus, expression: str) -> bool:
+    return any(not math.isnan(float(s["value"][1])) for s in watching.query(expression))
+
+
+async def test_no_panel_is_empty_and_no_rule_fails(cluster: LocalCluster, tmp_path: Path) -> None:
+    with prometheus(tmp_path, cluster.metrics_endpoints) as watching:
+        async with load(cluster):
+            asked = list(queries())
+            assert len(asked) > 50
+            empty = asked
+            deadline = time.monotonic() + PATIENCE
+            while empty and time.monotonic() < deadline:
+                await asyncio.sleep(1.0)
+                empty = [
+                    (panel, expression)
+                    for panel, expression in empty
+                    if not await asyncio.to_thread(shows_something, watching, expression)
+                ]
+            assert not empty
+            targets = await asyncio.to_thread(watching.targets)
+            assert {t["labels"]["process"] for t in targets} == set(cluster.metrics_endpoints)
+            assert {t["health"] for t in targets} == {"up"}
+            rules = await asyncio.to_thread(watching.rules)
+            assert {rule["health"] for rule in rules} == {"ok"}
+            recorded = [rule["name"] for rule in rules if rule["type"] == "recording"]
+            assert recorded
+            for name in recorded:
+                assert await asyncio.to_thread(shows_something, watching, name), name
+            firing = [r["name"] for r in rules if r["type"] == "alerting" and r["alerts"]]
+            assert not firing
