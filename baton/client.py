@@ -31,6 +31,7 @@ from baton.client_types import (
     Model,
     Placement,
     Prompt,
+    RequestInfo,
     RoleBalance,
     RoleFlip,
     Timings,
@@ -45,6 +46,7 @@ from baton.client_wire import (
     info_of,
     load_of,
     model_of,
+    request_info_of,
     role_balance_of,
     tokenize_request,
     tokens_of,
@@ -86,6 +88,7 @@ __all__ = [
     "Model",
     "Placement",
     "Prompt",
+    "RequestInfo",
     "RoleBalance",
     "RoleFlip",
     "SamplingParams",
@@ -208,6 +211,13 @@ class Client:
         request = admin.ListWorkersRequest()
         answer = self._answer(lambda i: self._admin[i].ListWorkers, request)
         return [worker_of(worker) for worker in answer.workers]
+
+    def list_requests(self, limit: int = 20) -> list[RequestInfo]:
+        """Those that the router serves now, the oldest first, at most 1000 of them; of all that
+        bear our token."""
+        request = admin.ListRequestsRequest(limit=limit)
+        answer = self._answer(lambda i: self._admin[i].ListRequests, request)
+        return [request_info_of(one) for one in answer.requests]
 
     def explain(
         self,
@@ -354,6 +364,12 @@ class AsyncClient:
         request = admin.ListWorkersRequest()
         answer = await self._answer(lambda i: self._admin[i].ListWorkers, request)
         return [worker_of(worker) for worker in answer.workers]
+
+    async def list_requests(self, limit: int = 20) -> list[RequestInfo]:
+        """Those that the router serves now, as `Client.list_requests`."""
+        request = admin.ListRequestsRequest(limit=limit)
+        answer = await self._answer(lambda i: self._admin[i].ListRequests, request)
+        return [request_info_of(one) for one in answer.requests]
 
     async def explain(
         self,

@@ -239,6 +239,25 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestInfo:
+    """A request that a router serves; the fields are those of `baton.v1.RequestInfo`.
+
+    `phase` is "waiting", "prefill" or "decode". Times are in seconds; `time_to_first_token` is None
+    while there is no token.
+    """
+
+    request_id: str
+    age: float
+    phase: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    prefill_worker: str
+    decode_worker: str
+    time_to_first_token: float | None
+    num_migrations: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerFacts:
     """What others must know of a worker to exchange blocks with it; the fields are those of
     `baton.v1.WorkerFacts`."""
@@ -317,3 +336,6 @@ class Load:
     num_computed_tokens: int = 0
     num_pulled_tokens: int = 0
     num_returns: int = 0
+    num_transferred_bytes: int = 0
+    num_transfers: int = 0
+    num_failed_transfers: int = 0

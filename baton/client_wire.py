@@ -22,6 +22,7 @@ from baton.client_types import (
     Placement,
     Prompt,
     Received,
+    RequestInfo,
     RoleBalance,
     RoleFlip,
     Timings,
@@ -203,6 +204,16 @@ def worker_of(message: admin.WorkerInfo) -> Worker:
     role = _lower(pb.WorkerRole.Name, message.role, "WORKER_ROLE_")
     state = _lower(admin.WorkerState.Name, message.state, "WORKER_STATE_")
     return Worker(**{**_same_fields(Worker, message), "role": role, "state": state})
+
+
+def request_info_of(message: admin.RequestInfo) -> RequestInfo:
+    has_token = message.HasField("time_to_first_token")
+    own = {
+        "age": _seconds(message.age),
+        "phase": _lower(admin.RequestPhase.Name, message.phase, "REQUEST_PHASE_"),
+        "time_to_first_token": _seconds(message.time_to_first_token) if has_token else None,
+    }
+    return RequestInfo(**{**_same_fields(RequestInfo, message), **own})
 
 
 def role_balance_of(message: admin.GetRoleBalanceResponse) -> RoleBalance:

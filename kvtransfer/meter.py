@@ -58,6 +58,11 @@ class TransferMeter:
         self.num_blocks: Counter[str] = Counter()
         self.num_failures: Counter[Reason] = Counter()
 
+    @property
+    def num_done(self) -> int:
+        """Transfers that were confirmed."""
+        return sum(sum(one.counts) for one in self.seconds.by_labels.values())
+
     @contextmanager
     def transfer(self) -> Iterator[Transfer]:
         """The block is one fetch, which has failed if it raises."""

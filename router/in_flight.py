@@ -17,6 +17,15 @@ class Requests:
     def __len__(self) -> int:
         return len(self._sagas)
 
+    @property
+    def num_waiting(self) -> int:
+        """Of them, those that are yet to be placed."""
+        return self._gate.num_waiting
+
+    def of(self, tenant: Tenant) -> list[Saga]:
+        """Those of one tenant, the oldest first."""
+        return [saga for (name, _), saga in self._sagas.items() if name == tenant.name]
+
     def add(self, saga: Saga) -> None:
         if _key(saga) in self._sagas:
             raise AlreadyExistsError(

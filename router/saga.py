@@ -21,7 +21,7 @@ from router.answer import Answer
 from router.attempt import Attempt, Event
 from router.fleet import Fleet
 from router.intake import Request
-from router.placement import why_none
+from router.placement import Placement, why_none
 from router.placer import Placer
 from router.recovery import Recovery, Setback, SetbackKind
 
@@ -52,6 +52,16 @@ class Saga:
         self._pace = pace or Pace()
         self._attempt: Attempt | None = None
         self._aborted = asyncio.Event()
+
+    @property
+    def account(self) -> wire.Account:
+        """What the request has used and taken so far."""
+        return self._answer.account
+
+    @property
+    def placement(self) -> Placement | None:
+        """Where it runs now; None while it waits."""
+        return None if self._attempt is None else self._attempt.placement
 
     def abort(self) -> None:
         """Ends the request and frees both workers; `run` raises `CancelledError`."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -27,6 +28,7 @@ from router.work import work_of
 logger = logging.getLogger(__name__)
 
 _FLUSH_SECONDS = 5.0
+_REQUESTS_LISTED, _MOST_REQUESTS_LISTED = 20, 1000
 # For a worker to drain, where the caller sets no deadline.
 _SET_ROLE_SECONDS = 600.0
 
@@ -94,6 +96,18 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
     ) -> admin_pb2.ListWorkersResponse:
         return admin_pb2.ListWorkersResponse(workers=[self._info(m) for m in self._fleet.members])
 
+    async def ListRequests(
+        self, request: admin_pb2.ListRequestsRequest, context: Any
+    ) -> admin_pb2.ListRequestsResponse:
+        limit = min(request.limit or _REQUESTS_LISTED, _MOST_REQUESTS_LISTED)
+        oldest, now = self._requests.of(self._tenants.of(context))[:limit], time.monotonic()
+        return admin_pb2.ListRequestsResponse(
+            requests=[
+                wire.request_info(saga.request, saga.account, saga.placement, now)
+                for saga in oldest
+            ]
+        )
+
     async def ExplainPlacement(
         self, request: admin_pb2.ExplainPlacementRequest, context: Any
     ) -> admin_pb2.ExplainPlacementResponse:
@@ -114,7 +128,8 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         return admin_pb2.GetLoadResponse(
             state=admin_pb2.WORKER_STATE_DRAINING if draining else admin_pb2.WORKER_STATE_READY,
             progress=1.0,
-            num_running=len(self._requests),
+            num_waiting=self._requests.num_waiting,
+            num_running=len(self._requests) - self._requests.num_waiting,
         )
 
     async def GetInfo(

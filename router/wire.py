@@ -73,6 +73,35 @@ class Ending:
     score: float | None = None
 
 
+def request_info(
+    request: Request, account: Account, placement: Placement | None, now: float
+) -> admin_pb2.RequestInfo:
+    """A request in flight, at a moment of the clock of its account."""
+    timings = account.timings
+    message = admin_pb2.RequestInfo(
+        request_id=request.request_id,
+        age=_duration(now - timings.arrived),
+        phase=_phase(timings),
+        num_prompt_tokens=account.num_prompt_tokens,
+        num_output_tokens=account.num_output_tokens,
+        num_migrations=account.num_migrations,
+    )
+    if placement is not None:
+        message.prefill_worker = placement.prefill
+        message.decode_worker = placement.decode
+    if timings.first_token is not None:
+        message.time_to_first_token.CopyFrom(_duration(timings.first_token - timings.arrived))
+    return message
+
+
+def _phase(timings: Timings) -> admin_pb2.RequestPhase.ValueType:
+    if timings.admitted is None:
+        return admin_pb2.REQUEST_PHASE_WAITING
+    if timings.first_token is None:
+        return admin_pb2.REQUEST_PHASE_PREFILL
+    return admin_pb2.REQUEST_PHASE_DECODE
+
+
 def new_lease_id() -> bytes:
     return secrets.token_bytes(16)
 

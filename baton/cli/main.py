@@ -531,6 +531,47 @@ def simulate(
     _finish(command)
 
 
+@app.command()
+def top(
+    address: Address = DEFAULT_ADDRESS,
+    token: Token = "",
+    interval: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Between two looks.")
+    ] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print it once and stop.")] = False,
+    json: Json = False,
+) -> None:
+    """Watch a cluster: its workers, their KV, what is handed over, and the oldest requests.
+
+    \b
+    Examples:
+      baton top
+      baton top --once
+      baton top --json --interval 5
+    """
+
+    def command() -> None:
+        import asyncio
+
+        from baton.cli.session import session
+
+        with session(address, 10.0, token) as client:
+            client.get_load()
+        if json or once or not sys.stdout.isatty():
+            from baton.cli.top import plain as room
+
+            if json:
+                room.print_json(address, token, interval, once=once)
+            else:
+                room.show_once(address, token, interval, _console())
+            return
+        from baton.cli.top.app import watch_on
+
+        asyncio.run(watch_on(address, token, interval))
+
+    _finish(command)
+
+
 def _finish(command: Callable[[], None]) -> NoReturn:
     """Runs a command and exits: 0, 1 with a sentence on stderr, or 130 when interrupted."""
     code = 0

@@ -6,6 +6,7 @@ Looking after a cluster."""
 from baton.v1 import inference_pb2 as _inference_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -51,6 +52,34 @@ WORKER_STATE_UNREACHABLE: WorkerState.ValueType  # 3
 WORKER_STATE_STARTING: WorkerState.ValueType  # 4
 """It is not ready yet."""
 Global___WorkerState: _TypeAlias = WorkerState  # noqa: Y015
+
+class _RequestPhase:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RequestPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RequestPhase.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REQUEST_PHASE_UNSPECIFIED: _RequestPhase.ValueType  # 0
+    """Not said."""
+    REQUEST_PHASE_WAITING: _RequestPhase.ValueType  # 1
+    """It waits for room, or for workers to take it."""
+    REQUEST_PHASE_PREFILL: _RequestPhase.ValueType  # 2
+    """Its prompt is computed, or waits for that at its worker."""
+    REQUEST_PHASE_DECODE: _RequestPhase.ValueType  # 3
+    """Its answer is written."""
+
+class RequestPhase(_RequestPhase, metaclass=_RequestPhaseEnumTypeWrapper):
+    """How far a request is."""
+
+REQUEST_PHASE_UNSPECIFIED: RequestPhase.ValueType  # 0
+"""Not said."""
+REQUEST_PHASE_WAITING: RequestPhase.ValueType  # 1
+"""It waits for room, or for workers to take it."""
+REQUEST_PHASE_PREFILL: RequestPhase.ValueType  # 2
+"""Its prompt is computed, or waits for that at its worker."""
+REQUEST_PHASE_DECODE: RequestPhase.ValueType  # 3
+"""Its answer is written."""
+Global___RequestPhase: _TypeAlias = RequestPhase  # noqa: Y015
 
 class _RedisState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -168,6 +197,110 @@ class WorkerInfo(_message.Message):
 Global___WorkerInfo: _TypeAlias = WorkerInfo  # noqa: Y015
 
 @_typing.final
+class ListRequestsRequest(_message.Message):
+    """Asks for requests."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMIT_FIELD_NUMBER: _builtins.int
+    limit: _builtins.int
+    """How many at most, up to 1000. 0: 20."""
+    def __init__(
+        self,
+        *,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRequestsRequest: _TypeAlias = ListRequestsRequest  # noqa: Y015
+
+@_typing.final
+class ListRequestsResponse(_message.Message):
+    """The requests."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestInfo]:
+        """The oldest first."""
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___RequestInfo] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRequestsResponse: _TypeAlias = ListRequestsResponse  # noqa: Y015
+
+@_typing.final
+class RequestInfo(_message.Message):
+    """One request that has not ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    AGE_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    PREFILL_WORKER_FIELD_NUMBER: _builtins.int
+    DECODE_WORKER_FIELD_NUMBER: _builtins.int
+    TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    NUM_MIGRATIONS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Its id."""
+    phase: Global___RequestPhase.ValueType
+    """How far it is."""
+    num_prompt_tokens: _builtins.int
+    """Tokens of its prompt."""
+    num_output_tokens: _builtins.int
+    """Tokens that its caller has, of all sequences together."""
+    prefill_worker: _builtins.str
+    """The worker that computes its prompt. Empty: it is not placed yet, or the decode worker does so."""
+    decode_worker: _builtins.str
+    """The worker that decodes it. Empty: it is not placed yet."""
+    num_migrations: _builtins.int
+    """How often it went on with other workers."""
+    @_builtins.property
+    def age(self) -> _duration_pb2.Duration:
+        """For how long it has been here."""
+
+    @_builtins.property
+    def time_to_first_token(self) -> _duration_pb2.Duration:
+        """From its arrival to its first token. Unset: there is none yet."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        age: _duration_pb2.Duration | None = ...,
+        phase: Global___RequestPhase.ValueType = ...,
+        num_prompt_tokens: _builtins.int = ...,
+        num_output_tokens: _builtins.int = ...,
+        prefill_worker: _builtins.str = ...,
+        decode_worker: _builtins.str = ...,
+        time_to_first_token: _duration_pb2.Duration | None = ...,
+        num_migrations: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "time_to_first_token", b"time_to_first_token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "decode_worker", b"decode_worker", "num_migrations", b"num_migrations", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "phase", b"phase", "prefill_worker", b"prefill_worker", "request_id", b"request_id", "time_to_first_token", b"time_to_first_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestInfo: _TypeAlias = RequestInfo  # noqa: Y015
+
+@_typing.final
 class ExplainPlacementRequest(_message.Message):
     """Asks why a request runs where it does."""
 
@@ -279,6 +412,9 @@ class GetLoadResponse(_message.Message):
     NUM_COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_PULLED_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_RETURNS_FIELD_NUMBER: _builtins.int
+    NUM_TRANSFERRED_BYTES_FIELD_NUMBER: _builtins.int
+    NUM_TRANSFERS_FIELD_NUMBER: _builtins.int
+    NUM_FAILED_TRANSFERS_FIELD_NUMBER: _builtins.int
     state: Global___WorkerState.ValueType
     """Whether it takes work."""
     phase: _builtins.str
@@ -317,6 +453,12 @@ class GetLoadResponse(_message.Message):
     """Tokens whose KV came from other workers' prefix caches since the start."""
     num_returns: _builtins.int
     """Of those preempted since the start, how many were given back to the router."""
+    num_transferred_bytes: _builtins.int
+    """KV that came from other workers since the start, in bytes."""
+    num_transfers: _builtins.int
+    """Transfers that brought it."""
+    num_failed_transfers: _builtins.int
+    """Transfers since the start that brought nothing, those among them that were called off."""
     def __init__(
         self,
         *,
@@ -339,10 +481,13 @@ class GetLoadResponse(_message.Message):
         num_computed_tokens: _builtins.int = ...,
         num_pulled_tokens: _builtins.int = ...,
         num_returns: _builtins.int = ...,
+        num_transferred_bytes: _builtins.int = ...,
+        num_transfers: _builtins.int = ...,
+        num_failed_transfers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_accepted_tokens", b"num_accepted_tokens", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_computed_tokens", b"num_computed_tokens", "num_drafted_tokens", b"num_drafted_tokens", "num_held_blocks", b"num_held_blocks", "num_leases", b"num_leases", "num_preemptions", b"num_preemptions", "num_promised_blocks", b"num_promised_blocks", "num_pulled_tokens", b"num_pulled_tokens", "num_returns", b"num_returns", "num_running", b"num_running", "num_steps", b"num_steps", "num_swapped", b"num_swapped", "num_swaps", b"num_swaps", "num_waiting", b"num_waiting", "phase", b"phase", "progress", b"progress", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_accepted_tokens", b"num_accepted_tokens", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_computed_tokens", b"num_computed_tokens", "num_drafted_tokens", b"num_drafted_tokens", "num_failed_transfers", b"num_failed_transfers", "num_held_blocks", b"num_held_blocks", "num_leases", b"num_leases", "num_preemptions", b"num_preemptions", "num_promised_blocks", b"num_promised_blocks", "num_pulled_tokens", b"num_pulled_tokens", "num_returns", b"num_returns", "num_running", b"num_running", "num_steps", b"num_steps", "num_swapped", b"num_swapped", "num_swaps", b"num_swaps", "num_transferred_bytes", b"num_transferred_bytes", "num_transfers", b"num_transfers", "num_waiting", b"num_waiting", "phase", b"phase", "progress", b"progress", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class AdminStub:
-    """Looks after one process. Served by every process; `ListWorkers`, `ExplainPlacement` and
-    `GetRoleBalance` by the router alone.
+    """Looks after one process. Served by every process; `ListWorkers`, `ListRequests`,
+    `ExplainPlacement` and `GetRoleBalance` by the router alone.
     """
 
     def __init__(self, channel):
@@ -40,6 +40,11 @@ class AdminStub:
                 '/baton.v1.Admin/ListWorkers',
                 request_serializer=baton_dot_v1_dot_admin__pb2.ListWorkersRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_admin__pb2.ListWorkersResponse.FromString,
+                _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/baton.v1.Admin/ListRequests',
+                request_serializer=baton_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
                 _registered_method=True)
         self.ExplainPlacement = channel.unary_unary(
                 '/baton.v1.Admin/ExplainPlacement',
@@ -84,12 +89,20 @@ class AdminStub:
 
 
 class AdminServicer:
-    """Looks after one process. Served by every process; `ListWorkers`, `ExplainPlacement` and
-    `GetRoleBalance` by the router alone.
+    """Looks after one process. Served by every process; `ListWorkers`, `ListRequests`,
+    `ExplainPlacement` and `GetRoleBalance` by the router alone.
     """
 
     def ListWorkers(self, request, context):
         """Lists the workers the router knows. UNIMPLEMENTED on workers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRequests(self, request, context):
+        """Lists the requests of the caller's tenant that this router serves now, the oldest first.
+        UNIMPLEMENTED on workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -172,6 +185,11 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=baton_dot_v1_dot_admin__pb2.ListWorkersRequest.FromString,
                     response_serializer=baton_dot_v1_dot_admin__pb2.ListWorkersResponse.SerializeToString,
             ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=baton_dot_v1_dot_admin__pb2.ListRequestsRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_admin__pb2.ListRequestsResponse.SerializeToString,
+            ),
             'ExplainPlacement': grpc.unary_unary_rpc_method_handler(
                     servicer.ExplainPlacement,
                     request_deserializer=baton_dot_v1_dot_admin__pb2.ExplainPlacementRequest.FromString,
@@ -221,8 +239,8 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin:
-    """Looks after one process. Served by every process; `ListWorkers`, `ExplainPlacement` and
-    `GetRoleBalance` by the router alone.
+    """Looks after one process. Served by every process; `ListWorkers`, `ListRequests`,
+    `ExplainPlacement` and `GetRoleBalance` by the router alone.
     """
 
     @staticmethod
@@ -242,6 +260,33 @@ class Admin:
             '/baton.v1.Admin/ListWorkers',
             baton_dot_v1_dot_admin__pb2.ListWorkersRequest.SerializeToString,
             baton_dot_v1_dot_admin__pb2.ListWorkersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Admin/ListRequests',
+            baton_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
+            baton_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminStub:
-    """Looks after one process. Served by every process; `ListWorkers`, `ExplainPlacement` and
-    `GetRoleBalance` by the router alone.
+    """Looks after one process. Served by every process; `ListWorkers`, `ListRequests`,
+    `ExplainPlacement` and `GetRoleBalance` by the router alone.
     """
 
     @_typing.overload
@@ -37,6 +37,10 @@ class AdminStub:
     def __new__(cls, channel: _aio.Channel) -> AdminAsyncStub: ...
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListWorkersRequest, _admin_pb2.ListWorkersResponse]
     """Lists the workers the router knows. UNIMPLEMENTED on workers."""
+    ListRequests: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListRequestsRequest, _admin_pb2.ListRequestsResponse]
+    """Lists the requests of the caller's tenant that this router serves now, the oldest first.
+    UNIMPLEMENTED on workers.
+    """
     ExplainPlacement: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ExplainPlacementRequest, _admin_pb2.ExplainPlacementResponse]
     """Says where a request would run if it came now, or where one of late was placed, and why: every
     worker with every term of its cost. Nothing is admitted or counted, so asking changes nothing.
@@ -75,13 +79,17 @@ class AdminStub:
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
-    """Looks after one process. Served by every process; `ListWorkers`, `ExplainPlacement` and
-    `GetRoleBalance` by the router alone.
+    """Looks after one process. Served by every process; `ListWorkers`, `ListRequests`,
+    `ExplainPlacement` and `GetRoleBalance` by the router alone.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListWorkers: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListWorkersRequest, _admin_pb2.ListWorkersResponse]  # type: ignore[assignment]
     """Lists the workers the router knows. UNIMPLEMENTED on workers."""
+    ListRequests: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListRequestsRequest, _admin_pb2.ListRequestsResponse]  # type: ignore[assignment]
+    """Lists the requests of the caller's tenant that this router serves now, the oldest first.
+    UNIMPLEMENTED on workers.
+    """
     ExplainPlacement: _aio.UnaryUnaryMultiCallable[_admin_pb2.ExplainPlacementRequest, _admin_pb2.ExplainPlacementResponse]  # type: ignore[assignment]
     """Says where a request would run if it came now, or where one of late was placed, and why: every
     worker with every term of its cost. Nothing is admitted or counted, so asking changes nothing.
@@ -119,8 +127,8 @@ class AdminAsyncStub(AdminStub):
     """
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
-    """Looks after one process. Served by every process; `ListWorkers`, `ExplainPlacement` and
-    `GetRoleBalance` by the router alone.
+    """Looks after one process. Served by every process; `ListWorkers`, `ListRequests`,
+    `ExplainPlacement` and `GetRoleBalance` by the router alone.
     """
 
     @_abc_1.abstractmethod
@@ -130,6 +138,16 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListWorkersResponse, _abc.Awaitable[_admin_pb2.ListWorkersResponse]]:
         """Lists the workers the router knows. UNIMPLEMENTED on workers."""
+
+    @_abc_1.abstractmethod
+    def ListRequests(
+        self,
+        request: _admin_pb2.ListRequestsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListRequestsResponse, _abc.Awaitable[_admin_pb2.ListRequestsResponse]]:
+        """Lists the requests of the caller's tenant that this router serves now, the oldest first.
+        UNIMPLEMENTED on workers.
+        """
 
     @_abc_1.abstractmethod
     def ExplainPlacement(

@@ -28,7 +28,7 @@ class WorkerAdmin(pb_grpc.AdminServicer):
             return pb.GetLoadResponse(
                 state=pb.WORKER_STATE_STARTING, phase=worker.phase, progress=worker.progress
             )
-        stats = worker.engine.stats()
+        stats, transfers = worker.engine.stats(), worker.transfers()
         draining = worker.is_draining
         return pb.GetLoadResponse(
             state=pb.WORKER_STATE_DRAINING if draining else pb.WORKER_STATE_READY,
@@ -49,6 +49,9 @@ class WorkerAdmin(pb_grpc.AdminServicer):
             num_accepted_tokens=stats.num_accepted_tokens,
             num_computed_tokens=stats.num_computed_tokens,
             num_pulled_tokens=stats.num_pulled_tokens,
+            num_transferred_bytes=transfers.num_bytes.total(),
+            num_transfers=transfers.num_done,
+            num_failed_transfers=transfers.num_failures.total(),
         )
 
     async def GetInfo(self, _request: pb.GetInfoRequest, _context: Any) -> pb.GetInfoResponse:
@@ -68,6 +71,11 @@ class WorkerAdmin(pb_grpc.AdminServicer):
         self, _request: pb.ExplainPlacementRequest, _context: Any
     ) -> pb.ExplainPlacementResponse:
         raise NotImplementedError("a worker places no requests; ask the router")
+
+    async def ListRequests(
+        self, _request: pb.ListRequestsRequest, _context: Any
+    ) -> pb.ListRequestsResponse:
+        raise NotImplementedError("a worker knows parts of requests only; ask the router")
 
     async def Drain(self, _request: pb.DrainRequest, _context: Any) -> pb.DrainResponse:
         await self._worker.drain()

@@ -9,7 +9,6 @@ from baton.worker.sharing import SharingService
 from baton.worker.worker import Worker
 from kvtransfer.client import KvFetcher
 from kvtransfer.lease_table import LeaseTable
-from kvtransfer.meter import TransferMeter
 from kvtransfer.service import KvTransferService, add_to_server
 
 
@@ -32,11 +31,6 @@ class KvExchange:
         worker.server.add(add_KvSharingServicer_to_server, SharingService(worker, self.leases))
 
     @property
-    def transfers(self) -> TransferMeter:
-        """Counts what was fetched."""
-        return TransferMeter() if self._fetcher is None else self._fetcher.meter
-
-    @property
     def fetcher(self) -> KvFetcher:
         """Raises `UnavailableError` while the model is being loaded."""
         if self._fetcher is None:
@@ -57,3 +51,4 @@ class KvExchange:
         )
         stack.callback(fetcher.close)
         self._fetcher = fetcher
+        worker.transfers = lambda: fetcher.meter

@@ -188,7 +188,7 @@ class WorkerMetrics:
         )
 
     def _transfers(self) -> Iterable[Metric]:
-        transfers = self._exchange.transfers
+        transfers = self._worker.transfers()
         yield histogram(
             "baton_kv_transfer_seconds",
             "From asking another worker for blocks until they are confirmed; those that are yet "

@@ -31,6 +31,7 @@ from baton.serving.telemetry.serving import serve_metrics
 from baton.worker.memory import keep_freed_memory
 from baton.worker.settings import WorkerSettings
 from kvtransfer.handle import Pairing
+from kvtransfer.meter import TransferMeter
 from kvtransfer.payload import CHANNEL_OPTIONS
 from kvtransfer.wire import serialize_layouts
 
@@ -54,6 +55,7 @@ class Worker:
         epoch: grows from start to start, and from role to role.
         channels: to other workers, for their blocks.
         num_leases, num_promised_blocks: what it holds beside the engine, for reports.
+        transfers: counts what it has fetched from others.
         exposition: its metrics.
         round_trips: to Redis.
     """
@@ -73,6 +75,7 @@ class Worker:
         self.round_trips = RoundTrips()
         self.num_leases: Callable[[], int] = lambda: 0
         self.num_promised_blocks: Callable[[], int] = lambda: 0
+        self.transfers: Callable[[], TransferMeter] = TransferMeter
         self._engine: AsyncEngine | None = None
         self._on_load: list[Callable[[AsyncExitStack], Awaitable[None]]] = []
         self._on_new_life: list[Callable[[], None]] = []

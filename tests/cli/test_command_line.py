@@ -18,11 +18,11 @@ sys.argv = ["baton", "--help"]
 try:
     main()
 finally:
-    heavy = {"torch", "transformers", "grpc", "redis", "rich.table"} & set(sys.modules)
+    heavy = {"torch", "transformers", "grpc", "redis", "rich.table", "textual"} & set(sys.modules)
     print("heavy:", sorted(heavy))
 """
 
-COMMANDS = ["up", "demo", "generate", "chat", "workers", "role"]
+COMMANDS = ["up", "demo", "generate", "chat", "workers", "role", "top"]
 
 
 def test_help_lists_the_commands_and_imports_nothing_heavy() -> None:

@@ -1,0 +1,1 @@
+"""`baton top`: what a cluster does at this moment."""

@@ -1,0 +1,96 @@
+"""`baton top` on a terminal: the same, brought up to date until it is told to stop."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.widgets import DataTable, Footer, Static
+
+from baton.cli.top.snapshot import Snapshot, Watch
+from baton.cli.top.tables import (
+    REQUEST_COLUMNS,
+    WORKER_COLUMNS,
+    headline,
+    request_rows,
+    worker_rows,
+)
+from baton.errors import BatonError
+
+
+class Top(App[None]):
+    """Shows what a watch sees. `watch` is the caller's to close."""
+
+    CSS = """
+    #headline { height: auto; padding: 0 1; }
+    #workers { height: auto; max-height: 60%; margin-bottom: 1; }
+    #requests { height: 1fr; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "Quit"),
+        Binding("p", "pause", "Pause"),
+    ]
+
+    def __init__(self, watch: Watch, interval: float) -> None:
+        super().__init__()
+        self._watch = watch
+        self._interval = interval
+        self._is_paused = False
+        self._is_looking = False
+
+    def compose(self) -> ComposeResult:
+        yield Static("looking ...", id="headline")
+        yield DataTable(id="workers", show_cursor=False, zebra_stripes=True)
+        yield DataTable(id="requests", show_cursor=False, zebra_stripes=True)
+        yield Footer()
+
+    async def on_mount(self) -> None:
+        self._table("workers").add_columns(*WORKER_COLUMNS)
+        self._table("requests").add_columns(*REQUEST_COLUMNS)
+        self.set_interval(self._interval, self.look)
+        await self.look()
+
+    def action_pause(self) -> None:
+        """Has the picture stand still, or go on."""
+        self._is_paused = not self._is_paused
+        self.query_one("#headline", Static).styles.opacity = 0.5 if self._is_paused else 1.0
+
+    async def look(self) -> None:
+        """Brings the picture up to date. A router that does not answer is told of, and asked
+        again; the picture stays meanwhile."""
+        if self._is_paused or self._is_looking:
+            return
+        self._is_looking = True
+        try:
+            self.show(await self._watch.look())
+        except BatonError as error:
+            self._say(Text.assemble((self._watch.address, "bold"), ("  " + str(error), "red")))
+        finally:
+            self._is_looking = False
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Draws it."""
+        self._say(headline(snapshot, self._watch.address))
+        self._fill("workers", worker_rows(snapshot))
+        self._fill("requests", request_rows(snapshot))
+
+    def _say(self, line: Text) -> None:
+        self.query_one("#headline", Static).update(line)
+
+    def _fill(self, name: str, rows: Sequence[Sequence[Text]]) -> None:
+        table = self._table(name)
+        place = table.scroll_offset
+        table.clear()
+        for row in rows:
+            table.add_row(*row)
+        table.scroll_to(place.x, place.y, animate=False)
+
+    def _table(self, name: str) -> "DataTable[Text]":
+        return self.query_one(f"#{name}", DataTable)
+
+
+async def watch_on(address: str, token: str, interval: float) -> None:
+    """Shows the cluster until its user has seen enough."""
+    async with Watch(address, token) as watch:
+        await Top(watch, interval).run_async()

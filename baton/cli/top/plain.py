@@ -1,0 +1,55 @@
+"""`baton top` without a screen of its own: once, or line by line for programs."""
+
+import asyncio
+import json
+
+from rich.console import Console
+from rich.table import Table
+
+from baton.cli.top.snapshot import Snapshot, Watch, as_json
+from baton.cli.top.tables import (
+    REQUEST_COLUMNS,
+    WORKER_COLUMNS,
+    headline,
+    request_rows,
+    worker_rows,
+)
+
+
+def show_once(address: str, token: str, interval: float, console: Console) -> None:
+    """Prints two tables, with the rates of one interval."""
+
+    async def show() -> None:
+        async with Watch(address, token) as watch:
+            async for snapshot in watch.every(interval):
+                print_tables(snapshot, address, console)
+                return
+
+    asyncio.run(show())
+
+
+def print_json(address: str, token: str, interval: float, *, once: bool) -> None:
+    """Prints one object a line, in each interval."""
+
+    async def show() -> None:
+        async with Watch(address, token) as watch:
+            async for snapshot in watch.every(interval):
+                print(json.dumps(as_json(snapshot)), flush=True)
+                if once:
+                    return
+
+    asyncio.run(show())
+
+
+def print_tables(snapshot: Snapshot, address: str, console: Console) -> None:
+    """The cluster in a line, its workers, and the requests in flight."""
+    console.print(headline(snapshot, address))
+    workers = Table(*WORKER_COLUMNS, box=None)
+    for row in worker_rows(snapshot):
+        workers.add_row(*row)
+    console.print(workers if snapshot.workers else "the router knows no worker yet")
+    if snapshot.requests:
+        requests = Table(*REQUEST_COLUMNS, box=None)
+        for row in request_rows(snapshot):
+            requests.add_row(*row)
+        console.print(requests)

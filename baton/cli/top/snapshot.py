@@ -1,0 +1,138 @@
+"""What is seen of a cluster: asked of the router, and of each worker that it knows.
+
+Knows nothing of how it is shown.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from baton.client import AsyncClient, Load, RequestInfo, RoleBalance, Worker
+from baton.errors import BatonError
+
+ANSWER_TIMEOUT = 1.0  # seconds; who takes longer is shown without its load
+NUM_REQUESTS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What happened in a second, of late."""
+
+    tokens: float = 0.0
+    transferred_bytes: float = 0.0
+    preemptions: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSight:
+    """One worker. `load` is None where it does not answer; `rates` are zeros at first."""
+
+    worker: Worker
+    load: Load | None
+    rates: Rates = Rates()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One look.
+
+    Attributes:
+        moment: in monotonic seconds.
+        requests: the oldest first.
+    """
+
+    moment: float
+    router: Load
+    balance: RoleBalance
+    workers: tuple[WorkerSight, ...]
+    requests: tuple[RequestInfo, ...]
+
+
+class Watch:
+    """Looks at one cluster again and again. Use it in `async with`."""
+
+    def __init__(self, address: str, token: str = "") -> None:
+        self.address = address
+        self._token = token or None
+        self._router = AsyncClient(address, timeout=ANSWER_TIMEOUT, token=self._token)
+        self._workers: dict[str, AsyncClient] = {}  # by endpoint
+        self._last: Snapshot | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        async with AsyncExitStack() as stack:
+            for client in (self._router, *self._workers.values()):
+                stack.push_async_callback(client.close)
+
+    async def look(self) -> Snapshot:
+        """How it is now. Raises a `BatonError` if the router does not answer."""
+        router, balance, workers, requests = await asyncio.gather(
+            self._router.get_load(),
+            self._router.role_balance(),
+            self._router.list_workers(),
+            self._router.list_requests(NUM_REQUESTS),
+        )
+        await self._forget_all_but({worker.endpoint for worker in workers})
+        loads = await asyncio.gather(*map(self._load, workers))
+        moment, before = time.monotonic(), self._last
+        sights = tuple(
+            WorkerSight(worker, load, _rates(before, worker, load, moment))
+            for worker, load in zip(workers, loads, strict=True)
+        )
+        self._last = Snapshot(moment, router, balance, sights, tuple(requests))
+        return self._last
+
+    async def every(self, seconds: float) -> AsyncIterator[Snapshot]:
+        """A look in so many seconds, without end; the first one when there are rates to tell."""
+        await self.look()
+        while True:
+            await asyncio.sleep(seconds)
+            yield await self.look()
+
+    async def _load(self, worker: Worker) -> Load | None:
+        client = self._workers.get(worker.endpoint)
+        if client is None:
+            client = AsyncClient(worker.endpoint, timeout=ANSWER_TIMEOUT, token=self._token)
+            self._workers[worker.endpoint] = client
+        try:
+            return await client.get_load()
+        except BatonError:
+            return None
+
+    async def _forget_all_but(self, endpoints: set[str]) -> None:
+        for endpoint in self._workers.keys() - endpoints:
+            await self._workers.pop(endpoint).close()
+
+
+def _rates(before: Snapshot | None, worker: Worker, load: Load | None, moment: float) -> Rates:
+    """Of the same life of a worker, between two looks."""
+    known = {(s.worker.id, s.worker.epoch): s.load for s in before.workers} if before else {}
+    last = known.get((worker.id, worker.epoch))
+    if before is None or last is None or load is None:
+        return Rates()
+    then, now, seconds = last, load, moment - before.moment
+
+    def rate(name: str) -> float:
+        return float(getattr(now, name) - getattr(then, name)) / seconds
+
+    return Rates(
+        rate("num_computed_tokens"), rate("num_transferred_bytes"), rate("num_preemptions")
+    )
+
+
+def as_json(snapshot: Snapshot) -> dict[str, Any]:
+    """Plain data, for programs."""
+    plain = asdict(snapshot)
+    del plain["moment"]
+    return plain

@@ -1,0 +1,115 @@
+"""A snapshot as rows of text, for whatever shows them."""
+
+from rich.text import Text
+
+from baton.cli.top.snapshot import Snapshot, WorkerSight
+from baton.client import RequestInfo
+
+WORKER_COLUMNS = (
+    "worker",
+    "role",
+    "state",
+    "running",
+    "waiting",
+    "KV in use",
+    "cached",
+    "leases",
+    "tokens/s",
+    "KV in/s",
+    "made room/s",
+)
+REQUEST_COLUMNS = (
+    "request",
+    "age",
+    "phase",
+    "prompt",
+    "output",
+    "first token",
+    "prefill",
+    "decode",
+    "moved",
+)
+
+_BAR_WIDTH = 16
+_STYLES = {
+    "ready": "green",
+    "starting": "yellow",
+    "draining": "yellow",
+    "unreachable": "red",
+    "waiting": "yellow",
+}
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def headline(snapshot: Snapshot, address: str) -> Text:
+    """The cluster in a line."""
+    router, balance = snapshot.router, snapshot.balance
+    tokens = sum(sight.rates.tokens for sight in snapshot.workers)
+    moved = sum(sight.rates.transferred_bytes for sight in snapshot.workers)
+    return Text.assemble(
+        (address, "bold"),
+        f"  running {router.num_running}  waiting {router.num_waiting}",
+        f"  {tokens:,.0f} tokens/s  {in_bytes(moved)}/s handed over",
+        f"  pressure: prefill {balance.prefill_pressure:.2f} decode {balance.decode_pressure:.2f}",
+    )
+
+
+def worker_rows(snapshot: Snapshot) -> list[list[Text]]:
+    """Of each worker in the order of their ids, the values of `WORKER_COLUMNS`."""
+    return [_worker_row(sight) for sight in snapshot.workers]
+
+
+def request_rows(snapshot: Snapshot) -> list[list[Text]]:
+    """Of each request, the oldest first, the values of `REQUEST_COLUMNS`."""
+    return [_request_row(request) for request in snapshot.requests]
+
+
+def in_bytes(number: float) -> str:
+    """Such as "12.3 MB"."""
+    unit = 0
+    while number >= 1000 and unit < len(_UNITS) - 1:
+        number, unit = number / 1000, unit + 1
+    return f"{number:.0f} B" if unit == 0 else f"{number:.1f} {_UNITS[unit]}"
+
+
+def bar(part: float, whole: float, width: int = _BAR_WIDTH) -> Text:
+    """How much of the whole is taken, as a picture and a number."""
+    share = part / whole if whole else 0.0
+    full = round(min(1.0, share) * width)
+    style = "red" if share > 0.95 else "yellow" if share > 0.8 else "green"
+    return Text.assemble(("█" * full, style), ("░" * (width - full), "dim"), f" {share:4.0%}")
+
+
+def _worker_row(sight: WorkerSight) -> list[Text]:
+    worker, load, rates = sight.worker, sight.load, sight.rates
+    who = [Text(worker.id), Text(worker.role), Text(worker.state, _STYLES.get(worker.state, ""))]
+    if load is None:
+        return [*who, *(Text("-", "dim") for _ in WORKER_COLUMNS[len(who) :])]
+    if load.state == "starting":
+        who[2] = Text(f"{load.phase} {load.progress:.0%}", "yellow")
+    return [
+        *who,
+        Text(str(load.num_running)),
+        Text(str(load.num_waiting), "yellow" if load.num_waiting else ""),
+        bar(load.num_held_blocks, load.num_blocks),
+        Text(str(load.num_cached_blocks)),
+        Text(str(load.num_leases)),
+        Text(f"{rates.tokens:,.0f}"),
+        Text(in_bytes(rates.transferred_bytes)),
+        Text(f"{rates.preemptions:.1f}", "red" if rates.preemptions else ""),
+    ]
+
+
+def _request_row(request: RequestInfo) -> list[Text]:
+    first = request.time_to_first_token
+    return [
+        Text(request.request_id),
+        Text(f"{request.age:.1f} s"),
+        Text(request.phase, _STYLES.get(request.phase, "")),
+        Text(str(request.num_prompt_tokens)),
+        Text(str(request.num_output_tokens)),
+        Text("" if first is None else f"{first:.3f} s"),
+        Text(request.prefill_worker),
+        Text(request.decode_worker),
+        Text(str(request.num_migrations) if request.num_migrations else ""),
+    ]

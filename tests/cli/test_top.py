@@ -1,0 +1,135 @@
+"""`baton top`, on a real cluster."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from textual.widgets import DataTable, Static
+
+from baton.cli.local_cluster import LocalCluster
+from baton.cli.top.app import Top
+from baton.cli.top.snapshot import Watch
+from baton.cli.top.tables import REQUEST_COLUMNS, WORKER_COLUMNS, bar, in_bytes
+from baton.client import AsyncClient, Client
+from baton.sampling import SamplingParams
+
+from .conftest import baton
+
+LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
+
+
+@asynccontextmanager
+async def long_request(cluster: LocalCluster, request_id: str) -> AsyncIterator[None]:
+    """One that is being answered for the length of the block."""
+    async with AsyncClient(cluster.address) as client:
+        generation = client.generate("def long(one):\n" * 8, LONG, request_id=request_id)
+        async for _ in generation:
+            break
+        try:
+            yield
+        finally:
+            generation.cancel()
+
+
+@pytest.mark.e2e
+def test_once_prints_workers_and_ends(cluster: LocalCluster) -> None:
+    ended = baton("top", "--once", "--interval", "0.2", "--address", cluster.address)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    first, *_ = ended.stdout.splitlines()
+    assert first.startswith(cluster.address)
+    assert "pressure: prefill" in first
+    assert all(column in ended.stdout for column in WORKER_COLUMNS)
+    assert "prefill-0" in ended.stdout
+    assert "decode-0" in ended.stdout
+
+
+@pytest.mark.e2e
+def test_json_is_an_object_a_line(cluster: LocalCluster) -> None:
+    with Client(cluster.address) as client:
+        client.generate("def counted():\n" * 4, SamplingParams(max_tokens=8)).text()
+    ended = baton("top", "--json", "--once", "--interval", "0.2", "--address", cluster.address)
+    (line,) = ended.stdout.splitlines()
+    seen = json.loads(line)
+    assert seen["router"]["state"] == "ready"
+    loads = {one["worker"]["id"]: one["load"] for one in seen["workers"]}
+    assert loads.keys() == {"prefill-0", "decode-0"}
+    assert loads["decode-0"]["num_transferred_bytes"] > 0
+    assert loads["decode-0"]["num_transfers"] > 0
+    assert all(load["num_blocks"] == 256 for load in loads.values())
+    assert seen["requests"] == []
+
+
+@pytest.mark.e2e
+async def test_requests_in_flight_are_told_with_where_they_run(cluster: LocalCluster) -> None:
+    async with long_request(cluster, "told"), AsyncClient(cluster.address) as client:
+        (told,) = await client.list_requests()
+        assert (told.request_id, told.phase) == ("told", "decode")
+        assert (told.prefill_worker, told.decode_worker) == ("prefill-0", "decode-0")
+        assert told.num_output_tokens >= 1
+        assert told.time_to_first_token is not None
+        assert 0 < told.time_to_first_token <= told.age
+
+
+@pytest.mark.e2e
+async def test_the_screen_shows_what_goes_on_and_stands_still_when_told(
+    cluster: LocalCluster,
+) -> None:
+    async with Watch(cluster.address) as watch:
+        app = Top(watch, 0.1)
+        async with app.run_test(size=(160, 40)) as pilot:
+            await pilot.pause()
+            assert rows(app, "workers") == ["decode-0", "prefill-0"]
+            assert len(app.query_one("#workers", DataTable).columns) == len(WORKER_COLUMNS)
+            assert len(app.query_one("#requests", DataTable).columns) == len(REQUEST_COLUMNS)
+            async with long_request(cluster, "shown"):
+                await until(lambda: rows(app, "requests") == ["shown"])
+                await until(lambda: "running 1" in headline(app))
+                await pilot.press("p")
+            await app.look()
+            assert rows(app, "requests") == ["shown"]
+            await pilot.press("p")
+            await until(lambda: rows(app, "requests") == [])
+            await pilot.press("q")
+        assert not app.is_running
+
+
+@pytest.mark.e2e
+async def test_a_router_that_does_not_answer_is_told_and_asked_again() -> None:
+    async with Watch("127.0.0.1:1") as watch:
+        app = Top(watch, 0.1)
+        async with app.run_test() as pilot:
+            await pilot.pause()
+            await until(lambda: headline(app).startswith("127.0.0.1:1  "))
+            assert app.is_running
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (12_345_678, "12.3 MB"), (5e15, "5000.0 TB")],
+)
+def test_bytes_have_a_unit_that_fits(number: float, shown: str) -> None:
+    assert in_bytes(number) == shown
+
+
+def test_a_bar_says_how_much_is_taken() -> None:
+    assert str(bar(0, 0, 4)) == "░░░░   0%"
+    assert str(bar(1, 2, 4)) == "██░░  50%"
+    assert str(bar(3, 2, 4)) == "████ 150%"
+
+
+def rows(app: Top, table: str) -> list[str]:
+    """What is in the first column."""
+    shown = app.query_one(f"#{table}", DataTable)
+    return [str(shown.get_row_at(i)[0]) for i in range(shown.row_count)]
+
+
+def headline(app: Top) -> str:
+    return str(app.query_one("#headline", Static).render())
+
+
+async def until(holds) -> None:
+    async with asyncio.timeout(20.0):
+        while not holds():
+            await asyncio.sleep(0.05)
