@@ -21,6 +21,8 @@ LIVENESS = "liveness"
 READINESS = "readiness"
 # The last answers of a drained server are still on their way out.
 FLUSH_SECONDS = 0.5
+# After which gRPC, which closes at once, is not waited for any more.
+_CLOSING_SECONDS = 5.0
 
 _Servicer = TypeVar("_Servicer")
 
@@ -125,10 +127,17 @@ class Server:
             )
 
     async def stop(self, grace: float = FLUSH_SECONDS) -> None:
-        """Closes the port and, after `grace` seconds, the calls that are left. Idempotent."""
+        """Closes the port and, after `grace` seconds, the calls that are left. Idempotent.
+
+        Returns in time whatever gRPC does: the process is to end.
+        """
         await self._set_health(LIVENESS, False)
         await self.set_ready(False)
-        await self._grpc.stop(grace)
+        try:
+            async with asyncio.timeout(grace + _CLOSING_SECONDS):
+                await self._grpc.stop(grace)
+        except TimeoutError:
+            logger.warning("gRPC did not close its connections in time; going on without it")
 
     async def run_until_signal(self) -> None:
         """Serves until SIGTERM or SIGINT, then drains and stops; a second signal stops at once.

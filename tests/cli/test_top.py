@@ -131,5 +131,5 @@ def headline(app: Top) -> str:
 
 async def until(holds) -> None:
     async with asyncio.timeout(20.0):
-        while not holds():
+        while not holds():  # noqa: ASYNC110 - looks from outside
             await asyncio.sleep(0.05)

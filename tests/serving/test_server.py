@@ -130,6 +130,18 @@ async def test_an_open_health_watch_holds_up_neither_drain_nor_stop():
         assert time.monotonic() - began < 5.0
 
 
+async def test_a_stop_that_grpc_never_ends_is_given_up(monkeypatch, caplog):
+    monkeypatch.setattr("baton.serving.server._CLOSING_SECONDS", 0.1)
+    server = Server(ServingSettings())
+    await server.start()
+    stop = server._grpc.stop
+    monkeypatch.setattr(server._grpc, "stop", lambda _grace: asyncio.Event().wait())
+    async with asyncio.timeout(5.0):
+        await server.stop(0.0)
+    assert "did not close its connections" in caplog.text
+    await stop(None)
+
+
 async def test_reflection_lists_the_services_only_where_asked_for():
     async def ask() -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
         yield reflection_pb2.ServerReflectionRequest(list_services="")
