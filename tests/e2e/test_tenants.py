@@ -66,6 +66,8 @@ async def test_a_request_is_ended_by_its_own_tenant_alone_and_its_name_is_free_f
         await anext(generation)
         with pytest.raises(NotFoundError):
             await other.abort("mine")
+        assert [one.request_id for one in await owner.list_requests()] == ["mine"]
+        assert await other.list_requests() == []
         same_name = other.generate(prompt_of(5), SHORT, request_id="mine")
         assert len(await same_name.token_ids()) == 4
         await owner.abort("mine")
