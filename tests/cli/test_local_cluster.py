@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import urllib.request
 from pathlib import Path
 
 import psutil
@@ -59,6 +60,23 @@ def test_a_port_that_was_taken_meanwhile_is_exchanged(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", cluster.process("router").port)), cluster:
         assert cluster.process("router").num_starts == 2
     assert "is taken" in (tmp_path / "router.log").read_text()
+
+
+def test_a_port_for_metrics_that_was_taken_meanwhile_is_exchanged_alone(tmp_path: Path) -> None:
+    cluster = router_alone(log_dir=tmp_path)
+    router, address = cluster.process("router"), cluster.address
+    with socket.create_server(("127.0.0.1", router.metrics_port)) as other, cluster:
+        assert router.num_starts == 2
+        assert router.metrics_port != other.getsockname()[1]
+        assert cluster.address == address
+        with urllib.request.urlopen(f"http://{router.metrics_endpoint}/metrics", timeout=5) as told:
+            assert b"baton_requests_in_flight 0.0" in told.read()
+
+
+def test_metrics_that_are_turned_off_have_no_endpoint() -> None:
+    cluster = router_alone(router_flags={"metrics": False})
+    assert cluster.metrics_endpoints == {}
+    assert "--no-metrics" in cluster.process("router").command
 
 
 def test_a_wanted_port_that_is_taken_is_an_error() -> None:

@@ -1,0 +1,64 @@
+"""What a process counts of its dealings with Redis."""
+
+import asyncio
+
+import pytest
+from redis.exceptions import RedisError
+
+from baton.cluster.embedded import EmbeddedRedis
+from baton.cluster.loop import RedisLoop
+from baton.cluster.redis import connect, read_streams, transact
+from baton.cluster.round_trips import RoundTrips
+
+
+async def test_round_trips_are_counted_by_kind_and_outcome(server: EmbeddedRedis) -> None:
+    counted = RoundTrips()
+    async with connect(server.url, counted) as redis:
+        await transact(redis, ("PING",), ("PING",))
+        await transact(redis, ("SET", "{baton}:x", 1))
+        await read_streams(redis, {b"{baton}:s": "0-0"}, 10, 30)
+        assert counted.num_answered == {"command": 2, "read": 1}
+        assert counted.seconds["read"] >= 0.03  # it has waited for news
+        assert counted.seconds["command"] > 0
+        with pytest.raises(RedisError):
+            await transact(redis, ("NO_SUCH_COMMAND",))
+        server.stop()
+        with pytest.raises((RedisError, OSError)):
+            await transact(redis, ("PING",))
+    assert counted.num_answered == {"command": 2, "read": 1}
+    assert counted.num_failed == {"command": 2, "read": 0}
+
+
+async def test_a_round_trip_that_is_called_off_has_not_failed(server: EmbeddedRedis) -> None:
+    counted = RoundTrips()
+    async with connect(server.url, counted) as redis:
+        reading = asyncio.create_task(read_streams(redis, {b"{baton}:s": "0-0"}, 10, 5000))
+        await asyncio.sleep(0.05)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+    assert counted.num_answered["read"] + counted.num_failed["read"] == 0
+
+
+async def test_what_redis_does_not_answer_becomes_stale() -> None:
+    answers = True
+
+    async def step() -> float:
+        if not answers:
+            raise OSError("gone")
+        return 0.0
+
+    loop = RedisLoop("loop", step)
+    loop.start()
+    async with asyncio.timeout(5.0):
+        while loop.staleness:  # noqa: ASYNC110 - looks from outside
+            await asyncio.sleep(0.001)
+        answers = False
+        while not loop.staleness:  # noqa: ASYNC110 - looks from outside
+            await asyncio.sleep(0.001)
+        first = loop.staleness
+        while loop.staleness <= first:  # noqa: ASYNC110 - looks from outside
+            await asyncio.sleep(0.001)
+        answers = True
+        while loop.staleness:  # noqa: ASYNC110 - looks from outside
+            await asyncio.sleep(0.001)
+    await loop.stop()

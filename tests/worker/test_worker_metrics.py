@@ -1,0 +1,79 @@
+"""What a worker tells of itself: while it loads, as it works, and in one role after the other."""
+
+from typing import Any
+
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from baton.roles import RoleSettings, assemble
+from baton.sampling import SamplingParams
+from baton.v1 import inference_pb2 as pb
+from baton.worker.worker import Worker
+
+from .crew import crew_of
+from .pair import COMMON
+from .reference import prompt_of
+from .test_role_changes import set_role
+
+STATES = ("held", "cached", "free")
+GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def told(worker: Worker) -> Samples:
+    """By name and labels. Not what was told a moment ago: that is for those who ask often."""
+    worker.exposition._rendered.clear()
+    text, _ = worker.exposition.render("application/openmetrics-text; version=1.0.0")
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+def of(samples: Samples, name: str, **labels: Any) -> float:
+    return samples[name, tuple(sorted(labels.items()))]
+
+
+async def test_a_worker_that_loads_its_model_says_that_alone() -> None:
+    samples = told(assemble("decode", RoleSettings(**COMMON)))
+    assert of(samples, "baton_worker_ready", role="decode") == 0
+    assert not any(name.startswith(("baton_kv_blocks", "baton_steps")) for name, _ in samples)
+
+
+async def test_totals_stay_with_the_role_in_which_they_came_about(checkpoint) -> None:
+    prompt = prompt_of(40)
+    async with crew_of(checkpoint("llama"), "prefill") as crew:
+        (member,) = crew.members
+        await member.first_token(prompt)
+        await member.first_token(prompt)
+        before = told(member.worker)
+        assert of(before, "baton_prefix_hit_tokens_total", role="prefill", source="prefill_local")
+        assert of(before, "baton_prefix_lookup_tokens_total", role="prefill") == 80
+        assert of(before, "baton_step_tokens_total", role="prefill", kind="prompt") >= 40
+        await set_role(member, pb.WORKER_ROLE_DECODE)
+        await member.answer(prompt, GREEDY)
+        after = told(member.worker)
+        for name in ("baton_steps_total", "baton_prefix_lookup_tokens_total"):
+            assert of(after, name, role="prefill") == of(before, name, role="prefill")
+        assert of(after, "baton_prefix_lookup_tokens_total", role="decode") == 40
+        assert of(after, "baton_prefix_hit_tokens_total", role="decode", source="decode_local") > 0
+        assert of(after, "baton_step_tokens_total", role="decode", kind="decode") >= 11
+        assert of(after, "baton_worker_ready", role="decode") == 1
+        assert ("baton_worker_ready", (("role", "prefill"),)) not in after
+        spent = [
+            of(after, "baton_step_seconds_total", role="decode", phase=phase)
+            for phase in ("schedule", "forward", "sample")
+        ]
+        assert min(spent) > 0
+
+
+async def test_blocks_are_held_cached_or_free(checkpoint) -> None:
+    async with crew_of(checkpoint("llama"), "decode") as crew:
+        (member,) = crew.members
+        await member.answer(prompt_of(40), GREEDY)
+        await crew.nothing_held()
+        samples = told(member.worker)
+        states = {s: of(samples, "baton_kv_blocks", role="decode", state=s) for s in STATES}
+        assert sum(states.values()) == COMMON["num_blocks"]
+        assert states["held"] == 0
+        assert states["cached"] == 3
