@@ -44,6 +44,18 @@ def computed(cluster: LocalCluster) -> dict[str, int]:
     return {name: load.num_computed_tokens for name, load in loads(cluster).items()}
 
 
+_undisturbed: dict[tuple[int, ...], list[int]] = {}
+
+
+async def undisturbed_tokens(client: AsyncClient, prompt: list[int]) -> list[int]:
+    """What follows a prompt in `LONG`, generated when first asked for: it is the same for all tests
+    and clusters."""
+    key = tuple(prompt)
+    if key not in _undisturbed:
+        _undisturbed[key] = await client.generate(prompt, LONG).token_ids()
+    return _undisturbed[key]
+
+
 async def all_on_one(
     client: AsyncClient, cluster: LocalCluster, wanted: dict[str, tuple[object, SamplingParams]]
 ) -> dict[str, AsyncGeneration]:
@@ -59,13 +71,19 @@ async def all_on_one(
         for name in set(running) - FORKING:
             await anext(running[name])
             await anext(running[name])
-    await until(lambda: listed(cluster)["decode-1"].state == "ready", within=4.0, what="its return")
+    await until(lambda: is_ready(cluster, "decode-1"), within=4.0, what="its return")
     return running
+
+
+def is_ready(cluster: LocalCluster, name: str) -> bool:
+    """One that has been silent for long is not even listed."""
+    worker = listed(cluster).get(name)
+    return worker is not None and worker.state == "ready"
 
 
 async def test_a_crowd_is_handed_over_and_nothing_is_computed_twice(client, pair):
     prompts = {f"r{i}": (prompt_of(40 + 30 * i, seed=i), LONG) for i in range(4)}
-    undisturbed = {n: await client.generate(*wanted).token_ids() for n, wanted in prompts.items()}
+    undisturbed = {n: await undisturbed_tokens(client, wanted[0]) for n, wanted in prompts.items()}
     running = await all_on_one(client, pair, prompts)
     before = computed(pair)
     await drain(pair, "decode-0")
@@ -100,7 +118,7 @@ async def test_every_way_of_choosing_tokens_is_handed_over(client, pair):
 @pytest.mark.parametrize("victim", ["decode-0", "decode-1"])
 async def test_either_worker_may_be_killed_while_it_hands_over(client, pair, victim):
     prompts = {f"r{i}": (prompt_of(50 + 10 * i, seed=20 + i), LONG) for i in range(3)}
-    undisturbed = {n: await client.generate(*wanted).token_ids() for n, wanted in prompts.items()}
+    undisturbed = {n: await undisturbed_tokens(client, wanted[0]) for n, wanted in prompts.items()}
     running = await all_on_one(client, pair, prompts)
     await drain(pair, "decode-0")
     pair.kill(victim)
@@ -115,8 +133,12 @@ async def test_either_worker_may_be_killed_while_it_hands_over(client, pair, vic
 
 @pytest.mark.parametrize("delay", [0.0, 0.002, 0.005, 0.01, 0.02, 0.04])
 async def test_a_worker_may_be_killed_at_any_moment_of_its_drain(client, pair, delay):
+    await killed_amid_its_drain(client, pair, delay)
+
+
+async def killed_amid_its_drain(client: AsyncClient, pair: LocalCluster, delay: float) -> None:
     prompt = prompt_of(300, seed=31)
-    undisturbed = await client.generate(prompt, LONG).token_ids()
+    undisturbed = await undisturbed_tokens(client, prompt)
     running = await all_on_one(client, pair, {"r": (prompt, LONG)})
     pair.process("decode-0").signal(signal.SIGTERM)
     await asyncio.sleep(delay)

@@ -12,9 +12,9 @@ from baton.cli.local_cluster import LocalCluster
 from baton.client import AsyncClient
 
 from .test_handing_over import (
+    killed_amid_its_drain,
     test_a_client_that_leaves_during_a_drain_leaves_nothing,
     test_a_crowd_is_handed_over_and_nothing_is_computed_twice,
-    test_a_worker_may_be_killed_at_any_moment_of_its_drain,
     test_either_worker_may_be_killed_while_it_hands_over,
 )
 from .test_prefix_sharing import (
@@ -27,7 +27,6 @@ __all__ = [
     "test_a_client_that_leaves_during_a_drain_leaves_nothing",
     "test_a_crowd_is_handed_over_and_nothing_is_computed_twice",
     "test_a_prefix_comes_from_a_busy_prefill_worker_or_is_computed",
-    "test_a_worker_may_be_killed_at_any_moment_of_its_drain",
     "test_either_worker_may_be_killed_while_it_hands_over",
     "test_the_next_turn_of_a_conversation_computes_only_what_is_new",
 ]
@@ -59,3 +58,9 @@ async def client(pair: LocalCluster) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(pair.address) as open_client:
         await open_client.flush_cache()
         yield open_client
+
+
+@pytest.mark.parametrize("delay", [0.005, 0.02])
+async def test_a_worker_may_be_killed_amid_its_drain(client, pair, delay):
+    """Two of the moments that `test_handing_over` has."""
+    await killed_amid_its_drain(client, pair, delay)
