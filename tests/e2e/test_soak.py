@@ -80,8 +80,7 @@ async def ended(
     return "read"
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("size", [(1, 1), (2, 2)], ids=["1+1", "2+2"])
+@pytest.mark.parametrize(("size", "seed"), [((1, 1), 1), ((2, 2), 2)], ids=["1+1", "2+2"])
 async def test_whatever_ends_however_nothing_is_left_behind(size, seed):
     chance = random.Random(seed)
     num_prefill, num_decode = size
