@@ -1,0 +1,55 @@
+"""Which ports the processes of a cluster listen on, and who connects to which: what a firewall
+needs to be told. The chart's network policies are tested against it, and it against a cluster.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Process = Literal["router", "prefill", "decode"]
+Port = Literal["grpc", "kv", "http", "metrics"]
+"""By what comes there; see `PORTS`."""
+
+Outside = Literal["client", "scraper", "redis", "collector", "hub", "dns"]
+"""Who belongs to no process of ours: those who use a cluster and read its metrics, Redis, the
+collector of traces, the hub that checkpoints come from, and who knows names."""
+
+PROCESSES: tuple[Process, ...] = ("router", "prefill", "decode")
+WORKERS: tuple[Process, ...] = ("prefill", "decode")
+
+PORTS: dict[Port, tuple[str, tuple[Process, ...]]] = {
+    "grpc": ("port", PROCESSES),
+    "kv": ("kv_port", WORKERS),
+    "http": ("http_port", ("router",)),
+    "metrics": ("metrics_port", PROCESSES),
+}
+"""The setting that says the number, and of which processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Connections from one kind of process to a port of another one.
+
+    Attributes:
+        port: of `target`; None where it is not ours.
+        why: what goes over it.
+    """
+
+    source: Process | Outside
+    target: Process | Outside
+    port: Port | None
+    why: str
+
+
+EDGES: tuple[Edge, ...] = (
+    Edge("client", "router", "grpc", "requests and their answers"),
+    Edge("client", "router", "http", "the same over HTTP"),
+    *(Edge("router", worker, "grpc", "work, health, administration") for worker in WORKERS),
+    # Of both roles: prompts' KV goes to decode workers, and prefixes go wherever they save time.
+    # Over NIXL and UCX workers connect to each other on ports that those choose.
+    *(Edge(claimant, source, "kv", "KV blocks") for claimant in WORKERS for source in WORKERS),
+    *(Edge("scraper", process, "metrics", "metrics") for process in PROCESSES),
+    *(Edge(process, "redis", None, "the registry and KV events") for process in PROCESSES),
+    *(Edge(process, "collector", None, "traces, if any") for process in PROCESSES),
+    *(Edge(process, "hub", None, "a checkpoint, if it is a hub id") for process in PROCESSES),
+    *(Edge(process, "dns", None, "where those are") for process in PROCESSES),
+)

@@ -1,0 +1,81 @@
+{{- /* Values in the form that something else wants, and what a schema cannot say of them. */}}
+
+{{- /* Bytes of a quantity such as 512Mi. */}}
+{{- define "baton.bytes" -}}
+{{- $units := dict "" 1 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- $number := regexFind "^[0-9.]+" (toString .) -}}
+{{- mulf (float64 $number) (get $units (trimPrefix $number (toString .))) | int64 -}}
+{{- end -}}
+
+{{- /* A number without an exponent, anything else as it is. */}}
+{{- define "baton.plain" -}}
+{{- if and (kindIs "float64" .) (eq . (floor .)) -}}{{ int64 . }}{{- else -}}{{ . }}{{- end -}}
+{{- end -}}
+
+{{- /* Where Redis is. */}}
+{{- define "baton.redisUrl" -}}
+{{- if .Values.redis.url -}}
+{{- .Values.redis.url -}}
+{{- else -}}
+redis://{{ if .Values.redis.existingSecret }}:$(REDIS_PASSWORD)@{{ end }}{{ include "baton.name" (dict "root" . "component" "redis") }}:6379/0
+{{- end -}}
+{{- end -}}
+
+{{- /* The ports by name that a process listens on, as JSON; takes the component. */}}
+{{- define "baton.ports" -}}
+{{- $ports := .root.Values.ports -}}
+{{- $here := dict "grpc" $ports.grpc "metrics" $ports.metrics -}}
+{{- if ne .component "router" -}}
+{{- $_ := set $here "kv" $ports.kv -}}
+{{- else if .root.Values.router.http -}}
+{{- $_ := set $here "http" $ports.http -}}
+{{- end -}}
+{{- toJson $here -}}
+{{- end -}}
+
+{{- define "baton.checkPorts" -}}
+{{- $taken := dict -}}
+{{- range $name := list "grpc" "http" "metrics" "kv" -}}
+{{- $port := get $.Values.ports $name | int64 | toString -}}
+{{- with get $taken $port -}}
+{{- fail (printf "ports.%s: %s is ports.%s already; each needs a port of its own" $name $port .) -}}
+{{- end -}}
+{{- $_ := set $taken $port $name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "baton.checkRedis" -}}
+{{- $password := regexFind "//[^@/]*:[^@]*@" .Values.redis.url -}}
+{{- if and $password (not (contains ":$(REDIS_PASSWORD)@" $password)) -}}
+{{- fail "redis.url: has a password in it; write $(REDIS_PASSWORD) there, and the name of a secret in redis.existingSecret" -}}
+{{- end -}}
+{{- if and (contains "$(REDIS_PASSWORD)" .Values.redis.url) (not .Values.redis.existingSecret) -}}
+{{- fail "redis.existingSecret: is needed for $(REDIS_PASSWORD) in redis.url" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "baton.checkWorker" -}}
+{{- $worker := get .root.Values .component -}}
+{{- $kv := .root.Values.kv -}}
+{{- if lt ($worker.drainSeconds | int64) ($kv.leaseSeconds | int64) -}}
+{{- fail (printf "%s.drainSeconds: %v would end a worker that still keeps blocks for another one; it must be no less than kv.leaseSeconds (%v)" .component $worker.drainSeconds $kv.leaseSeconds) -}}
+{{- end -}}
+{{- if and (not $worker.gpus) (dig "limits" "memory" "" $worker.resources) -}}
+{{- $limit := include "baton.bytes" $worker.resources.limits.memory | int64 -}}
+{{- $swap := include "baton.plain" ($worker.settings.swap_bytes | default 0) | int64 -}}
+{{- $pool := include "baton.bytes" $worker.kvCacheSize | int64 -}}
+{{- if lt $limit (add $pool $swap 1073741824) -}}
+{{- fail (printf "%s.resources.limits.memory: %s does not hold kvCacheSize (%s), which counts as the worker's memory, settings.swap_bytes and 1Gi of its process; the weights come on top" .component $worker.resources.limits.memory $worker.kvCacheSize) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $worker.autoscaling.enabled (not .root.Values.autoscaling.prometheus) -}}
+{{- fail (printf "autoscaling.prometheus: is needed for %s.autoscaling" .component) -}}
+{{- end -}}
+{{- include "baton.checkReplicas" (dict "name" .component "autoscaling" $worker.autoscaling) -}}
+{{- end -}}
+
+{{- define "baton.checkReplicas" -}}
+{{- if lt (.autoscaling.maxReplicas | int64) (.autoscaling.minReplicas | int64) -}}
+{{- fail (printf "%s.autoscaling.maxReplicas: is less than minReplicas" .name) -}}
+{{- end -}}
+{{- end -}}
