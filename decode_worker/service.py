@@ -10,6 +10,8 @@ from baton.engine.core.sequence import KvSource
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest
 from baton.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
+from baton.serving.attempt_id import request_id_of
+from baton.serving.logs import name_request
 from baton.serving.pace import Pace
 from baton.v1 import decode_pb2 as pb
 from baton.v1 import decode_pb2_grpc as pb_grpc
@@ -51,6 +53,7 @@ class DecodeService(pb_grpc.DecodeServicer):
     async def Generate(
         self, request: pb.DecodeGenerateRequest, context: Any
     ) -> AsyncIterator[pb.DecodeGenerateResponse]:
+        name_request(request_id_of(request.request_id))
         engine = self._worker.engine_for("decode")
         remaining = context.time_remaining()
         handle = handle_of(request.handle) if request.HasField("handle") else None

@@ -11,6 +11,8 @@ from baton.engine.core.sequence import FinishReason, KvSource, Purpose
 from baton.engine.messages import EngineRequest, SequenceUpdate
 from baton.engine.work_meter import WorkDone
 from baton.errors import InvalidArgumentError
+from baton.serving.attempt_id import request_id_of
+from baton.serving.logs import name_request
 from baton.v1 import inference_pb2
 from baton.v1 import prefill_pb2 as pb
 from baton.v1 import prefill_pb2_grpc as pb_grpc
@@ -42,6 +44,7 @@ class PrefillService(pb_grpc.PrefillServicer):
     async def Prefill(
         self, request: pb.PrefillRequest, context: Any
     ) -> AsyncIterator[pb.PrefillResponse]:
+        name_request(request_id_of(request.request_id))
         claim = Claim(lease_id_of(request.lease_id), request.decode_worker, request.tenant)
         engine = self._worker.engine_for("prefill")
         source = source_of(request, self._worker.pairing())

@@ -12,7 +12,6 @@ from baton.serving.channels import Channels
 from baton.serving.process import main
 from baton.serving.server import Server
 from baton.serving.telemetry.exposition import Exposition
-from baton.serving.telemetry.propagation import trace_interceptors
 from baton.serving.telemetry.serving import serve_metrics
 from baton.v1 import admin_pb2_grpc, inference_pb2_grpc
 from router.admission import admission_named
@@ -45,7 +44,7 @@ async def serve(settings: RouterSettings) -> None:
     tenants = settings.tenants()
     card = read_model_card(settings.model_path)
     card.warm_up()
-    server = Server(settings, interceptors=trace_interceptors())
+    server = Server(settings)
     async with AsyncExitStack() as stack:
         round_trips = RoundTrips()
         redis = connect(settings.redis_url, round_trips)

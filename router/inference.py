@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 from baton.errors import UnavailableError
 from baton.serving.deadline import Deadline
-from baton.serving.logs import request_logged_as
+from baton.serving.logs import name_request
 from baton.serving.pace import Pace
 from baton.serving.telemetry.stages import stage
 from baton.serving.tenant import Caller, Tenants
@@ -92,6 +92,7 @@ class Inference:
             self._meter.begin(message.WhichOneof("input"), arrived) as metered,
         ):
             good = await self._read(message, caller, deadline)
+            name_request(good.request_id)
             answer = Answer(good, self.card, arrived)
             recovery = Recovery(good.request_id, self._budget)
             metered.answered_by(answer, recovery)
@@ -100,16 +101,15 @@ class Inference:
             self._requests.add(saga)
             self._budget.deposit()
             try:
-                # Closed here, so that all is given back before the request counts as ended.
-                with request_logged_as(good.request_id):
-                    async with self._gate.turn(good, good.tenant.name, deadline) as answered:
-                        try:
-                            async with aclosing(saga.run()) as responses:
-                                async for response in responses:
-                                    yield response
-                        finally:
-                            answered.num_output_tokens = answer.num_output_tokens
-                            answered.first_token = answer.first_token_at
+                async with self._gate.turn(good, good.tenant.name, deadline) as answered:
+                    try:
+                        # Closed here, so that all is given back before it counts as ended.
+                        async with aclosing(saga.run()) as responses:
+                            async for response in responses:
+                                yield response
+                    finally:
+                        answered.num_output_tokens = answer.num_output_tokens
+                        answered.first_token = answer.first_token_at
             finally:
                 self._requests.remove(saga)
                 self._placer.ended(good.request_id, answer.num_output_tokens)

@@ -10,6 +10,7 @@ from baton.errors import InternalError
 from baton.params_wire import to_proto
 from baton.role_wire import role_to_message
 from baton.sampling import SamplingParams
+from baton.serving.attempt_id import attempt_id
 from baton.v1 import admin_pb2, decode_pb2, kv_sharing_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
 from router.assembly import Token, TopLogprobs
@@ -134,7 +135,7 @@ def decode_request(
     """`kv_handle` None: the decode worker computes the prompt. `return_cost` None: it may not give
     the request back."""
     message = decode_pb2.DecodeGenerateRequest(
-        request_id=_attempt_id(work.request, lease_id),
+        request_id=attempt_id(work.request.request_id, lease_id),
         token_ids=work.token_ids,
         num_prompt_tokens=len(work.request.token_ids),
         sampling=to_proto(work.params),
@@ -207,7 +208,7 @@ def prefill_request(
             max_tokens=params.max_tokens, prompt_logprobs=params.prompt_logprobs
         )
     return prefill_pb2.PrefillRequest(
-        request_id=_attempt_id(work.request, lease_id),
+        request_id=attempt_id(work.request.request_id, lease_id),
         lease_id=lease_id,
         token_ids=work.token_ids,
         num_prompt_tokens=len(work.request.token_ids),
@@ -219,12 +220,6 @@ def prefill_request(
         salt=work.request.tenant.salt,
         source=source,
     )
-
-
-def _attempt_id(request: Request, lease_id: bytes) -> str:
-    """The request's name on workers: new with each attempt, so that one which a worker has not
-    quite ended never meets the next of that name, be it this router's or another's."""
-    return f"{request.request_id}.{lease_id.hex()[:12]}"
 
 
 def first_token(

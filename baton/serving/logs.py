@@ -1,29 +1,27 @@
-"""Log lines on stderr, for people or as JSON, each with the request it belongs to.
+"""Log lines on stderr, for people or as JSON, each with the request it belongs to and its trace.
 
 Whoever logs keeps prompt text out; nothing here adds any.
 """
 
 import json
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Literal
 
+from opentelemetry import trace
+
 LogFormat = Literal["human", "json"]
 
 _request_id: ContextVar[str] = ContextVar("baton_request_id", default="")
+_trace_id: ContextVar[str] = ContextVar("baton_trace_id", default="")
 
 
-@contextmanager
-def request_logged_as(request_id: str) -> Iterator[None]:
-    """Lines logged inside, by this task or one it starts, carry the request's id."""
-    token = _request_id.set(request_id)
-    try:
-        yield
-    finally:
-        _request_id.reset(token)
+def name_request(request_id: str) -> None:
+    """Lines logged from here on, by this task or one it starts, carry the request's id, and that of
+    the trace it is in. A task that serves one call has nothing else to log."""
+    _request_id.set(request_id)
+    _trace_id.set(_present_trace())
 
 
 def configure_logging(level: str, format: LogFormat, role: str) -> None:  # noqa: A002
@@ -37,7 +35,7 @@ def configure_logging(level: str, format: LogFormat, role: str) -> None:  # noqa
 
 
 class HumanFormatter(logging.Formatter):
-    """`12:00:00.123 INFO router [request] module: message`."""
+    """`12:00:00.123 INFO router [request trace] module: message`."""
 
     def __init__(self, role: str) -> None:
         super().__init__()
@@ -45,15 +43,17 @@ class HumanFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         moment = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
-        request = f" [{_request_id.get()}]" if _request_id.get() else ""
+        about = " ".join(filter(None, (_request_id.get(), _present_trace() or _trace_id.get())))
+        about = f" [{about}]" if about else ""
         return (
-            f"{moment}.{int(record.msecs):03d} {record.levelname} {self._role}{request} "
+            f"{moment}.{int(record.msecs):03d} {record.levelname} {self._role}{about} "
             f"{record.name}: {record.message}"
         )
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time (RFC 3339), level, role, logger, message, request_id, exception."""
+    """One object a line: time (RFC 3339), level, role, logger, message, request_id, trace_id,
+    exception."""
 
     def __init__(self, role: str) -> None:
         super().__init__()
@@ -69,6 +69,15 @@ class JsonFormatter(logging.Formatter):
         }
         if _request_id.get():
             line["request_id"] = _request_id.get()
+        trace_id = _present_trace() or _trace_id.get()
+        if trace_id:
+            line["trace_id"] = trace_id
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)
+
+
+def _present_trace() -> str:
+    """The id of the trace that what runs now is in, in hex; empty where it is in none."""
+    context = trace.get_current_span().get_span_context()
+    return trace.format_trace_id(context.trace_id) if context.is_valid else ""

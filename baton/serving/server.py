@@ -16,6 +16,7 @@ from baton.serving.channels import server_options
 from baton.serving.interceptors import ErrorInterceptor, InFlightInterceptor
 from baton.serving.listening import cannot_listen, host_and_port
 from baton.serving.settings import ServingSettings
+from baton.serving.telemetry.propagation import trace_interceptors
 
 LIVENESS = "liveness"
 READINESS = "readiness"
@@ -50,7 +51,12 @@ class Server:
         self._credentials = credentials
         self._in_flight = InFlightInterceptor(uncounted)
         self._grpc = grpc.aio.server(
-            interceptors=[self._in_flight, ErrorInterceptor(), *interceptors],
+            interceptors=[
+                self._in_flight,
+                *trace_interceptors(),
+                ErrorInterceptor(),
+                *interceptors,
+            ],
             options=server_options(settings.max_message_bytes),
         )
         self._health = health.aio.HealthServicer()

@@ -79,6 +79,7 @@ class RequestSpans:
             self._decode.preempted(mode, times)
 
     def stepped(self, update: SequenceUpdate, times: StepTimes) -> None:
+        self._is_fetching = False
         if self._decode is not None:
             self._decode.stepped(update, times)
         elif self._prefills:

@@ -26,7 +26,6 @@ from baton.errors import UnavailableError
 from baton.serving.channels import Channels
 from baton.serving.server import Server
 from baton.serving.telemetry.exposition import Exposition
-from baton.serving.telemetry.propagation import trace_interceptors
 from baton.serving.telemetry.serving import serve_metrics
 from baton.worker.memory import keep_freed_memory
 from baton.worker.settings import WorkerSettings
@@ -63,7 +62,7 @@ class Worker:
     def __init__(self, role: Role, settings: WorkerSettings) -> None:
         self.role = role
         self.settings = settings
-        self.server = Server(settings, interceptors=trace_interceptors(), uncounted=_UNCOUNTED)
+        self.server = Server(settings, uncounted=_UNCOUNTED)
         self.kv_server = _kv_server(settings) or self.server
         self.channels = Channels(
             max(settings.max_message_bytes, settings.kv_max_message_bytes), options=CHANNEL_OPTIONS
@@ -322,8 +321,4 @@ def _kv_server(settings: WorkerSettings) -> Server | None:
     if settings.kv_port is None:
         return None
     apart = {"port": settings.kv_port, "max_message_bytes": settings.kv_max_message_bytes}
-    return Server(
-        settings.model_copy(update=apart),
-        interceptors=trace_interceptors(),
-        uncounted=_UNCOUNTED,
-    )
+    return Server(settings.model_copy(update=apart), uncounted=_UNCOUNTED)

@@ -49,10 +49,13 @@ def collector() -> Iterator[Collector]:
 def traced_cluster(collector: Collector) -> Iterator[LocalCluster]:
     """Two decode workers, one prefill worker; prompts come in chunks."""
     told = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint, "OTEL_BSP_SCHEDULE_DELAY": "50"}
-    flags = {"max_num_batched_tokens": 48, "max_num_seqs": 16, "num_blocks": 512}
+    as_json = {"log_format": "json"}
+    flags = {"max_num_batched_tokens": 48, "max_num_seqs": 16, "num_blocks": 512, **as_json}
     with (
         patch.dict(os.environ, told),
-        LocalCluster(num_decode=2, worker_flags=flags, router_flags=HANDOFFS) as running,
+        LocalCluster(
+            num_decode=2, worker_flags=flags, router_flags={**HANDOFFS, **as_json}
+        ) as running,
     ):
         yield running
 
@@ -64,6 +67,12 @@ def traced(traced_cluster: LocalCluster) -> LocalCluster:
 
 def named(spans: list[Told], name: str) -> list[Told]:
     return [span for span in spans if span.name == name]
+
+
+def logged(cluster: LocalCluster, name: str) -> list[dict[str, str]]:
+    """The lines of a process. What libraries and a process that dies say is none."""
+    lines = cluster.process(name).log_path.read_text().splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 def share_told(spans: list[Told]) -> float:
@@ -150,7 +159,7 @@ def test_a_request_whose_worker_is_killed_is_one_trace_with_what_became_of_it(tr
         lost = generation.accepted.placement.decode_worker
         traced.kill(name_of(traced, lost))
         assert sum(len(chunk.token_ids) for chunk in chunks) > 0
-    spans = collector.trace_of("killed", *HANDED_OVER, "recover")
+    spans = collector.trace_of("killed", *HANDED_OVER, "recover", "place", "decode")
     assert share_told(spans) >= 0.98
     assert spans[0]["baton.num_migrations"] == 1
     assert spans[0]["baton.num_attempts"] == 2
@@ -167,6 +176,20 @@ def test_a_request_whose_worker_is_killed_is_one_trace_with_what_became_of_it(tr
     assert not went_on.has_failed
     (recover,) = named(spans, "recover")
     assert died.end <= recover.end <= second.end
+    (line,) = (x for x in logged(traced, "router") if x["message"].startswith("going on elsewhere"))
+    assert (line["request_id"], line["trace_id"]) == ("killed", spans[0].trace_id)
+
+
+def test_a_request_that_goes_well_is_not_logged_and_its_text_never_is(traced, collector):
+    names = [process.name for process in traced.processes]
+    with Client(traced.address) as client:
+        client.generate("a secret to warm up", SHORT).text()
+        before = {name: len(logged(traced, name)) for name in names}
+        client.generate("a secret " * 20, PLAIN, request_id="unheard").text()
+    collector.trace_of("unheard", *HANDED_OVER)
+    assert {name: len(logged(traced, name)) for name in names} == before
+    for name in names:
+        assert "secret" not in traced.process(name).log_path.read_text()
 
 
 def test_a_trace_that_the_client_began_goes_on(traced, collector):

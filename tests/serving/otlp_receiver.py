@@ -1,6 +1,7 @@
 """A collector of traces: OpenTelemetry's own service, on a real socket."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -64,14 +65,15 @@ class Collector(pb_grpc.TraceServiceServicer):
         return pb.ExportTraceServiceResponse()
 
     def trace_of(self, request_id: str, *expected: str, within: float = 10.0) -> list[Told]:
-        """The spans of a request in order, once all those `expected` by name are there."""
+        """The spans of a request in order, once all those `expected` by name are there; a name that
+        is given twice, two of them."""
         deadline = time.monotonic() + within
         while True:
             spans = list(self.spans)
             mine = [s for s in spans if s.get("baton.request.id") == request_id]
             roots = [s for s in mine if s.name == "generate"]
             found = [s for s in spans if roots and s.trace_id == roots[0].trace_id]
-            missing = set(expected) - {s.name for s in found}
+            missing = list((Counter(expected) - Counter(s.name for s in found)).elements())
             if roots and not missing:
                 return sorted(found, key=lambda s: s.start)
             assert time.monotonic() < deadline, f"{missing} of {request_id} are missing: {found}"

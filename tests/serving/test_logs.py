@@ -4,8 +4,10 @@ import logging
 import sys
 
 import pytest
+from opentelemetry.trace import NonRecordingSpan, SpanContext, use_span
 
-from baton.serving.logs import HumanFormatter, JsonFormatter, configure_logging, request_logged_as
+from baton.serving.attempt_id import attempt_id, request_id_of
+from baton.serving.logs import HumanFormatter, JsonFormatter, configure_logging, name_request
 
 
 def record(message: str, exc_info=None) -> logging.LogRecord:
@@ -21,12 +23,11 @@ def _restored_logging():
     root.setLevel(level)
 
 
-def test_a_human_line_says_when_what_who_and_for_which_request():
+async def test_a_human_line_says_when_what_who_and_for_which_request():
     formatter = HumanFormatter("router")
-    with request_logged_as("r-1"):
-        line = formatter.format(record("hello"))
-    assert line.endswith("INFO router [r-1] baton.x: hello")
     assert formatter.format(record("hello")).endswith("INFO router baton.x: hello")
+    name_request("r-1")
+    assert formatter.format(record("hello")).endswith("INFO router [r-1] baton.x: hello")
 
 
 def test_a_json_line_is_one_object_with_the_traceback_inside():
@@ -47,11 +48,33 @@ async def test_each_task_logs_its_own_request():
     formatter = JsonFormatter("router")
 
     async def handle(request_id: str) -> str:
-        with request_logged_as(request_id):
-            await asyncio.sleep(0.001)
-            return json.loads(formatter.format(record("x")))["request_id"]
+        name_request(request_id)
+        await asyncio.sleep(0.001)
+        return json.loads(formatter.format(record("x")))["request_id"]
 
     assert await asyncio.gather(handle("a"), handle("b")) == ["a", "b"]
+
+
+async def test_a_line_says_which_trace_it_is_of_and_still_does_when_the_span_is_over():
+    human, as_json = HumanFormatter("router"), JsonFormatter("router")
+    context = SpanContext(0xABC, 0xDEF, is_remote=True)
+    trace_id = "0" * 29 + "abc"
+    with use_span(NonRecordingSpan(context)):
+        assert json.loads(as_json.format(record("x")))["trace_id"] == trace_id
+        name_request("r-1")
+    assert json.loads(as_json.format(record("x")))["trace_id"] == trace_id
+    assert human.format(record("x")).endswith(f"INFO router [r-1 {trace_id}] baton.x: x")
+
+
+@pytest.mark.parametrize("request_id", ["r", "", "a.b", "line\nbreak", "a.0123456789ab"])
+def test_an_attempt_is_called_after_its_request(request_id):
+    attempt = attempt_id(request_id, bytes(range(16)))
+    assert attempt != request_id
+    assert request_id_of(attempt) == request_id
+
+
+def test_what_is_no_name_of_an_attempt_is_one_of_a_request():
+    assert request_id_of("somebody.else") == "somebody.else"
 
 
 @pytest.mark.usefixtures("_restored_logging")
