@@ -20,6 +20,7 @@ NAMES = (
     "handoff",
     "migrate",
     "router",
+    "tracing",
     "gpu",
 )
 

@@ -104,8 +104,8 @@ class Figures:
 
 async def _compare(redis_url: str, routers: dict[str, Process], repeats: int) -> list[Row]:
     async with AsyncExitStack() as stack:
-        worker, endpoint = await stack.enter_async_context(_child("worker", redis_url))
-        relay, relay_endpoint = await stack.enter_async_context(_child("relay", endpoint))
+        worker, endpoint = await stack.enter_async_context(child("worker", redis_url))
+        relay, relay_endpoint = await stack.enter_async_context(child("relay", endpoint))
         channels = [
             await stack.enter_async_context(grpc.aio.insecure_channel(target))
             for target in (endpoint, relay_endpoint, *(r.endpoint for r in routers.values()))
@@ -118,8 +118,8 @@ async def _compare(redis_url: str, routers: dict[str, Process], repeats: int) ->
             "relay of two calls": Way(_relayed(through_relay, ADMIT), _tokens),
         }
         for (name, process), channel in zip(routers.items(), through_routers, strict=True):
-            ways[name] = Way(_routed(channel), _shown, _cpu_of(process))
-            await _until_ready(ways[name])
+            ways[name] = Way(routed(channel), shown, cpu_of(process))
+            await until_ready(ways[name])
         bench = _Bench(worker, ways)
         figures: dict[str, Figures] = {name: Figures() for name in ways}
         for i in range(repeats + 1):
@@ -132,7 +132,7 @@ async def _compare(redis_url: str, routers: dict[str, Process], repeats: int) ->
 
 
 @asynccontextmanager
-async def _child(*arguments: str) -> AsyncIterator[tuple[Child, str]]:
+async def child(*arguments: str) -> AsyncIterator[tuple[Child, str]]:
     child = Child("bench.router_worker", *arguments)
     try:
         yield child, await child.hear()
@@ -153,7 +153,7 @@ class _Bench:
             assert way.cpu is not None, "what is measured"
             before, began = float(await way.cpu()), time.perf_counter()
             await asyncio.gather(
-                *(_read(way, NUM_MESSAGES // NUM_STREAMS) for _ in range(NUM_STREAMS))
+                *(read(way, NUM_MESSAGES // NUM_STREAMS) for _ in range(NUM_STREAMS))
             )
             elapsed, cpu = time.perf_counter() - began, float(await way.cpu()) - before
             figures[name].add("messages/s", NUM_MESSAGES / elapsed)
@@ -163,7 +163,7 @@ class _Bench:
         """One slow stream: from the worker's sending to the client's having, message by message."""
         await self._tell(pace=PACED_SECONDS, gather=0)
         for name in ("direct", "relay", "router", "coalescing"):
-            moments = await _read(self._ways[name], NUM_PACED)
+            moments = await read(self._ways[name], NUM_PACED)
             sent = json.loads(await self._worker.ask("sent"))
             delays = sorted(1e3 * (m - s) for m, s in zip(moments[1:], sent[1:], strict=False))
             gaps = sorted(1e3 * (b - a) for a, b in pairwise(moments))
@@ -190,7 +190,7 @@ class _Bench:
             began = time.perf_counter()
             for _ in range(NUM_ROUNDS):
                 await asyncio.gather(
-                    *(_read(self._ways[name], NUM_FAST) for _ in range(NUM_STREAMS))
+                    *(read(self._ways[name], NUM_FAST) for _ in range(NUM_STREAMS))
                 )
             rate = NUM_ROUNDS * NUM_STREAMS * NUM_FAST / (time.perf_counter() - began)
             figures[name].add("tokens/s", rate)
@@ -200,7 +200,7 @@ class _Bench:
         await self._worker.ask(f"gather {gather}")
 
 
-async def _read(way: Way, num_tokens: int) -> list[float]:
+async def read(way: Way, num_tokens: int) -> list[float]:
     """Reads one stream to its end; when each message of tokens came."""
     moments, received = [], 0
     async for message in way.call(num_tokens):
@@ -221,15 +221,15 @@ async def _accepted(way: Way) -> float:
 
 async def _in_a_row(way: Way) -> None:
     for _ in range(NUM_REQUESTS // NUM_AT_ONCE):
-        await _read(way, 1)
+        await read(way, 1)
 
 
-async def _until_ready(way: Way) -> None:
+async def until_ready(way: Way) -> None:
     """Until the router knows the workers, and answers."""
     async with asyncio.timeout(_READY_SECONDS):
         while True:
             try:
-                await _read(way, 2)
+                await read(way, 2)
             except grpc.aio.AioRpcError:
                 await asyncio.sleep(0.1)
             else:
@@ -253,7 +253,7 @@ def _relayed(channel: grpc.aio.Channel, path: str) -> Callable[[int], Any]:
     return lambda num_tokens: method(_decode(num_tokens))
 
 
-def _routed(channel: grpc.aio.Channel) -> Callable[[int], Any]:
+def routed(channel: grpc.aio.Channel) -> Callable[[int], Any]:
     stub = inference_pb2_grpc.InferenceStub(channel)
 
     def call(num_tokens: int) -> Any:
@@ -267,11 +267,11 @@ def _tokens(message: decode_pb2.DecodeGenerateResponse) -> int:
     return len(message.tokens.token_ids)
 
 
-def _shown(message: pb.GenerateResponse) -> int:
+def shown(message: pb.GenerateResponse) -> int:
     return len(message.tokens.token_ids)
 
 
-def _cpu_of(process: Process) -> Callable[[], Any]:
+def cpu_of(process: Process) -> Callable[[], Any]:
     async def cpu() -> float:
         times = psutil.Process(process.pid).cpu_times()
         return float(times.user + times.system)

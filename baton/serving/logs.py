@@ -19,7 +19,7 @@ _trace_id: ContextVar[str] = ContextVar("baton_trace_id", default="")
 
 def name_request(request_id: str) -> None:
     """Lines logged from here on, by this task or one it starts, carry the request's id, and that of
-    the trace it is in. A task that serves one call has nothing else to log."""
+    its trace if it is sampled. A task that serves one call has nothing else to log."""
     _request_id.set(request_id)
     _trace_id.set(_present_trace())
 

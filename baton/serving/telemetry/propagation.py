@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 from typing import TypeAlias
 
 import grpc
-from opentelemetry import context as otel_context
-from opentelemetry import propagate, trace
+from opentelemetry import propagate
 from opentelemetry.context import Context
 from opentelemetry.propagators.textmap import Getter
 
 from baton.serving.interceptors import Context as CallContext
 from baton.serving.interceptors import Continuation, Handler, guarded
+from baton.serving.telemetry.stages import in_context, is_sampled
 from baton.serving.telemetry.tracing import is_tracing
 
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
@@ -25,8 +25,9 @@ _SERVICES = "/baton.v1."
 
 
 def outgoing() -> Metadata | None:
-    """The metadata by which what a call is for is part of the present trace; None outside one."""
-    if not trace.get_current_span().get_span_context().is_valid:
+    """The metadata by which what a call is for is part of the present trace. None where that is not
+    sampled: no process but the first one begins a trace, so there is nothing to tell the others."""
+    if not is_sampled():
         return None
     headers: dict[str, str] = {}
     propagate.inject(headers)
@@ -48,6 +49,7 @@ class _MetadataGetter(Getter[Incoming]):
 
 
 _METADATA = _MetadataGetter()
+_HEADERS = propagate.get_global_textmap().fields
 
 
 class TraceInterceptor(grpc.aio.ServerInterceptor):
@@ -59,6 +61,9 @@ class TraceInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith(_SERVICES):
             return handler
+        metadata = handler_call_details.invocation_metadata or ()
+        if not any(key in _HEADERS for key, _ in metadata):
+            return handler
         return guarded(handler, _in_trace)
 
 
@@ -69,8 +74,5 @@ def trace_interceptors() -> list[TraceInterceptor]:
 
 @asynccontextmanager
 async def _in_trace(call: CallContext) -> AsyncIterator[None]:
-    token = otel_context.attach(incoming(call.invocation_metadata() or ()))
-    try:
+    with in_context(incoming(call.invocation_metadata() or ())):
         yield
-    finally:
-        otel_context.detach(token)

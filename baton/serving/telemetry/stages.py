@@ -7,8 +7,10 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 
 import grpc
+from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
@@ -21,12 +23,26 @@ Attributes = Mapping[str, AttributeValue]
 
 _tracer = trace.get_tracer("baton")
 _NOT_TRACED: AbstractContextManager[Span] = nullcontext(trace.INVALID_SPAN)
+_is_sampled: ContextVar[bool] = ContextVar("baton_is_sampled", default=False)
 _CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 def is_sampled() -> bool:
     """Whether what runs now is in a trace that somebody will see."""
-    return trace.get_current_span().get_span_context().trace_flags.sampled
+    return _is_sampled.get()
+
+
+@contextmanager
+def in_context(context: Context) -> Iterator[None]:
+    """What the block does is part of the trace of a context that has come in from elsewhere."""
+    attached = otel_context.attach(context)
+    caller = trace.get_current_span(context).get_span_context()
+    sampled = _is_sampled.set(caller.trace_flags.sampled)
+    try:
+        yield
+    finally:
+        _is_sampled.reset(sampled)
+        otel_context.detach(attached)
 
 
 def stage(
@@ -38,8 +54,8 @@ def stage(
 
 
 def stage_of_call(name: str) -> AbstractContextManager[Span]:
-    """The same of a call that has come in, which begins a trace where it came without one; the span
-    is there to be asked whether it is sampled."""
+    """The same of a call that has come in, which begins a trace where it came without one. Whether
+    it is sampled is decided here, and told by the span; if it is not, nothing below it is."""
     return _stage(name, None, (), SpanKind.SERVER)
 
 
@@ -94,11 +110,16 @@ def _stage(
     kind: SpanKind = SpanKind.INTERNAL,
 ) -> Iterator[Span]:
     span = _tracer.start_span(name, kind=kind, attributes=attributes, links=links)
-    with trace.use_span(
-        span, end_on_exit=True, record_exception=False, set_status_on_exception=False
-    ):
-        try:
+    sampled = _is_sampled.set(span.is_recording())
+    try:
+        if not span.is_recording():
             yield span
-        except BaseException as error:
-            failed(span, error)
-            raise
+            return
+        with trace.use_span(span, record_exception=False, set_status_on_exception=False):
+            yield span
+    except BaseException as error:
+        failed(span, error)
+        raise
+    finally:
+        span.end()
+        _is_sampled.reset(sampled)

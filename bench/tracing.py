@@ -1,0 +1,129 @@
+"""What traces cost the router: all requests traced, one in a hundred, and none.
+
+The routers are processes of their own, the workers scripted (`bench.router_worker`), and the spans
+go to a real collector, which throws them away. The cost is the CPU time that a router spends on a
+request: on few cores wall time measures the client and the workers as well. What a worker adds is
+less beside what it computes.
+"""
+
+import asyncio
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+from baton.cli.ports import free_port
+from baton.cli.process import Process
+from baton.cluster.embedded import EmbeddedRedis
+from bench.report import Row, medians
+from bench.router import Way, child, cpu_of, read, routed, shown, until_ready
+
+NUM_REQUESTS = 240
+NUM_AT_ONCE = 8
+NUM_TOKENS = 32
+SAMPLED_AIM = 0.99
+
+_SAMPLED = {"none": None, "1 %": "0.01", "all": "1"}
+
+
+class _Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    def __init__(self) -> None:
+        self.num_spans = 0
+
+    def Export(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
+        self.num_spans += sum(len(s.spans) for r in request.resource_spans for s in r.scope_spans)
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+
+def run(repeats: int) -> list[Row]:
+    """All of them in turns."""
+    collector = _Collector()
+    server = grpc.server(ThreadPoolExecutor(1))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+    endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    with EmbeddedRedis() as redis, tempfile.TemporaryDirectory() as folder:
+        flags = {"redis_url": redis.url, "conditional_disaggregation": False}
+        routers = {n: Process(n, "router", free_port(set()), flags) for n in _SAMPLED}
+        try:
+            for name, router in routers.items():
+                with _traced(endpoint, _SAMPLED[name]):
+                    router.start(Path(folder))
+            rows = asyncio.run(_compare(redis.url, routers, repeats))
+        finally:
+            for router in routers.values():
+                router.signal(signal.SIGKILL)
+            server.stop(0)
+    assert collector.num_spans > repeats * NUM_REQUESTS, "spans that nobody heard of"
+    return rows
+
+
+@contextmanager
+def _traced(endpoint: str, ratio: str | None) -> Iterator[None]:
+    """What a process started in the block is told of traces."""
+    told = {} if ratio is None else {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
+    if ratio is not None:
+        told |= {
+            "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+            "OTEL_TRACES_SAMPLER_ARG": ratio,
+        }
+    os.environ.update(told)
+    try:
+        yield
+    finally:
+        for name in told:
+            del os.environ[name]
+
+
+async def _compare(redis_url: str, routers: dict[str, Process], repeats: int) -> list[Row]:
+    async with AsyncExitStack() as stack:
+        worker, _ = await stack.enter_async_context(child("worker", redis_url))
+        ways = {}
+        for name, router in routers.items():
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(router.endpoint))
+            ways[name] = Way(routed(channel), shown, cpu_of(router))
+            await until_ready(ways[name])
+        await worker.ask("pace 0")
+        await worker.ask("gather 0")
+        cpu: dict[str, list[float]] = {name: [] for name in ways}
+        rate: dict[str, list[float]] = {name: [] for name in ways}
+        for i in range(repeats + 1):  # the first is a warm-up
+            for name, way in ways.items():
+                micros, per_second = await _measure(way)
+                if i:
+                    cpu[name].append(micros)
+                    rate[name].append(per_second)
+        return _rows(medians(cpu), medians(rate))
+
+
+async def _measure(way: Way) -> tuple[float, float]:
+    """Microseconds of CPU that a request takes, and requests per second."""
+    assert way.cpu is not None, "what is measured"
+    before, began = float(await way.cpu()), time.perf_counter()
+
+    async def in_a_row() -> None:
+        for _ in range(NUM_REQUESTS // NUM_AT_ONCE):
+            await read(way, NUM_TOKENS)
+
+    await asyncio.gather(*(in_a_row() for _ in range(NUM_AT_ONCE)))
+    elapsed, cpu = time.perf_counter() - began, float(await way.cpu()) - before
+    return 1e6 * cpu / NUM_REQUESTS, NUM_REQUESTS / elapsed
+
+
+def _rows(cpu: dict[str, float], rate: dict[str, float]) -> list[Row]:
+    rows, off = [], "none"
+    for name, aim in (("1 %", SAMPLED_AIM), ("all", None)):
+        case = f"traced {name}, CPU of a request"
+        rows.append(Row(case, cpu[name], "us", off, cpu[off], cpu[off] / cpu[name], aim))
+        case = f"traced {name}, {NUM_AT_ONCE} at once"
+        ratio = rate[name] / rate[off]
+        rows.append(Row(case, rate[name], "requests/s", off, rate[off], ratio, None))
+    return rows
