@@ -32,6 +32,8 @@ from router.recorder import Recorder
 from router.request_meter import RequestMeter
 from router.service import InferenceService, RouterAdmin
 from router.settings import RouterSettings
+from router.targets import PATH as TARGETS_PATH
+from router.targets import Targets
 from router.work import work_of
 
 
@@ -99,7 +101,9 @@ async def serve(settings: RouterSettings) -> None:
         fleet.start()
         rebalancer.start()
         stack.push_async_callback(rebalancer.stop)
-        await serve_metrics(settings, exposition, stack)
+        targets = Targets(fleet)
+        pages = {TARGETS_PATH: targets.render}
+        targets.own = await serve_metrics(settings, exposition, stack, pages)
         await server.start()
         stack.push_async_callback(server.stop)
         await server.set_ready(True)

@@ -23,7 +23,7 @@ Role = Literal["prefill", "decode"]
 
 _ROLES: dict[str, Role] = {"prefill": "prefill", "decode": "decode"}
 
-_OPTIONAL = {b"max_num_batched_tokens"}
+_OPTIONAL = {b"max_num_batched_tokens", b"metrics_endpoint"}
 
 _INTERVAL = 1.0  # seconds between renewals
 _TTL = 5.0  # seconds a record outlives its last renewal
@@ -65,6 +65,7 @@ class WorkerRecord:
         num_blocks: blocks of the cache group that sees furthest back.
         draining: it finishes what it has and takes nothing new.
         max_num_batched_tokens: tokens of one step at most; 0: not said, as by workers of before.
+        metrics_endpoint: "host:port" where it serves its metrics; empty: nowhere, or not said.
     """
 
     id: str
@@ -82,6 +83,7 @@ class WorkerRecord:
     num_blocks: int
     draining: bool = False
     max_num_batched_tokens: int = 0
+    metrics_endpoint: str = ""
 
     @property
     def namespace(self) -> PrefixNamespace:
@@ -108,6 +110,7 @@ class WorkerRecord:
             "num_blocks": self.num_blocks,
             "draining": int(self.draining),
             "max_num_batched_tokens": self.max_num_batched_tokens,
+            "metrics_endpoint": self.metrics_endpoint,
         }
 
     @classmethod
@@ -136,6 +139,7 @@ class WorkerRecord:
             num_blocks=int(fields[b"num_blocks"]),
             draining=int(fields[b"draining"]) != 0,
             max_num_batched_tokens=int(fields.get(b"max_num_batched_tokens", 0)),
+            metrics_endpoint=fields.get(b"metrics_endpoint", b"").decode(),
         )
 
 

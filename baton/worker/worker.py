@@ -78,6 +78,7 @@ class Worker:
         self._engine: AsyncEngine | None = None
         self._on_load: list[Callable[[AsyncExitStack], Awaitable[None]]] = []
         self._on_new_life: list[Callable[[], None]] = []
+        self._metrics_endpoint = ""
         self._first_role = role
         self._is_leaving = False
         self._is_paused = False
@@ -239,7 +240,7 @@ class Worker:
 
     async def listen(self, stack: AsyncExitStack) -> None:
         """Starts the servers, which answer before there is a model. Closing `stack` stops them."""
-        await serve_metrics(self.settings, self.exposition, stack)
+        self._metrics_endpoint = await serve_metrics(self.settings, self.exposition, stack)
         for server in self._servers:
             await server.start()
             stack.push_async_callback(server.stop)
@@ -305,6 +306,7 @@ class Worker:
             num_blocks=pool.num_blocks,
             draining=self.is_draining,
             max_num_batched_tokens=engine.max_num_batched_tokens,
+            metrics_endpoint=self._metrics_endpoint,
         )
 
     def _on_progress(self, phase: str, fraction: float) -> None:

@@ -7,7 +7,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,17 +64,17 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(folder: Path, endpoints: Mapping[str, str]) -> Iterator[Prometheus]:
-    """Scrapes these every second, by name, and evaluates the rules as often. All that it keeps is
-    in `folder`."""
+def prometheus(folder: Path, router: str) -> Iterator[Prometheus]:
+    """Scrapes all whom the router at this metrics endpoint tells of, every second, and evaluates
+    the rules as often. All that it keeps is in `folder`."""
     config = folder / "prometheus.yaml"
-    targets = [{"targets": [e], "labels": {"process": name}} for name, e in endpoints.items()]
+    discovery = {"url": f"http://{router}/targets", "refresh_interval": "1s"}
     config.write_text(
         yaml.safe_dump(
             {
                 "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
                 "rule_files": [str(RULES)],
-                "scrape_configs": [{"job_name": "baton", "static_configs": targets}],
+                "scrape_configs": [{"job_name": "baton", "http_sd_configs": [discovery]}],
             }
         )
     )

@@ -44,7 +44,7 @@ def test_exemplars_lead_to_the_traces_of_their_requests(tmp_path: Path) -> None:
             (exemplar,) = scraped["decode-0"][OF_DECODE[0]].exemplars
             (transfer,) = (span for span in spans if span.name == "kv.transfer")
             assert exemplar["span_id"] == transfer.span_id
-            with prometheus(tmp_path, cluster.metrics_endpoints) as watching:
+            with prometheus(tmp_path, cluster.metrics_endpoints["router"]) as watching:
                 deadline = time.monotonic() + 30.0
                 while not (kept := watching.exemplars(f"{TTFT}_bucket")):
                     assert time.monotonic() < deadline, "Prometheus keeps no exemplars"

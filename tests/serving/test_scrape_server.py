@@ -15,6 +15,7 @@ from baton.serving.telemetry.scrape_server import (
     ScrapeServer,
 )
 
+HOST = "127.0.0.1"
 GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -22,9 +23,13 @@ def told(accept: str) -> tuple[bytes, str]:
     return f"for {accept}\n".encode(), "text/plain"
 
 
+def other(_accept: str) -> tuple[bytes, str]:
+    return b"[]", "application/json"
+
+
 @asynccontextmanager
 async def scraped(render: Render = told, **settings: Any) -> AsyncIterator[ScrapeServer]:
-    server = ScrapeServer(render, "127.0.0.1", 0, **settings)
+    server = ScrapeServer({"/metrics": render, "/other": other}, HOST, 0, **settings)
     await server.start()
     try:
         yield server
@@ -33,8 +38,7 @@ async def scraped(render: Render = told, **settings: Any) -> AsyncIterator[Scrap
 
 
 async def connect(server: ScrapeServer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    host, _, port = server.endpoint.rpartition(":")
-    return await asyncio.open_connection(host, int(port))
+    return await asyncio.open_connection(HOST, server.port)
 
 
 async def asked(server: ScrapeServer, request: bytes) -> tuple[bytes, bytes]:
@@ -51,14 +55,15 @@ async def asked(server: ScrapeServer, request: bytes) -> tuple[bytes, bytes]:
 async def test_metrics_are_for_whoever_asks_with_a_client_of_its_own():
     async with scraped() as server:
 
-        def read() -> tuple[bytes, str]:
+        def read(path: str) -> tuple[bytes, str]:
             request = urllib.request.Request(
-                f"http://{server.endpoint}/metrics", headers={"Accept": "all/things"}
+                f"http://{HOST}:{server.port}{path}", headers={"Accept": "all/things"}
             )
             with urllib.request.urlopen(request, timeout=10) as response:
                 return response.read(), response.headers["Content-Type"]
 
-        assert await asyncio.to_thread(read) == (b"for all/things\n", "text/plain")
+        assert await asyncio.to_thread(read, "/metrics") == (b"for all/things\n", "text/plain")
+        assert await asyncio.to_thread(read, "/other") == (b"[]", "application/json")
 
 
 @pytest.mark.parametrize(
@@ -94,14 +99,14 @@ async def test_what_cannot_be_collected_is_an_error_and_no_end(
         for _ in range(2):
             head, _ = await asked(server, GET)
             assert head.startswith(b"HTTP/1.1 500")
-    assert "could not be collected" in caplog.text
+    assert "could not be told" in caplog.text
 
 
 async def test_a_taken_port_is_one_sentence_that_names_the_flag():
     async with scraped() as server:
-        port = int(server.endpoint.rpartition(":")[2])
+        port = server.port
         with pytest.raises(FailedPreconditionError) as caught:
-            await ScrapeServer(told, "127.0.0.1", port).start()
+            await ScrapeServer({}, HOST, port).start()
     assert str(caught.value) == (
         f"port {port} on 127.0.0.1 is taken; choose another with --metrics-port"
     )

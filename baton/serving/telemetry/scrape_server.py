@@ -10,9 +10,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from baton.serving.listening import cannot_listen, host_and_port
+from baton.serving.listening import cannot_listen
 
-PATH = "/metrics"
 MAX_CONNECTIONS = 8
 MAX_REQUEST_BYTES = 8192
 EXCHANGE_SECONDS = 5.0
@@ -26,13 +25,18 @@ logger = logging.getLogger(__name__)
 
 
 class ScrapeServer:
-    """`GET /metrics`, one request a connection."""
+    """Some pages to GET, one request a connection."""
 
     def __init__(
-        self, render: Render, host: str, port: int, *, exchange_seconds: float = EXCHANGE_SECONDS
+        self,
+        pages: Mapping[str, Render],
+        host: str,
+        port: int,
+        *,
+        exchange_seconds: float = EXCHANGE_SECONDS,
     ) -> None:
-        """`port` 0 takes any free one."""
-        self._render = render
+        """`pages` are named by their paths. `port` 0 takes any free one."""
+        self._pages = pages
         self._host = host
         self._port = port
         self._exchange_seconds = exchange_seconds
@@ -45,9 +49,9 @@ class ScrapeServer:
         return len(self._open)
 
     @property
-    def endpoint(self) -> str:
-        """Where it listens, "host:port". Valid after `start`."""
-        return host_and_port(self._host, self._port)
+    def port(self) -> int:
+        """Where it listens. Valid after `start`."""
+        return self._port
 
     async def start(self) -> int:
         """Listens and returns the port. Raises `FailedPreconditionError` where it cannot."""
@@ -100,14 +104,15 @@ class ScrapeServer:
 
     def _answer(self, head: bytes) -> bytes:
         method, path, headers = _parsed(head)
-        if path.partition("?")[0] != PATH:
-            return _response("404 Not Found", f"metrics are at {PATH}\n".encode())
+        render = self._pages.get(path.partition("?")[0])
+        if render is None:
+            return _response("404 Not Found", f"there is {', '.join(self._pages)}\n".encode())
         if method not in ("GET", "HEAD"):
-            return _response("405 Method Not Allowed", b"metrics are read with GET\n")
+            return _response("405 Method Not Allowed", b"to be read with GET\n")
         try:
-            body, content_type = self._render(headers.get("accept", ""))
+            body, content_type = render(headers.get("accept", ""))
         except Exception:
-            logger.exception("the metrics could not be collected")
+            logger.exception("%s could not be told", path)
             return _response("500 Internal Server Error", b"see the log of this process\n")
         return _response("200 OK", body, content_type, is_head=method == "HEAD")
 
