@@ -14,17 +14,22 @@ _Settings = TypeVar("_Settings", bound=ServingSettings)
 
 
 def main(
-    settings_class: type[_Settings], role: str, serve: Callable[[_Settings], Awaitable[None]]
+    settings_class: type[_Settings],
+    role: str,
+    serve: Callable[[_Settings], Awaitable[None]],
+    new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> None:
     """Runs one process until it is told to stop.
 
     A `BatonError` ends it with code 1 and its sentence on stderr, without a traceback.
+
+    `new_loop`: makes the event loop; None: it is asyncio's own.
     """
     settings = load(settings_class)
     configure_logging(settings.log_level, settings.log_format, role)
     try:
-        with tracing(role):
-            asyncio.run(_run(serve, settings))
+        with tracing(role), asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(_run(serve, settings))
     except BatonError as error:
         sys.exit(f"{role}: {error}")
 
