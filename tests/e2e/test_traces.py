@@ -1,8 +1,11 @@
 """One request gives one trace over all processes, whatever becomes of it."""
 
+import asyncio
 import hashlib
 import json
 import os
+import signal
+import time
 from collections.abc import Iterator
 from unittest.mock import patch
 
@@ -10,15 +13,15 @@ import grpc
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client import Client
+from baton.client import AsyncClient, Client
 from baton.client_wire import generate_request
 from baton.errors import InvalidArgumentError, OverloadedError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from baton.v1.inference_pb2_grpc import InferenceStub
-from tests.serving.otlp_receiver import Collector, Told, collecting
+from tests.serving.otlp_receiver import Collector, Told, collecting, collector_that
 
 from .checkpoints import prompt_of
-from .watch import load_of
+from .watch import load_of, until_nothing_is_held
 from .wide import HANDOFFS, made_whole, name_of
 
 pytestmark = pytest.mark.e2e
@@ -301,3 +304,35 @@ def test_a_refused_request_is_a_trace_that_says_why(alone_cluster, collector):
             "tenant 'poor' is over its rate",
         )
     assert root["baton.tenant"] == "poor"
+
+
+# Whoever collects spans holds nobody up.
+
+
+async def test_a_cluster_whose_collector_never_answers_serves_and_ends_as_ever():
+    with collector_that("hangs") as endpoint:
+        told = {
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": endpoint,
+            "OTEL_BSP_MAX_QUEUE_SIZE": "64",
+            "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "16",
+        }
+        with patch.dict(os.environ, told):
+            cluster = LocalCluster(worker_flags={"num_blocks": 512}, router_flags=HANDOFFS)
+            cluster.start()
+        try:
+            async with AsyncClient(cluster.address) as client:
+                prompts = [prompt_of(40, seed=i) for i in range(40)]
+                crowd = (client.generate(prompt, SHORT).token_ids() for prompt in prompts)
+                answers = await asyncio.gather(*crowd)
+            assert [len(token_ids) for token_ids in answers] == [8] * 40
+            assert "Queue full" in cluster.process("router").log_path.read_text()
+            await until_nothing_is_held(cluster)
+            for process in cluster.processes:
+                process.signal(signal.SIGTERM)
+            deadline = time.monotonic() + 30.0
+            assert all(process.wait(deadline) for process in cluster.processes)
+            assert {process.obituary().split(";")[0] for process in cluster.processes} == {
+                f"{process.name} ended with code 0" for process in cluster.processes
+            }
+        finally:
+            cluster.stop()

@@ -1,5 +1,6 @@
 """A collector of traces: OpenTelemetry's own service, on a real socket."""
 
+import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -92,6 +93,45 @@ def collecting(collector: Collector | None = None) -> Iterator[Collector]:
         yield collector
     finally:
         server.stop(0).wait()
+
+
+class FullCollector(Collector):
+    """Takes nothing, and says so."""
+
+    def Export(self, _request: Any, context: Any) -> Any:  # noqa: N802
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+
+
+class DeafCollector(Collector):
+    """Never answers while somebody waits."""
+
+    def Export(self, _request: Any, context: Any) -> Any:  # noqa: N802
+        while context.is_active():
+            time.sleep(0.01)
+
+
+@contextmanager
+def silence() -> Iterator[str]:
+    """A port that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@contextmanager
+def collector_that(how: str) -> Iterator[str]:
+    if how == "says nothing":
+        with silence() as endpoint:
+            yield endpoint
+    elif how == "is not there":
+        with silence() as endpoint:
+            pass
+        yield endpoint
+    elif how == "has no address":
+        yield "http://nobody.invalid:4317"
+    else:
+        kinds = {"is full": FullCollector, "hangs": DeafCollector, "listens": Collector}
+        with collecting(kinds[how]()) as running:
+            yield running.endpoint
 
 
 def _told(span: Any, service: str) -> Told:

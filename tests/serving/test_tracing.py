@@ -1,19 +1,15 @@
 """Traces are made where the standard variables say so, and their collector holds nobody up."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Mapping
 
-import grpc
 import pytest
 
 from baton.serving.telemetry.tracing import FLUSH_SECONDS, exporter_wanted
-from tests.serving.otlp_receiver import Collector, collecting
+from tests.serving.otlp_receiver import collecting, collector_that
 
 NUM_SPANS = 40_000
 # Were it waited for, each batch of 512 spans would take the ten seconds after which it is given up.
@@ -41,45 +37,6 @@ def test_traces_are_off_until_a_variable_asks_for_them(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert exporter_wanted() == wanted
-
-
-class FullCollector(Collector):
-    """Takes nothing, and says so."""
-
-    def Export(self, _request: Any, context: Any) -> Any:  # noqa: N802
-        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
-
-
-class DeafCollector(Collector):
-    """Never answers while somebody waits."""
-
-    def Export(self, _request: Any, context: Any) -> Any:  # noqa: N802
-        while context.is_active():
-            time.sleep(0.01)
-
-
-@contextmanager
-def silence() -> Iterator[str]:
-    """A port that takes connections and says nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-
-
-@contextmanager
-def collector_that(how: str) -> Iterator[str]:
-    if how == "says nothing":
-        with silence() as endpoint:
-            yield endpoint
-    elif how == "is not there":
-        with silence() as endpoint:
-            pass
-        yield endpoint
-    elif how == "has no address":
-        yield "http://nobody.invalid:4317"
-    else:
-        kinds = {"is full": FullCollector, "hangs": DeafCollector, "listens": Collector}
-        with collecting(kinds[how]()) as running:
-            yield running.endpoint
 
 
 def make_spans(number: int, **variables: str) -> tuple[subprocess.CompletedProcess[str], float]:

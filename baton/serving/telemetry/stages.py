@@ -110,7 +110,8 @@ def _stage(
     kind: SpanKind = SpanKind.INTERNAL,
 ) -> Iterator[Span]:
     span = _tracer.start_span(name, kind=kind, attributes=attributes, links=links)
-    sampled = _is_sampled.set(span.is_recording())
+    was_sampled = _is_sampled.get()
+    _is_sampled.set(span.is_recording())
     try:
         if not span.is_recording():
             yield span
@@ -122,4 +123,4 @@ def _stage(
         raise
     finally:
         span.end()
-        _is_sampled.reset(sampled)
+        _is_sampled.set(was_sampled)  # a token would be of use to one task alone
