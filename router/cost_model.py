@@ -109,9 +109,11 @@ class CostModel(Rates):
     def _pull_seconds(self, rates: Rates, candidate: Candidate, num_tokens: int) -> float | None:
         """How long it takes to get what the candidate's source has and it lacks; None if there is
         nothing, or it would compute that sooner."""
+        if candidate.num_source_tokens <= candidate.num_cached_tokens:
+            return None
         num_cached = min(candidate.num_cached_tokens, num_tokens)
         num_found = min(candidate.num_source_tokens, num_tokens)
-        if num_found <= num_cached:
+        if num_found == num_cached:
             return None
         moving = (num_found - num_cached) * rates.transfer_seconds_per_token
         spared = rates.prefill_seconds(num_tokens - num_cached, num_cached)

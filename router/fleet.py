@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -20,7 +20,7 @@ from redis.asyncio import Redis
 
 from baton.cluster.events import KvEvents
 from baton.cluster.index import LocalityIndex
-from baton.cluster.prefix import hash_chain
+from baton.cluster.prefix import BlockHash, PrefixNamespace, hash_chain
 from baton.cluster.registry import WorkerRecord
 from baton.cluster.subscriber import EventSubscriber
 from baton.cluster.watcher import RegistryWatcher
@@ -31,6 +31,7 @@ from router.circuit import Circuit
 from router.load import Load, Share
 from router.pending import PendingPrefixes, held_blocks
 from router.placement import Candidate
+from router.rates import Rates
 from router.recent import coarse
 from router.worker_model import PoolModel, WorkerModel
 
@@ -44,7 +45,13 @@ _READINESS = health_pb2.HealthCheckRequest(service="readiness")
 
 
 class Member:
-    """One worker, as this router sees it."""
+    """One worker, as this router sees it.
+
+    Attributes:
+        namespace: what the chain hashes of its blocks start from.
+        bytes_per_token: of KV, over all layers.
+        max_held_tokens: tokens of all its sequences at most; None where every layer has a window.
+    """
 
     def __init__(self, record: WorkerRecord, pool: PoolModel) -> None:
         self.record = record
@@ -53,9 +60,16 @@ class Member:
         self.was_reached = False
         self.was_asked = asyncio.Event()
         self.load = Load()
+        # What stays as it is as long as the epoch does is asked for with each request.
+        self.namespace = record.namespace
         self.layouts = KvLayouts.FromString(record.layout).layouts
+        self.bytes_per_token = sum(one.block_bytes / one.block_size for one in self.layouts)
+        has_window = any(layout.HasField("window") for layout in self.layouts[:1])
+        self.max_held_tokens = None if has_window else record.num_blocks * record.block_size
         self.circuit = Circuit()
         self.model = WorkerModel(pool, record.max_num_batched_tokens)
+        self._seen: tuple[float, int, str, int, Rates] | None = None
+        self._candidate: Candidate | None = None  # as which it was seen so last
 
     @property
     def pairing(self) -> bytes:
@@ -71,11 +85,6 @@ class Member:
         return "unreachable" if self.was_reached else "starting"
 
     @property
-    def bytes_per_token(self) -> float:
-        """Of KV, over all layers."""
-        return sum(layout.block_bytes / layout.block_size for layout in self.layouts)
-
-    @property
     def max_len(self) -> int:
         """Tokens of one sequence at most. A decode worker must hold all of it in its pool, unless
         even the layers that see furthest back have a window."""
@@ -83,13 +92,6 @@ class Member:
         if record.role == "prefill" or room is None:
             return record.max_model_len
         return min(record.max_model_len, room)
-
-    @property
-    def max_held_tokens(self) -> int | None:
-        """Tokens of all its sequences at most; None where every layer has a window."""
-        if any(layout.HasField("window") for layout in self.layouts[:1]):
-            return None
-        return self.record.num_blocks * self.record.block_size
 
     @contextmanager
     def loaded(
@@ -104,6 +106,23 @@ class Member:
         finally:
             self.load.give_back(share)
 
+    def candidate(self, now: float, num_cached_tokens: int, excluded: str) -> Candidate:
+        """The worker as placement sees it. From one request to the next few workers change."""
+        seen = now, num_cached_tokens, excluded, self.load.num_changes, self.model.rates
+        if self._candidate is None or seen != self._seen:
+            self._seen = seen
+            self._candidate = self.load.candidate(
+                self.record.id,
+                self.record.role,
+                self.pairing,
+                now,
+                num_cached_tokens=num_cached_tokens,
+                max_held_tokens=self.max_held_tokens,
+                excluded=excluded,
+                rates=self.model.rates,
+            )
+        return self._candidate
+
     def excluded(self, tokenizer_hash: bytes) -> str:
         """Why it cannot take work now; empty if it can."""
         if self.record.draining:
@@ -113,6 +132,20 @@ class Member:
         if self.record.tokenizer_hash != tokenizer_hash:
             return "another tokenizer"
         return "" if self.circuit.is_closed else "failed a moment ago"
+
+
+class _Chain(NamedTuple):
+    """The chain hashes of a prompt, and what they are made of."""
+
+    namespace: PrefixNamespace
+    token_ids: tuple[int, ...]
+    salt: bytes
+    hashes: list[BlockHash]
+
+    def is_of(self, namespace: PrefixNamespace, token_ids: tuple[int, ...], salt: bytes) -> bool:
+        """Whether these are of this very tuple: looking at all its tokens would take as long as a
+        good part of hashing them."""
+        return token_ids is self.token_ids and (namespace, salt) == (self.namespace, self.salt)
 
 
 class Fleet:
@@ -130,6 +163,8 @@ class Fleet:
         self._channels = channels
         self._tokenizer_hash = tokenizer_hash
         self._members: dict[str, Member] = {}
+        self._namespaces: frozenset[PrefixNamespace] = frozenset()  # of all members
+        self._last_chain: _Chain | None = None
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._pools: dict[tuple[str, bytes], PoolModel] = {}
         self._probes: dict[Member, asyncio.Task[None]] = {}
@@ -218,15 +253,10 @@ class Fleet:
         cached = self._cached_blocks(token_ids, salt)
         now = coarse(time.monotonic())
         return [
-            m.load.candidate(
-                m.record.id,
-                m.record.role,
-                m.pairing,
+            m.candidate(
                 now,
-                num_cached_tokens=cached.get(m.record.id, 0) * m.record.block_size,
-                max_held_tokens=m.max_held_tokens,
-                excluded=m.excluded(self._tokenizer_hash),
-                rates=m.model.rates,
+                cached.get(m.record.id, 0) * m.record.block_size,
+                m.excluded(self._tokenizer_hash),
             )
             for m in self.members
         ]
@@ -235,8 +265,7 @@ class Fleet:
         self, member: Member, token_ids: tuple[int, ...], salt: bytes = b""
     ) -> list[bytes]:
         """The chain hashes of the prompt's full blocks, as this worker computes them."""
-        record = member.record
-        return hash_chain(record.namespace.root(salt), token_ids, record.block_size)
+        return self._chain(member.namespace, token_ids, salt)
 
     def note_held(self, member: Member, hashes: Sequence[bytes]) -> None:
         """A worker has computed these blocks, or has taken them over. While Redis answers, the
@@ -254,10 +283,20 @@ class Fleet:
         """Leading blocks that each worker holds, or will once it has computed what it was given.
         Workers of one namespace share one computation."""
         cached: dict[str, int] = {}
-        for member in {m.record.namespace: m for m in self._members.values()}.values():
-            hashes = self.block_hashes(member, token_ids, salt)
+        for namespace in self._namespaces:
+            hashes = self._chain(namespace, token_ids, salt)
             cached |= held_blocks(self.index, self.pending, hashes)
         return cached
+
+    def _chain(
+        self, namespace: PrefixNamespace, token_ids: tuple[int, ...], salt: bytes
+    ) -> list[BlockHash]:
+        """The last one is kept: a request is let through, placed and sent in one go."""
+        last = self._last_chain
+        if last is None or not last.is_of(namespace, token_ids, salt):
+            hashes = hash_chain(namespace.root(salt), token_ids, namespace.block_size)
+            last = self._last_chain = _Chain(namespace, token_ids, salt, hashes)
+        return last.hashes
 
     def _on_change(self, worker: str, record: WorkerRecord | None) -> None:
         """What the registry says: a worker joined, changed, or is not listed any more."""
@@ -273,6 +312,7 @@ class Fleet:
         self._leave(worker)
         logger.info("%s joined at %s", worker, record.endpoint)
         self._members[worker] = Member(record, self._pool_of(record))
+        self._namespaces = self._namespaces | {self._members[worker].namespace}
         self._events.follow(worker, record.epoch)
         self._watches[worker] = asyncio.create_task(self._watch(self._members[worker]))
 
@@ -330,6 +370,7 @@ class Fleet:
         member = self._members.pop(worker, None)
         if member is None:
             return
+        self._namespaces = frozenset(m.namespace for m in self._members.values())
         member.was_asked.set()  # nobody will
         self._events.unfollow(worker)
         task = self._watches.pop(worker)

@@ -27,9 +27,14 @@ class Share:
 
 
 class Load:
-    """The sum of the shares that were taken and not given back."""
+    """The sum of the shares that were taken and not given back.
+
+    Attributes:
+        num_changes: grows with each change.
+    """
 
     def __init__(self) -> None:
+        self.num_changes = 0
         self.num_sequences = 0
         self.num_queued_tokens = 0
         self.num_held_tokens = 0
@@ -43,6 +48,7 @@ class Load:
             now: seconds; never goes back.
             turn: grows from one share to the next, over all workers.
         """
+        self.num_changes += 1
         self.num_sequences += share.num_sequences
         self.num_queued_tokens += share.num_tokens
         self.num_held_tokens += share.num_held_tokens
@@ -51,6 +57,7 @@ class Load:
 
     def give_back(self, share: Share) -> None:
         """Counts a share that was taken no longer."""
+        self.num_changes += 1
         self.num_sequences -= share.num_sequences
         self.num_queued_tokens -= share.num_tokens
         self.num_held_tokens -= share.num_held_tokens

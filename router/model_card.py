@@ -39,12 +39,19 @@ class ModelCard:
 
     def encode(self, text: str) -> list[int]:
         """The text's tokens, with the special tokens the tokenizer adds by default."""
-        ids: list[int] = self.tokenizer.encode(text).ids
-        return ids
+        return self._encode(text, add_special_tokens=True)
 
     def encode_rendered(self, text: str) -> list[int]:
         """The tokens of a rendered conversation, which has its special tokens already."""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return self._encode(text, add_special_tokens=False)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        # The same as `encode`, but for the offsets of the tokens in the text, which take a quarter
+        # of the time and are not needed.
+        (encoding,) = self.tokenizer.encode_batch_fast(
+            [text], add_special_tokens=add_special_tokens
+        )
+        ids: list[int] = encoding.ids
         return ids
 
     def warm_up(self) -> None:

@@ -9,6 +9,7 @@ mean.
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from xxhash import xxh64_intdigest
 
@@ -19,8 +20,7 @@ from router.policy import Policy, Terms, baton
 __all__ = ["Candidate", "Placement", "Role", "Scored", "place", "place_again", "why_none"]
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
+class Scored(NamedTuple):
     """A candidate with its cost, which is the sum of the terms.
 
     Attributes:
@@ -42,20 +42,14 @@ class Placement:
         prefill: empty: the decode worker computes the prompt itself.
         alone: every decode worker, as one that would compute the prompt itself; empty where none
             was to.
+        chosen: the prefill and the decode worker, or the one that does both.
     """
 
     prefill: str
     decode: str
     scored: tuple[Scored, ...]
-    alone: tuple[Scored, ...] = ()
-
-    @property
-    def chosen(self) -> tuple[Scored, ...]:
-        """The prefill and the decode worker, or the one that does both."""
-        if not self.prefill:
-            return tuple(s for s in self.alone if s.candidate.worker == self.decode)
-        by_worker = {s.candidate.worker: s for s in self.scored}
-        return by_worker[self.prefill], by_worker[self.decode]
+    alone: tuple[Scored, ...]
+    chosen: tuple[Scored, ...]
 
     @property
     def num_cached_tokens(self) -> int:
@@ -96,10 +90,10 @@ def place(
         prefill, decode = min(pairs, key=_pair_order)
         if single is None or prefill.cost + decode.cost <= single.cost:
             names = prefill.candidate.worker, decode.candidate.worker
-            return Placement(*names, tuple(scored), singles)
+            return Placement(*names, tuple(scored), singles, (prefill, decode))
     if single is None:
         return None
-    return Placement("", single.candidate.worker, tuple(scored), singles)
+    return Placement("", single.candidate.worker, tuple(scored), singles, (single,))
 
 
 def place_again(
@@ -164,8 +158,11 @@ def _by_pairing(scored: list[Scored]) -> Iterator[tuple[list[Scored], list[Score
     groups: dict[bytes, tuple[list[Scored], list[Scored]]] = {}
     for one in scored:
         if not one.candidate.excluded:
-            group = groups.setdefault(one.candidate.pairing, ([], []))
-            group[one.candidate.role == "decode"].append(one)
+            candidate = one.candidate
+            group = groups.get(candidate.pairing)
+            if group is None:
+                group = groups[candidate.pairing] = ([], [])
+            group[candidate.role == "decode"].append(one)
     return iter(groups.values())
 
 

@@ -30,5 +30,7 @@ def work_of(request: Request, output: tuple[int, ...] = (), *, scored: bool = Fa
 
     `scored`: the prompt's log-probabilities were told.
     """
-    params = replace(request.params, prompt_logprobs=None) if scored else request.params
+    params = request.params
+    if scored and params.prompt_logprobs is not None:
+        params = replace(params, prompt_logprobs=None)
     return Work(request, output, params)

@@ -1,0 +1,78 @@
+"""What a fleet keeps from one snapshot to the next is what it would make anew."""
+
+from contextlib import ExitStack
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.cluster.prefix import hash_chain
+from baton.cluster.redis import connect
+from baton.cluster.registry import WorkerRecord
+from baton.serving.channels import Channels
+from router.fleet import Fleet, Member
+from router.worker_model import PoolModel, WorkDone
+
+RECORD = WorkerRecord(
+    id="w",
+    role="decode",
+    endpoint="h:1",
+    kv_endpoint="h:1",
+    epoch=1,
+    model="tiny",
+    fingerprint=b"f",
+    layout=b"",
+    tokenizer_hash=b"t" * 16,
+    kv_dtype="float32",
+    block_size=16,
+    max_model_len=2048,
+    num_blocks=1000,
+)
+
+_CHANGES = st.lists(st.sampled_from(["nothing", "take", "give back", "learn", "later"]))
+_LOOKS = st.tuples(st.integers(0, 2).map(lambda n: 16 * n), st.sampled_from(["", "draining"]))
+
+
+@given(st.lists(st.tuples(_CHANGES, _LOOKS), min_size=1))
+def test_a_worker_is_seen_as_it_is_now(steps) -> None:
+    member, now, num_steps = Member(RECORD, PoolModel()), 1e6, 0
+    with ExitStack() as loads:
+        for changes, (num_cached, excluded) in steps:
+            for change in changes:
+                match change:
+                    case "take":
+                        loads.enter_context(member.loaded(num_tokens=100, num_held_tokens=7))
+                    case "give back":
+                        loads.pop_all().close()
+                    case "learn":
+                        num_steps += 1
+                        work = WorkDone(num_steps, 512 * num_steps, 0, 0, 1.0 * num_steps)
+                        member.model.worked(work)
+                    case "later":
+                        now += 5.0
+            assert member.candidate(now, num_cached, excluded) == member.load.candidate(
+                "w",
+                "decode",
+                member.pairing,
+                now,
+                num_cached_tokens=num_cached,
+                max_held_tokens=16_000,
+                excluded=excluded,
+                rates=member.model.rates,
+            )
+
+
+def test_a_worker_that_has_not_changed_is_not_made_anew() -> None:
+    member = Member(RECORD, PoolModel())
+    first = member.candidate(5.0, 16, "")
+    assert member.candidate(5.0, 16, "") is first
+
+
+async def test_hashes_are_those_of_the_prompt_that_is_asked_about() -> None:
+    redis = connect("redis://127.0.0.1:1")
+    fleet, member = Fleet(redis, Channels(), b"t" * 16), Member(RECORD, PoolModel())
+    one, other = tuple(range(40)), tuple(range(1, 41))
+    for token_ids in (one, one, other, (*one[:39], 7), one):
+        for salt in (b"", b"a", b"a"):
+            expected = hash_chain(RECORD.namespace.root(salt), token_ids, 16)
+            assert fleet.block_hashes(member, token_ids, salt) == expected
+    await redis.aclose()
