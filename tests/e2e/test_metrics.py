@@ -1,8 +1,10 @@
 """What processes tell of themselves, told by what they were asked to do."""
 
 import asyncio
+import json
 import re
 import socket
+import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -100,6 +102,20 @@ async def test_who_reads_no_metrics_slows_nobody_and_is_held_in_bounded_room(
         for name, process in processes.items():
             # One more for a connection that is being let go.
             assert process.num_fds() <= descriptors[name] + MAX_CONNECTIONS + 9, name
+
+
+def test_a_router_tells_where_all_metrics_are(cluster: LocalCluster) -> None:
+    endpoints = cluster.metrics_endpoints
+    with urllib.request.urlopen(f"http://{endpoints['router']}/targets", timeout=10) as response:
+        assert response.headers["Content-Type"] == "application/json"
+        groups = json.load(response)
+    told = {group["targets"][0]: group["labels"] for group in groups}
+    assert {place: labels["__meta_baton_role"] for place, labels in told.items()} == {
+        endpoints["router"]: "router",
+        endpoints["prefill-0"]: "prefill",
+        endpoints["decode-0"]: "decode",
+    }
+    assert told[endpoints["decode-0"]]["__meta_baton_worker"] == "decode-0"
 
 
 def documented() -> dict[str, tuple[str, str, set[str], str]]:
