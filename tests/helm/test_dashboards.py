@@ -2,6 +2,7 @@
 
 import enum
 import json
+import re
 import subprocess
 import sys
 import types
@@ -139,3 +140,22 @@ def test_a_field_or_value_that_grafana_does_not_know_is_seen() -> None:
     wrong["panels"][1]["targets"][0]["exemplar"] = "yes"
     found = mismatches(Dashboard.from_json(wrong), Dashboard, "board")
     assert len(found) == 2
+
+
+def test_trace_queries_ask_for_spans_and_attributes_that_there_are() -> None:
+    panels = json.loads((HELM / "baton" / "dashboards" / "trace.json").read_text())["panels"]
+    queries = " ".join(t.get("query", "") for panel in panels for t in panel.get("targets", ()))
+    attributes = set(re.findall(r"\bspan\.([\w.]+)", queries))
+    spans = set(re.findall(r'\bname !?= "([\w.]+)"', queries))
+    assert "baton.transfer.exposed_ms" in attributes
+    assert {"generate", "kv.transfer"} <= spans
+    lines = (HELM.parent / "docs" / "telemetry.md").read_text(encoding="utf-8").splitlines()
+    assert [name for name in attributes | spans if not _is_documented(name, lines)] == []
+
+
+def _is_documented(name: str, lines: list[str]) -> bool:
+    """In full, or as `.last` behind another one that begins alike."""
+    first, _, last = name.rpartition(".")
+    return any(
+        f"`{name}`" in line or (f"`{first}." in line and f"`.{last}`" in line) for line in lines
+    )
