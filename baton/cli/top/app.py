@@ -22,6 +22,8 @@ from baton.errors import BatonError
 class Top(App[None]):
     """Shows what a watch sees. `watch` is the caller's to close."""
 
+    TITLE = "baton top"
+    ENABLE_COMMAND_PALETTE = False
     CSS = """
     #headline { height: auto; padding: 0 1; }
     #workers { height: auto; max-height: 60%; margin-bottom: 1; }
