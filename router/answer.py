@@ -75,10 +75,10 @@ class Answer:
         return self._account
 
     @property
-    def endings(self) -> list[pb.FinishReason.ValueType]:
+    def endings(self) -> dict[int, pb.FinishReason.ValueType]:
         """Why the sequences that are complete have ended, in their order."""
         complete = sorted(set(range(len(self._outputs))) - self._unfinished)
-        return [self._ending(index).reason for index in complete]
+        return {index: self._ending(index).reason for index in complete}
 
     @property
     def token_ids(self) -> list[Sequence[int]]:

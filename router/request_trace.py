@@ -60,7 +60,7 @@ class RequestTrace:
                 "gen_ai.usage.input_tokens": account.num_prompt_tokens,
                 "gen_ai.usage.output_tokens": account.num_output_tokens,
                 "gen_ai.usage.cache_read.input_tokens": account.num_cached_prompt_tokens,
-                "gen_ai.response.finish_reasons": [_FINISH_REASONS[r] for r in answer.endings],
+                "gen_ai.response.finish_reasons": _finish_reasons(answer),
                 "baton.num_attempts": self._num_attempts,
                 "baton.num_migrations": account.num_migrations,
             }
@@ -201,9 +201,19 @@ def _content(message: pb.GenerateRequest, answer: Answer, card: ModelCard) -> At
     elif kind == "chat":
         asked = [_part(m.role, m.content) for m in message.chat.messages]
         told["gen_ai.input.messages"] = json.dumps(asked)
-    answered = [_part("assistant", card.tokenizer.decode(ids)) for ids in answer.token_ids]
-    told["gen_ai.output.messages"] = json.dumps(answered)
+    texts = [card.tokenizer.decode(answer.token_ids[index]) for index in answer.endings]
+    told["gen_ai.output.messages"] = json.dumps(
+        [
+            _part("assistant", text) | {"finish_reason": reason}
+            for text, reason in zip(texts, _finish_reasons(answer), strict=True)
+        ]
+    )
     return told
+
+
+def _finish_reasons(answer: Answer) -> list[str]:
+    """Of the sequences that are complete."""
+    return [_FINISH_REASONS[reason] for reason in answer.endings.values()]
 
 
 def _part(role: str, text: str) -> dict[str, Any]:

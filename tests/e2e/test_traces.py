@@ -270,6 +270,7 @@ def test_a_worker_that_computes_the_prompt_itself_tells_of_it(alone_cluster, col
     assert (asked["role"], asked["parts"][0]["content"]) == ("user", "def main():")
     (answered,) = json.loads(root["gen_ai.output.messages"])
     assert (answered["role"], answered["parts"][0]["content"]) == ("assistant", text)
+    assert answered["finish_reason"] == "length"
 
 
 def test_sequences_without_room_tell_that_they_had_to_make_it(alone_cluster, collector):
