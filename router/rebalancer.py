@@ -9,8 +9,9 @@ from dataclasses import astuple
 
 from redis.asyncio import Redis
 
-from baton.cluster.keys import ROLE_TURN_KEY
+from baton.cluster.keys import role_turn_key
 from baton.cluster.notices import Notices
+from baton.cluster.redis import prefix_of
 from baton.cluster.turn import Turn
 from baton.errors import BatonError
 from baton.serving.deadline import Clock
@@ -71,7 +72,7 @@ class Rebalancer:
         self._clock = clock
         self._roles = RoleBalance(marks)
         self._notices = Notices(redis, name, self._notice)
-        self._turn = Turn(redis, ROLE_TURN_KEY, name)
+        self._turn = Turn(redis, role_turn_key(prefix_of(redis)), name)
         self._looking: asyncio.Task[None] | None = None
         self._flipping: asyncio.Task[None] | None = None
         self.balance = Balance(0.0, 0.0, None, "nothing was seen yet")

@@ -5,11 +5,13 @@
     redis+cluster://[[user]:password@]host[:6379],host,...
     unix://[[user]:password@]/path/of/socket[?db=0]
 
-With `rediss` in place of `redis` all connections are TLS. What is wrong with a URL is said without
-what may be a part of its password. Knows nothing of connections.
+With `rediss` in place of `redis` all connections are TLS. `?prefix=NAME` at the end of any of them
+names one of several Batons on that Redis, which see nothing of each other. What is wrong with a URL
+is said without what may be a part of its password. Knows nothing of connections.
 """
 
 import difflib
+import re
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -34,6 +36,7 @@ _SENTINEL_PORT = 26379
 _TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _TLS_OPTIONS = (*_TLS_FILES, "ssl_check_hostname")
 _SENTINEL_OPTIONS = ("sentinel_username", "sentinel_password")
+_PREFIX = re.compile(r"[A-Za-z0-9._-]{1,64}")  # no brace, which would be a hash tag
 _TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -64,6 +67,7 @@ class RedisAddress:
         db: the number of the database.
         username, password: of an ACL user; a password alone is that of the default user.
         sentinel_username, sentinel_password: of the sentinels, where they ask for one.
+        prefix: of the names of all keys, a colon behind it; empty for none.
     """
 
     kind: Kind
@@ -76,6 +80,7 @@ class RedisAddress:
     sentinel_username: str | None = None
     sentinel_password: str | None = field(default=None, repr=False)
     tls: Tls | None = None
+    prefix: str = ""
 
 
 def parse_address(url: str) -> RedisAddress:
@@ -129,6 +134,7 @@ def _parse(parts: SplitResult) -> RedisAddress:
         options.get("sentinel_username"),
         options.get("sentinel_password"),
         _tls(options) if is_tls else None,
+        _prefix(options),
     )
 
 
@@ -138,6 +144,7 @@ def _options(query: str, kind: Kind, *, is_tls: bool) -> dict[str, str]:
         *(("db",) if kind in ("standalone", "unix") else ()),
         *(_SENTINEL_OPTIONS if kind == "sentinel" else ()),
         *(_TLS_OPTIONS if is_tls else ()),
+        "prefix",
     ]
     options = dict(parse_qsl(query, keep_blank_values=True))
     for name in options:
@@ -198,6 +205,14 @@ def _service_and_db(path: str, kind: Kind, options: Mapping[str, str]) -> tuple[
     if kind == "cluster" and db != 0:
         raise ValueError("a cluster has no database but 0")
     return service, db
+
+
+def _prefix(options: Mapping[str, str]) -> str:
+    if "prefix" not in options:
+        return ""
+    if _PREFIX.fullmatch(options["prefix"]) is None:
+        raise ValueError("the prefix is not 1 to 64 letters, digits, dots, underscores or hyphens")
+    return options["prefix"] + ":"
 
 
 def _db(text: str) -> int:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from redis.asyncio import Redis
 
-from baton.cluster.keys import NOTICES_KEY
+from baton.cluster.keys import notices_key
 from baton.cluster.loop import RedisLoop
-from baton.cluster.redis import transact
+from baton.cluster.redis import prefix_of, transact
 
 _INTERVAL = 1.0  # seconds between notices
 _LIFE = 5.0  # seconds that a notice counts after its last change
@@ -49,6 +49,7 @@ class Notices:
         life: float = _LIFE,
     ) -> None:
         self._redis = redis
+        self._key = notices_key(prefix_of(redis))
         self._name = name
         self._write = write
         self._interval = interval
@@ -76,14 +77,14 @@ class Notices:
         notice = str(self._number).encode() + b" " + self._write()
         _, _, found = await transact(
             self._redis,
-            ("HSET", NOTICES_KEY, self._name, notice),
-            ("EXPIRE", NOTICES_KEY, _TTL),
-            ("HGETALL", NOTICES_KEY),
+            ("HSET", self._key, self._name, notice),
+            ("EXPIRE", self._key, _TTL),
+            ("HGETALL", self._key),
         )
         self._hear(found)
         silent = [router for router, heard in self._heard.items() if self._is_silent(heard)]
         if silent:
-            await transact(self._redis, ("HDEL", NOTICES_KEY, *silent))
+            await transact(self._redis, ("HDEL", self._key, *silent))
         return self._interval
 
     def _hear(self, found: dict[bytes, bytes]) -> None:

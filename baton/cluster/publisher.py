@@ -16,7 +16,7 @@ from baton.cluster.events import (
 )
 from baton.cluster.keys import snapshot_key, stream_key
 from baton.cluster.loop import RedisLoop
-from baton.cluster.redis import Command, transact
+from baton.cluster.redis import Command, prefix_of, transact
 
 _TTL = 60  # seconds that stream and snapshot outlive their last renewal
 _REFRESH_INTERVAL = 15.0  # seconds between renewals while nothing happens
@@ -76,8 +76,8 @@ class EventPublisher:
     ) -> None:
         self._redis = redis
         self._worker = worker
-        self._stream_key = stream_key(worker, epoch)
-        self._snapshot_key = snapshot_key(worker, epoch)
+        self._stream_key = stream_key(worker, epoch, prefix_of(redis))
+        self._snapshot_key = snapshot_key(worker, epoch, prefix_of(redis))
         self._refresh_interval = refresh_interval
         self._log = EventLog(max_pending)
         mirror = self._log.mirror

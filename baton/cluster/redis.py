@@ -36,9 +36,10 @@ _OLDEST_VERSION = (6, 2)
 
 
 class _Client(Redis):
-    """One that counts what it is asked."""
+    """One that counts what it is asked, and knows which of several Batons asks."""
 
     round_trips: RoundTrips
+    prefix: str
 
 
 def connect(url: str, round_trips: RoundTrips | None = None) -> Redis:
@@ -53,9 +54,16 @@ def connect(url: str, round_trips: RoundTrips | None = None) -> Redis:
     Raises:
         InvalidArgumentError: `url` is not a Redis URL.
     """
-    client = _client(parse_address(url))
+    address = parse_address(url)
+    client = _client(address)
+    client.prefix = address.prefix
     client.round_trips = round_trips or RoundTrips()
     return client
+
+
+def prefix_of(redis: Redis) -> str:
+    """What the names of all keys begin with there (`baton.cluster.keys`)."""
+    return redis.prefix if isinstance(redis, _Client) else ""
 
 
 def _client(address: RedisAddress) -> _Client:

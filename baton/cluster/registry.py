@@ -14,10 +14,10 @@ from typing import Literal
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from baton.cluster.keys import WORKERS_KEY, record_key
+from baton.cluster.keys import record_key, workers_key
 from baton.cluster.loop import RedisLoop
 from baton.cluster.prefix import PrefixNamespace
-from baton.cluster.redis import Command, transact
+from baton.cluster.redis import Command, prefix_of, transact
 
 Role = Literal["prefill", "decode"]
 
@@ -164,6 +164,7 @@ class Registration:
         ttl: float = _TTL,
     ) -> None:
         self._redis = redis
+        self._prefix = prefix_of(redis)
         self._record = record
         self._interval = interval
         self._ttl = ttl
@@ -202,18 +203,18 @@ class Registration:
         The id stays listed, which tells a watcher that the worker left and Redis forgot nothing.
         """
         await self._loop.stop()
-        key = record_key(self._record.id)
+        key = record_key(self._record.id, self._prefix)
         with contextlib.suppress(RedisError, OSError):
             await transact(self._redis, ("EVAL", _DELETE_IF_OURS, 1, key, self._record.epoch))
 
     async def _renew(self) -> float:
-        key = record_key(self._record.id)
+        key = record_key(self._record.id, self._prefix)
         fields: Command = tuple(part for pair in self._record.to_fields().items() for part in pair)
         await transact(
             self._redis,
             ("HSET", key, *fields),
             ("PEXPIRE", key, int(self._ttl * 1000)),
-            ("SADD", WORKERS_KEY, self._record.id),
+            ("SADD", workers_key(self._prefix), self._record.id),
         )
         return self._interval
 

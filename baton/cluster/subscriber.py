@@ -24,7 +24,7 @@ from baton.cluster.index import LocalityIndex
 from baton.cluster.keys import snapshot_key, stream_key
 from baton.cluster.loop import RedisLoop
 from baton.cluster.prefix import HASH_BYTES
-from baton.cluster.redis import Command, read_streams, transact
+from baton.cluster.redis import Command, prefix_of, read_streams, transact
 
 _BLOCK_MS = 200  # how long a read waits for news, and a new follow for its first read
 _MAX_ENTRIES = 1024  # in one read, of all streams together
@@ -86,6 +86,7 @@ class EventSubscriber:
 
     def __init__(self, redis: Redis, index: LocalityIndex) -> None:
         self._redis = redis
+        self._prefix = prefix_of(redis)
         self._index = index
         self._follows: dict[str, _Follow] = {}
         self._loop = RedisLoop("KV event subscriber", self._step)
@@ -134,7 +135,7 @@ class EventSubscriber:
         await self._mend(time.monotonic())
         now = time.monotonic()
         follows = {
-            stream_key(follow.worker, follow.epoch).encode(): follow
+            stream_key(follow.worker, follow.epoch, self._prefix).encode(): follow
             for follow in self._follows.values()
             if not follow.is_due(now)
         }
@@ -152,7 +153,7 @@ class EventSubscriber:
         parts = wanting[:_MAX_PARTS]
         if not parts:
             return
-        commands = [command for follow in parts for command in _read_part(follow)]
+        commands = [command for follow in parts for command in _read_part(follow, self._prefix)]
         replies = await transact(self._redis, *commands)
         for number, follow in enumerate(parts):
             head, data = replies[2 * number : 2 * number + 2]
@@ -223,8 +224,9 @@ class EventSubscriber:
         return self._follows.get(follow.worker) is follow
 
 
-def _read_part(follow: _Follow) -> tuple[Command, Command]:
-    key, start = snapshot_key(follow.worker, follow.epoch), slots_offset(follow.next_slot or 0)
+def _read_part(follow: _Follow, prefix: str) -> tuple[Command, Command]:
+    key = snapshot_key(follow.worker, follow.epoch, prefix)
+    start = slots_offset(follow.next_slot or 0)
     return (
         ("GETRANGE", key, 0, SEQUENCE_BYTES - 1),
         ("GETRANGE", key, start, start + _PART * HASH_BYTES - 1),

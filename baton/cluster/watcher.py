@@ -11,9 +11,9 @@ from types import MappingProxyType
 
 from redis.asyncio import Redis
 
-from baton.cluster.keys import WORKERS_KEY, record_key
+from baton.cluster.keys import record_key, workers_key
 from baton.cluster.loop import RedisLoop
-from baton.cluster.redis import Command, transact
+from baton.cluster.redis import Command, prefix_of, transact
 from baton.cluster.registry import WorkerRecord
 
 _INTERVAL = 0.5  # seconds between polls
@@ -52,6 +52,8 @@ class RegistryWatcher:
         grace: float = _GRACE,
     ) -> None:
         self._redis = redis
+        self._prefix = prefix_of(redis)
+        self._workers_key = workers_key(self._prefix)
         self._on_change = on_change
         self._interval = interval
         self._grace = grace
@@ -107,11 +109,13 @@ class RegistryWatcher:
     async def _read(self) -> dict[str, WorkerRecord]:
         """The records in Redis: one round trip, and another one when there are new ids."""
         asked = sorted(self._listed | self._records.keys())
-        members, *hashes = await transact(self._redis, ("SMEMBERS", WORKERS_KEY), *_reads(asked))
+        members, *hashes = await transact(
+            self._redis, ("SMEMBERS", self._workers_key), *self._reads(asked)
+        )
         self._listed = {member.decode(errors="replace") for member in members}
         new = sorted(self._listed.difference(asked))
         if new:
-            hashes += await transact(self._redis, *_reads(new))
+            hashes += await transact(self._redis, *self._reads(new))
         records = map(self._decode, asked + new, hashes)
         return {record.id: record for record in records if record is not None}
 
@@ -168,11 +172,10 @@ class RegistryWatcher:
         """
         dead = [worker for worker in self._listed if self._missing_for(worker, now) >= self._grace]
         if dead:
-            await transact(self._redis, ("SREM", WORKERS_KEY, *dead))
+            await transact(self._redis, ("SREM", self._workers_key, *dead))
 
     def _missing_for(self, worker: str, now: float) -> float:
         return now - self._missing.get(worker, now)
 
-
-def _reads(workers: Iterable[str]) -> list[Command]:
-    return [("HGETALL", record_key(worker)) for worker in workers]
+    def _reads(self, workers: Iterable[str]) -> list[Command]:
+        return [("HGETALL", record_key(worker, self._prefix)) for worker in workers]

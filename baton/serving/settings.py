@@ -67,7 +67,8 @@ class ServingSettings(BaseSettings):
         None,
         description="Redis to share state over, such as redis://127.0.0.1:6379/0; also "
         "redis+sentinel://host,host/service, redis+cluster://host,host, rediss (TLS) for redis in "
-        "each, and unix:///path. With a password in it, better BATON_REDIS_URL than a flag.",
+        "each, and unix:///path. ?prefix=NAME behind it keeps several Batons on one Redis apart. "
+        "With a password in it, better BATON_REDIS_URL than a flag.",
     )
     drain_timeout_s: float = Field(
         30.0, ge=0, description="Seconds that requests in flight may take to end when stopping."

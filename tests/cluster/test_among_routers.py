@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from redis.asyncio import Redis
 
 from baton.cluster.embedded import EmbeddedRedis
-from baton.cluster.keys import NOTICES_KEY
+from baton.cluster.keys import notices_key
 from baton.cluster.notices import Notices
 from baton.cluster.redis import connect, transact
 from baton.cluster.turn import Turn
@@ -46,7 +46,7 @@ async def test_a_router_that_falls_silent_does_not_count_and_is_forgotten(
             await eventually(lambda: a.others == [b"I am b"])
         await eventually(lambda: a.others == [])
         deadline = time.monotonic() + 5.0
-        while (await transact(redis, ("HGETALL", NOTICES_KEY)))[0].keys() != {b"a"}:
+        while (await transact(redis, ("HGETALL", notices_key())))[0].keys() != {b"a"}:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.01)
 

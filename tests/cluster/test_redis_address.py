@@ -32,6 +32,10 @@ from baton.errors import InvalidArgumentError
             ),
         ),
         ("redis+cluster://a,b:2", RedisAddress("cluster", (("a", 6379), ("b", 2)))),
+        (
+            "redis+cluster://a?prefix=blue-2",
+            RedisAddress("cluster", (("a", 6379),), prefix="blue-2:"),
+        ),
         ("rediss+cluster://a/", RedisAddress("cluster", (("a", 6379),), tls=Tls())),
         (
             "rediss://a?ssl_check_hostname=false",
@@ -64,6 +68,8 @@ def test_a_url_is_taken_apart(url: str, expected: RedisAddress) -> None:
         ("rediss://a?ssl_ca_certs=/no/such/file", "ssl_ca_certs cannot be used: No such file"),
         ("rediss://a?ssl_keyfile=x", "ssl_certfile is missing"),
         ("rediss://a?ssl_check_hostname=maybe", "neither true nor false"),
+        ("redis://a?prefix=", "the prefix is not 1 to 64 letters"),
+        ("redis://a?prefix={x}", "the prefix is not 1 to 64 letters"),
         ("unix://host/path", "a socket has no host"),
         ("unix://", "the path of the socket is missing"),
         ("redis://u:p/w@host", "in a user or a password, / is written %2F"),

@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from baton.cluster.embedded import EmbeddedRedis
-from baton.cluster.keys import WORKERS_KEY, record_key
+from baton.cluster.keys import record_key, workers_key
 from baton.cluster.prefix import PrefixNamespace
 from baton.cluster.redis import transact
 from baton.cluster.registry import (
@@ -68,7 +68,7 @@ class Cluster:
         await transact(
             self.redis,
             ("HSET", record_key(record.id), *fields),
-            ("SADD", WORKERS_KEY, record.id),
+            ("SADD", workers_key(), record.id),
         )
 
 
@@ -131,7 +131,7 @@ async def test_a_record_that_is_not_renewed_expires_and_its_id_is_pruned(
     await registration._loop.stop()
     await eventually(lambda: not watcher.records)
     await eventually(lambda: not watcher._listed)
-    assert await transact(cluster.redis, ("SMEMBERS", WORKERS_KEY)) == [set()]
+    assert await transact(cluster.redis, ("SMEMBERS", workers_key())) == [set()]
 
 
 async def test_stopping_leaves_the_record_of_a_successor_alone(
@@ -223,7 +223,7 @@ async def test_a_malformed_record_is_ignored_and_named_once(
     cluster: Cluster, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     await transact(cluster.redis, ("HSET", record_key("odd"), "role", "?"))
-    await transact(cluster.redis, ("SADD", WORKERS_KEY, "odd"))
+    await transact(cluster.redis, ("SADD", workers_key(), "odd"))
     watcher = cluster.watch()
     cluster.register(RECORD)
     await eventually(lambda: list(watcher.records) == [RECORD.id])
