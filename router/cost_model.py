@@ -46,6 +46,12 @@ PULL = "pull"
 class CostModel(Rates):
     """What things weigh, and how long they take where a candidate does not say.
 
+    What is here and not in `Rates` is not fitted. The weights are choices. `pull_seconds` is two
+    calls between workers, which no worker reports apart from the steps that they wait for; it is
+    small beside those and beside what a prefix worth pulling takes to compute. For `copying` there
+    is nothing to be fitted to: what was displaced and is asked for again looks like what nobody
+    ever had.
+
     Attributes:
         pull_seconds: to get a prefix from another worker, beside what moving its KV takes and a
             step of either, for blocks are lent and taken between steps.
