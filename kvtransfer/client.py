@@ -51,9 +51,11 @@ class KvFetcher:
         *,
         connector: Choice = "auto",
         nixl_devices: str | None = None,
+        socket_dir: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`nixl_devices`: of the network, as UCX names them; None for all."""
+        """`nixl_devices`: of the network, as UCX names them; None for all. `socket_dir`: where this
+        host's workers have their sockets; None: without a file."""
         self.meter = TransferMeter()
         self._pools = pools
         self._layouts = tuple(pool.layout for pool in pools)
@@ -61,7 +63,8 @@ class KvFetcher:
         self._worker_id = worker_id
         self._channel_to = channel_to
         self._clock = clock
-        self._sources = Sources(pools, connector, self._describe, NixlReader(pools, nixl_devices))
+        nixl = NixlReader(pools, nixl_devices)
+        self._sources = Sources(pools, connector, self._describe, nixl, socket_dir=socket_dir)
 
     def close(self) -> None:
         """Lets go of what it has mapped. Idempotent."""

@@ -21,7 +21,7 @@ from baton.errors import DataLossError, UnavailableError
 from kvtransfer.calling_off import ended
 from kvtransfer.connector import Connector, Integrity
 from kvtransfer.run import Run
-from kvtransfer.unix_peer import GREETING, Door, abstract, host_id, is_same_user
+from kvtransfer.unix_peer import GREETING, Door, address_of, host_id, is_same_user
 
 _PATIENCE = 1.0
 # Copied and then digested while both ends of it are still in a core's second-level cache.
@@ -67,8 +67,12 @@ class SharedReceiver:
             self._pools = ()
 
 
-def attach(door: Door, layouts: Sequence[KvLayout]) -> SharedReceiver:
+def attach(
+    door: Door, layouts: Sequence[KvLayout], socket_dir: str | None = None
+) -> SharedReceiver:
     """Maps a source's pools, whose layouts are these. Blocks, for a second at most.
+
+    `socket_dir`: where this host's workers have their sockets; None: without a file.
 
     Raises `UnavailableError`, which says why that cannot be done.
     """
@@ -79,7 +83,7 @@ def attach(door: Door, layouts: Sequence[KvLayout]) -> SharedReceiver:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(_PATIENCE)
-        connection.connect(abstract(door.address))
+        connection.connect(address_of(door.address, socket_dir))
         if not is_same_user(connection):
             raise UnavailableError("the other worker belongs to another user")
         pools = _receive_pools(connection, door, layouts)

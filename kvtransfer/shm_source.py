@@ -11,7 +11,7 @@ from baton.engine.kv_pool import KvLayout, KvPool
 from baton.engine.shared_memory import SharedMemory
 from kvtransfer.connector import Integrity
 from kvtransfer.run import Run, checksums_of
-from kvtransfer.unix_peer import GREETING, Door, abstract, host_id, is_same_user
+from kvtransfer.unix_peer import GREETING, PREFIX, Door, host_id, is_same_user, listen, remove
 
 # What one run refers to at most: a message costs as much as some hundred KiB of copying.
 RUN_BYTES = 256 * 2**20
@@ -34,14 +34,15 @@ class Doorkeeper:
         door: where.
     """
 
-    def __init__(self, pools: Sequence[KvPool]) -> None:
-        """Raises `ValueError` if a pool is not in shared memory, `OSError` where there is no such
-        socket."""
+    def __init__(self, pools: Sequence[KvPool], socket_dir: str | None = None) -> None:
+        """`socket_dir`: where the socket is; None: without a file. Raises `ValueError` if a pool is
+        not in shared memory; entering raises `OSError` where there can be no such socket."""
         if any(pool.shared is None for pool in pools):
             raise ValueError("the pools of this worker are not in shared memory")
         self._memories: list[SharedMemory] = [p.shared for p in pools if p.shared is not None]
         num_blocks = tuple(pool.num_blocks for pool in pools)
-        self.door = Door(f"baton-kv-{secrets.token_hex(16)}", host_id(), num_blocks)
+        self.door = Door(f"{PREFIX}{secrets.token_hex(16)}", host_id(), num_blocks)
+        self._folder = socket_dir
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._readers: set[socket.socket] = set()
         self._accepting: asyncio.Task[None] | None = None
@@ -52,8 +53,11 @@ class Doorkeeper:
 
     async def __aenter__(self) -> "Doorkeeper":
         self._socket.setblocking(False)
-        self._socket.bind(abstract(self.door.address))
-        self._socket.listen()
+        try:
+            await asyncio.to_thread(listen, self._socket, self.door.address, self._folder)
+        except OSError:
+            self._socket.close()
+            raise
         self._accepting = asyncio.create_task(self._accept())
         return self
 
@@ -62,6 +66,7 @@ class Doorkeeper:
         self._accepting.cancel()
         await asyncio.gather(self._accepting, return_exceptions=True)
         self._socket.close()
+        remove(self.door.address, self._folder)
         for reader in tuple(self._readers):
             self._let_go(reader)
 

@@ -51,15 +51,17 @@ class Sources:
         describe: Describe,
         nixl: NixlReader,
         cuda: CudaMemory | None = None,
+        socket_dir: str | None = None,
     ) -> None:
         """`describe` asks the source at an endpoint, also for ways that it opens for whoever asks.
-        `nixl` is closed with this."""
+        `nixl` is closed with this. `socket_dir`: as of `shm_claimant.attach`."""
         self._pools = pools
         self._on_cpu = all(pool.device.type == "cpu" for pool in pools)
         self._choice = choice
         self._describe = describe
         self._nixl = nixl
         self._cuda = cuda or DriverMemory()
+        self._socket_dir = socket_dir
         self._ways: dict[_Source, asyncio.Task[Way]] = {}
 
     async def way(self, endpoint: str, epoch: int) -> Way:
@@ -125,7 +127,7 @@ class Sources:
             if not self._on_cpu:
                 raise UnavailableError("the pools of this worker are not in host memory")
             door, layouts = _offered(described.door), [pool.layout for pool in self._pools]
-            receiver = await asyncio.to_thread(shm_claimant.attach, door, layouts)
+            receiver = await asyncio.to_thread(shm_claimant.attach, door, layouts, self._socket_dir)
             receiver.watch(partial(self._drop, source))
             return receiver, "both are on one host and of one user"
         if not is_installed():

@@ -2,9 +2,11 @@
 
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from baton.errors import UnavailableError
+from baton.engine.kv_pool import KvPool
+from baton.errors import FailedPreconditionError, UnavailableError
 from baton.worker.worker import Worker
 from kvtransfer.cuda_ipc import offer
 from kvtransfer.cuda_memory import DriverMemory
@@ -28,7 +30,7 @@ class PoolServer:
         pools = worker.engine.engine.cache.pools
         door: Door | str = "its pools are not in shared memory"
         if all(pool.shared is not None for pool in pools):
-            door = (await stack.enter_async_context(Doorkeeper(pools))).door
+            door = await self._door(pools, stack)
         nixl: NixlSource | str = "nixl is not installed there"
         if is_installed():
             nixl = NixlSource(pools, worker.settings.devices_of_nixl)
@@ -36,6 +38,17 @@ class PoolServer:
         ipc = await asyncio.to_thread(offer, pools, DriverMemory())
         served = ServedPools(pools, worker.pairing(), worker.epoch, door, nixl, ipc)
         self._served = served
+
+    async def _door(self, pools: Sequence[KvPool], stack: AsyncExitStack) -> Door:
+        folder = self._worker.settings.socket_dir
+        try:
+            return (await stack.enter_async_context(Doorkeeper(pools, folder))).door
+        except OSError as error:
+            if folder is None:
+                raise
+            raise FailedPreconditionError(
+                f"no socket can be made in --socket-dir {folder}: {error.strerror or error}"
+            ) from error
 
     def served(self) -> ServedPools:
         """Raises `UnavailableError` while the model is being loaded."""

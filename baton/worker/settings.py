@@ -140,6 +140,12 @@ class WorkerSettings(ServingSettings):
         "or whatever else NIXL finds (pip install 'baton-serve[nixl]'). auto: the fastest that "
         "both have.",
     )
+    socket_dir: str | None = Field(
+        None,
+        description="Folder on this host in which workers that have no network namespace in "
+        "common, such as pods, find each other's --shared-pools; the same for all of them. Unset: "
+        "they have one, and need no folder.",
+    )
     nixl_devices: str | None = Field(
         None,
         description="Network devices that nixl may use, as UCX names them, such as mlx5_0:1,eth0. "

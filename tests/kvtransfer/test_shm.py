@@ -2,8 +2,12 @@
 
 import asyncio
 import os
+import shutil
 import socket
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from held import abstract_sockets, num_mapped, open_files
@@ -28,7 +32,7 @@ from kvtransfer.offers import Description
 from kvtransfer.run import Run
 from kvtransfer.shm_claimant import attach
 from kvtransfer.shm_source import Doorkeeper, PlaceSender
-from kvtransfer.unix_peer import GREETING, abstract
+from kvtransfer.unix_peer import GREETING, Door, abstract
 
 TIMEOUT = 10.0
 
@@ -268,3 +272,93 @@ async def test_a_source_that_could_not_say_is_asked_again(monkeypatch):
     assert "not by shm: nothing to offer" in way.reason
     assert not answers
     ways.close()
+
+
+async def test_a_folder_may_take_the_place_of_the_network_namespace(tmp_path):
+    folder = str(tmp_path)
+    async with Doorkeeper(two_pools(), folder) as keeper:
+        assert [path.name for path in tmp_path.iterdir()] == [keeper.door.address]
+        assert not any(keeper.door.address in name for name in abstract_sockets())
+        receiver = await asyncio.to_thread(attach, keeper.door, HYBRID, folder)
+        assert keeper.num_readers == 1
+        receiver.close()
+        assert "cannot be read" in await refusal(keeper.door)  # who has no folder finds nobody
+    assert list(tmp_path.iterdir()) == []
+
+
+# Attaches as a process of another network namespace; argv: the door's address and host, the folder.
+ELSEWHERE = """
+import sys
+from loopback import HYBRID
+from kvtransfer.shm_claimant import attach
+from kvtransfer.unix_peer import Door
+
+address, host, *folder = sys.argv[1:]
+attach(Door(address, host, (5, 5)), HYBRID, *folder)
+"""
+
+
+APART = ["unshare", "--user", "--map-root-user", "--net"]
+
+
+def has_namespaces() -> bool:
+    """Whether this machine gives out network namespaces to its users."""
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*APART, "true"], capture_output=True).returncode == 0
+
+
+async def test_a_worker_of_another_network_namespace_finds_the_pools_by_the_folder(tmp_path):
+    if not has_namespaces():
+        pytest.skip("this machine gives out no network namespaces")
+    python = [sys.executable, "-c", ELSEWHERE]
+
+    async def outcome(door: Door, *folder: str) -> tuple[int, str]:
+        command = [*APART, *python, door.address, door.host, *folder]
+        here = Path(__file__).parent
+        search = os.pathsep.join(map(str, (here, here.parents[1])))
+        ran = await asyncio.to_thread(
+            subprocess.run,
+            command,
+            env={**os.environ, "PYTHONPATH": search},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        return ran.returncode, ran.stderr
+
+    async with Doorkeeper(two_pools()) as without:
+        code, said = await outcome(without.door)
+        assert code != 0
+        assert "refused" in said
+    async with Doorkeeper(two_pools(), str(tmp_path)) as keeper:
+        code, said = await outcome(keeper.door, str(tmp_path))
+        assert code == 0, said
+
+
+async def test_sockets_of_workers_that_were_killed_are_removed_and_others_left(tmp_path):
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(tmp_path / "baton-kv-killed"))
+    (tmp_path / "other").touch()
+    first, second = (Doorkeeper(two_pools(), str(tmp_path)) for _ in range(2))
+    async with first, second:
+        names = {path.name for path in tmp_path.iterdir()}
+        assert names == {"other", first.door.address, second.door.address}
+        receiver = await asyncio.to_thread(attach, first.door, HYBRID, str(tmp_path))
+        receiver.close()
+
+
+@pytest.mark.parametrize("name", ["", "..", "../baton-kv-1", "/tmp/baton-kv-1", "baton-kv-/../1"])
+async def test_no_name_leads_out_of_the_folder(name, tmp_path):
+    async with Doorkeeper(two_pools(), str(tmp_path)) as keeper:
+        door = replace(keeper.door, address=name)
+        with pytest.raises(UnavailableError, match="no name of a socket"):
+            await asyncio.to_thread(attach, door, HYBRID, str(tmp_path))
+
+
+async def test_a_folder_that_cannot_have_a_socket_is_an_error(tmp_path):
+    for folder in (tmp_path / "missing", tmp_path / ("long" * 30)):
+        keeper = Doorkeeper(two_pools(), str(folder))
+        with pytest.raises(OSError, match=r"No such file|too long"):
+            async with keeper:
+                raise AssertionError("it has a socket")
