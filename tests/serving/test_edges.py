@@ -1,0 +1,20 @@
+"""Whether the list of ports is that of the settings. `tests/e2e/test_edges.py` has the edges."""
+
+from baton.serving.edges import EDGES, PORTS, PROCESSES, WORKERS
+from decode_worker.settings import DecodeSettings
+from router.settings import RouterSettings
+
+
+def test_every_port_that_can_be_set_is_listed_for_the_processes_that_have_it():
+    router = {name for name in RouterSettings.model_fields if name.endswith("port")}
+    worker = {name for name in DecodeSettings.model_fields if name.endswith("port")}
+    assert {setting for setting, of in PORTS.values() if "router" in of} == router
+    for role in WORKERS:
+        assert {setting for setting, of in PORTS.values() if role in of} == worker
+
+
+def test_every_port_is_somebodys_and_no_edge_leads_to_one_that_its_target_has_not():
+    reached = {(edge.target, edge.port) for edge in EDGES if edge.port is not None}
+    assert reached == {(process, port) for port, (_, of) in PORTS.items() for process in of}
+    assert len({(e.source, e.target, e.port) for e in EDGES}) == len(EDGES)
+    assert {edge.source for edge in EDGES} >= set(PROCESSES)
