@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 ON_ALL_CORES := -n logical --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full soak check bench gpu protos dashboards clean
+.PHONY: help demo test test-full soak check bench gpu protos dashboards chart clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -45,6 +45,7 @@ check: $(VENV)/.dev  ## lint, types, imports, protos, kernels for every GPU
 	cd protos && ../$(BIN)/buf lint
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/python helm/dashboards/generate.py --check
+	$(BIN)/python helm/generate.py --check
 	$(BIN)/python -m kernels.compile
 
 gpu:  ## on a machine with a GPU: its tests, then its benchmark; 8 minutes, installs nothing
@@ -56,6 +57,9 @@ protos: $(VENV)/.dev  ## regenerate the stubs in baton/v1
 
 dashboards: $(VENV)/.dev  ## regenerate the dashboards in helm/baton/dashboards/
 	$(BIN)/python helm/dashboards/generate.py
+
+chart: $(VENV)/.dev  ## regenerate what the chart says of values
+	$(BIN)/python helm/generate.py
 
 bench: $(VENV)/.dev  ## every benchmark this machine can run
 	$(BIN)/python -m bench all

@@ -27,15 +27,13 @@ redis://{{ if .Values.redis.existingSecret }}:$(REDIS_PASSWORD)@{{ end }}{{ incl
 {{- $here := dict "grpc" $ports.grpc "metrics" $ports.metrics -}}
 {{- if ne .component "router" -}}
 {{- $_ := set $here "kv" $ports.kv -}}
-{{- else if .root.Values.router.http -}}
-{{- $_ := set $here "http" $ports.http -}}
 {{- end -}}
 {{- toJson $here -}}
 {{- end -}}
 
 {{- define "baton.checkPorts" -}}
 {{- $taken := dict -}}
-{{- range $name := list "grpc" "http" "metrics" "kv" -}}
+{{- range $name := list "grpc" "metrics" "kv" -}}
 {{- $port := get $.Values.ports $name | int64 | toString -}}
 {{- with get $taken $port -}}
 {{- fail (printf "ports.%s: %s is ports.%s already; each needs a port of its own" $name $port .) -}}
@@ -77,5 +75,15 @@ redis://{{ if .Values.redis.existingSecret }}:$(REDIS_PASSWORD)@{{ end }}{{ incl
 {{- define "baton.checkReplicas" -}}
 {{- if lt (.autoscaling.maxReplicas | int64) (.autoscaling.minReplicas | int64) -}}
 {{- fail (printf "%s.autoscaling.maxReplicas: is less than minReplicas" .name) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "baton.checkSockets" -}}
+{{- $directory := .Values.kv.socketDirectory -}}
+{{- if and $directory.claim $directory.hostPath -}}
+{{- fail "kv.socketDirectory: is a claim or a hostPath, not both" -}}
+{{- end -}}
+{{- if and (eq .Values.kv.connector "shm") (not (or $directory.claim $directory.hostPath)) -}}
+{{- fail "kv.socketDirectory: is needed for kv.connector: shm; pods find each other's memory there" -}}
 {{- end -}}
 {{- end -}}

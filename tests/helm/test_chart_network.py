@@ -1,0 +1,121 @@
+"""Whether network policies let through what processes need (`baton.serving.edges`), and no more."""
+
+from collections.abc import Iterator
+
+import pytest
+from rendered_chart import (
+    PRESETS,
+    PROCESSES,
+    WORKERS,
+    component,
+    container_of,
+    labels_of_pods,
+    merged,
+    of_kind,
+    preset,
+    selects,
+    values_of,
+    workloads,
+)
+
+from baton.serving.edges import EDGES, PORTS, Edge
+
+ANY = "any port"
+REDIS_PORT = 6379
+
+
+class Policies:
+    """What the network policies of some objects allow."""
+
+    def __init__(self, objects, values):
+        self.values = values
+        self.pods = {c: labels_of_pods(w) for c, w in workloads(objects).items()}
+        self._by_component = {component(p): p["spec"] for p in of_kind(objects, "NetworkPolicy")}
+        assert self._by_component.keys() == self.pods.keys()
+        # Without both, what is not allowed in one direction would be open.
+        for spec in self._by_component.values():
+            assert spec["policyTypes"] == ["Ingress", "Egress"]
+
+    def edges(self) -> set[tuple[str, str, object]]:
+        """(who, to whom, port) of whatever is let through at both ends."""
+        out, into = set(self._egress()), set(self._ingress())
+        ours = {edge for edge in out | into if {edge[0], edge[1]} <= self.pods.keys()}
+        assert ours <= out, f"may not leave: {ours - out}"
+        assert ours <= into, f"may not come in: {ours - into}"
+        return out | into
+
+    def _ingress(self) -> Iterator[tuple[str, str, object]]:
+        for target, spec in self._by_component.items():
+            for rule in spec["ingress"]:
+                for peer in rule["from"]:
+                    for source in self._peers(peer):
+                        yield from ((source, target, port) for port in _ports(rule))
+
+    def _egress(self) -> Iterator[tuple[str, str, object]]:
+        for source, spec in self._by_component.items():
+            for rule in spec["egress"]:
+                targets = [t for peer in rule.get("to", ()) for t in self._peers(peer)]
+                if "to" not in rule:
+                    targets = ["anywhere"]
+                yield from ((source, t, port) for t in targets for port in _ports(rule))
+
+    def _peers(self, peer) -> list[str]:
+        policy = self.values["networkPolicy"]
+        for who in ("clients", "scrapers", "dns"):
+            if peer in policy[who]:
+                return [who]
+        assert peer.keys() == {"podSelector"}, peer
+        found = [c for c, labels in self.pods.items() if selects(peer["podSelector"], labels)]
+        assert found, f"finds no pod: {peer}"
+        return found
+
+
+def _ports(rule) -> list[object]:
+    return [port["port"] for port in rule["ports"]] if rule.get("ports") else [ANY]
+
+
+def wanted(edge: Edge, values) -> set[tuple[str, str, object]]:
+    """The same edge as policies are to allow it, under these values."""
+    source = {"client": "clients", "scraper": "scrapers"}.get(edge.source, edge.source)
+    redis = values["redis"]
+    match edge.target, edge.port:
+        case _, "kv" if values["kv"]["connector"] in ("nixl", "auto"):
+            return {(source, edge.target, ANY)}
+        case _, port if port is not None:
+            return {(source, edge.target, values["ports"][port])}
+        case "redis", _ if redis["url"]:
+            return {(source, "anywhere", port) for port in redis["ports"]}
+        case "redis", _:
+            return {(source, "redis", REDIS_PORT)}
+        case "dns", _:
+            return {(source, "dns", 53)}
+        case "hub", _:
+            return {(source, "anywhere", 443)} if values["model"]["source"] == "hub" else set()
+        case "collector", _:
+            return {(source, "anywhere", 4317)} if values["tracing"]["endpoint"] else set()
+    raise AssertionError(edge)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_edge_that_processes_need_is_open_and_no_other(name):
+    values = merged(values_of(name))
+    needed = {found for edge in EDGES for found in wanted(edge, values)}
+    assert Policies(preset(name), values).edges() == needed
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_containers_have_the_ports_of_their_processes(name):
+    values = merged(values_of(name))
+    for process in PROCESSES:
+        expected = {port for port, (_, of) in PORTS.items() if process in of}
+        container = container_of(workloads(preset(name))[process])
+        assert {p["name"]: p["containerPort"] for p in container["ports"]} == {
+            port: values["ports"][port] for port in expected
+        }
+        variables = {v["name"]: v.get("value") for v in container["env"]}
+        for port in expected:
+            assert variables[f"BATON_{PORTS[port][0].upper()}"] == str(values["ports"][port])
+
+
+def test_workers_of_both_roles_are_in_the_policies_alike():
+    assert {edge.target for edge in EDGES if edge.port == "kv"} == set(WORKERS)

@@ -1,0 +1,111 @@
+"""Whether every object of every preset is one that Kubernetes, or whose kind it is, takes."""
+
+import json
+import tomllib
+from functools import cache
+
+import helm_python as helm
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from kubernetes_validate.utils import all_versions
+from packaging.version import Version
+from rendered_chart import (
+    CHART,
+    EVERYTHING,
+    NAMESPACE,
+    PRESETS,
+    ROOT,
+    chart,
+    of_kind,
+    preset,
+    values_of,
+)
+
+NEWEST = sorted(set(all_versions()), key=Version)[-3:]
+SCHEMAS = {
+    path.stem: json.loads(path.read_text())
+    for path in (ROOT / "tests" / "helm" / "schemas").glob("*.json")
+}
+
+
+@cache
+def validate(text: str, version: str) -> None:
+    """Most objects of two presets are equal."""
+    kubernetes_validate.validate(json.loads(text), version, strict=True)
+
+
+@pytest.mark.parametrize("version", NEWEST)
+@pytest.mark.parametrize("name", PRESETS)
+def test_kubernetes_knows_every_field(name, version):
+    for found in preset(name):
+        if found["kind"] not in SCHEMAS:
+            validate(json.dumps(found), version)
+
+
+def test_a_field_that_kubernetes_does_not_know_is_noticed():
+    (account, *_) = (found for found in preset("values") if found["kind"] == "ServiceAccount")
+    with pytest.raises(kubernetes_validate.ValidationError):
+        validate(json.dumps({**account, "automountServiceAccountTokens": False}), NEWEST[0])
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_custom_resources_fit_their_schemas(name):
+    for found in preset(name):
+        if found["kind"] in SCHEMAS:
+            jsonschema.validate(found, SCHEMAS[found["kind"]])
+
+
+def test_every_kind_that_may_be_turned_on_has_been_rendered():
+    kinds = {found["kind"] for found in preset(EVERYTHING)}
+    assert kinds >= {*SCHEMAS, "HorizontalPodAutoscaler", "Ingress", "ConfigMap", "NetworkPolicy"}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_helm_has_nothing_to_complain_of(name):
+    for version in NEWEST:
+        report = helm.lint(
+            CHART, values_of(name), strict=True, namespace=NAMESPACE, kube_version=f"v{version}"
+        )
+        # An icon is all that is missing.
+        assert {m["error"] for m in report["messages"]} == {"icon is recommended"}
+        assert report["errors"] == []
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_no_two_objects_have_one_name_and_all_are_in_the_namespace(name):
+    names = [(found["kind"], found["metadata"]["name"]) for found in preset(name)]
+    assert len(names) == len(set(names))
+    assert {found["metadata"]["namespace"] for found in preset(name)} == {NAMESPACE}
+
+
+def test_long_names_of_releases_make_valid_names():
+    for release in ("a" * 53, "baton", "my-baton-2"):
+        files = chart().render(values_of(EVERYTHING), name=release, namespace=NAMESPACE)
+        for path, text in files.items():
+            if not path.endswith(".txt"):
+                for found in yaml.safe_load_all(text):
+                    assert len(found["metadata"]["name"] if found else "") <= 63, found
+
+
+def test_the_chart_has_the_version_of_what_it_runs():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert chart().metadata["appVersion"] == project["version"]
+
+
+def test_rules_and_dashboards_are_those_of_the_files():
+    (rule,) = of_kind(preset(EVERYTHING), "PrometheusRule")
+    files = [yaml.safe_load(path.read_text()) for path in sorted(CHART.glob("rules/*.yaml"))]
+    assert rule["spec"]["groups"] == [group for file in files for group in file["groups"]]
+    maps = of_kind(preset(EVERYTHING), "ConfigMap")
+    assert all(found["metadata"]["labels"]["grafana_dashboard"] == "1" for found in maps)
+    shown = {name: text for found in maps for name, text in found["data"].items()}
+    assert shown == {path.name: path.read_text() for path in CHART.glob("dashboards/*.json")}
+
+
+def test_the_notes_say_what_to_do_next():
+    notes = chart().render({}, name="demo", namespace=NAMESPACE)["baton/templates/NOTES.txt"]
+    commands = [line.strip() for line in notes.splitlines() if line.startswith("  ")]
+    assert [command.split()[0] for command in commands] == ["kubectl", "kubectl", "baton"]
+    assert "service/demo-baton-router" in commands[1]

@@ -1,0 +1,171 @@
+"""The commands, variables and probes of the chart, run as processes on loopback."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+import redis
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from rendered_chart import ROOT, container_of, env_of, pod_of, render, values_of, workloads
+
+from baton import Client, SamplingParams
+from baton.cli.ports import HOST, free_port
+from baton.cluster.child import dying_with_parent
+from baton.cluster.embedded import _server_binary
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+class Pod:
+    """One pod of a workload, as a process: its container's command with its variables, but that it
+    listens on loopback, on ports and in folders of the test's."""
+
+    def __init__(self, workload, folder: Path, taken: set[int], redis_url: str = "") -> None:
+        self.spec, self.container = pod_of(workload), container_of(workload)
+        self.folder = folder
+        # By name of the container's port.
+        self.ports = {}
+        for port in self.container["ports"]:
+            self.ports[port["name"]] = free_port(taken)
+            taken.add(self.ports[port["name"]])
+        self._env = self._variables(env_of(workload), redis_url)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def _variables(self, variables, redis_url):
+        limits = self.container["resources"]["limits"]
+        facts = {
+            "status.podIP": HOST,
+            "metadata.name": self.container["command"][-1],
+            "limits.cpu": str(math.ceil(float(limits.get("cpu", 1)))),
+        }
+        values: dict[str, str] = {}
+        for name, variable in variables.items():
+            if "valueFrom" in variable:
+                (source,) = variable["valueFrom"].values()
+                value = facts[source.get("fieldPath") or source["resource"]]
+            else:
+                value = variable["value"]
+            for known in values:
+                value = value.replace(f"$({known})", values[known])
+            values[name] = value
+        for port in self.container["ports"]:
+            for name, value in values.items():
+                if name.endswith("PORT") and value == str(port["containerPort"]):
+                    values[name] = str(self.ports[port["name"]])
+        for mount in self.container["volumeMounts"]:
+            here = self.folder / mount["name"]
+            here.mkdir(parents=True, exist_ok=True)
+            for name, value in values.items():
+                if value.startswith(mount["mountPath"]):
+                    values[name] = f"{here}{value.removeprefix(mount['mountPath'])}"
+        return {**values, "BATON_HOST": HOST, "BATON_REDIS_URL": redis_url}
+
+    @contextmanager
+    def running(self):
+        program = {"python": sys.executable, "redis-server": str(_server_binary())}
+        command, *rest = self.container["command"]
+        arguments = [*rest, *self.container.get("args", ())]
+        path = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        with (self.folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                dying_with_parent([program[command], *self._placed(arguments)]),
+                cwd=self.folder,
+                env={**path, **self._env},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            yield self
+        finally:
+            self.process.kill()
+            self.process.wait()
+
+    def _placed(self, arguments):
+        """Redis has no variables."""
+        known = {str(p["containerPort"]): str(self.ports[p["name"]]) for p in
+                 self.container["ports"]}  # fmt: skip
+        known |= {m["mountPath"]: str(self.folder / m["name"]) for m in
+                  self.container["volumeMounts"]}  # fmt: skip
+        return [known.get(argument, argument) for argument in arguments]
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")[-2000:]
+
+    def passes(self, kind: str) -> bool:
+        """What the kubelet finds: SERVING is all that counts."""
+        probe = self.container[f"{kind}Probe"]
+        request = health_pb2.HealthCheckRequest(service=probe["grpc"]["service"])
+        with grpc.insecure_channel(f"{HOST}:{self.ports['grpc']}") as channel:
+            try:
+                answer = health_pb2_grpc.HealthStub(channel).Check(
+                    request, timeout=probe["timeoutSeconds"]
+                )
+            except grpc.RpcError:
+                return False
+        return answer.status == health_pb2.HealthCheckResponse.SERVING
+
+    def wait_started(self) -> None:
+        probe = self.container["startupProbe"]
+        deadline = time.monotonic() + probe["periodSeconds"] * probe["failureThreshold"]
+        while not self.passes("startup"):
+            assert self.process is not None
+            assert self.process.poll() is None, self.log
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.2)
+
+
+def is_answering(client: "redis.Redis") -> bool:
+    try:
+        return bool(client.ping())
+    except redis.ConnectionError:
+        return False
+
+
+def test_the_demo_serves_is_probed_and_drains(tmp_path):
+    demo = workloads(render(values_of("values-cpu-demo")))
+    taken: set[int] = set()
+    with ExitStack() as stack:
+
+        def start(name, url=""):
+            folder = tmp_path / name
+            folder.mkdir()
+            return stack.enter_context(Pod(demo[name], folder, taken, url).running())
+
+        store = start("redis")
+        url = f"redis://{HOST}:{store.ports['redis']}/0"
+        with redis.Redis.from_url(url) as client:
+            deadline = time.monotonic() + 10.0
+            while not is_answering(client):
+                assert time.monotonic() < deadline, store.log
+                time.sleep(0.05)
+        pods = [start(name, url) for name in ("prefill", "decode", "router")]
+        for pod in pods:
+            pod.wait_started()
+        router = pods[-1]
+        with Client(f"{HOST}:{router.ports['grpc']}") as client:
+            deadline = time.monotonic() + 30.0
+            while len([w for w in client.list_workers() if w.state == "ready"]) < 2:
+                assert time.monotonic() < deadline, router.log
+                time.sleep(0.1)
+            assert {w.id for w in client.list_workers()} == {"prefill_worker", "decode_worker"}
+            generation = client.generate("import os\n", SamplingParams(max_tokens=8))
+            assert generation.text()
+        for pod in pods:
+            assert pod.passes("liveness")
+            assert pod.passes("readiness")
+            metrics = f"http://{HOST}:{pod.ports['metrics']}/metrics"
+            with urllib.request.urlopen(metrics, timeout=10) as answer:
+                assert b"process_resident_memory_bytes" in answer.read()
+        for pod in reversed(pods):
+            assert pod.process is not None
+            pod.process.send_signal(signal.SIGTERM)
+            assert pod.process.wait(pod.spec["terminationGracePeriodSeconds"]) == 0, pod.log

@@ -1,0 +1,167 @@
+"""Whether what an object of the chart refers to by name is there, or is said to be needed."""
+
+import re
+
+import pytest
+from rendered_chart import (
+    CHART,
+    PRESETS,
+    component,
+    container_of,
+    found_in,
+    labels_of_pods,
+    merged,
+    of_kind,
+    pod_of,
+    preset,
+    render,
+    selects,
+    values_of,
+    workloads,
+)
+
+README = (CHART / "README.md").read_text()
+# Values that name what somebody else has made.
+GIVEN = (
+    ("redis", "existingSecret"),
+    ("model", "claim"),
+    ("model", "hubSecret"),
+    ("model", "cacheClaim"),
+    ("kv", "socketDirectory", "claim"),
+    ("router", "tenantsSecret"),
+    ("router", "allowancesConfigMap"),
+    ("tracing", "headersSecret"),
+    ("ingress", "grpc", "tlsSecret"),
+)
+
+
+def given(values):
+    """The names that these values have, but for pull secrets."""
+    for path in GIVEN:
+        found = values
+        for key in path:
+            found = found[key]
+        yield ".".join(path), found
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_selector_finds_the_pods_of_its_own_component_and_no_others(name):
+    objects = preset(name)
+    pods = {c: labels_of_pods(w) for c, w in workloads(objects).items()}
+    kinds = ("Service", "PodDisruptionBudget", "NetworkPolicy", "Deployment", "StatefulSet")
+    for found in of_kind(objects, *kinds, "PodMonitor"):
+        spec = found["spec"]
+        selector = spec.get("selector") or spec["podSelector"]
+        if found["kind"] == "Service":
+            selector = {"matchLabels": selector}
+        assert [c for c, labels in pods.items() if selects(selector, labels)] == [component(found)]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_pods_keep_apart_from_their_own_kind_and_near_to_the_other_one(name):
+    for own, workload in workloads(preset(name)).items():
+        if own == "redis":
+            continue
+        labels = labels_of_pods(workload)
+        pod = pod_of(workload)
+        (spread,) = pod["topologySpreadConstraints"]
+        assert selects(spread["labelSelector"], labels)
+        (apart,) = found_in(pod["affinity"]["podAntiAffinity"], "labelSelector")
+        assert selects(apart, labels)
+        for near in found_in(pod["affinity"].get("podAffinity"), "labelSelector"):
+            other = "decode" if own == "prefill" else "prefill"
+            assert near["matchLabels"]["app.kubernetes.io/component"] == other
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_port_that_is_named_or_probed_is_one_of_the_container(name):
+    objects = preset(name)
+    by_component = workloads(objects)
+    for workload in by_component.values():
+        container = container_of(workload)
+        ports = {p["name"]: p["containerPort"] for p in container["ports"]}
+        assert len(set(ports.values())) == len(ports)
+        probes = [probe for key, probe in container.items() if key.endswith("Probe")]
+        assert probes
+        for probe in probes:
+            assert probe.get("grpc", {}).get("port", ports.get("grpc")) == ports.get("grpc")
+            assert probe.get("tcpSocket", {}).get("port", "redis") in {*ports, "redis"}
+    for service in of_kind(objects, "Service"):
+        names = {p["name"] for p in container_of(by_component[component(service)])["ports"]}
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= names
+    for monitor in of_kind(objects, "PodMonitor"):
+        names = {p["name"] for p in container_of(by_component[component(monitor)])["ports"]}
+        assert {e["port"] for e in monitor["spec"]["podMetricsEndpoints"]} <= names
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_ways_in_lead_to_ports_of_services(name):
+    objects = preset(name)
+    services = {s["metadata"]["name"]: s["spec"]["ports"] for s in of_kind(objects, "Service")}
+    for ingress in of_kind(objects, "Ingress"):
+        for service in found_in(ingress, "service"):
+            names = {port["name"] for port in services[service["name"]]}
+            assert service["port"]["name"] in names
+    for route in of_kind(objects, "GRPCRoute"):
+        for backends in found_in(route, "backendRefs"):
+            for backend in backends:
+                assert backend["port"] in {port["port"] for port in services[backend["name"]]}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_scales_is_there_and_has_no_number_of_its_own(name):
+    objects = preset(name)
+    deployments = {d["metadata"]["name"]: d for d in of_kind(objects, "Deployment")}
+    scaled = set()
+    for scaler in of_kind(objects, "HorizontalPodAutoscaler", "ScaledObject"):
+        scaled.add(scaler["spec"]["scaleTargetRef"]["name"])
+    for deployment in deployments.values():
+        is_scaled = deployment["metadata"]["name"] in scaled
+        assert ("replicas" not in deployment["spec"]) == is_scaled
+    assert scaled <= deployments.keys()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_pods_need_is_declared_or_named_by_a_value_that_the_readme_explains(name):
+    objects = preset(name)
+    named = dict(given(merged(values_of(name))))
+    accounts = {found["metadata"]["name"] for found in of_kind(objects, "ServiceAccount")}
+    for workload in workloads(objects).values():
+        pod = pod_of(workload)
+        assert pod["serviceAccountName"] in accounts
+        volumes = pod["volumes"]
+        needed = {
+            *(ref["name"] for ref in found_in(pod, "secretKeyRef")),
+            *(volume["secret"]["secretName"] for volume in volumes if "secret" in volume),
+            *(volume["configMap"]["name"] for volume in volumes if "configMap" in volume),
+            *(claim["claimName"] for claim in found_in(volumes, "persistentVolumeClaim")),
+        }
+        assert needed <= set(named.values())
+        mounted = {mount["name"] for mount in container_of(workload)["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in volumes}
+    for ingress in of_kind(objects, "Ingress"):
+        assert set(found_in(ingress, "secretName")) <= set(named.values())
+
+
+def test_the_readme_says_of_every_named_object_what_it_must_hold():
+    section = re.search(r"## What it needs from you\n(.*?)\n## ", README, re.DOTALL)
+    assert section
+    for path in GIVEN:
+        assert f"`{'.'.join(path)}`" in section[1]
+
+
+def test_every_way_to_a_checkpoint_is_the_same_for_routers_and_workers():
+    for model, path in (
+        ({"source": "hub", "name": "org/m", "hubSecret": "hub", "cacheClaim": "cache"}, "org/m"),
+        ({"source": "claim", "claim": "checkpoints", "name": "m"}, "/models/m"),
+        ({"source": "image", "image": "registry.example/m:1", "name": ""}, "/models"),
+    ):
+        objects = render({"model": model})
+        for role in ("router", "prefill", "decode"):
+            workload = workloads(objects)[role]
+            variables = {v["name"]: v.get("value") for v in container_of(workload)["env"]}
+            assert variables["BATON_MODEL"] == path
+            assert ("HF_HUB_OFFLINE" in variables) == (model["source"] != "hub")
+            mounts = {m["mountPath"]: m for m in container_of(workload)["volumeMounts"]}
+            assert ("/models" in mounts) == path.startswith("/models")
+            assert mounts.get("/models", {}).get("readOnly", True)

@@ -1,0 +1,83 @@
+"""Whether pods fit the restricted pod security standard, and secrets stay where they are."""
+
+import json
+
+import pytest
+from rendered_chart import (
+    PRESETS,
+    container_of,
+    of_kind,
+    pod_of,
+    preset,
+    render,
+    values_of,
+    workloads,
+)
+
+# What "restricted" allows from Kubernetes 1.33 on.
+ALLOWED_VOLUMES = {
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "ephemeral",
+    "image",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_pods_are_restricted(name):
+    for workload in workloads(preset(name)).values():
+        pod, container = pod_of(workload), container_of(workload)
+        assert not pod.keys() & {"hostNetwork", "hostPID", "hostIPC", "initContainers"}
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] > 0
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert not any("hostPort" in port for port in container["ports"])
+        kinds = {key for volume in pod["volumes"] for key in volume if key != "name"}
+        by_path = values_of(name).get("kv", {}).get("socketDirectory", {}).get("hostPath")
+        assert kinds <= (ALLOWED_VOLUMES | {"hostPath"} if by_path else ALLOWED_VOLUMES)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_no_pod_has_a_token_or_is_told_of_services(name):
+    objects = preset(name)
+    accounts = of_kind(objects, "ServiceAccount")
+    assert not any(account["automountServiceAccountToken"] for account in accounts)
+    for workload in workloads(objects).values():
+        assert pod_of(workload)["automountServiceAccountToken"] is False
+        # A Service called "baton" would set BATON_PORT.
+        assert pod_of(workload)["enableServiceLinks"] is False
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_no_secret_is_made(name):
+    assert of_kind(preset(name), "Secret") == []
+
+
+def test_a_password_goes_from_its_secret_into_the_url_and_nowhere_else():
+    url = "redis://:$(REDIS_PASSWORD)@redis.data:6379/0"
+    objects = render({"redis": {"url": url, "existingSecret": "redis-password"}})
+    for workload in workloads(objects).values():
+        variables = {v["name"]: v for v in container_of(workload)["env"]}
+        order = list(variables)
+        # Kubernetes fills in only what stands above.
+        assert order.index("REDIS_PASSWORD") < order.index("BATON_REDIS_URL")
+        assert variables["BATON_REDIS_URL"]["value"] == url
+        reference = variables["REDIS_PASSWORD"]["valueFrom"]["secretKeyRef"]
+        assert reference == {"name": "redis-password", "key": "password"}
+
+
+def test_ways_in_do_not_lead_to_the_admin_service():
+    for found in of_kind(preset("everything"), "Ingress", "GRPCRoute"):
+        text = json.dumps(found)
+        assert "baton.v1.Admin" not in text
+        assert '"path": "/"' not in text

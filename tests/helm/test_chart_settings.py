@@ -1,0 +1,191 @@
+"""Whether processes understand what the chart tells them, and are given the time that they take."""
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+from e2e.prometheus import promtool
+from rendered_chart import (
+    EVERYTHING,
+    PRESETS,
+    PROCESSES,
+    ROOT,
+    WORKERS,
+    component,
+    container_of,
+    env_of,
+    merged,
+    of_kind,
+    pod_of,
+    preset,
+    render,
+    values_of,
+    workloads,
+)
+
+from baton.serving.settings import load
+from decode_worker.settings import DecodeSettings
+from router.settings import RouterSettings
+
+# Every worker has those of both roles.
+SETTINGS = {"router": RouterSettings, "prefill": DecodeSettings, "decode": DecodeSettings}
+MIB = 2**20
+
+
+def told(objects, process):
+    """The variables as a container has them whose pod has this name and address."""
+    facts = {"POD_IP": "10.0.0.1", "POD_NAME": f"{process}-0", "BATON_NUM_THREADS": "2"}
+    values = {}
+    for name, variable in env_of(workloads(objects)[process]).items():
+        value = variable.get("value", facts.get(name, "secret"))
+        for known in values:
+            value = value.replace(f"$({known})", values[known])
+        values[name] = value
+    return values
+
+
+def understood(objects, process, monkeypatch):
+    """The settings that a process makes of its variables."""
+    with monkeypatch.context() as patched:
+        for name, value in told(objects, process).items():
+            patched.setenv(name, value)
+        return load(SETTINGS[process], [])
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_variable_is_a_setting_and_every_value_is_taken(name, process, monkeypatch):
+    objects = preset(name)
+    known = {f"BATON_{field.upper()}" for field in SETTINGS[process].model_fields}
+    ours = {v for v in told(objects, process) if v.startswith("BATON_")}
+    assert ours <= known
+    settings = understood(objects, process, monkeypatch)
+    assert settings.host == "0.0.0.0"
+    assert settings.advertise_host == "10.0.0.1"
+
+
+def test_what_is_given_arrives(monkeypatch):
+    router = understood(preset(EVERYTHING), "router", monkeypatch)
+    assert router.placement == "least-loaded"
+    assert router.max_prompt_bytes == 2 * MIB
+    assert router.share_prefixes
+    assert router.redis_url == "redis://:secret@demo-baton-redis:6379/0"
+    decode = understood(preset(EVERYTHING), "decode", monkeypatch)
+    assert (decode.max_num_seqs, decode.gpu_memory_utilization) == (8, 0.85)
+    assert (decode.kv_cache_bytes, decode.num_threads, decode.device) == (512 * MIB, 2, "cpu")
+    assert decode.socket_dir == "/run/baton"
+    prefill = understood(preset(EVERYTHING), "prefill", monkeypatch)
+    assert (prefill.kv_cache_bytes, prefill.device) == (None, "cuda")
+    assert prefill.worker_id == "prefill-0"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_workers_of_both_roles_agree_on_what_must_be_equal(name, monkeypatch):
+    """A release cannot be told to have workers that do not pair."""
+    prefill, decode = (understood(preset(name), role, monkeypatch) for role in WORKERS)
+    for field in ("model", "dtype", "kv_cache_dtype", "block_size", "kv_port", "kv_connector"):
+        assert getattr(prefill, field) == getattr(decode, field)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_pod_is_given_longer_than_its_drain_and_a_drain_no_less_than_a_lease(name, monkeypatch):
+    for process in PROCESSES:
+        settings = understood(preset(name), process, monkeypatch)
+        workload = workloads(preset(name))[process]
+        grace = pod_of(workload)["terminationGracePeriodSeconds"]
+        stop = container_of(workload).get("lifecycle", {}).get("preStop", {})
+        assert grace - stop.get("sleep", {}).get("seconds", 0) >= settings.drain_timeout_s + 10
+        assert ("sleep" in stop) == (process == "router")
+        if process != "router":
+            assert settings.drain_timeout_s >= settings.lease_timeout_s
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_probes_ask_by_name_and_wait_for_the_model(name):
+    values = merged(values_of(name))
+    for process in PROCESSES:
+        container = container_of(workloads(preset(name))[process])
+        services = {kind: container[f"{kind}Probe"]["grpc"]["service"] for kind in
+                    ("startup", "readiness", "liveness")}  # fmt: skip
+        assert services == {
+            "startup": "readiness",
+            "readiness": "readiness",
+            "liveness": "liveness",
+        }
+        if process != "router":
+            startup = container["startupProbe"]
+            seconds = startup["periodSeconds"] * startup["failureThreshold"]
+            assert seconds >= values[process]["startupSeconds"]
+            deployment = workloads(preset(name))[process]["spec"]
+            assert deployment["progressDeadlineSeconds"] > seconds
+
+
+def test_pools_of_shared_memory_fit_into_the_memory_of_their_pods(monkeypatch):
+    for name in PRESETS:
+        for process in WORKERS:
+            settings = understood(preset(name), process, monkeypatch)
+            resources = container_of(workloads(preset(name))[process])["resources"]
+            if settings.kv_cache_bytes is None:
+                assert resources["limits"]["nvidia.com/gpu"] == 1
+            else:
+                limit = resources["limits"]["memory"]
+                held = settings.kv_cache_bytes + settings.swap_bytes
+                assert int(limit.removesuffix("Gi")) * 2**30 >= held + 2**30
+
+
+def test_decimal_and_binary_quantities_are_told_apart():
+    limits = {"requests": {}, "limits": {"memory": "1610M"}}
+    with pytest.raises(Exception, match=r"decode\.resources\.limits\.memory: 1610M"):
+        render({"decode": {"resources": limits}})  # 512Mi and 1Gi are 1610.6 M
+    render({"decode": {"resources": {"requests": {}, "limits": {"memory": "1611M"}}}})
+
+
+def queries():
+    return {
+        component(scaler): scaler["spec"]["triggers"][0]["metadata"]
+        for scaler in of_kind(preset(EVERYTHING), "ScaledObject")
+    }
+
+
+def test_pools_are_scaled_by_what_prometheus_knows_of_their_load(tmp_path):
+    """Of the series of this release alone: the times prompts wait, and the KV blocks held."""
+    series = []
+
+    def has(name, values, **labels):
+        inside = ",".join(f'{k}="{v}"' for k, v in labels.items())
+        series.append({"series": f"{name}{{{inside}}}", "values": values})
+
+    bucket, count = "baton_prefill_queue_seconds_bucket", "baton_prefill_queue_seconds_count"
+    router = {"namespace": "serving", "pod": "demo-baton-router-1"}
+    # None for five minutes; then 80 of 100 in 0.5 s, and the others in 1 s.
+    for le, growth in (("0.5", 80), ("1.0", 100), ("+Inf", 100)):
+        has(bucket, f"0x5 0+{growth}x10", le=le, **router)
+        has(bucket, "0+100x15", le=le, namespace="serving", pod="other-baton-router-1")
+    has(count, "0x5 0+100x10", **router)
+    for state, blocks in (("held", 60), ("cached", 20), ("free", 20)):
+        has("baton_kv_blocks", f"{blocks}x15", state=state, namespace="serving",
+            pod="demo-baton-decode-1")  # fmt: skip
+        has("baton_kv_blocks", "50x15", state=state, namespace="serving", pod="demo-baton-prefill")
+    asked = {role: metadata["query"] for role, metadata in queries().items()}
+    wanted = (("prefill", "4m", 0), ("prefill", "14m", 0.75), ("decode", "14m", 0.6))
+    cases = [
+        {"expr": asked[role], "eval_time": when, "exp_samples": [{"labels": "{}", "value": value}]}
+        for role, when, value in wanted
+    ]
+    nothing = [{"expr": query, "eval_time": "1m", "exp_samples": []} for query in asked.values()]
+    file = tmp_path / "scaling.test.yaml"
+    tests = [
+        {"interval": "1m", "input_series": series, "promql_expr_test": cases},
+        {"interval": "1m", "input_series": [], "promql_expr_test": nothing},
+    ]
+    file.write_text(yaml.safe_dump({"tests": tests}))
+    tested = promtool("test", "rules", file)
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+    assert [m["threshold"] for m in queries().values()] == ["0.5", "0.7"]
+
+
+def test_schema_and_readme_are_those_of_the_settings():
+    command = [sys.executable, str(ROOT / "helm" / "generate.py"), "--check"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
