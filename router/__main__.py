@@ -2,7 +2,9 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -15,12 +17,14 @@ from baton.serving.process import main
 from baton.serving.server import Server
 from baton.serving.telemetry.exposition import Exposition
 from baton.serving.telemetry.serving import serve_metrics
+from baton.serving.tenant import Tenants
 from baton.v1 import admin_pb2_grpc, inference_pb2_grpc
 from router.admission import admission_named
 from router.allowance import Allowances
 from router.decision import Rules
 from router.fleet import Fleet
 from router.gate import Gate
+from router.http_extra import check_http_extra
 from router.in_flight import Requests
 from router.inference import Inference
 from router.intake import Intake, Request
@@ -38,6 +42,9 @@ from router.targets import PATH as TARGETS_PATH
 from router.targets import Targets
 from router.work import work_of
 
+if TYPE_CHECKING:
+    from router.http.server import HttpServer
+
 
 async def serve(settings: RouterSettings) -> None:
     """Serves until a signal."""
@@ -45,6 +52,8 @@ async def serve(settings: RouterSettings) -> None:
         raise FailedPreconditionError(
             "a router finds its workers through Redis; set --redis-url, or let `baton up` start all"
         )
+    if settings.http_port is not None:
+        check_http_extra()
     tenants = settings.tenants()
     card = read_model_card(settings.model_path)
     card.warm_up()
@@ -106,10 +115,40 @@ async def serve(settings: RouterSettings) -> None:
         targets = Targets(fleet)
         pages = {TARGETS_PATH: targets.render}
         targets.own = await serve_metrics(settings, exposition, stack, pages)
+        if settings.http_port is not None:
+            http = _http_server(
+                settings, inference, intake, requests, tenants, placer, exposition
+            )
+            await http.start(settings.http_port)
+            stack.push_async_callback(http.stop)
+            server.on_drain(http.wait_idle)
         await server.start()
         stack.push_async_callback(server.stop)
         await server.set_ready(True)
         await server.run_until_signal()
+
+
+def _http_server(
+    settings: RouterSettings,
+    inference: Inference,
+    intake: Intake,
+    requests: Requests,
+    tenants: Tenants,
+    placer: Placer,
+    exposition: Exposition,
+) -> "HttpServer":
+    from router.http.app import Routes
+    from router.http.generation import Generations
+    from router.http.server import HttpServer
+    from router.http.timeline import told_to
+
+    timeout = settings.default_timeout_s
+    extra_of = partial(told_to, tenants=tenants, placer=placer)
+    generations = Generations(inference, intake, timeout, extra_of)
+    render = exposition.render if settings.metrics else None
+    max_body_bytes = settings.http_max_body_bytes
+    routes = Routes(inference, generations, requests, tenants, render, max_body_bytes)
+    return HttpServer(routes.app(), settings.host)
 
 
 def _recorder(settings: RouterSettings, rules: Rules, stack: AsyncExitStack) -> Recorder | None:

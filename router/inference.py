@@ -78,6 +78,11 @@ class Inference:
         fingerprints = {m.record.fingerprint for m in self._fleet.members if m.is_serving}
         return min(fingerprints).hex() if fingerprints else ""
 
+    async def first_look(self, deadline: Deadline) -> None:
+        """Waits until the workers are known; raises `DeadlineExceededError`."""
+        await self._fleet.first_look(min(deadline.remaining(), _FIRST_LOOK_SECONDS))
+        deadline.check()
+
     async def generate(
         self, message: pb.GenerateRequest, caller: Caller, deadline: Deadline
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
@@ -123,8 +128,7 @@ class Inference:
         tenant = self._tenants.of(caller)
         if self._requests.is_draining:
             raise UnavailableError("the router is draining; another one will serve this")
-        await self._fleet.first_look(min(deadline.remaining(), _FIRST_LOOK_SECONDS))
-        deadline.check()
+        await self.first_look(deadline)
         with stage("tokenize"):
             return await self._intake.read(message, self._fleet.max_model_len, tenant)
 

@@ -5,8 +5,9 @@ Every refusal is an `InvalidArgumentError` that names the field and the bound.
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from baton.errors import InvalidArgumentError
 from baton.params_wire import from_proto
@@ -97,6 +98,22 @@ class Intake:
         """The tokens of an input, and the text that was tokenized."""
         self._check_model(message.model)
         return await self._encode(message)
+
+    async def tokenize_chat(
+        self,
+        model: str,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The tokens of a conversation, whose messages may have more than a role and a text. The
+        arguments are those of `ModelCard.render`."""
+        self._check_model(model)
+        if not messages:
+            raise InvalidArgumentError("input.chat.messages", "is empty; at least 1 is needed")
+        text = self._card.render(messages, tools, variables)
+        self._check_size("input.chat.messages", text)
+        return await _off_loop(self._card.encode_rendered, text)
 
     async def _tokens_of(self, message: pb.GenerateRequest) -> list[int]:
         if message.WhichOneof("input") == "token_ids":

@@ -6,6 +6,7 @@ Reads the checkpoint's JSON files only. Neither torch nor any weight is loaded.
 import contextlib
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,24 +61,35 @@ class ModelCard:
             with contextlib.suppress(InvalidArgumentError):
                 self.render([{"role": "user", "content": "hello"}])
 
-    def render(self, messages: list[dict[str, str]]) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """The conversation as text, with the prompt for the model's answer.
+
+        Args:
+            messages: what the template reads of each, `role` and `content` at least.
+            tools: what the template describes to the model, as JSON schemas.
+            variables: others that the template knows, such as `enable_thinking`.
 
         Raises `InvalidArgumentError` if the template refuses it or the model has none.
         """
         if self.chat_template is None:
             raise InvalidArgumentError("input.chat", f"model {self.name!r} has no chat template")
-        from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
             rendered, _ = render_jinja_template(
-                [messages],
+                [list(messages)],
+                tools=list(tools) or None,
                 chat_template=self.chat_template,
                 add_generation_prompt=True,
-                **self.special_tokens,
+                **{**self.special_tokens, **(variables or {})},
             )
-        except TemplateError as error:
+        # A template is code of the checkpoint: what it makes of odd values may raise anything.
+        except Exception as error:
             raise InvalidArgumentError(
                 "input.chat.messages", f"the model's chat template refuses them: {error}"
             ) from error

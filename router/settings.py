@@ -19,6 +19,16 @@ class RouterSettings(ServingSettings):
     """Settings of a router."""
 
     port: int = Field(50051, ge=0, le=65535, description="Port to listen on; 0 takes any free one.")
+    http_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port to serve OpenAI's API, a page to try it and metrics on, at --host; 0 "
+        "takes any free one. Needs `pip install 'baton-serve[http]'`. Unset: gRPC alone.",
+    )
+    http_max_body_bytes: int = Field(
+        8 * 2**20, ge=1024, description="Largest body of a request over HTTP."
+    )
     model: str = Field(
         DEFAULT_MODEL,
         description="Checkpoint whose tokenizer and configuration are used: a folder, a hub id, or "

@@ -1,6 +1,7 @@
 """Messages of `baton.v1` to the router's data and back."""
 
 import secrets
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -33,6 +34,8 @@ class Timings:
     admitted: float | None = None
     first_token: float | None = None
     finished: float | None = None
+    prefill_started: float | None = None
+    handed_over: float | None = None
     prefill_queue_s: float | None = None
     exposed_transfer_s: float | None = None
 
@@ -54,12 +57,14 @@ class Account:
         """A prefill has begun; of several the first one says how long that took."""
         if self.timings.prefill_queue_s is None:
             self.timings.prefill_queue_s = seconds(message.queue_time)
+            self.timings.prefill_started = time.monotonic()
         cached = min(message.num_cached_tokens, self.num_prompt_tokens)
         self.num_cached_prompt_tokens += cached
 
     def handed_over(self, message: decode_pb2.KvReady) -> None:
         if self.timings.exposed_transfer_s is None:
             self.timings.exposed_transfer_s = seconds(message.exposed)
+            self.timings.handed_over = time.monotonic()
         self.num_transferred_blocks += message.num_transferred_blocks
         self.num_transferred_bytes += message.num_transferred_bytes
         self.num_reused_decode_blocks += message.num_reused_blocks
@@ -439,6 +444,8 @@ def _timings(timings: Timings) -> pb.Timings:
         time_to_first_token=since(timings.first_token),
         exposed_transfer=lasting(timings.exposed_transfer_s),
         total=since(timings.finished),
+        prefill_started=since(timings.prefill_started),
+        handed_over=since(timings.handed_over),
     )
 
 

@@ -45,6 +45,7 @@ class LocalCluster:
     Args:
         model: "tiny", a folder or a hub id.
         port: of the router; 0 takes a free one.
+        http_port: where the router serves HTTP beside gRPC; 0 takes a free one, None: nowhere.
         redis_url: a Redis that is there already; None starts one of our own.
         worker_flags: settings of every worker by field name, such as `{"num_blocks": 64}`.
         prefill_flags, decode_flags: settings of one role's workers; they go before `worker_flags`.
@@ -64,6 +65,7 @@ class LocalCluster:
         port: int = 0,
         redis_url: str | None = None,
         *,
+        http_port: int | None = None,
         worker_flags: Flags = _NO_FLAGS,
         prefill_flags: Flags = _NO_FLAGS,
         decode_flags: Flags = _NO_FLAGS,
@@ -73,6 +75,7 @@ class LocalCluster:
         self._ports: set[int] = set()
         self._gone: dict[str, set[int]] = {}  # epochs of workers that have been replaced
         self._may_move_router = port == 0
+        self._may_move_http = http_port == 0
         self._log_dir = log_dir
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         redis_port = self._free_port()
@@ -89,6 +92,7 @@ class LocalCluster:
             port or self._free_port(),
             {**all_flags, **router_flags},
             metrics_port=self._free_port(),
+            http_port=self._free_port() if http_port == 0 else http_port,
         )
         num_threads = _threads_of_each(num_prefill + num_decode, worker_flags.get("device"))
         all_flags |= {"num_threads": num_threads, **worker_flags}
@@ -113,6 +117,11 @@ class LocalCluster:
     def metrics_endpoints(self) -> dict[str, str]:
         """Where each process serves its metrics, at /metrics. Final once `start` has returned."""
         return {p.name: p.metrics_endpoint for p in self.processes if p.metrics_endpoint}
+
+    @property
+    def http_address(self) -> str:
+        """Where the router serves HTTP, "http://host:port"; final likewise."""
+        return self._router.http_address
 
     @property
     def processes(self) -> list[Process]:
@@ -251,7 +260,9 @@ class LocalCluster:
                 continue
             if lost == process.metrics_port:
                 process.metrics_port = self._free_port()
-            elif process is not self._router or self._may_move_router:
+            elif lost == process.http_port and self._may_move_http:
+                process.http_port = self._free_port()
+            elif lost == process.port and (process is not self._router or self._may_move_router):
                 process.port = self._free_port()
             else:
                 continue

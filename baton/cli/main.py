@@ -77,6 +77,17 @@ def up(
             envvar="BATON_PORT", min=0, max=65535, help="The router's port; 0: any free one."
         ),
     ] = 50051,
+    http_port: Annotated[
+        int | None,
+        typer.Option(
+            envvar="BATON_HTTP_PORT",
+            min=0,
+            max=65535,
+            help="Where OpenAI's API and a page to try it are; 0: any free port. Unset: 8000, or "
+            "a free one where that is taken.",
+        ),
+    ] = None,
+    http: Annotated[bool, typer.Option("--http/--no-http", help="Serve HTTP beside gRPC.")] = True,
     redis_url: Annotated[
         str | None,
         typer.Option(envvar="BATON_REDIS_URL", help="A Redis of any kind to use; else our own."),
@@ -149,6 +160,7 @@ def up(
             decode,
             port,
             redis_url,
+            http_port=room.http_port_of(http_port) if http else None,
             worker_flags={**said, **room.parse_flags(worker_arg or [])},
             router_flags={"host": host, **({"elastic": True} if elastic else {})},
             log_dir=log_dir,

@@ -19,12 +19,13 @@ def free_port(besides: set[int]) -> int:
     """
     for _ in range(_ATTEMPTS):
         port = random.choice(_RANGE)  # noqa: S311 - nothing secret
-        if port not in besides and _is_free(port):
+        if port not in besides and is_free(port):
             return port
     raise OSError(errno.EADDRINUSE, f"no free port in {_ATTEMPTS} attempts")
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Whether nobody listens on this loopback port now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -28,8 +28,8 @@ _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - nothing is bound to here
 _TAIL_LINES = 15
 _TAIL_BYTES = 8192
 
-# What a server would tell others of itself: not for a process that listens on loopback.
-_NOT_INHERITED = {"BATON_ADVERTISE_HOST"}
+# Where a server is, which its command line says: not for a process that listens on loopback.
+_NOT_INHERITED = {"BATON_ADVERTISE_HOST", "BATON_HTTP_PORT"}
 
 
 class Process:
@@ -41,17 +41,26 @@ class Process:
         name: such as "router", "prefill-0", "decode-1".
         port: where it listens; changed only while it is not running.
         metrics_port: where it serves its metrics; so too. None: wherever it likes.
+        http_port: where a router serves HTTP beside gRPC, changed likewise; None: nowhere.
         num_starts: how often it was started.
         was_signalled: `signal` has told it to end, so that its end is no accident.
     """
 
     def __init__(
-        self, name: str, role: Role, port: int, flags: Flags, *, metrics_port: int | None = None
+        self,
+        name: str,
+        role: Role,
+        port: int,
+        flags: Flags,
+        *,
+        metrics_port: int | None = None,
+        http_port: int | None = None,
     ) -> None:
         self.name = name
         self.role = role
         self.port = port
         self.metrics_port = metrics_port
+        self.http_port = http_port
         self.num_starts = 0
         self.was_signalled = False
         self._flags = flags
@@ -79,6 +88,11 @@ class Process:
         return f"{self._host}:{port}" if is_served else None
 
     @property
+    def http_address(self) -> str:
+        """Where this machine reaches it over HTTP: "http://host:port"."""
+        return f"http://{self._host}:{self.http_port}"
+
+    @property
     def _host(self) -> str:
         host = str(self._flags.get("host") or HOST)
         return HOST if host in _WILDCARDS else host
@@ -95,7 +109,12 @@ class Process:
 
     @property
     def _arguments(self) -> list[str]:
-        own = {"host": HOST, "port": self.port, "metrics_port": self.metrics_port}
+        own = {
+            "host": HOST,
+            "port": self.port,
+            "metrics_port": self.metrics_port,
+            "http_port": self.http_port,
+        }
         flags = {name: v for name, v in {**own, **self._flags}.items() if name not in self._secrets}
         return _flags(flags)
 
@@ -123,7 +142,7 @@ class Process:
     def lost_port(self) -> int | None:
         """The port of its own that somebody else listens on, if it ended for that."""
         said = self.log_tail() if self.has_failed else ""
-        ports = (self.port, self.metrics_port)
+        ports = (self.port, self.metrics_port, self.http_port)
         return next((port for port in ports if f"port {port} on " in said), None)
 
     def start(self, log_dir: Path) -> None:

@@ -9,9 +9,12 @@ from rich.console import Console
 from baton.cli.display import status_display
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.options import DEFAULT_ADDRESS
+from baton.cli.ports import is_free
 from baton.cli.signals import interrupted_by_signals
-from baton.errors import InvalidArgumentError
+from baton.errors import FailedPreconditionError, InvalidArgumentError
+from router.http_extra import check_http_extra
 
+DEFAULT_HTTP_PORT = 8000
 _CHECK_INTERVAL = 0.2
 
 
@@ -24,6 +27,23 @@ def parse_flags(settings: Sequence[str]) -> dict[str, object]:
             raise InvalidArgumentError("--worker-arg", f"is {setting!r}; must be KEY=VALUE")
         flags[key.lstrip("-").replace("-", "_")] = {"true": True, "false": False}.get(value, value)
     return flags
+
+
+def http_port_of(asked: int | None) -> int | None:
+    """Where the router serves HTTP. Not asked: at `DEFAULT_HTTP_PORT`, at any free port (0) where
+    that is taken, and nowhere (None) where the extra is not installed.
+
+    Raises `FailedPreconditionError` if it is asked for and not installed.
+    """
+    try:
+        check_http_extra()
+    except FailedPreconditionError:
+        if asked is not None:
+            raise
+        return None
+    if asked is not None:
+        return asked
+    return DEFAULT_HTTP_PORT if is_free(DEFAULT_HTTP_PORT) else 0
 
 
 def print_commands(cluster: LocalCluster) -> None:
@@ -73,6 +93,13 @@ def _how_to_use(cluster: LocalCluster, seconds: float) -> str:
         f'  baton generate{option} "def fibonacci(n):"\n'
         f"  baton chat{option}\n"
         f"  baton workers{option}\n"
+        f"{_of_http(cluster)}"
         f"Metrics are at /metrics of {metrics}.\n"
         "Ctrl-C stops the cluster."
     )
+
+
+def _of_http(cluster: LocalCluster) -> str:
+    if cluster.process("router").http_port is None:
+        return ""
+    return f"In a browser: {cluster.http_address}; OpenAI's API: {cluster.http_address}/v1\n"

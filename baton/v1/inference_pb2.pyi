@@ -671,6 +671,8 @@ class Timings(_message.Message):
     TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     EXPOSED_TRANSFER_FIELD_NUMBER: _builtins.int
     TOTAL_FIELD_NUMBER: _builtins.int
+    PREFILL_STARTED_FIELD_NUMBER: _builtins.int
+    HANDED_OVER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def admission(self) -> _duration_pb2.Duration:
         """From arrival until both workers accepted for the first time: validation, tokenization,
@@ -695,6 +697,16 @@ class Timings(_message.Message):
     def total(self) -> _duration_pb2.Duration:
         """From arrival to the last token."""
 
+    @_builtins.property
+    def prefill_started(self) -> _duration_pb2.Duration:
+        """From arrival until the router heard that the first step for the prompt began."""
+
+    @_builtins.property
+    def handed_over(self) -> _duration_pb2.Duration:
+        """From arrival until the router heard that the decode worker held and had confirmed all blocks.
+        Unset when nothing was handed over.
+        """
+
     def __init__(
         self,
         *,
@@ -703,10 +715,12 @@ class Timings(_message.Message):
         time_to_first_token: _duration_pb2.Duration | None = ...,
         exposed_transfer: _duration_pb2.Duration | None = ...,
         total: _duration_pb2.Duration | None = ...,
+        prefill_started: _duration_pb2.Duration | None = ...,
+        handed_over: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "exposed_transfer", b"exposed_transfer", "prefill_queue", b"prefill_queue", "time_to_first_token", b"time_to_first_token", "total", b"total"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "exposed_transfer", b"exposed_transfer", "handed_over", b"handed_over", "prefill_queue", b"prefill_queue", "prefill_started", b"prefill_started", "time_to_first_token", b"time_to_first_token", "total", b"total"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "exposed_transfer", b"exposed_transfer", "prefill_queue", b"prefill_queue", "time_to_first_token", b"time_to_first_token", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "exposed_transfer", b"exposed_transfer", "handed_over", b"handed_over", "prefill_queue", b"prefill_queue", "prefill_started", b"prefill_started", "time_to_first_token", b"time_to_first_token", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

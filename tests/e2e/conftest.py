@@ -21,6 +21,7 @@ def cluster() -> Iterator[LocalCluster]:
         worker_flags={"max_num_batched_tokens": 48, "max_num_seqs": 32},
         decode_flags={"num_blocks": 130},
         router_flags={"reflection": True, **HANDOFFS},
+        http_port=0,
     ) as running:
         yield running
 

@@ -1,0 +1,146 @@
+"""The routes of the HTTP front, which takes what OpenAI's clients send.
+
+It is an edge: what it reads becomes the same messages that come in over gRPC, and goes the same way
+(`router.inference`).
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+
+from baton.errors import InvalidArgumentError, UnavailableError
+from baton.serving.telemetry.scrape_server import Render
+from baton.serving.telemetry.serving import PATH as METRICS_PATH
+from baton.serving.tenant import Caller, Tenants
+from router.http.body import parse, read_body
+from router.http.caller import HttpCaller
+from router.http.exchange import Exchange
+from router.http.generation import Generations
+from router.http.middleware import Failures, while_connected
+from router.http.page import PAGE, PAGE_HEADERS
+from router.http.sampling import in_their_words
+from router.http.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from router.in_flight import Requests
+from router.inference import Inference
+
+_Asked = TypeVar("_Asked", bound=GenerationRequest)
+_Make = Callable[[_Asked, Caller], Awaitable[Exchange]]
+
+
+class _Answer(Response):
+    """Writes itself, as long as there is somebody to read it."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__()
+        self._exchange = exchange
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        await while_connected(receive, self._exchange.write(send))
+
+
+class Routes:
+    """Each method is a route.
+
+    Args:
+        render_metrics: None: they are turned off.
+        max_body_bytes: of a request.
+    """
+
+    def __init__(
+        self,
+        inference: Inference,
+        generations: Generations,
+        requests: Requests,
+        tenants: Tenants,
+        render_metrics: Render | None,
+        max_body_bytes: int,
+    ) -> None:
+        self._inference = inference
+        self._generations = generations
+        self._requests = requests
+        self._tenants = tenants
+        self._render_metrics = render_metrics
+        self._max_body_bytes = max_body_bytes
+        self._created = int(time.time())
+
+    def app(self) -> FastAPI:
+        """The application. It describes itself in the README; pages that would describe it load
+        what they show from elsewhere."""
+        app = FastAPI(title="Baton", openapi_url=None)
+        app.add_api_route("/v1/completions", self.completions, methods=["POST"])
+        app.add_api_route("/v1/chat/completions", self.chat_completions, methods=["POST"])
+        app.add_api_route("/v1/models", self.models)
+        app.add_api_route("/v1/models/{name:path}", self.model)
+        app.add_api_route("/health", self.health)
+        if self._render_metrics is not None:
+            app.add_api_route(METRICS_PATH, self.metrics)
+        app.add_api_route("/", self.page)
+        app.add_exception_handler(HTTPException, _raise)
+        app.add_middleware(Failures)
+        return app
+
+    async def completions(self, request: Request) -> Response:
+        return await self._generate(request, CompletionRequest, self._generations.complete)
+
+    async def chat_completions(self, request: Request) -> Response:
+        return await self._generate(request, ChatRequest, self._generations.chat)
+
+    async def models(self, request: Request) -> Response:
+        self._tenants.of(HttpCaller(request.headers))
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request, name: str) -> Response:
+        self._tenants.of(HttpCaller(request.headers))
+        if name != self._inference.card.name:
+            served = self._inference.card.name
+            raise InvalidArgumentError("model", f"is {name!r}; this router serves {served!r}")
+        return JSONResponse(self._model())
+
+    async def health(self) -> Response:
+        """As gRPC's health of the name `readiness`."""
+        if self._requests.is_draining:
+            raise UnavailableError("the router is draining; another one will serve")
+        return JSONResponse({"status": "ok"})
+
+    async def metrics(self, request: Request) -> Response:
+        """As at the router's `--metrics-port`."""
+        assert self._render_metrics is not None, "a route that is not there"
+        body, content_type = self._render_metrics(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
+
+    async def page(self) -> Response:
+        return Response(PAGE, headers=PAGE_HEADERS)
+
+    async def _generate(
+        self, request: Request, schema: type[_Asked], make: "_Make[_Asked]"
+    ) -> Response:
+        caller = HttpCaller(request.headers)
+        self._tenants.of(caller)  # who is nobody's is told so before it is read on
+        if self._requests.is_draining:
+            raise UnavailableError("the router is draining; another one will serve this")
+        body = await read_body(request.stream(), request.headers, self._max_body_bytes)
+        asked = parse(body, schema)
+        try:
+            return _Answer(await make(asked, caller))
+        except InvalidArgumentError as error:
+            raise in_their_words(error, asked) from error
+
+    def _model(self) -> dict[str, Any]:
+        return {
+            "id": self._inference.card.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "baton",
+            "max_model_len": self._inference.max_model_len,
+            "has_chat_template": self._inference.card.chat_template is not None,
+        }
+
+
+async def _raise(_request: Request, error: Exception) -> Response:
+    """Past FastAPI's own answer, to where all failures end."""
+    raise error

@@ -1,0 +1,123 @@
+"""The events of requests, read as pieces of choices: what both of OpenAI's shapes are made of."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from baton.v1 import inference_pb2 as pb
+
+_REASONS = {
+    pb.FINISH_REASON_END_OF_SEQUENCE: "stop",
+    pb.FINISH_REASON_STOP_TOKEN: "stop",
+    pb.FINISH_REASON_STOP_STRING: "stop",
+    pb.FINISH_REASON_LENGTH: "length",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token with its log-probability, in nats, and the most likely ones in its place.
+
+    `logprob` is None of a prompt's first token, which nothing comes before.
+    """
+
+    token_id: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Something of one choice, which comes behind its pieces before.
+
+    Attributes:
+        index: of the choice.
+        tokens: empty unless log-probabilities were asked for; `text` may lag behind them.
+        finish_reason: of the choice's last piece.
+    """
+
+    index: int
+    text: str = ""
+    tokens: tuple[ScoredToken, ...] = ()
+    finish_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is repeated before each answer.
+
+    Attributes:
+        token_ids: the prompt, where its log-probabilities were asked for; else empty.
+    """
+
+    text: str
+    token_ids: Sequence[int] = ()
+
+
+class Reader:
+    """Reads the events of one request, whose choices are numbered from `first`.
+
+    Attributes:
+        accepted: the first event; None: it has not come.
+        finished: the last event that ended a sequence, with what the request has used.
+        num_output_tokens: that have come.
+    """
+
+    def __init__(self, first: int, num_choices: int, echo: Prompt | None = None) -> None:
+        self.accepted: pb.Accepted | None = None
+        self.finished: pb.Finished | None = None
+        self.num_output_tokens = 0
+        self.indices = range(first, first + num_choices)
+        self._echo = echo
+        self._scores: list[ScoredToken] = []
+
+    def read(self, event: pb.GenerateResponse) -> Iterator[Piece]:
+        kind = event.WhichOneof("event")
+        if kind == "accepted":
+            self.accepted = event.accepted
+            yield from self._repeated()
+        elif kind == "prompt_logprobs":
+            yield from self._on_scores(event.prompt_logprobs)
+        elif kind == "tokens":
+            self.num_output_tokens += len(event.tokens.token_ids)
+            yield self._written(event.tokens)
+        elif kind == "finished":
+            self.finished = event.finished
+            index = self.indices[event.finished.sequence_index]
+            yield Piece(index, finish_reason=_REASONS.get(event.finished.reason, "stop"))
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return 0 if self.accepted is None else self.accepted.num_prompt_tokens
+
+    def _written(self, chunk: pb.TokenChunk) -> Piece:
+        index = self.indices[chunk.sequence_index]
+        if not chunk.logprobs:
+            return Piece(index, chunk.text)
+        return Piece(index, chunk.text, _scored(chunk.token_ids, chunk))
+
+    def _on_scores(self, message: pb.PromptLogprobs) -> Iterator[Piece]:
+        if self._echo is None:
+            return
+        begin = message.position
+        ids = self._echo.token_ids[begin : begin + len(message.logprobs)]
+        self._scores += _scored(ids, message)
+        yield from self._repeated()
+
+    def _repeated(self) -> Iterator[Piece]:
+        """The prompt, once all is known of it that is to be told."""
+        if self._echo is None or len(self._scores) < len(self._echo.token_ids) - 1:
+            return
+        first = [ScoredToken(token_id, None) for token_id in self._echo.token_ids[:1]]
+        for index in self.indices:
+            yield Piece(index, self._echo.text, (*first, *self._scores))
+        self._echo = None
+
+
+def _scored(
+    token_ids: Sequence[int], message: pb.TokenChunk | pb.PromptLogprobs
+) -> tuple[ScoredToken, ...]:
+    tops: list[tuple[tuple[int, float], ...]] = [
+        tuple(zip(top.token_ids, top.logprobs, strict=True)) for top in message.top_logprobs
+    ]
+    tops = tops or [()] * len(token_ids)
+    return tuple(map(ScoredToken, token_ids, message.logprobs, tops))

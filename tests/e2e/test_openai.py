@@ -1,0 +1,403 @@
+"""What OpenAI's own client gets of a router: what gRPC's gets, in the shapes it knows."""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import openai
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+from baton.cli.local_cluster import LocalCluster
+from baton.client import AsyncClient
+from baton.sampling import Grammar, GrammarKind, SamplingParams
+
+from .watch import until_nothing_is_held
+
+pytestmark = pytest.mark.e2e
+
+GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0.0}
+MESSAGES: list[Any] = [
+    {"role": "system", "content": "You write Python."},
+    {"role": "user", "content": "A queue."},
+]
+
+
+@pytest.fixture
+def sync(cluster: LocalCluster) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(
+        base_url=f"{cluster.http_address}/v1", api_key="any", max_retries=0
+    ) as client:
+        yield client
+
+
+@pytest.fixture
+async def ai(cluster: LocalCluster) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=f"{cluster.http_address}/v1", api_key="any", max_retries=0
+    ) as client:
+        yield client
+
+
+async def text_of(client: AsyncClient, prompt: Any, **sampling: Any) -> str:
+    return await client.generate(prompt, SamplingParams(**sampling)).text()
+
+
+# Completions.
+
+
+@pytest.mark.parametrize("prompt", ["def main(", [5, 900, 31, 77, 1200]], ids=["text", "token ids"])
+async def test_a_completion_is_what_grpc_gives(ai, client, prompt):
+    expected = await text_of(client, prompt, max_tokens=20)
+    answer = await ai.completions.create(prompt=prompt, max_tokens=20, **GREEDY)
+    assert answer.choices[0].text == expected
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 20
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 20
+    assert (answer.model, answer.object) == ("tiny", "text_completion")
+
+
+def test_the_client_that_waits_gets_the_same(sync, cluster):
+    answer = sync.completions.create(prompt="import os", max_tokens=12, **GREEDY)
+    stream = sync.completions.create(prompt="import os", max_tokens=12, stream=True, **GREEDY)
+    assert "".join(c.choices[0].text for c in stream) == answer.choices[0].text != ""
+
+
+async def test_a_streamed_completion_is_the_same_piece_by_piece(ai, client, cluster):
+    expected = await text_of(client, "class Tree:", max_tokens=40)
+    stream = await ai.completions.create(
+        prompt="class Tree:",
+        max_tokens=40,
+        stream=True,
+        stream_options={"include_usage": True},
+        **GREEDY,
+    )
+    chunks = [chunk async for chunk in stream]
+    *parts, last = chunks
+    assert "".join(part.choices[0].text for part in parts) == expected
+    assert len(parts) > 5
+    assert [part.choices[0].finish_reason for part in parts] == [None] * (len(parts) - 1) + [
+        "length"
+    ]
+    assert all(part.usage is None for part in parts)
+    assert (last.choices, last.usage.completion_tokens) == ([], 40)
+    assert len({chunk.id for chunk in chunks}) == 1
+    await until_nothing_is_held(cluster)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_each_of_several_prompts_has_its_choices(ai, client, stream):
+    prompts = ["def main(", "import os", "class A:"]
+    expected = [await text_of(client, prompt, max_tokens=8) for prompt in prompts]
+    answer: Any = await ai.completions.create(prompt=prompts, max_tokens=8, stream=stream, **GREEDY)
+    texts = dict.fromkeys(range(3), "")
+    async for chunk in answer if stream else _once(answer):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert list(texts.values()) == expected
+
+
+async def _once(answer: Any) -> AsyncIterator[Any]:
+    yield answer
+
+
+async def test_of_several_prompts_with_several_choices_those_of_one_are_neighbours(ai):
+    answer = await ai.completions.create(
+        model="tiny", prompt=[[5, 6, 7], [8, 9]], n=2, max_tokens=4, temperature=0.7, seed=3
+    )
+    alone = await ai.completions.create(
+        model="tiny", prompt=[8, 9], n=2, max_tokens=4, temperature=0.7, seed=3
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert [c.text for c in answer.choices[2:]] == [c.text for c in alone.choices]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (5, 16)
+
+
+async def test_an_echo_has_the_prompt_and_its_log_probabilities(ai, client):
+    prompt = "def fibonacci(n):\n    # é"
+    params = SamplingParams(max_tokens=3, logprobs=True, top_logprobs=2, prompt_logprobs=2)
+    generation = client.generate(prompt, params)
+    expected = [chunk async for chunk in generation]
+    for stream in (False, True):
+        answer: Any = await ai.completions.create(
+            prompt=prompt, max_tokens=3, echo=True, logprobs=2, stream=stream, **GREEDY
+        )
+        chunks = [chunk async for chunk in (answer if stream else _once(answer))]
+        choices = [choice for chunk in chunks for choice in chunk.choices]
+        text = "".join(choice.text for choice in choices)
+        assert text == prompt + "".join(chunk.text for chunk in expected)
+        scores = [c.logprobs for c in choices if c.logprobs is not None]
+        tokens = [token for s in scores for token in s.tokens]
+        logprobs = [one for s in scores for one in s.token_logprobs]
+        offsets = [one for s in scores for one in s.text_offset]
+        tops = [one for s in scores for one in s.top_logprobs]
+        num_prompt = generation.accepted.num_prompt_tokens
+        assert len(tokens) == len(logprobs) == len(tops) == num_prompt + 3
+        assert (logprobs[0], tops[0]) == (None, None)
+        assert logprobs[num_prompt:] == pytest.approx(
+            [one for chunk in expected for one in chunk.logprobs], abs=1e-5
+        )
+        assert logprobs[1:num_prompt] == pytest.approx(
+            [score.logprob for score in generation.prompt_logprobs], abs=1e-5
+        )
+        for token, offset in zip(tokens, offsets, strict=True):
+            assert token.startswith("bytes:") or text[offset:].startswith(token)
+
+
+async def test_log_probabilities_of_a_completion_name_the_chosen_token_too(ai):
+    answer = await ai.completions.create(prompt="x", max_tokens=4, logprobs=0, **GREEDY)
+    scores = answer.choices[0].logprobs
+    assert scores is not None
+    assert [list(top) for top in scores.top_logprobs] == [[token] for token in scores.tokens]
+
+
+async def test_what_is_ranked_comes_best_first(ai, client):
+    params = SamplingParams(max_tokens=6, temperature=0.9, seed=5, n=2, best_of=4)
+    expected = await client.generate("def main(", params).texts()
+    answer = await ai.completions.create(
+        model="tiny", prompt="def main(", max_tokens=6, temperature=0.9, seed=5, n=2, best_of=4
+    )
+    assert [choice.text for choice in answer.choices] == expected
+
+
+# Chat completions.
+
+
+async def test_a_chat_completion_is_what_grpc_gives(ai, client):
+    expected = await text_of(client, MESSAGES, max_tokens=24)
+    answer = await ai.chat.completions.create(messages=MESSAGES, max_completion_tokens=24, **GREEDY)
+    (choice,) = answer.choices
+    assert (choice.message.role, choice.message.content) == ("assistant", expected)
+    assert answer.object == "chat.completion"
+    assert answer.id.startswith("chatcmpl-")
+
+
+async def test_a_streamed_chat_completion_begins_with_its_role(ai, client):
+    expected = await text_of(client, MESSAGES, max_tokens=24)
+    stream = await ai.chat.completions.create(
+        messages=MESSAGES, max_tokens=24, stream=True, **GREEDY
+    )
+    deltas = [chunk.choices[0].delta async for chunk in stream]
+    assert (deltas[0].role, deltas[0].content) == ("assistant", "")
+    assert "".join(delta.content or "" for delta in deltas) == expected
+
+
+async def test_without_a_bound_an_answer_may_fill_the_model_s_length(ai):
+    answer = await ai.chat.completions.create(
+        messages=MESSAGES, extra_body={"ignore_eos": True}, **GREEDY
+    )
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == 2048
+
+
+async def test_log_probabilities_of_a_chat_are_those_of_grpc_with_their_bytes(ai, client):
+    params = SamplingParams(max_tokens=12, logprobs=True, top_logprobs=3)
+    expected = [chunk async for chunk in client.generate(MESSAGES, params)]
+    for stream in (False, True):
+        answer: Any = await ai.chat.completions.create(
+            messages=MESSAGES, max_tokens=12, logprobs=True, top_logprobs=3, stream=stream, **GREEDY
+        )
+        content = [
+            entry
+            async for chunk in (answer if stream else _once(answer))
+            for choice in chunk.choices
+            if choice.logprobs is not None
+            for entry in choice.logprobs.content
+        ]
+        written = b"".join(bytes(entry.bytes) for entry in content)
+        assert written.decode() == "".join(chunk.text for chunk in expected)
+        assert [entry.logprob for entry in content] == pytest.approx(
+            [one for chunk in expected for one in chunk.logprobs], abs=1e-5
+        )
+        assert [len(entry.top_logprobs) for entry in content] == [3] * 12
+        assert all(entry.token == entry.top_logprobs[0].token for entry in content)
+
+
+async def test_seeded_samples_are_those_of_grpc(ai, client):
+    params = SamplingParams(
+        max_tokens=16,
+        temperature=0.9,
+        top_p=0.9,
+        seed=11,
+        n=3,
+        presence_penalty=0.5,
+        frequency_penalty=-0.25,
+        logit_bias=((20, 3.0),),
+    )
+    expected = await client.generate(MESSAGES, params).texts()
+    for stream in (False, True):
+        answer: Any = await ai.chat.completions.create(
+            model="tiny",
+            messages=MESSAGES,
+            max_tokens=16,
+            temperature=0.9,
+            top_p=0.9,
+            seed=11,
+            n=3,
+            presence_penalty=0.5,
+            frequency_penalty=-0.25,
+            logit_bias={"20": 3},
+            stream=stream,
+        )
+        texts = dict.fromkeys(range(3), "")
+        async for chunk in answer if stream else _once(answer):
+            for choice in chunk.choices:
+                said = choice.delta if stream else choice.message
+                texts[choice.index] += said.content or ""
+        assert list(texts.values()) == expected
+
+
+async def test_a_negative_seed_is_a_seed(ai):
+    texts = set()
+    for _ in range(2):
+        answer = await ai.completions.create(
+            model="tiny", prompt="x", max_tokens=12, temperature=1.0, seed=-7
+        )
+        texts.add(answer.choices[0].text)
+    assert len(texts) == 1
+
+
+async def test_a_stop_string_ends_an_answer_before_it(ai):
+    whole = await ai.completions.create(prompt="def main(", max_tokens=30, **GREEDY)
+    stop = whole.choices[0].text[12:16]
+    for given in (stop, ["never written", stop]):
+        answer = await ai.completions.create(
+            prompt="def main(", max_tokens=30, stop=given, **GREEDY
+        )
+        text = whole.choices[0].text
+        assert answer.choices[0].text == text[: text.index(stop)]
+        assert answer.choices[0].finish_reason == "stop"
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "size": {"type": "integer"}},
+    "required": ["name", "size"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+
+
+async def test_an_answer_fits_its_schema(ai, client):
+    grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
+    expected = await text_of(client, MESSAGES, max_tokens=80, grammar=grammar)
+    answer = await ai.chat.completions.create(
+        messages=MESSAGES,
+        max_tokens=80,
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True},
+        },
+        **GREEDY,
+    )
+    assert answer.choices[0].message.content == expected
+    assert json.loads(expected).keys() == {"name", "size"}
+
+
+class Sized(BaseModel):
+    model_config = ConfigDict(json_schema_extra={"x-guidance": {"whitespace_flexible": False}})
+    is_small: bool
+    is_heavy: bool
+
+
+def test_the_client_s_own_parsing_of_an_answer_works(sync):
+    answer = sync.chat.completions.parse(
+        messages=MESSAGES, max_tokens=200, response_format=Sized, **GREEDY
+    )
+    assert isinstance(answer.choices[0].message.parsed, Sized)
+
+
+async def test_any_json_object_may_be_asked_for(ai):
+    answer = await ai.chat.completions.create(
+        messages=MESSAGES,
+        max_tokens=300,
+        response_format={"type": "json_object"},
+        logit_bias={},
+        **GREEDY,
+    )
+    written = answer.choices[0].message.content
+    assert written is not None
+    assert written.lstrip().startswith("{")
+
+
+async def test_parts_of_text_are_read_and_what_was_answered_may_be_sent_back(ai, client):
+    turns = [
+        {"role": "user", "content": "One.\nTwo."},
+        {"role": "assistant", "content": "Yes."},
+        {"role": "user", "content": "Go on."},
+    ]
+    expected = await text_of(client, turns, max_tokens=8)
+    answer = await ai.chat.completions.create(
+        messages=[
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}],
+            },
+            # As `answer.choices[0].message.model_dump()` has it.
+            {
+                "role": "assistant",
+                "content": "Yes.",
+                "refusal": None,
+                "annotations": [],
+                "audio": None,
+                "function_call": None,
+                "tool_calls": None,
+            },
+            {"role": "user", "content": "Go on."},
+        ],
+        max_tokens=8,
+        **GREEDY,
+    )
+    assert answer.choices[0].message.content == expected
+
+
+async def test_what_changes_no_answer_is_taken(ai):
+    await ai.chat.completions.create(
+        messages=MESSAGES,
+        max_tokens=1,
+        user="somebody",
+        metadata={"kind": "test"},
+        store=False,
+        service_tier="auto",
+        safety_identifier="x",
+        prompt_cache_key="y",
+        parallel_tool_calls=True,
+        modalities=["text"],
+        extra_body={"stop": None, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1},
+        **GREEDY,
+    )
+
+
+# Beside them.
+
+
+def test_the_model_is_listed(sync):
+    (model,) = sync.models.list().data
+    assert (model.id, model.object) == ("tiny", "model")
+    assert sync.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError):
+        sync.models.retrieve("org/other")
+
+
+async def test_a_timeline_is_told_where_it_is_asked_for(ai):
+    asked: dict[str, Any] = {"baton": {"timeline": True}}
+    answer = await ai.chat.completions.create(
+        messages=MESSAGES, max_tokens=9, extra_body=asked, **GREEDY
+    )
+    (told,) = answer.model_dump()["baton"]["requests"]
+    assert answer.id == f"chatcmpl-{told['request_id']}"
+    seconds = told["seconds"]
+    moments = ["admission", "prefill_started", "time_to_first_token", "total"]
+    assert sorted(moments, key=seconds.get) == moments
+    assert seconds["prefill_started"] < seconds["handed_over"] < seconds["total"]
+    assert (told["prefill_worker"], told["decode_worker"]) == ("prefill-0", "decode-0")
+    assert told["reason"].startswith("prefill-0 with decode-0 cost ")
+    assert {c["worker"] for c in told["candidates"]} == {"prefill-0", "decode-0"}
+    stream = await ai.chat.completions.create(
+        messages=MESSAGES, max_tokens=9, stream=True, extra_body=asked, **GREEDY
+    )
+    *_, last = [chunk async for chunk in stream]
+    assert last.model_dump()["baton"]["requests"][0]["seconds"]["total"] > 0
