@@ -1,6 +1,5 @@
 """The decode worker's face: one call per request."""
 
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -104,9 +103,10 @@ class DecodeService(pb_grpc.DecodeServicer):
         with self._departures.open(wanted, stream) as departure:
             async for batch in stream.updates(None if is_ranked else Pace().turn):
                 if not is_begun:
-                    waited = time.monotonic() - wanted.arrival_time
-                    done = worker.engine.engine.work_done
-                    yield wire.prefill_started(batch[0].num_cached_tokens, waited, done)
+                    done, step = worker.engine.engine.work_done, stream.first_step
+                    assert step is not None, "an update of no step"
+                    cached, arrived = batch[0].num_cached_tokens, wanted.arrival_time
+                    yield wire.prefill_is_here(cached, arrived, step, done)
                     is_begun = True
                 if is_ranked:
                     gathered += batch

@@ -8,6 +8,7 @@ from baton.engine.core.sequence import FinishReason
 from baton.engine.core.settings import ReturnCost
 from baton.engine.messages import SequenceUpdate
 from baton.engine.ranking import ranked
+from baton.engine.step_times import StepTimes
 from baton.engine.work_meter import WorkDone
 from baton.errors import InvalidArgumentError
 from baton.sampling import SamplingParams
@@ -15,6 +16,7 @@ from baton.v1 import decode_pb2 as pb
 from baton.v1 import prefill_pb2
 from baton.worker.wire import (
     finish_reason_to_message,
+    prefill_started,
     top_logprobs_to_messages,
     work_done_to_message,
 )
@@ -47,14 +49,12 @@ def admitted() -> pb.DecodeGenerateResponse:
     return pb.DecodeGenerateResponse(admitted=pb.DecodeAdmitted())
 
 
-def prefill_started(
-    num_cached_tokens: int, waited: float, done: WorkDone
+def prefill_is_here(
+    num_cached_tokens: int, arrival_time: float, step: StepTimes, done: WorkDone
 ) -> pb.DecodeGenerateResponse:
-    """The prompt is computed here, and waited so many seconds for its first step."""
-    started = prefill_pb2.PrefillStarted(
-        num_cached_tokens=num_cached_tokens, work_done=work_done_to_message(done)
-    )
-    started.queue_time.FromNanoseconds(int(waited * 1e9))
+    """The prompt is computed here, from this step on."""
+    started = prefill_started(num_cached_tokens, arrival_time, step)
+    started.work_done.CopyFrom(work_done_to_message(done))
     return pb.DecodeGenerateResponse(prefill_started=started)
 
 

@@ -1,14 +1,12 @@
 """The prefill worker's face: one call per prompt, as long as its lease."""
 
-import time
 from collections.abc import AsyncIterator
 from typing import Any
-
-from google.protobuf.duration_pb2 import Duration
 
 from baton.engine.core.plan import TokenLogprobs
 from baton.engine.core.sequence import FinishReason, KvSource, Purpose
 from baton.engine.messages import EngineRequest, SequenceUpdate
+from baton.engine.step_times import StepTimes
 from baton.engine.work_meter import WorkDone
 from baton.errors import InvalidArgumentError
 from baton.serving.attempt_id import request_id_of
@@ -21,6 +19,7 @@ from baton.worker.request_spans import request_spans
 from baton.worker.wire import (
     engine_request,
     finish_reason_to_message,
+    prefill_started,
     top_logprobs_to_messages,
     work_done_to_message,
 )
@@ -71,7 +70,8 @@ class PrefillService(pb_grpc.PrefillServicer):
             num_scored = 1  # The first token of a prompt has no log-probability.
             async for updates in stream.updates():
                 if last is None:
-                    yield _started(updates[0], time.monotonic() - wanted.arrival_time)
+                    assert stream.first_step is not None, "an update of no step"
+                    yield _started(updates[0], wanted, stream.first_step)
                 last = updates[-1]
                 lease.advance(last.block_ids, last.num_computed_tokens // extent.block_size)
                 for update in updates:
@@ -106,10 +106,8 @@ def _check_single(wanted: EngineRequest) -> None:
         )
 
 
-def _started(update: SequenceUpdate, waited: float) -> pb.PrefillResponse:
-    queue_time = Duration()
-    queue_time.FromNanoseconds(int(waited * 1e9))
-    started = pb.PrefillStarted(num_cached_tokens=update.num_cached_tokens, queue_time=queue_time)
+def _started(update: SequenceUpdate, wanted: EngineRequest, step: StepTimes) -> pb.PrefillResponse:
+    started = prefill_started(update.num_cached_tokens, wanted.arrival_time, step)
     return pb.PrefillResponse(started=started)
 
 

@@ -57,7 +57,7 @@ class Account:
         """A prefill has begun; of several the first one says how long that took."""
         if self.timings.prefill_queue_s is None:
             self.timings.prefill_queue_s = seconds(message.queue_time)
-            self.timings.prefill_started = time.monotonic()
+            self.timings.prefill_started = time.monotonic() - seconds(message.elapsed)
         cached = min(message.num_cached_tokens, self.num_prompt_tokens)
         self.num_cached_prompt_tokens += cached
 

@@ -68,6 +68,7 @@ class SequenceStream:
 
     Attributes:
         watcher: is told when it is said; None: nobody asks.
+        first_step: which did something for it; None: none has.
     """
 
     def __init__(self, engine: "AsyncEngine", request: EngineRequest) -> None:
@@ -77,6 +78,7 @@ class SequenceStream:
         self._arrived = asyncio.Event()
         self.has_begun = False
         self.watcher: StreamWatcher | None = None
+        self.first_step: StepTimes | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -355,7 +357,10 @@ class AsyncEngine:
             stream = self._streams.get(event.request_id)
             if stream is not None and stream.has_begun:
                 stream.push(event)
-                if stream.watcher is not None and isinstance(event, SequenceUpdate):
+                if not isinstance(event, SequenceUpdate):
+                    continue
+                stream.first_step = stream.first_step or output.times
+                if stream.watcher is not None:
                     stream.watcher.stepped(event, output.times)
         if output.cache_events:
             self._on_cache_events(output.cache_events)

@@ -699,7 +699,7 @@ class Timings(_message.Message):
 
     @_builtins.property
     def prefill_started(self) -> _duration_pb2.Duration:
-        """From arrival until the router heard that the first step for the prompt began."""
+        """From arrival until the first step for the prompt began."""
 
     @_builtins.property
     def handed_over(self) -> _duration_pb2.Duration:

@@ -219,6 +219,7 @@ class PrefillStarted(_message.Message):
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     QUEUE_TIME_FIELD_NUMBER: _builtins.int
     WORK_DONE_FIELD_NUMBER: _builtins.int
+    ELAPSED_FIELD_NUMBER: _builtins.int
     num_cached_tokens: _builtins.int
     """Tokens whose KV was found in the prefix cache, here or at `PrefillRequest.source`."""
     @_builtins.property
@@ -229,16 +230,21 @@ class PrefillStarted(_message.Message):
     def work_done(self) -> Global___WorkDone:
         """What the worker has computed so far. Unset from a prefill worker, whose result has it."""
 
+    @_builtins.property
+    def elapsed(self) -> _duration_pb2.Duration:
+        """How long ago the step began: it is told of once it has ended."""
+
     def __init__(
         self,
         *,
         num_cached_tokens: _builtins.int = ...,
         queue_time: _duration_pb2.Duration | None = ...,
         work_done: Global___WorkDone | None = ...,
+        elapsed: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["queue_time", b"queue_time", "work_done", b"work_done"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["elapsed", b"elapsed", "queue_time", b"queue_time", "work_done", b"work_done"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_tokens", b"num_cached_tokens", "queue_time", b"queue_time", "work_done", b"work_done"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["elapsed", b"elapsed", "num_cached_tokens", b"num_cached_tokens", "queue_time", b"queue_time", "work_done", b"work_done"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

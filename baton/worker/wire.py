@@ -7,6 +7,7 @@ from baton.engine.core.plan import TokenLogprobs
 from baton.engine.core.sequence import FinishReason, KvSource, Purpose
 from baton.engine.core.settings import ReturnCost
 from baton.engine.messages import EngineRequest
+from baton.engine.step_times import StepTimes
 from baton.engine.work_meter import WorkDone
 from baton.params_wire import from_proto
 from baton.v1 import decode_pb2, prefill_pb2
@@ -79,3 +80,14 @@ def top_logprobs_to_messages(
     if not num_top:
         return []
     return [pb.TopLogprobs() if p is None else top_logprobs_to_message(p) for p in logprobs]
+
+
+def prefill_started(
+    num_cached_tokens: int, arrival_time: float, step: StepTimes
+) -> prefill_pb2.PrefillStarted:
+    """That a prompt is being computed, from this step on; told behind it."""
+    # The clocks of requests and of steps are one on Linux.
+    started = prefill_pb2.PrefillStarted(num_cached_tokens=num_cached_tokens)
+    started.queue_time.FromNanoseconds(int(max(0.0, step.started - arrival_time) * 1e9))
+    started.elapsed.FromNanoseconds(int((time.perf_counter() - step.started) * 1e9))
+    return started
