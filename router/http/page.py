@@ -18,7 +18,8 @@ PAGE_HEADERS = {
     "content-type": "text/html; charset=utf-8",
     "content-security-policy": (
         f"default-src 'none'; script-src {_allowed('script')}; style-src {_allowed('style')}; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",

@@ -97,7 +97,8 @@ def test_an_answer_is_shown_with_its_timeline_and_its_placement(page, cluster, t
     assert written_on(card) == completion(cluster, prompt="def main(")
     parts = card.find_elements(By.CSS_SELECTOR, ".legend li")
     kinds = [part.get_attribute("data-part") for part in parts]
-    assert [kind for kind in kinds if kind != "transfer"] == ["queue", "wait", "prefill", "decode"]
+    # It need not wait at the prefill worker, and its blocks may be there before its first token.
+    assert [k for k in kinds if k not in ("wait", "transfer")] == ["queue", "prefill", "decode"]
     bars = card.find_elements(By.CSS_SELECTOR, ".bar span")
     assert len(bars) == len(parts)
     assert all(bar.size["width"] >= 2 for bar in bars)
