@@ -116,9 +116,7 @@ async def serve(settings: RouterSettings) -> None:
         pages = {TARGETS_PATH: targets.render}
         targets.own = await serve_metrics(settings, exposition, stack, pages)
         if settings.http_port is not None:
-            http = _http_server(
-                settings, inference, intake, requests, tenants, placer, exposition
-            )
+            http = _http_server(settings, inference, intake, requests, tenants, placer, exposition)
             await http.start(settings.http_port)
             stack.push_async_callback(http.stop)
             server.on_drain(http.wait_idle)

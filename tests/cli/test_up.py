@@ -1,8 +1,12 @@
 import json
 import re
 import signal
+import socket
+import urllib.request
 
 import pytest
+
+from baton.cli.ports import is_free
 
 from .conftest import baton, eventually, gone, interrupt, running, started
 
@@ -16,6 +20,9 @@ def test_up_serves_until_it_is_told_to_stop_and_leaves_nothing_running() -> None
         lines = "".join(iter(up.stdout.readline, "Ctrl-C stops the cluster.\n"))
         (address,) = re.findall(r"ready after .* at (\S+)\. ", lines)
         assert f"baton generate --address {address}" in lines
+        (http,) = re.findall(r"In a browser: (\S+); ", lines)
+        with urllib.request.urlopen(f"{http}/v1/models", timeout=10) as response:
+            assert json.load(response)["data"][0]["id"] == "tiny"
         processes = started(up, 5)
         listed = baton("workers", "--json", "--address", address).stdout.splitlines()
         assert {json.loads(line)["state"] for line in listed} == {"ready"}
@@ -51,3 +58,21 @@ def test_a_parent_that_is_killed_leaves_no_children() -> None:
         processes = started(up, 5)
         up.kill()
         eventually(lambda: gone(processes))
+
+
+def test_http_is_at_its_port_unless_that_is_taken_or_nobody_wants_it() -> None:
+    def command_of_router(*flags: str) -> str:
+        return next(
+            line
+            for line in baton(*ARGUMENTS, "--dry-run", *flags).stdout.splitlines()
+            if "-m router" in line
+        )
+
+    assert "--http-port 8123" in command_of_router("--http-port", "8123")
+    assert "--http-port" not in command_of_router("--no-http")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert is_free(port) is False
+    assert is_free(port)
+    (unasked,) = re.findall(r"--http-port (\d+)", command_of_router())
+    assert int(unasked) > 0

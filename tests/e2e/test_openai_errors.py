@@ -235,12 +235,18 @@ async def _read_all(ai: openai.AsyncOpenAI, stream: bool) -> None:
             pass
 
 
+def num_requests(cluster: LocalCluster) -> int:
+    """At the router, those among them that wait for room."""
+    load = loads(cluster)["router"]
+    return load.num_running + load.num_waiting
+
+
 async def test_a_client_that_leaves_ends_all_its_prompts(cluster, ai):
     await until_nothing_is_held(cluster)
     answer = await ai.completions.create(prompt=[[5, 6], [7, 8]], stream=True, **LONG)
     async for _ in answer:
         break
-    await until(lambda: loads(cluster)["router"].num_running == 2, what="both requests")
+    await until(lambda: num_requests(cluster) == 2, what="both requests")
     await answer.close()
     await until_nothing_is_held(cluster)
 
