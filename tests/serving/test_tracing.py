@@ -54,7 +54,15 @@ def make_spans(number: int, **variables: str) -> tuple[subprocess.CompletedProce
 
 
 @pytest.mark.parametrize(
-    "how", ["says nothing", "is not there", "has no address", "is full", "hangs", "listens"]
+    "how",
+    [
+        "says nothing",
+        "is full",
+        *(
+            pytest.param(how, marks=pytest.mark.slow)
+            for how in ("is not there", "has no address", "hangs", "listens")
+        ),
+    ],
 )
 def test_a_collector_holds_nothing_up_and_memory_is_bounded(how: str) -> None:
     with collector_that(how) as endpoint:
