@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Process = Literal["router", "prefill", "decode"]
-Port = Literal["grpc", "kv", "metrics"]
+Port = Literal["grpc", "kv", "http", "metrics"]
 """By what comes there; see `PORTS`."""
 
 Outside = Literal["client", "scraper", "redis", "collector", "hub", "dns"]
@@ -19,6 +19,7 @@ WORKERS: tuple[Process, ...] = ("prefill", "decode")
 PORTS: dict[Port, tuple[str, tuple[Process, ...]]] = {
     "grpc": ("port", PROCESSES),
     "kv": ("kv_port", WORKERS),
+    "http": ("http_port", ("router",)),
     "metrics": ("metrics_port", PROCESSES),
 }
 """The setting that says the number, and of which processes."""
@@ -41,6 +42,7 @@ class Edge:
 
 EDGES: tuple[Edge, ...] = (
     Edge("client", "router", "grpc", "requests and their answers"),
+    Edge("client", "router", "http", "the same over HTTP"),
     *(Edge("router", worker, "grpc", "work, health, administration") for worker in WORKERS),
     # Of both roles: prompts' KV goes to decode workers, and prefixes go wherever they save time.
     # Over NIXL and UCX workers connect to each other on ports that those choose.

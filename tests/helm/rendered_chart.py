@@ -20,6 +20,7 @@ image: { registry: registry.example/llm, tag: "1", pullSecrets: [registry] }
 model: { source: image, image: registry.example/checkpoints/qwen3, name: "" }
 redis: { existingSecret: redis-password }
 router:
+  http: true
   tenantsSecret: tenants
   allowancesConfigMap: allowances
   settings: { placement: least-loaded, max_prompt_bytes: 2097152, share_prefixes: true }
@@ -37,9 +38,11 @@ monitoring: { podMonitors: true, rules: true, dashboards: true, labels: { releas
 ingress:
   grpc: { enabled: true, className: nginx, host: grpc.example, tlsSecret: grpc-tls,
           annotations: { nginx.ingress.kubernetes.io/backend-protocol: GRPC } }
+  http: { enabled: true, host: http.example }
 gateway:
   parentRefs: [{ name: public, namespace: gateways }]
   grpcHostname: grpc.example
+  httpHostname: http.example
 podLabels: { team: llm }
 podAnnotations: { example/note: "yes" }
 """

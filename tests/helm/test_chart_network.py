@@ -79,6 +79,8 @@ def wanted(edge: Edge, values) -> set[tuple[str, str, object]]:
     source = {"client": "clients", "scraper": "scrapers"}.get(edge.source, edge.source)
     redis = values["redis"]
     match edge.target, edge.port:
+        case _, "http" if not values["router"]["http"]:
+            return set()
         case _, "kv" if values["kv"]["connector"] in ("nixl", "auto"):
             return {(source, edge.target, ANY)}
         case _, port if port is not None:
@@ -108,6 +110,8 @@ def test_containers_have_the_ports_of_their_processes(name):
     values = merged(values_of(name))
     for process in PROCESSES:
         expected = {port for port, (_, of) in PORTS.items() if process in of}
+        if not values["router"]["http"]:
+            expected -= {"http"}
         container = container_of(workloads(preset(name))[process])
         assert {p["name"]: p["containerPort"] for p in container["ports"]} == {
             port: values["ports"][port] for port in expected

@@ -1,5 +1,6 @@
 """The commands, variables and probes of the chart, run as processes on loopback."""
 
+import json
 import math
 import os
 import signal
@@ -159,6 +160,13 @@ def test_the_demo_serves_is_probed_and_drains(tmp_path):
             assert {w.id for w in client.list_workers()} == {"prefill_worker", "decode_worker"}
             generation = client.generate("import os\n", SamplingParams(max_tokens=8))
             assert generation.text()
+        request = urllib.request.Request(
+            f"http://{HOST}:{router.ports['http']}/v1/completions",
+            json.dumps({"model": "tiny", "prompt": "import os\n", "max_tokens": 8}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert json.load(answer)["choices"][0]["text"]
         for pod in pods:
             assert pod.passes("liveness")
             assert pod.passes("readiness")

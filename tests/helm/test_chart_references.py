@@ -32,6 +32,7 @@ GIVEN = (
     ("router", "allowancesConfigMap"),
     ("tracing", "headersSecret"),
     ("ingress", "grpc", "tlsSecret"),
+    ("ingress", "http", "tlsSecret"),
 )
 
 
@@ -102,7 +103,7 @@ def test_ways_in_lead_to_ports_of_services(name):
         for service in found_in(ingress, "service"):
             names = {port["name"] for port in services[service["name"]]}
             assert service["port"]["name"] in names
-    for route in of_kind(objects, "GRPCRoute"):
+    for route in of_kind(objects, "GRPCRoute", "HTTPRoute"):
         for backends in found_in(route, "backendRefs"):
             for backend in backends:
                 assert backend["port"] in {port["port"] for port in services[backend["name"]]}

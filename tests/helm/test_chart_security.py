@@ -77,7 +77,7 @@ def test_a_password_goes_from_its_secret_into_the_url_and_nowhere_else():
 
 
 def test_ways_in_do_not_lead_to_the_admin_service():
-    for found in of_kind(preset("everything"), "Ingress", "GRPCRoute"):
+    for found in of_kind(preset("everything"), "Ingress", "GRPCRoute", "HTTPRoute"):
         text = json.dumps(found)
         assert "baton.v1.Admin" not in text
         assert '"path": "/"' not in text

@@ -27,13 +27,15 @@ redis://{{ if .Values.redis.existingSecret }}:$(REDIS_PASSWORD)@{{ end }}{{ incl
 {{- $here := dict "grpc" $ports.grpc "metrics" $ports.metrics -}}
 {{- if ne .component "router" -}}
 {{- $_ := set $here "kv" $ports.kv -}}
+{{- else if .root.Values.router.http -}}
+{{- $_ := set $here "http" $ports.http -}}
 {{- end -}}
 {{- toJson $here -}}
 {{- end -}}
 
 {{- define "baton.checkPorts" -}}
 {{- $taken := dict -}}
-{{- range $name := list "grpc" "metrics" "kv" -}}
+{{- range $name := list "grpc" "http" "metrics" "kv" -}}
 {{- $port := get $.Values.ports $name | int64 | toString -}}
 {{- with get $taken $port -}}
 {{- fail (printf "ports.%s: %s is ports.%s already; each needs a port of its own" $name $port .) -}}
