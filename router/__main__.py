@@ -13,7 +13,7 @@ from baton.cluster.redis import connect
 from baton.cluster.round_trips import RoundTrips
 from baton.errors import FailedPreconditionError
 from baton.serving.channels import Channels
-from baton.serving.process import main
+from baton.serving.process import main, settle
 from baton.serving.server import Server
 from baton.serving.telemetry.exposition import Exposition
 from baton.serving.telemetry.serving import serve_metrics
@@ -122,6 +122,7 @@ async def serve(settings: RouterSettings) -> None:
             server.on_drain(http.wait_idle)
         await server.start()
         stack.push_async_callback(server.stop)
+        settle()
         await server.set_ready(True)
         await server.run_until_signal()
 

@@ -24,6 +24,7 @@ from baton.engine.core.block_pool import CacheEvents
 from baton.engine.engine import Engine
 from baton.errors import UnavailableError
 from baton.serving.channels import Channels
+from baton.serving.process import settle
 from baton.serving.server import Server
 from baton.serving.telemetry.exposition import Exposition
 from baton.serving.telemetry.serving import serve_metrics
@@ -231,6 +232,7 @@ class Worker:
             await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 starting.result()
+                settle()
                 await asyncio.wait({serving, failing}, return_when=asyncio.FIRST_COMPLETED)
             for task in (starting, failing):
                 task.cancel()
