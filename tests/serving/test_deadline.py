@@ -60,12 +60,12 @@ async def test_it_reads_the_limit_of_a_real_call():
     seen: asyncio.Queue[float] = asyncio.Queue()
 
     async def get_model(request, context):
-        seen.put_nowait(Deadline.of(context, default=60.0).remaining())
+        seen.put_nowait(Deadline.of(context, default=3000.0).remaining())
         return pb.GetModelResponse()
 
     async with serving(get_model=get_model) as running:
-        await running.inference.GetModel(pb.GetModelRequest(), timeout=5.0)
+        await running.inference.GetModel(pb.GetModelRequest(), timeout=500.0)
         await running.inference.GetModel(pb.GetModelRequest())
-    # gRPC rounds what it sends up by a percent or so.
-    assert await seen.get() == pytest.approx(5.0, abs=0.5)
-    assert await seen.get() == pytest.approx(60.0, abs=0.5)
+    # gRPC rounds what it sends up by a percent or so; on its way a call may wait for a busy machine.
+    assert await seen.get() == pytest.approx(500.0, rel=0.1)
+    assert await seen.get() == pytest.approx(3000.0, rel=0.1)
