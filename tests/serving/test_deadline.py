@@ -66,6 +66,6 @@ async def test_it_reads_the_limit_of_a_real_call():
     async with serving(get_model=get_model) as running:
         await running.inference.GetModel(pb.GetModelRequest(), timeout=500.0)
         await running.inference.GetModel(pb.GetModelRequest())
-    # gRPC rounds what it sends up by a percent or so; on its way a call may wait for a busy machine.
+    # gRPC rounds up what it sends by a percent or so; a call may wait for a busy machine.
     assert await seen.get() == pytest.approx(500.0, rel=0.1)
     assert await seen.get() == pytest.approx(3000.0, rel=0.1)
