@@ -2,12 +2,16 @@
 
 import asyncio
 import itertools
+import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
+from baton.cli.ports import free_port
+from baton.cli.process import Process
 from baton.client import AsyncClient
 from baton.errors import (
     FailedPreconditionError,
@@ -35,22 +39,35 @@ WORKERS = {"max_num_batched_tokens": 64, "num_blocks": 512, "drain_timeout_s": 3
 _seeds = itertools.count(1000)
 
 
+# A first token within a tenth of a second is more than workers can do for long prompts; between
+# tokens they may take any time.
+ELASTIC = {
+    "elastic": True,
+    "elastic_dwell_s": 1.0,
+    "elastic_cooldown_s": 2.0,
+    "slo_ttft_ms": 100.0,
+    "slo_itl_ms": 10_000.0,
+    **HANDOFFS,
+}
+
+
 @pytest.fixture(scope="module")
 def elastic() -> Iterator[LocalCluster]:
-    """Two workers of each role. A first token within a tenth of a second is more than they can do
-    for long prompts; between tokens they may take any time."""
-    flags = {
-        "elastic": True,
-        "elastic_dwell_s": 1.0,
-        "elastic_cooldown_s": 2.0,
-        "slo_ttft_ms": 100.0,
-        "slo_itl_ms": 10_000.0,
-        **HANDOFFS,
-    }
+    """Two workers of each role."""
     with LocalCluster(
-        num_prefill=2, num_decode=2, worker_flags=WORKERS, router_flags=flags
+        num_prefill=2, num_decode=2, worker_flags=WORKERS, router_flags=ELASTIC
     ) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def other_router(elastic: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A second elastic router over the same workers: where it listens."""
+    flags = {"redis_url": elastic.redis_url, **ELASTIC}
+    process = Process("router-1", "router", free_port(set()), flags)
+    process.start(Path(tmp_path_factory.mktemp("logs")))
+    yield process.endpoint
+    process.signal(signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -132,20 +149,40 @@ class Watched:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_pools_follow_the_load_and_what_runs_goes_on(elastic):
+def epochs(cluster: LocalCluster) -> dict[str, int]:
+    return {name: worker.epoch for name, worker in listed(cluster).items()}
+
+
+async def test_pools_follow_the_load_of_all_routers_and_what_runs_goes_on(elastic, other_router):
+    """Two routers see to it, and do it once."""
     prompts = [prompt_of(30 + 10 * i, seed=i) for i in range(6)]
-    async with AsyncClient(elastic.address, timeout=300.0) as client:
+    async with (
+        AsyncClient(elastic.address, timeout=300.0) as client,
+        AsyncClient(other_router, timeout=300.0, wait_for_ready=True) as other,
+    ):
+        while len(await other.list_workers()) < 4:  # noqa: ASYNC110 - looks from outside
+            await asyncio.sleep(0.05)
         answers = [(p, await client.generate(p, WATCHED).token_ids()) for p in prompts]
         assert num_of(elastic, "prefill") == num_of(elastic, "decode") == 2
-        watched = Watched(client)
-        async with watched.during(answers), load(client, 1500, PROMPTS, num_at_once=8):
+        watched, before = Watched(client), epochs(elastic)
+        async with (
+            watched.during(answers),
+            load(client, 1500, PROMPTS, num_at_once=4),
+            load(other, 1500, PROMPTS, num_at_once=4),
+        ):
             await until(
                 lambda: (num_of(elastic, "prefill"), num_of(elastic, "decode")) == (3, 1),
                 within=90.0,
                 what="a third prefill worker",
             )
         assert watched.num_migrations > 0
-        async with watched.during(answers), load(client, 20, ANSWERS, num_at_once=24):
+        changed = [name for name, epoch in epochs(elastic).items() if epoch != before[name]]
+        assert len(changed) == 1, "both routers have acted"
+        async with (
+            watched.during(answers),
+            load(client, 20, ANSWERS, num_at_once=12),
+            load(other, 20, ANSWERS, num_at_once=12),
+        ):
             await until(
                 lambda: num_of(elastic, "decode") >= 2, within=90.0, what="a second decode worker"
             )
