@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from unittest.mock import patch
 
 import grpc
+import httpx
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
@@ -57,7 +58,10 @@ def traced_cluster(collector: Collector) -> Iterator[LocalCluster]:
     with (
         patch.dict(os.environ, told),
         LocalCluster(
-            num_decode=2, worker_flags=flags, router_flags={**HANDOFFS, **as_json}
+            num_decode=2,
+            worker_flags=flags,
+            router_flags={**HANDOFFS, **as_json},
+            http_port=0,
         ) as running,
     ):
         yield running
@@ -207,6 +211,20 @@ def test_a_trace_that_the_client_began_goes_on(traced, collector):
     assert [span.name for span in spans if span.parent_id == caller] == ["generate"]
     # Whoever began it decides for all: the other one was over before this one began.
     assert "not asked" not in {span.get("baton.request.id") for span in collector.spans}
+
+
+@pytest.mark.parametrize("num_prompts", [1, 2])
+def test_a_trace_that_came_over_http_goes_on(traced, collector, num_prompts):
+    trace_id, caller = f"0af7651916cd43dd8448eb211c80319{num_prompts}", "b7ad6b7169203331"
+    asked = {"prompt": ["def main("] * num_prompts, "max_tokens": 8, "ignore_eos": True}
+    headers = {"traceparent": f"00-{trace_id}-{caller}-01"}
+    url = f"{traced.http_address}/v1/completions"
+    answer_id = httpx.post(url, json=asked, headers=headers, timeout=30).headers["x-request-id"]
+    for request_id in [answer_id] if num_prompts == 1 else [f"{answer_id}-0", f"{answer_id}-1"]:
+        spans = collector.trace_of(request_id, *HANDED_OVER)
+        assert {span.trace_id for span in spans} == {trace_id}
+        parents = {span.parent_id for span in spans if span.name == "generate"}
+        assert parents == {caller}
 
 
 def test_what_is_wrong_with_a_request_is_told_without_its_text(traced, collector):
