@@ -16,7 +16,7 @@ from .prometheus import prometheus
 from .scraped import scrape_all
 from .wide import HANDOFFS
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 TTFT = "gen_ai_server_time_to_first_token_seconds"
 OF_ROUTER = (

@@ -17,7 +17,7 @@ from baton.cli.local_cluster import LocalCluster
 
 from .watch import loads, until, until_nothing_is_held
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 PATIENCE = 30.0
 
@@ -26,7 +26,7 @@ PATIENCE = 30.0
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or driver is None:
-        pytest.skip("there is no chromium; on Debian: apt-get install chromium chromium-driver")
+        pytest.fail("there is no chromium; on Debian: apt-get install chromium chromium-driver")
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
     profile = tmp_path_factory.mktemp("browser")

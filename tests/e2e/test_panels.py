@@ -17,7 +17,7 @@ from baton.sampling import SamplingParams
 
 from .prometheus import Prometheus, prometheus
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(180)]
 
 BOARDS = Path(__file__).parents[2] / "helm" / "baton" / "dashboards"
 # In place of what Grafana fills in.
