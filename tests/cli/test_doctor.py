@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from baton.cli.checks import machine
-from baton.cli.checks.cluster import _Answer, _clocks, _pairing, _versions
+from baton.cli.checks.cluster import _Answer, _clocks, _encryption, _pairing, _versions
 from baton.cli.checks.finding import Level
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.main import app
@@ -117,6 +117,20 @@ def test_versions_that_differ_are_notes_and_clocks_that_do_are_faults() -> None:
     assert clocks.level is Level.FAULT
     assert "decode-0 -40.0 s" in clocks.text
     assert "router" not in clocks.text
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "level"),
+    [
+        (["127.0.0.1:1", "[::1]:2", "localhost:3"], Level.OK),
+        (["127.0.0.1:1", "10.0.0.7:2"], Level.NOTE),
+        (["decode-0.baton:2"], Level.NOTE),
+    ],
+)
+def test_what_is_said_in_the_clear_beyond_this_machine_is_a_note(endpoints, level) -> None:
+    found = _encryption(endpoints)
+    assert found.level is level
+    assert (endpoints[-1] in found.text) == (level is Level.NOTE)
 
 
 # A cluster.

@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from baton.cli.checks.finding import Finding, fault, note, ok
 from baton.cli.session import session
@@ -46,6 +47,7 @@ def cluster(address: str, token: str, *, tries: bool) -> Iterator[Finding]:
     yield from _pairing(answers)
     yield from _redis(answers)
     yield from _clocks(answers)
+    yield _encryption([address, *(worker.endpoint for worker in workers)])
     if tries:
         yield _request(address, token)
 
@@ -147,6 +149,24 @@ def _clocks(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
         yield fault("clocks", f"are apart from ours: {said}", how)
     else:
         yield ok("clocks", f"all within {_SKEW:g} s of ours")
+
+
+def _encryption(endpoints: Sequence[str]) -> Finding:
+    """What is said in the clear, and to whom."""
+    open_ones = sorted({endpoint for endpoint in endpoints if not _is_loopback(endpoint)})
+    if not open_ones:
+        return ok("TLS", "there is none, and none is needed: all listen on loopback")
+    text = f"there is none, so whoever is on the way to {', '.join(open_ones)} can read and change"
+    how = "have them reached by a network that you trust alone; processes have no TLS of their own"
+    return note("TLS", f"{text} what is said", how)
+
+
+def _is_loopback(endpoint: str) -> bool:
+    host = endpoint.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False
 
 
 def _request(address: str, token: str) -> Finding:
