@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import contextlib
 import gc
 import itertools
 import json
@@ -758,8 +759,16 @@ def test_what_takes_too_long_is_refused_at_the_limit_and_ended() -> None:
     children = psutil.Process().children(recursive=True)
     mine = [p for p in children if "baton.engine.grammar_judge" in p.cmdline()]
     assert all(not process.children() for process in mine)
-    write(compiler.compile(Grammar(REGEX, "[a-c]{3}")), 0)
+    write(compiled_at_last(compiler, Grammar(REGEX, "[a-c]{3}")), 0)
     compiler.close()
+
+
+def compiled_at_last(compiler: GrammarCompiler, grammar: Grammar) -> CompiledGrammar:
+    """What compiles in a moment, though a busy machine may take longer than the limit now."""
+    for _ in range(20):
+        with contextlib.suppress(InvalidArgumentError):
+            return compiler.compile(grammar)
+    raise AssertionError("it never compiles in time")
 
 
 def test_what_takes_too_much_memory_is_refused() -> None:

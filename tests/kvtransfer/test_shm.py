@@ -6,6 +6,8 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -274,16 +276,23 @@ async def test_a_source_that_could_not_say_is_asked_again(monkeypatch):
     ways.close()
 
 
-async def test_a_folder_may_take_the_place_of_the_network_namespace(tmp_path):
-    folder = str(tmp_path)
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder whose name leaves room for that of a socket, which has 107 bytes at most."""
+    with tempfile.TemporaryDirectory(prefix="baton-") as folder:
+        yield Path(folder)
+
+
+async def test_a_folder_may_take_the_place_of_the_network_namespace(short_path):
+    folder = str(short_path)
     async with Doorkeeper(two_pools(), folder) as keeper:
-        assert [path.name for path in tmp_path.iterdir()] == [keeper.door.address]
+        assert [path.name for path in short_path.iterdir()] == [keeper.door.address]
         assert not any(keeper.door.address in name for name in abstract_sockets())
         receiver = await asyncio.to_thread(attach, keeper.door, HYBRID, folder)
         assert keeper.num_readers == 1
         receiver.close()
         assert "cannot be read" in await refusal(keeper.door)  # who has no folder finds nobody
-    assert list(tmp_path.iterdir()) == []
+    assert list(short_path.iterdir()) == []
 
 
 # Attaches as a process of another network namespace; argv: the door's address and host, the folder.
@@ -308,7 +317,7 @@ def has_namespaces() -> bool:
     return subprocess.run([*APART, "true"], capture_output=True).returncode == 0
 
 
-async def test_a_worker_of_another_network_namespace_finds_the_pools_by_the_folder(tmp_path):
+async def test_a_worker_of_another_network_namespace_finds_the_pools_by_the_folder(short_path):
     if not has_namespaces():
         pytest.skip("this machine gives out no network namespaces")
     python = [sys.executable, "-c", ELSEWHERE]
@@ -331,33 +340,33 @@ async def test_a_worker_of_another_network_namespace_finds_the_pools_by_the_fold
         code, said = await outcome(without.door)
         assert code != 0
         assert "refused" in said
-    async with Doorkeeper(two_pools(), str(tmp_path)) as keeper:
-        code, said = await outcome(keeper.door, str(tmp_path))
+    async with Doorkeeper(two_pools(), str(short_path)) as keeper:
+        code, said = await outcome(keeper.door, str(short_path))
         assert code == 0, said
 
 
-async def test_sockets_of_workers_that_were_killed_are_removed_and_others_left(tmp_path):
+async def test_sockets_of_workers_that_were_killed_are_removed_and_others_left(short_path):
     with socket.socket(socket.AF_UNIX) as killed:
-        killed.bind(str(tmp_path / "baton-kv-killed"))
-    (tmp_path / "other").touch()
-    first, second = (Doorkeeper(two_pools(), str(tmp_path)) for _ in range(2))
+        killed.bind(str(short_path / "baton-kv-killed"))
+    (short_path / "other").touch()
+    first, second = (Doorkeeper(two_pools(), str(short_path)) for _ in range(2))
     async with first, second:
-        names = {path.name for path in tmp_path.iterdir()}
+        names = {path.name for path in short_path.iterdir()}
         assert names == {"other", first.door.address, second.door.address}
-        receiver = await asyncio.to_thread(attach, first.door, HYBRID, str(tmp_path))
+        receiver = await asyncio.to_thread(attach, first.door, HYBRID, str(short_path))
         receiver.close()
 
 
 @pytest.mark.parametrize("name", ["", "..", "../baton-kv-1", "/tmp/baton-kv-1", "baton-kv-/../1"])
-async def test_no_name_leads_out_of_the_folder(name, tmp_path):
-    async with Doorkeeper(two_pools(), str(tmp_path)) as keeper:
+async def test_no_name_leads_out_of_the_folder(name, short_path):
+    async with Doorkeeper(two_pools(), str(short_path)) as keeper:
         door = replace(keeper.door, address=name)
         with pytest.raises(UnavailableError, match="no name of a socket"):
-            await asyncio.to_thread(attach, door, HYBRID, str(tmp_path))
+            await asyncio.to_thread(attach, door, HYBRID, str(short_path))
 
 
-async def test_a_folder_that_cannot_have_a_socket_is_an_error(tmp_path):
-    for folder in (tmp_path / "missing", tmp_path / ("long" * 30)):
+async def test_a_folder_that_cannot_have_a_socket_is_an_error(short_path):
+    for folder in (short_path / "missing", short_path / ("long" * 30)):
         keeper = Doorkeeper(two_pools(), str(folder))
         with pytest.raises(OSError, match=r"No such file|too long"):
             async with keeper:

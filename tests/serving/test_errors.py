@@ -36,7 +36,8 @@ def foreign(code: grpc.StatusCode, details: str = "") -> grpc.aio.AioRpcError:
 
 
 def test_every_class_of_the_hierarchy_has_a_round_trip():
-    assert {type(error) for error, _ in ROUND_TRIPS} == set(errors.BatonError.__subclasses__())
+    ours = {e for e in errors.BatonError.__subclasses__() if e.__module__ == errors.__name__}
+    assert {type(error) for error, _ in ROUND_TRIPS} == ours
 
 
 @pytest.mark.parametrize(("error", "code"), ROUND_TRIPS, ids=lambda x: type(x).__name__)
