@@ -82,6 +82,7 @@ async def test_a_chat_is_another_operation_than_a_text(
         assert family.total(f"{name}_count", gen_ai_operation_name="chat") == 1
 
 
+@pytest.mark.slow
 async def test_who_reads_no_metrics_slows_nobody_and_is_held_in_bounded_room(
     cluster: LocalCluster, client: AsyncClient
 ) -> None:

@@ -185,6 +185,7 @@ async def test_a_streamed_chat_completion_begins_with_its_role(ai, client):
     assert "".join(delta.content or "" for delta in deltas) == expected
 
 
+@pytest.mark.slow
 async def test_without_a_bound_an_answer_may_fill_the_model_s_length(ai):
     answer = await ai.chat.completions.create(
         messages=MESSAGES, extra_body={"ignore_eos": True}, **GREEDY

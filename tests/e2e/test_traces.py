@@ -273,6 +273,7 @@ def alone_cluster(
         yield running
 
 
+@pytest.mark.slow
 def test_a_worker_that_computes_the_prompt_itself_tells_of_it(alone_cluster, collector):
     with Client(alone_cluster.address) as client:
         text = client.generate("def main():", PLAIN, request_id="alone").text()
@@ -291,6 +292,7 @@ def test_a_worker_that_computes_the_prompt_itself_tells_of_it(alone_cluster, col
     assert answered["finish_reason"] == "length"
 
 
+@pytest.mark.slow
 def test_sequences_without_room_tell_that_they_had_to_make_it(alone_cluster, collector):
     params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=0.9, seed=5, n=3)
     with Client(alone_cluster.address) as client:
@@ -328,6 +330,7 @@ def test_a_refused_request_is_a_trace_that_says_why(alone_cluster, collector):
 # Whoever collects spans holds nobody up.
 
 
+@pytest.mark.slow
 async def test_a_cluster_whose_collector_never_answers_serves_and_ends_as_ever():
     with collector_that("hangs") as endpoint:
         told = {

@@ -131,6 +131,7 @@ def is_answering(client: "redis.Redis") -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_the_demo_serves_is_probed_and_drains(tmp_path):
     demo = workloads(render(values_of("values-cpu-demo")))
     taken: set[int] = set()
