@@ -39,6 +39,7 @@ def beliefs(fleet: Fleet) -> dict[str, Any]:
 
 
 def tell(*_: object) -> None:
+    gc.unfreeze()  # what was loaded is not listed otherwise
     (fleet,) = (found for found in gc.get_objects() if isinstance(found, Fleet))
     path = Path(os.environ["PROBE_FILE"])
     partial = path.with_suffix(".partial")
