@@ -4,7 +4,7 @@ import asyncio
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -79,6 +79,15 @@ async def failure_of(awaitable: Any) -> BatonError:
         await awaitable
     error = caught.value
     return error_of(error) if isinstance(error, grpc.RpcError) else error
+
+
+async def failure_of_one_heard(call: Callable[[], Any]) -> BatonError:
+    """Of the first call that its peer has heard: one that stood still closes, as it goes on, the
+    connection whose pings it has not answered."""
+    async with asyncio.timeout(PATIENCE):
+        while isinstance(failure := await failure_of(call()), UnavailableError):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    return failure
 
 
 # The source dies.
@@ -218,8 +227,9 @@ async def test_a_source_that_comes_back_knows_nothing_of_the_lease_any_more(far_
         await source.tell("complete")
         late = ConfirmRequest(lease_id=LEASE, generation=1, claimant=CLAIMANT)
         stub = KvTransferStub(channels.get(source.about[0]))
-        call = stub.Confirm(late, timeout=5.0, wait_for_ready=True)
-        assert isinstance(await failure_of(call), NotFoundError)
+        assert isinstance(
+            await failure_of_one_heard(lambda: stub.Confirm(late, timeout=5.0)), NotFoundError
+        )
         again = asyncio.create_task(fetcher.fetch(handle, allocation(*HERE), 5.0))
         assert isinstance(await failure_of(again), NotFoundError)
     fetcher.close()
