@@ -116,9 +116,9 @@ class KvFetcher:
         request = fetch_request(
             handle, self._worker_id, self._pairing, num_held, connector, integrity
         )
-        channel = self._channel_to(handle.source_endpoint)
+        fetch = _fetch(self._channel_to(handle.source_endpoint))
         handoff.ask()
-        call = _fetch(channel)(request, timeout=self._left(handoff, deadline), metadata=outgoing())
+        call = fetch(request, timeout=self._left(handoff, deadline), metadata=outgoing())
         try:
             await self._receive(call, handoff, way.receiver, integrity)
             prefilled_at = time.monotonic()
@@ -129,9 +129,9 @@ class KvFetcher:
                 tenant=handle.tenant,
             )
             timeout = self._left(handoff, deadline)
-            await pb_grpc.KvTransferStub(channel).Confirm(
-                confirmation, timeout=timeout, metadata=outgoing()
-            )
+            # The channel of the fetch may be an old one by now, if certificates have changed.
+            stub = pb_grpc.KvTransferStub(self._channel_to(handle.source_endpoint))
+            await stub.Confirm(confirmation, timeout=timeout, metadata=outgoing())
         finally:
             call.cancel()
         exposed = time.monotonic() - prefilled_at

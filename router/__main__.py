@@ -62,7 +62,7 @@ async def serve(settings: RouterSettings) -> None:
         round_trips = RoundTrips()
         redis = connect(settings.redis_url, round_trips)
         stack.push_async_callback(redis.aclose)
-        channels = Channels(settings.max_message_bytes)
+        channels = Channels(settings.max_message_bytes, tls=settings.tls_to_workers)
         stack.push_async_callback(channels.close)
         fleet = Fleet(
             redis, channels, card.tokenizer_hash, LocalityIndex(settings.max_indexed_blocks)
@@ -147,7 +147,7 @@ def _http_server(
     render = exposition.render if settings.metrics else None
     max_body_bytes = settings.http_max_body_bytes
     routes = Routes(inference, generations, requests, tenants, render, max_body_bytes)
-    return HttpServer(routes.app(), settings.host)
+    return HttpServer(routes.app(), settings.host, settings.tls)
 
 
 def _recorder(settings: RouterSettings, rules: Rules, stack: AsyncExitStack) -> Recorder | None:

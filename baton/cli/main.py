@@ -71,6 +71,10 @@ def up(
     host: Annotated[
         str, typer.Option(envvar="BATON_HOST", help="Address the router listens on.")
     ] = "127.0.0.1",
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="Let --host be one that others reach, without TLS."),
+    ] = False,
     port: Annotated[
         int,
         typer.Option(
@@ -162,7 +166,11 @@ def up(
             redis_url,
             http_port=room.http_port_of(http_port) if http else None,
             worker_flags={**said, **room.parse_flags(worker_arg or [])},
-            router_flags={"host": host, **({"elastic": True} if elastic else {})},
+            router_flags={
+                "host": host,
+                **({"insecure": True} if insecure else {}),
+                **({"elastic": True} if elastic else {}),
+            },
             log_dir=log_dir,
         )
         if dry_run:

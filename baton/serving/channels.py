@@ -4,11 +4,17 @@ Knows nothing of the services called.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import grpc
 
+from baton.tls import Pem, PemFiles, Tls
+
 MAX_MESSAGE_BYTES = 16 * 2**20
+
+# Between `Channels.get` and the call that it is for, at most.
+_HANDOUT_SECONDS = 10.0
+_LONGEST_CALL_SECONDS = 24 * 3600.0
 
 # A peer that falls silent is noticed within the silence bound of 2 s: ping after 1 s, wait 0.8 s.
 # Of the two timeouts the second is the one that counts: it is a minute by default.
@@ -61,16 +67,32 @@ class Channels:
         self,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         *,
-        credentials: grpc.ChannelCredentials | None = None,
-        options: Sequence[tuple[str, int]] = (),
+        tls: Tls | None = None,
+        options: Sequence[tuple[str, int | str]] = (),
     ) -> None:
-        """`options` go beside those of every channel of ours."""
+        """`tls`: None: all is said in the clear. `options` go beside those of every channel of
+        ours."""
         self._options = [*channel_options(max_message_bytes), *options]
-        self._credentials = credentials
+        self._files: PemFiles | None = None
+        self._shown: Pem | None = None
+        if tls is not None:
+            self._options += tls.channel_options()
+            self._files = PemFiles(tls)
+            self._shown = self._files.current()
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._retired: dict[asyncio.Task[None], grpc.aio.Channel] = {}
+        self._on_renewal: list[Callable[[], None]] = []
+
+    def on_renewal(self, callback: Callable[[], None]) -> None:
+        """Has `callback` called when there are new certificates, and so `get` has new channels.
+        Calls that never end by themselves should then move over: the old channels wait for them."""
+        self._on_renewal.append(callback)
 
     def get(self, endpoint: str) -> grpc.aio.Channel:
-        """The channel to "host:port", valid until `discard` or `close`. Connects on first use."""
+        """The channel to "host:port", on which to call soon: valid until `discard`, `close`, or
+        some seconds after certificates have changed. Connects on first use."""
+        if self._files is not None and self._files.current() is not self._shown:
+            self._renew()
         if endpoint not in self._channels:
             self._channels[endpoint] = self._open(endpoint)
         return self._channels[endpoint]
@@ -83,10 +105,32 @@ class Channels:
 
     async def close(self) -> None:
         """Closes all channels. Their calls end with CANCELLED."""
-        channels, self._channels = self._channels, {}
-        await asyncio.gather(*(channel.close() for channel in channels.values()))
+        channels, self._channels = [*self._channels.values(), *self._retired.values()], {}
+        for task in self._retired:
+            task.cancel()
+        await asyncio.gather(*self._retired, return_exceptions=True)
+        await asyncio.gather(*(channel.close() for channel in channels))
+
+    def _renew(self) -> None:
+        """New calls go over new connections; those that run go on over theirs."""
+        assert self._files is not None
+        self._shown = self._files.current()
+        former, self._channels = self._channels, {}
+        for channel in former.values():
+            task = asyncio.create_task(_retire(channel))
+            self._retired[task] = channel
+            task.add_done_callback(self._retired.pop)
+        for callback in self._on_renewal:
+            callback()
 
     def _open(self, endpoint: str) -> grpc.aio.Channel:
-        if self._credentials is None:
+        if self._shown is None:
             return grpc.aio.insecure_channel(endpoint, options=self._options)
-        return grpc.aio.secure_channel(endpoint, self._credentials, options=self._options)
+        credentials = self._shown.channel_credentials()
+        return grpc.aio.secure_channel(endpoint, credentials, options=self._options)
+
+
+async def _retire(channel: grpc.aio.Channel) -> None:
+    """Closes it once its calls have ended. Who has just got it may still begin one."""
+    await asyncio.sleep(_HANDOUT_SECONDS)
+    await channel.close(_LONGEST_CALL_SECONDS)

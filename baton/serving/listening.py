@@ -1,6 +1,7 @@
 """Addresses that a process listens on, and why it cannot."""
 
 import errno
+from ipaddress import ip_address
 
 from baton.errors import FailedPreconditionError
 
@@ -8,6 +9,16 @@ from baton.errors import FailedPreconditionError
 def host_and_port(host: str, port: int) -> str:
     """As one string; an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there. Of names only "localhost" is known."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def cannot_listen(host: str, port: int, flag: str, error: OSError) -> FailedPreconditionError:

@@ -5,7 +5,7 @@ import logging
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -17,6 +17,7 @@ from baton.serving.interceptors import ErrorInterceptor, InFlightInterceptor
 from baton.serving.listening import cannot_listen, host_and_port
 from baton.serving.settings import ServingSettings
 from baton.serving.telemetry.propagation import trace_interceptors
+from baton.tls import Pem, PemFiles, Tls
 
 LIVENESS = "liveness"
 READINESS = "readiness"
@@ -41,14 +42,12 @@ class Server:
         self,
         settings: ServingSettings,
         *,
-        credentials: grpc.ServerCredentials | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         uncounted: Sequence[str] = (),
     ) -> None:
         """`interceptors` run inside the server's own, in their order. No drain waits for calls of
         the services named `uncounted`, such as "baton.v1.Admin"."""
         self._settings = settings
-        self._credentials = credentials
         self._in_flight = InFlightInterceptor(uncounted)
         self._grpc = grpc.aio.server(
             interceptors=[
@@ -179,12 +178,38 @@ class Server:
         # gRPC tells the reason only to stderr, so the socket is asked first.
         _check_bindable(host, port)
         try:
-            if self._credentials is None:
+            if self._settings.tls is None:
                 return self._grpc.add_insecure_port(host_and_port(host, port))
-            return self._grpc.add_secure_port(host_and_port(host, port), self._credentials)
+            credentials = server_credentials(self._settings.tls)
+            return self._grpc.add_secure_port(host_and_port(host, port), credentials)
         except RuntimeError as error:
             where = host_and_port(host, port)
             raise FailedPreconditionError(f"cannot listen on {where}") from error
+
+
+def server_credentials(tls: Tls) -> grpc.ServerCredentials:
+    """Asks every client for a certificate. Files that have changed are taken with the next
+    connection."""
+    files = PemFiles(tls)
+    shown = files.current()
+
+    def fetch() -> "grpc.ServerCertificateConfiguration | None":
+        nonlocal shown
+        before, shown = shown, files.current()
+        return None if shown is before else _configuration(shown)
+
+    # None says that nothing has changed, which the types do not know of.
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(shown),
+        cast("Callable[[], grpc.ServerCertificateConfiguration]", fetch),
+        require_client_authentication=True,
+    )
+
+
+def _configuration(pem: Pem) -> "grpc.ServerCertificateConfiguration":
+    assert pem.cert is not None
+    assert pem.key is not None
+    return grpc.ssl_server_certificate_configuration([(pem.key, pem.cert)], pem.ca)
 
 
 class _NamingServer:

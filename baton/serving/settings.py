@@ -6,15 +6,16 @@ Knows no role: roles subclass `ServingSettings` and give each field a descriptio
 """
 
 import argparse
+import dataclasses
 import difflib
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, Self, TypeVar
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticUndefined
 from pydantic_settings import (
@@ -27,8 +28,13 @@ from pydantic_settings import (
 )
 
 from baton.serving.channels import MAX_MESSAGE_BYTES
+from baton.serving.listening import is_loopback
+from baton.tls import Tls
 
 ENV_PREFIX = "BATON_"
+
+# DNS name in the certificate of every worker.
+WORKER_NAME = "baton-worker"
 
 
 def _split(value: object) -> object:
@@ -63,6 +69,22 @@ class ServingSettings(BaseSettings):
         description="Host by which others reach this process; needed where --host is a wildcard. "
         "Unset: --host.",
     )
+    tls_cert: str | None = Field(
+        None,
+        description="PEM file of this process's certificate, with which it serves and connects to "
+        "others, and of what leads to the authority that signed it. Unset: no TLS.",
+    )
+    tls_key: str | None = Field(None, description="PEM file of the private key of --tls-cert.")
+    tls_ca: str | None = Field(
+        None,
+        description="PEM file of the authorities whose certificates are believed, from others and "
+        "from this process.",
+    )
+    insecure: bool = Field(
+        False,
+        description="Listen without TLS where others than this machine reach --host: whoever is "
+        "on that network can then read, change and ask for everything.",
+    )
     redis_url: str | None = Field(
         None,
         description="Redis to share state over, such as redis://127.0.0.1:6379/0; also "
@@ -87,6 +109,33 @@ class ServingSettings(BaseSettings):
     max_message_bytes: int = Field(
         MAX_MESSAGE_BYTES, ge=4096, le=2**31 - 1, description="Largest gRPC message, both ways."
     )
+
+    @model_validator(mode="after")
+    def _is_guarded(self) -> Self:
+        files = {"tls_cert": self.tls_cert, "tls_key": self.tls_key, "tls_ca": self.tls_ca}
+        given = [_flag(name) for name, path in files.items() if path]
+        missing = [_flag(name) for name, path in files.items() if not path]
+        if given and missing:
+            raise ValueError(f"{' and '.join(given)} cannot do without {' and '.join(missing)}")
+        if missing and not self.insecure and not is_loopback(self.host):
+            raise ValueError(
+                f"--host is {self.host!r}, where others than this machine may connect, and there "
+                "is no TLS; give --tls-cert, --tls-key and --tls-ca, or --insecure where everybody "
+                "on that network is trusted"
+            )
+        return self
+
+    @property
+    def tls(self) -> Tls | None:
+        """None: everything is said in the clear."""
+        if not (self.tls_ca and self.tls_cert and self.tls_key):
+            return None
+        return Tls(self.tls_ca, self.tls_cert, self.tls_key)
+
+    @property
+    def tls_to_workers(self) -> Tls | None:
+        """Of a connection to a worker, wherever it is: addresses of workers come and go."""
+        return None if self.tls is None else dataclasses.replace(self.tls, server_name=WORKER_NAME)
 
     @classmethod
     def settings_customise_sources(
@@ -134,8 +183,10 @@ class _Naming:
         self._environment = environment
 
     def sentence(self, details: ErrorDetails) -> str:
-        field = str(details["loc"][0]) if details["loc"] else "settings"
         problem = details["msg"].removeprefix("Value error, ")
+        if not details["loc"]:  # of several fields together; it names them itself
+            return problem
+        field = str(details["loc"][0])
         problem = problem.replace("Input should", "must", 1)
         if details["type"] == "missing":
             return f"{_flag(field)} is needed (or {_variable(field)}, or {field} in the file)"

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from baton.engine.config import EngineConfig
 from baton.models import DEFAULT_MODEL, locate
+from baton.serving.listening import is_loopback
 from baton.serving.settings import ServingSettings
 from kvtransfer.lease_table import DEFAULT_TIME_LIMIT
 
@@ -185,8 +186,7 @@ class WorkerSettings(ServingSettings):
     @property
     def devices_of_nixl(self) -> str | None:
         """None for all."""
-        is_local = self.host == "localhost" or self.host.startswith("127.") or self.host == "::1"
-        return self.nixl_devices or ("lo" if is_local else None)
+        return self.nixl_devices or ("lo" if is_loopback(self.host) else None)
 
     @property
     def model_path(self) -> str:

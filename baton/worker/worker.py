@@ -66,7 +66,9 @@ class Worker:
         self.server = Server(settings, uncounted=_UNCOUNTED)
         self.kv_server = _kv_server(settings) or self.server
         self.channels = Channels(
-            max(settings.max_message_bytes, settings.kv_max_message_bytes), options=CHANNEL_OPTIONS
+            max(settings.max_message_bytes, settings.kv_max_message_bytes),
+            tls=settings.tls_to_workers,
+            options=CHANNEL_OPTIONS,
         )
         self.epoch = new_epoch()
         self.phase = "starting"

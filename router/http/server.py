@@ -10,7 +10,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from baton.serving.listening import cannot_listen
+from baton.tls import Tls
 from router.http.middleware import InFlight
+from router.http.tls import server_context
 
 logger = logging.getLogger(__name__)
 
@@ -30,25 +32,29 @@ class _Uvicorn(uvicorn.Server):
 class HttpServer:
     """Use: `start`, then `wait_idle` to drain, then `stop`."""
 
-    def __init__(self, app: ASGIApp, host: str) -> None:
+    def __init__(self, app: ASGIApp, host: str, tls: Tls | None = None) -> None:
+        """`tls`: None: all is said in the clear."""
         self._host = host
+        self._scheme = "http" if tls is None else "https"
         self._app = InFlight(app)
         self._task: asyncio.Task[None] | None = None
-        self._server = _Uvicorn(
-            uvicorn.Config(
-                self._app,
-                http="h11",
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=1,
-            )
+        config = uvicorn.Config(
+            self._app,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=1,
         )
+        config.load()
+        if tls is not None:
+            config.ssl = server_context(tls, asks_for_certificates=True)
+        self._server = _Uvicorn(config)
 
     async def start(self, port: int) -> int:
         """Listens and returns the port, any free one for 0. Raises `FailedPreconditionError` where
@@ -56,7 +62,7 @@ class HttpServer:
         listening = _listen(self._host, port)
         port = listening.getsockname()[1]
         self._task = asyncio.create_task(self._server.serve(sockets=[listening]))
-        logger.info("OpenAI's API at http://%s:%d/v1", self._host, port)
+        logger.info("OpenAI's API at %s://%s:%d/v1", self._scheme, self._host, port)
         return port
 
     async def wait_idle(self) -> None:

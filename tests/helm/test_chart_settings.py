@@ -63,6 +63,7 @@ def test_every_variable_is_a_setting_and_every_value_is_taken(name, process, mon
     settings = understood(objects, process, monkeypatch)
     assert settings.host == "0.0.0.0"
     assert settings.advertise_host == "10.0.0.1"
+    assert settings.insecure
 
 
 def test_what_is_given_arrives(monkeypatch):

@@ -53,7 +53,7 @@ async def test_a_taken_port_is_one_sentence():
 
 async def test_a_host_that_does_not_exist_is_one_sentence():
     with pytest.raises(FailedPreconditionError, match=r"cannot listen on no-such-host\.invalid:0"):
-        await Server(ServingSettings(host="no-such-host.invalid")).start()
+        await Server(ServingSettings(host="no-such-host.invalid", insecure=True)).start()
 
 
 async def test_others_are_told_the_advertised_host():

@@ -5,6 +5,7 @@ import pytest
 from pydantic import Field, ValidationError
 
 from baton.serving.settings import CommaSeparated, ServingSettings, load
+from baton.tls import Tls
 
 
 class RoleSettings(ServingSettings):
@@ -55,13 +56,13 @@ def test_without_anything_the_defaults_hold():
 
 
 def test_a_flag_goes_before_the_environment_and_that_before_the_file(config, monkeypatch):
-    path = config("port: 1\nnum_blocks: 101\nhost: file\nlog_format: json\n")
+    path = config("port: 1\nnum_blocks: 101\nadvertise_host: file\nlog_format: json\n")
     monkeypatch.setenv("BATON_NUM_BLOCKS", "102")
-    monkeypatch.setenv("BATON_HOST", "environment")
-    settings = load(RoleSettings, ["--config", path, "--host", "flag"])
+    monkeypatch.setenv("BATON_ADVERTISE_HOST", "environment")
+    settings = load(RoleSettings, ["--config", path, "--advertise-host", "flag"])
     assert settings.port == 1
     assert settings.num_blocks == 102
-    assert settings.host == "flag"
+    assert settings.advertise_host == "flag"
     assert settings.log_format == "json"
 
 
@@ -172,3 +173,21 @@ def test_help_teaches_flags_defaults_and_variables(capsys):
 def test_every_field_is_described():
     for name, field in ServingSettings.model_fields.items():
         assert field.description, name
+
+
+def test_who_listens_beyond_this_machine_says_how_it_is_guarded(capsys, monkeypatch):
+    sentence = refused(capsys, ["--host", "0.0.0.0"])
+    for flag in ("--tls-cert", "--tls-key", "--tls-ca", "--insecure"):
+        assert flag in sentence
+    assert load(RoleSettings, ["--host", "0.0.0.0", "--insecure"]).tls is None
+    files = ["--tls-cert=a.pem", "--tls-key=a.key", "--tls-ca=ca.pem"]
+    assert load(RoleSettings, ["--host", "0.0.0.0", *files]).tls == Tls("ca.pem", "a.pem", "a.key")
+    for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost"):
+        assert load(RoleSettings, ["--host", host]).tls is None
+    monkeypatch.setenv("BATON_HOST", "a-name-of-somebody")
+    assert "a-name-of-somebody" in refused(capsys, [])
+
+
+def test_a_certificate_needs_its_key_and_its_authorities(capsys):
+    sentence = refused(capsys, ["--tls-cert", "a.pem"])
+    assert "--tls-cert cannot do without --tls-key and --tls-ca" in sentence

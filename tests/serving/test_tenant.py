@@ -118,10 +118,8 @@ async def test_over_mutual_tls_the_certificate_tells(tmp_path, tenants):
     certified(tmp_path, "localhost")
     certified(tmp_path, "acme.example")
     content = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    credentials = grpc.ssl_server_credentials(
-        [(content["localhost.key"], content["localhost.pem"])], content["ca.pem"], True
-    )
-    server = Server(ServingSettings(), credentials=credentials)
+    files = {"tls_cert": "localhost.pem", "tls_key": "localhost.key", "tls_ca": "ca.pem"}
+    server = Server(ServingSettings(**{name: str(tmp_path / f) for name, f in files.items()}))
     server.add(admin_pb2_grpc.add_AdminServicer_to_server, WhoAmI(tenants))
     await server.start()
     shown = grpc.ssl_channel_credentials(

@@ -4,13 +4,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
 
 from baton.cli.checks.finding import Finding, fault, note, ok
 from baton.cli.session import session
 from baton.client import Client, Info, Worker
 from baton.errors import BatonError
 from baton.sampling import SamplingParams
+from baton.serving.listening import is_loopback
 
 _TIMEOUT = 5.0
 _SKEW = 1.0
@@ -153,7 +153,7 @@ def _clocks(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
 
 def _encryption(endpoints: Sequence[str]) -> Finding:
     """What is said in the clear, and to whom."""
-    open_ones = sorted({endpoint for endpoint in endpoints if not _is_loopback(endpoint)})
+    open_ones = sorted({endpoint for endpoint in endpoints if not is_loopback(_host_of(endpoint))})
     if not open_ones:
         return ok("TLS", "there is none, and none is needed: all listen on loopback")
     text = f"there is none, so whoever is on the way to {', '.join(open_ones)} can read and change"
@@ -161,12 +161,8 @@ def _encryption(endpoints: Sequence[str]) -> Finding:
     return note("TLS", f"{text} what is said", how)
 
 
-def _is_loopback(endpoint: str) -> bool:
-    host = endpoint.rpartition(":")[0].strip("[]")
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:  # a name
-        return False
+def _host_of(endpoint: str) -> str:
+    return endpoint.rpartition(":")[0].strip("[]")
 
 
 def _request(address: str, token: str) -> Finding:

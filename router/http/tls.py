@@ -1,0 +1,39 @@
+"""TLS of the HTTP front, with certificates that may be replaced while it serves."""
+
+import ssl
+
+from baton.tls import PemFiles, Tls
+
+
+def server_context(tls: Tls, *, asks_for_certificates: bool) -> ssl.SSLContext:
+    """What connections are to be made with. `asks_for_certificates`: clients without one that is
+    believed are refused."""
+    files = PemFiles(tls)
+    made_of, context = files.current(), _context(tls, asks_for_certificates)
+
+    def use_the_newest(connection: ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:
+        """Called with each connection, before a certificate is shown."""
+        nonlocal made_of, context
+        now = files.current()
+        if now is not made_of:
+            made_of, context = now, _context(tls, asks_for_certificates)
+        connection.context = context
+
+    outermost = _context(tls, asks_for_certificates)
+    outermost.sni_callback = use_the_newest
+    return outermost
+
+
+def _context(tls: Tls, asks_for_certificates: bool) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    assert tls.cert is not None
+    context.load_cert_chain(tls.cert, tls.key)
+    # Who comes again shows its certificate again.
+    context.options |= ssl.OP_NO_TICKET
+    context.num_tickets = 0
+    context.set_alpn_protocols(["http/1.1"])
+    if asks_for_certificates:
+        context.load_verify_locations(tls.ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
