@@ -133,6 +133,8 @@ class Client:
             none.
         resume: a generation whose router dies goes on with another one, or with the same if it
             comes back soon; its reader sees nothing of it but the time it takes.
+        admin_address: where the routers' admin services listen, in the same order: their
+            --admin-port. None: at `address`, of a client that is to look after them and no more.
         token: says to the router whose calls these are; without TLS it crosses the network as it
             is.
     """
@@ -145,22 +147,24 @@ class Client:
         credentials: grpc.ChannelCredentials | None = None,
         wait_for_ready: bool = False,
         resume: bool = True,
+        admin_address: str | Sequence[str] | None = None,
         token: str | None = None,
     ) -> None:
         self._timeout = timeout
         self._waits = wait_for_ready
         self._resume = resume
         self._metadata = _bearing(token)
-        self._channels = [
-            grpc.insecure_channel(one, _OPTIONS)
+        addresses, admin_addresses = _addresses(address, admin_address)
+        self._channels = {
+            one: grpc.insecure_channel(one, _OPTIONS)
             if credentials is None
             else grpc.secure_channel(one, credentials, _OPTIONS)
-            for one in _addresses(address)
-        ]
-        self._routers = Routers(len(self._channels))
-        self._wait = wait_for_ready and len(self._channels) == 1
-        self._inference = [InferenceStub(channel) for channel in self._channels]
-        self._admin = [AdminStub(channel) for channel in self._channels]
+            for one in {*addresses, *admin_addresses}
+        }
+        self._routers = Routers(len(addresses))
+        self._wait = wait_for_ready and len(addresses) == 1
+        self._inference = [InferenceStub(self._channels[one]) for one in addresses]
+        self._admin = [AdminStub(self._channels[one]) for one in admin_addresses]
 
     def __enter__(self) -> Self:
         return self
@@ -170,7 +174,7 @@ class Client:
 
     def close(self) -> None:
         """Ends the connections and every generation on them. Idempotent."""
-        for channel in self._channels:
+        for channel in self._channels.values():
             channel.close()
 
     def generate(
@@ -307,22 +311,25 @@ class AsyncClient:
         credentials: grpc.ChannelCredentials | None = None,
         wait_for_ready: bool = False,
         resume: bool = True,
+        admin_address: str | Sequence[str] | None = None,
         token: str | None = None,
     ) -> None:
         self._timeout = timeout
         self._waits = wait_for_ready
         self._resume = resume
         self._metadata = _bearing(token)
-        self._channels = [
-            grpc.aio.insecure_channel(one, _OPTIONS)
+        addresses, admin_addresses = _addresses(address, admin_address)
+        channels = {
+            one: grpc.aio.insecure_channel(one, _OPTIONS)
             if credentials is None
             else grpc.aio.secure_channel(one, credentials, _OPTIONS)
-            for one in _addresses(address)
-        ]
-        self._routers = Routers(len(self._channels))
-        self._wait = wait_for_ready and len(self._channels) == 1
-        self._inference: list[InferenceAsyncStub] = [InferenceStub(c) for c in self._channels]
-        self._admin: list[AdminAsyncStub] = [AdminStub(c) for c in self._channels]
+            for one in {*addresses, *admin_addresses}
+        }
+        self._channels = channels
+        self._routers = Routers(len(addresses))
+        self._wait = wait_for_ready and len(addresses) == 1
+        self._inference: list[InferenceAsyncStub] = [InferenceStub(channels[a]) for a in addresses]
+        self._admin: list[AdminAsyncStub] = [AdminStub(channels[a]) for a in admin_addresses]
 
     async def __aenter__(self) -> Self:
         return self
@@ -332,7 +339,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Ends the connections and every generation on them. Idempotent."""
-        await asyncio.gather(*(channel.close() for channel in self._channels))
+        await asyncio.gather(*(channel.close() for channel in self._channels.values()))
 
     def generate(
         self,
@@ -454,11 +461,20 @@ class AsyncClient:
         raise AssertionError("a turn is the last one")
 
 
-def _addresses(address: str | Sequence[str]) -> Sequence[str]:
+def _addresses(
+    address: str | Sequence[str], admin_address: str | Sequence[str] | None
+) -> tuple[Sequence[str], Sequence[str]]:
+    """Where each router is asked, and where its admin service is."""
     addresses = [address] if isinstance(address, str) else address
     if not addresses:
         raise InvalidArgumentError("address", "is empty; give one router at least")
-    return addresses
+    if admin_address is None:
+        return addresses, addresses
+    admins = [admin_address] if isinstance(admin_address, str) else admin_address
+    if len(admins) != len(addresses):
+        problem = f"has {len(admins)} addresses; must have one for each of {len(addresses)} routers"
+        raise InvalidArgumentError("admin_address", problem)
+    return addresses, admins
 
 
 def _bearing(token: str | None) -> tuple[tuple[str, str], ...]:

@@ -236,6 +236,7 @@ class Worker:
     state: str
     num_requests: int
     num_indexed_blocks: int
+    admin_endpoint: str
 
 
 @dataclass(frozen=True, slots=True)

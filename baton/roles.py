@@ -26,7 +26,7 @@ def assemble(role: Role, settings: RoleSettings) -> Worker:
     add_prefill(worker, exchange)
     add_decode(worker, exchange, settings.admit_factor)
     worker.exposition.add(WorkerMetrics(worker, exchange))
-    worker.server.add(admin_pb2_grpc.add_AdminServicer_to_server, WorkerAdmin(worker))
+    worker.server.add_admin(admin_pb2_grpc.add_AdminServicer_to_server, WorkerAdmin(worker))
     return worker
 
 

@@ -54,6 +54,13 @@ _LOSSES = (
 )
 
 
+# What gRPC says of a method of a service that is not there.
+_UNKNOWN_METHOD = "Method not found!"
+_ANOTHER_PORT = (
+    "this is not offered at this port; a process serves its clients at --port and those who look "
+    "after it at --admin-port, which are 50051 and 50053 on a router unless it was told otherwise"
+)
+
 # How gRPC words that the other side's system has closed the sockets of a process that ended.
 _ENDS = ("socket closed", "connection reset", "broken pipe")
 
@@ -74,6 +81,8 @@ def error_of(rpc_error: grpc.RpcError) -> BatonError:
         return _resource_exhausted(message, status)
     if code is grpc.StatusCode.FAILED_PRECONDITION and _is_unsupported_model(status):
         return UnsupportedModelError(message)
+    if code is grpc.StatusCode.UNIMPLEMENTED and message == _UNKNOWN_METHOD:
+        return FailedPreconditionError(_ANOTHER_PORT)
     if code in _TYPES:
         return _TYPES[code](message)
     return InternalError(f"{code.name}: {message}")

@@ -60,7 +60,7 @@ def run(repeats: int) -> list[Row]:
                 worker_flags={"num_blocks": 512},
                 router_flags={"conditional_disaggregation": False},
             ) as cluster,
-            Client(cluster.address) as client,
+            Client(cluster.address, admin_address=cluster.admin_address) as client,
         ):
             _disturbed(cluster, client, CONTEXTS[0], Fate.KILLED)
             return [

@@ -19,9 +19,9 @@ SCHEMA, README, VALUES = "values.schema.json", "README.md", "values.yaml"
 
 # The chart sets these by itself, or by values of its own.
 _BY_CHART = {
-    "advertise_host", "drain_timeout_s", "host", "http_port", "insecure", "log_format",
-    "log_level", "metrics", "metrics_port", "model", "port", "redis_url", "tls_ca", "tls_cert",
-    "tls_key",
+    "admin_host", "admin_port", "advertise_host", "drain_timeout_s", "host", "http_port",
+    "insecure", "log_format", "log_level", "metrics", "metrics_port", "model", "port", "redis_url",
+    "tls_ca", "tls_cert", "tls_key",
 }  # fmt: skip
 _BY_CHART_OF_ROUTER = _BY_CHART | {"allowances", "tenants_file"}
 _BY_CHART_OF_WORKER = _BY_CHART | {

@@ -107,7 +107,7 @@ async def serve(settings: RouterSettings) -> None:
         exposition = Exposition()
         exposition.add(RouterMetrics(meter, requests, gate, placer, fleet, rebalancer, round_trips))
         admin = RouterAdmin(fleet, requests, tenants, intake, placer, rebalancer)
-        server.add(admin_pb2_grpc.add_AdminServicer_to_server, admin)
+        server.add_admin(admin_pb2_grpc.add_AdminServicer_to_server, admin)
         server.on_drain(requests.drain)
         fleet.start()
         rebalancer.start()

@@ -11,7 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Literal, NamedTuple
 
 import grpc
@@ -70,6 +70,11 @@ class Member:
         self.model = WorkerModel(pool, record.max_num_batched_tokens)
         self._seen: tuple[float, int, str, int, Rates] | None = None
         self._candidate: Candidate | None = None  # as which it was seen so last
+
+    @property
+    def admin_endpoint(self) -> str:
+        """Where its admin service is reached."""
+        return self.record.admin_endpoint or self.record.endpoint
 
     @property
     def pairing(self) -> bytes:
@@ -218,10 +223,16 @@ class Fleet:
     def member(self, worker: str) -> Member:
         return self._members[worker]
 
-    @contextmanager
-    def channel_to(self, member: Member) -> Iterator[grpc.aio.Channel]:
+    def channel_to(self, member: Member) -> AbstractContextManager[grpc.aio.Channel]:
         """The channel to a worker, which stays open for the length of the block."""
-        endpoint = member.record.endpoint
+        return self._channel(member.record.endpoint)
+
+    def admin_channel_to(self, member: Member) -> AbstractContextManager[grpc.aio.Channel]:
+        """The same, to its admin service."""
+        return self._channel(member.admin_endpoint)
+
+    @contextmanager
+    def _channel(self, endpoint: str) -> Iterator[grpc.aio.Channel]:
         self._num_users[endpoint] += 1
         try:
             yield self._channels.get(endpoint)

@@ -37,7 +37,7 @@ class RoleChanger:
         request = admin_pb2.SetRoleRequest(
             worker=worker, role=role_to_message(role), epoch=epoch or member.record.epoch
         )
-        with self._fleet.channel_to(member) as channel:
+        with self._fleet.admin_channel_to(member) as channel:
             stub: AdminAsyncStub = admin_pb2_grpc.AdminStub(channel)
             try:
                 return (await stub.SetRole(request, timeout=timeout)).epoch

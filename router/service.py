@@ -169,7 +169,7 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         return admin_pb2.AbortResponse()
 
     async def _flush(self, member: Member, request: admin_pb2.FlushCacheRequest) -> int:
-        with self._fleet.channel_to(member) as channel:
+        with self._fleet.admin_channel_to(member) as channel:
             stub = admin_pb2_grpc.AdminStub(channel)
             try:
                 response = await stub.FlushCache(request, timeout=_FLUSH_SECONDS)
@@ -184,6 +184,7 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
             id=record.id,
             role=role_to_message(record.role),
             endpoint=record.endpoint,
+            admin_endpoint=member.admin_endpoint,
             epoch=record.epoch,
             state=_STATES[member.state],
             num_requests=member.load.num_sequences,

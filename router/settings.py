@@ -19,6 +19,14 @@ class RouterSettings(ServingSettings):
     """Settings of a router."""
 
     port: int = Field(50051, ge=0, le=65535, description="Port to listen on; 0 takes any free one.")
+    admin_host: str | None = Field(
+        "127.0.0.1",
+        description="Address to listen on for administration. Whoever reaches it may look after "
+        "the whole cluster.",
+    )
+    admin_port: int = Field(
+        50053, ge=0, le=65535, description="Port for administration; 0 takes any free one."
+    )
     http_port: int | None = Field(
         None,
         ge=0,

@@ -22,9 +22,12 @@ def installation(address: str, redis_url: str | None) -> Iterator[Finding]:
     yield from store(redis_url)
 
 
-def endpoint(address: str, token: str, redis_url: str | None, *, tries: bool) -> Iterator[Finding]:
-    """A running cluster, and its Redis where we are told of it."""
-    yield from cluster(address, token, tries=tries)
+def endpoint(
+    admin: str, address: str | None, token: str, redis_url: str | None
+) -> Iterator[Finding]:
+    """A running cluster, and its Redis where we are told of it. `address`: where a request is
+    tried; None: nowhere."""
+    yield from cluster(admin, address, token)
     if redis_url is not None:
         yield from store(redis_url)
 

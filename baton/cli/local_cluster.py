@@ -45,6 +45,7 @@ class LocalCluster:
     Args:
         model: "tiny", a folder or a hub id.
         port: of the router; 0 takes a free one.
+        admin_port: of its admin service; likewise.
         http_port: where the router serves HTTP beside gRPC; 0 takes a free one, None: nowhere.
         redis_url: a Redis that is there already; None starts one of our own.
         worker_flags: settings of every worker by field name, such as `{"num_blocks": 64}`.
@@ -65,6 +66,7 @@ class LocalCluster:
         port: int = 0,
         redis_url: str | None = None,
         *,
+        admin_port: int = 0,
         http_port: int | None = None,
         worker_flags: Flags = _NO_FLAGS,
         prefill_flags: Flags = _NO_FLAGS,
@@ -75,6 +77,7 @@ class LocalCluster:
         self._ports: set[int] = set()
         self._gone: dict[str, set[int]] = {}  # epochs of workers that have been replaced
         self._may_move_router = port == 0
+        self._may_move_admin = admin_port == 0
         self._may_move_http = http_port == 0
         self._log_dir = log_dir
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -91,6 +94,7 @@ class LocalCluster:
             "router",
             port or self._free_port(),
             {**all_flags, **router_flags},
+            admin_port=admin_port or self._free_port(),
             metrics_port=self._free_port(),
             http_port=self._free_port() if http_port == 0 else http_port,
         )
@@ -112,6 +116,11 @@ class LocalCluster:
     def address(self) -> str:
         """Where the router listens: what a `Client` takes. Final once `start` has returned."""
         return self._router.endpoint
+
+    @property
+    def admin_address(self) -> str:
+        """Where the router's admin service listens; final likewise."""
+        return self._router.admin_endpoint
 
     @property
     def metrics_endpoints(self) -> dict[str, str]:
@@ -247,7 +256,7 @@ class LocalCluster:
         """The workers as the router knows them; none if it does not answer."""
         with (
             contextlib.suppress(BatonError),
-            Client(self.address, timeout=ANSWER_TIMEOUT) as client,
+            Client(self.admin_address, timeout=ANSWER_TIMEOUT) as client,
         ):
             return client.list_workers()
         return []
@@ -258,11 +267,14 @@ class LocalCluster:
             lost = process.lost_port if process.num_starts < _MAX_STARTS else None
             if lost is None:
                 continue
+            is_router = process is self._router
             if lost == process.metrics_port:
                 process.metrics_port = self._free_port()
+            elif lost == process.admin_port and (not is_router or self._may_move_admin):
+                process.admin_port = self._free_port()
             elif lost == process.http_port and self._may_move_http:
                 process.http_port = self._free_port()
-            elif lost == process.port and (process is not self._router or self._may_move_router):
+            elif lost == process.port and (not is_router or self._may_move_router):
                 process.port = self._free_port()
             else:
                 continue
@@ -273,8 +285,14 @@ class LocalCluster:
             name = f"{role}-{index}"
             # In a Redis shared with others this would not be the only one of its name.
             own = {} if self.redis is None else {"worker_id": name}
-            port, metrics_port = self._free_port(), self._free_port()
-            yield Process(name, role, port, {**own, **flags}, metrics_port=metrics_port)
+            yield Process(
+                name,
+                role,
+                self._free_port(),
+                {**own, **flags},
+                admin_port=self._free_port(),
+                metrics_port=self._free_port(),
+            )
 
     def _free_port(self) -> int:
         port = free_port(self._ports)

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from baton.cli.options import DEFAULT_ADDRESS, Address, Json, Timeout, Token
+from baton.cli.options import (
+    DEFAULT_ADDRESS,
+    DEFAULT_ADMIN_ADDRESS,
+    Address,
+    Admin,
+    Json,
+    Timeout,
+    Token,
+)
 from baton.cli.sampling_options import (
     GroupedCommand,
     SamplingOptions,
@@ -81,6 +89,16 @@ def up(
             envvar="BATON_PORT", min=0, max=65535, help="The router's port; 0: any free one."
         ),
     ] = 50051,
+    admin_port: Annotated[
+        int | None,
+        typer.Option(
+            envvar="BATON_ADMIN_PORT",
+            min=0,
+            max=65535,
+            help="The router's port for administration, on loopback; 0: any free one. Unset: "
+            "50053, or a free one where that is taken.",
+        ),
+    ] = None,
     http_port: Annotated[
         int | None,
         typer.Option(
@@ -164,6 +182,7 @@ def up(
             decode,
             port,
             redis_url,
+            admin_port=room.admin_port_of(admin_port),
             http_port=room.http_port_of(http_port) if http else None,
             worker_flags={**said, **room.parse_flags(worker_arg or [])},
             router_flags={
@@ -277,19 +296,19 @@ def chat(
 
 
 @app.command()
-def workers(address: Address = DEFAULT_ADDRESS, json: Json = False) -> None:
+def workers(admin: Admin = DEFAULT_ADMIN_ADDRESS, json: Json = False) -> None:
     """List the workers of a cluster.
 
     \b
     Example:
-      baton workers --address 127.0.0.1:50051
+      baton workers --admin 127.0.0.1:50053
     """
 
     def command() -> None:
         from baton.cli import workers as room
-        from baton.cli.session import session
+        from baton.cli.session import admin_session
 
-        with session(address, 5.0) as client:
+        with admin_session(admin, 5.0) as client:
             found = client.list_workers()
         if json:
             room.print_json(found)
@@ -301,21 +320,23 @@ def workers(address: Address = DEFAULT_ADDRESS, json: Json = False) -> None:
 
 @app.command()
 def doctor(
-    address: Annotated[
+    admin: Annotated[
         str | None,
         typer.Option(
-            envvar="BATON_ADDRESS",
+            envvar="BATON_ADMIN_ADDRESS",
             metavar="HOST:PORT",
-            help="Look at the cluster whose router listens there; else at this installation.",
+            help="Look at the cluster whose router listens there for administration; else at this "
+            "installation.",
         ),
     ] = None,
+    address: Address = DEFAULT_ADDRESS,
     redis_url: Annotated[
         str | None,
         typer.Option(envvar="BATON_REDIS_URL", help="A Redis to look at; else our own."),
     ] = None,
     token: Token = "",
     tries: Annotated[
-        bool, typer.Option("--try", help="Have the cluster generate a token, too.")
+        bool, typer.Option("--try", help="Have the router at --address generate a token, too.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -326,16 +347,16 @@ def doctor(
     \b
     Examples:
       baton doctor
-      baton doctor --address 127.0.0.1:50051 --try
+      baton doctor --admin 127.0.0.1:50053 --try
     """
 
     def command() -> None:
         from baton.cli import doctor as room
 
-        if address is None:
+        if admin is None:
             findings = room.installation(DEFAULT_ADDRESS, redis_url)
         else:
-            findings = room.endpoint(address, token, redis_url, tries=tries)
+            findings = room.endpoint(admin, address if tries else None, token, redis_url)
         if room.report(findings, _console(), as_json=json):
             raise typer.Exit(1)
 
@@ -350,7 +371,7 @@ def role(
     to: Annotated[
         str | None, typer.Argument(metavar="[prefill|decode]", help="What it is to be.")
     ] = None,
-    address: Address = DEFAULT_ADDRESS,
+    admin: Admin = DEFAULT_ADMIN_ADDRESS,
     json: Json = False,
     timeout: Timeout = 120.0,
 ) -> None:
@@ -366,11 +387,11 @@ def role(
 
     def command() -> None:
         from baton.cli import role as room
-        from baton.cli.session import session
+        from baton.cli.session import admin_session
 
         if worker is not None and to is None:
             raise InvalidArgumentError("role", "is needed with a worker: prefill or decode")
-        with session(address, timeout) as client:
+        with admin_session(admin, timeout) as client:
             if worker is not None and to is not None:
                 print(room.change(client, worker, to))
                 return
@@ -388,7 +409,7 @@ def explain(
     prompt: Annotated[
         str | None, typer.Argument(help="The text to place; -: read it from stdin.")
     ] = None,
-    address: Address = DEFAULT_ADDRESS,
+    admin: Admin = DEFAULT_ADMIN_ADDRESS,
     request_id: Annotated[
         str | None,
         typer.Option(help="Explain this request, which was placed of late, in place of a prompt."),
@@ -410,14 +431,14 @@ def explain(
 
     def command() -> None:
         from baton.cli import explain as room
-        from baton.cli.session import session
+        from baton.cli.session import admin_session
 
         if (prompt is None) == (request_id is None):
             raise InvalidArgumentError("prompt", "or --request-id is needed, and only one of them")
         if record is not None:
             found = room.recorded(record, request_id)
         else:
-            with session(address, 30.0) as client:
+            with admin_session(admin, 30.0) as client:
                 if request_id is not None:
                     found = client.explain_request(request_id)
                 else:
@@ -553,7 +574,7 @@ def simulate(
 
 @app.command()
 def top(
-    address: Address = DEFAULT_ADDRESS,
+    admin: Admin = DEFAULT_ADMIN_ADDRESS,
     token: Token = "",
     interval: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="Between two looks.")
@@ -573,21 +594,21 @@ def top(
     def command() -> None:
         import asyncio
 
-        from baton.cli.session import session
+        from baton.cli.session import admin_session
 
-        with session(address, 10.0, token) as client:
+        with admin_session(admin, 10.0, token) as client:
             client.get_load()
         if json or once or not sys.stdout.isatty():
             from baton.cli.top import plain as room
 
             if json:
-                room.print_json(address, token, interval, once=once)
+                room.print_json(admin, token, interval, once=once)
             else:
-                room.show_once(address, token, interval, _console())
+                room.show_once(admin, token, interval, _console())
             return
         from baton.cli.top.app import watch_on
 
-        asyncio.run(watch_on(address, token, interval))
+        asyncio.run(watch_on(admin, token, interval))
 
     _finish(command)
 

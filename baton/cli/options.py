@@ -5,9 +5,18 @@ from typing import Annotated, TypeAlias
 import typer
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
+DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50053"
 
 Address: TypeAlias = Annotated[
     str, typer.Option(envvar="BATON_ADDRESS", metavar="HOST:PORT", help="Where the router listens.")
+]
+Admin: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        envvar="BATON_ADMIN_ADDRESS",
+        metavar="HOST:PORT",
+        help="Where the router listens for administration: its --admin-port.",
+    ),
 ]
 Token: TypeAlias = Annotated[
     str,

@@ -14,6 +14,7 @@ from baton.cli.ports import HOST
 from baton.cli.signals import signals_deferred
 from baton.cluster.address import has_secret
 from baton.cluster.child import dying_with_parent
+from baton.serving.listening import WILDCARDS
 
 Role = Literal["router", "prefill", "decode"]
 Flags = Mapping[str, object]
@@ -24,12 +25,11 @@ _MODULES: dict[Role, str] = {
     "prefill": "prefill_worker",
     "decode": "decode_worker",
 }
-_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - nothing is bound to here
 _TAIL_LINES = 15
 _TAIL_BYTES = 8192
 
 # Where a server is, which its command line says: not for a process that listens on loopback.
-_NOT_INHERITED = {"BATON_ADVERTISE_HOST", "BATON_HTTP_PORT"}
+_NOT_INHERITED = {"BATON_ADVERTISE_HOST", "BATON_ADMIN_HOST", "BATON_HTTP_PORT"}
 
 
 class Process:
@@ -41,6 +41,7 @@ class Process:
         name: such as "router", "prefill-0", "decode-1".
         port: where it listens; changed only while it is not running.
         metrics_port: where it serves its metrics; so too. None: wherever it likes.
+        admin_port: where its admin service listens; so too. 0: at any port.
         http_port: where a router serves HTTP beside gRPC, changed likewise; None: nowhere.
         num_starts: how often it was started.
         was_signalled: `signal` has told it to end, so that its end is no accident.
@@ -53,12 +54,14 @@ class Process:
         port: int,
         flags: Flags,
         *,
+        admin_port: int = 0,
         metrics_port: int | None = None,
         http_port: int | None = None,
     ) -> None:
         self.name = name
         self.role = role
         self.port = port
+        self.admin_port = admin_port
         self.metrics_port = metrics_port
         self.http_port = http_port
         self.num_starts = 0
@@ -81,6 +84,12 @@ class Process:
         return f"{self._host}:{self.port}"
 
     @property
+    def admin_endpoint(self) -> str:
+        """Where this machine reaches its admin service: "host:port"."""
+        host = HOST if self.role == "router" else self._host
+        return f"{host}:{self.admin_port}"
+
+    @property
     def metrics_endpoint(self) -> str | None:
         """Where this machine reads its metrics: "host:port"; None where it serves none."""
         port = self._flags.get("metrics_port", self.metrics_port)
@@ -95,7 +104,7 @@ class Process:
     @property
     def _host(self) -> str:
         host = str(self._flags.get("host") or HOST)
-        return HOST if host in _WILDCARDS else host
+        return HOST if host in WILDCARDS else host
 
     @property
     def worker_id(self) -> str:
@@ -112,6 +121,7 @@ class Process:
         own = {
             "host": HOST,
             "port": self.port,
+            "admin_port": self.admin_port,
             "metrics_port": self.metrics_port,
             "http_port": self.http_port,
         }
@@ -142,7 +152,7 @@ class Process:
     def lost_port(self) -> int | None:
         """The port of its own that somebody else listens on, if it ended for that."""
         said = self.log_tail() if self.has_failed else ""
-        ports = (self.port, self.metrics_port, self.http_port)
+        ports = (self.port, self.admin_port, self.metrics_port, self.http_port)
         return next((port for port in ports if f"port {port} on " in said), None)
 
     def start(self, log_dir: Path) -> None:

@@ -18,6 +18,19 @@ def session(address: str, timeout: float, token: str | None = None) -> Iterator[
         UnavailableError: nothing listens there, and then it says what to do, or the router cannot
             serve now.
     """
+    with _client(address, timeout, token, "--address or BATON_ADDRESS") as client:
+        yield client
+
+
+@contextmanager
+def admin_session(admin: str, timeout: float, token: str | None = None) -> Iterator[Client]:
+    """The same of a router's admin service."""
+    with _client(admin, timeout, token, "--admin or BATON_ADMIN_ADDRESS") as client:
+        yield client
+
+
+@contextmanager
+def _client(address: str, timeout: float, token: str | None, options: str) -> Iterator[Client]:
     try:
         with Client(address, timeout=timeout, token=token or None) as client:
             yield client
@@ -26,7 +39,7 @@ def session(address: str, timeout: float, token: str | None = None) -> Iterator[
             raise
         raise UnavailableError(
             f"nothing answers at {address}; start a cluster with `baton up`, or say where one is "
-            "with --address or BATON_ADDRESS"
+            f"with {options}"
         ) from error
 
 

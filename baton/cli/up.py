@@ -8,13 +8,14 @@ from rich.console import Console
 
 from baton.cli.display import status_display
 from baton.cli.local_cluster import LocalCluster
-from baton.cli.options import DEFAULT_ADDRESS
+from baton.cli.options import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS
 from baton.cli.ports import is_free
 from baton.cli.signals import interrupted_by_signals
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from router.http_extra import check_http_extra
 
 DEFAULT_HTTP_PORT = 8000
+_ADMIN_PORT = int(DEFAULT_ADMIN_ADDRESS.rpartition(":")[2])
 _CHECK_INTERVAL = 0.2
 
 
@@ -44,6 +45,14 @@ def http_port_of(asked: int | None) -> int | None:
     if asked is not None:
         return asked
     return DEFAULT_HTTP_PORT if is_free(DEFAULT_HTTP_PORT) else 0
+
+
+def admin_port_of(asked: int | None) -> int:
+    """Where the router is looked after. Not asked: at the port that commands look at, and at any
+    free one (0) where that is taken."""
+    if asked is not None:
+        return asked
+    return _ADMIN_PORT if is_free(_ADMIN_PORT) else 0
 
 
 def print_commands(cluster: LocalCluster) -> None:
@@ -88,11 +97,13 @@ def _how_to_use(cluster: LocalCluster, seconds: float) -> str:
     address = cluster.address
     metrics = ", ".join(f"{e} ({name})" for name, e in cluster.metrics_endpoints.items())
     option = "" if address == DEFAULT_ADDRESS else f" --address {address}"
+    admin = cluster.admin_address
+    admin_option = "" if admin == DEFAULT_ADMIN_ADDRESS else f" --admin {admin}"
     return (
         f"ready after {seconds:.1f} s at {address}. In another terminal:\n"
         f'  baton generate{option} "def fibonacci(n):"\n'
         f"  baton chat{option}\n"
-        f"  baton workers{option}\n"
+        f"  baton top{admin_option}\n"
         f"{_of_http(cluster)}"
         f"Metrics are at /metrics of {metrics}.\n"
         "Ctrl-C stops the cluster."

@@ -23,7 +23,7 @@ Role = Literal["prefill", "decode"]
 
 _ROLES: dict[str, Role] = {"prefill": "prefill", "decode": "decode"}
 
-_OPTIONAL = {b"max_num_batched_tokens", b"metrics_endpoint"}
+_OPTIONAL = {b"max_num_batched_tokens", b"metrics_endpoint", b"admin_endpoint"}
 
 _INTERVAL = 1.0  # seconds between renewals
 _TTL = 5.0  # seconds a record outlives its last renewal
@@ -66,6 +66,7 @@ class WorkerRecord:
         draining: it finishes what it has and takes nothing new.
         max_num_batched_tokens: tokens of one step at most; 0: not said, as by workers of before.
         metrics_endpoint: "host:port" where it serves its metrics; empty: nowhere, or not said.
+        admin_endpoint: "host:port" of its admin service; empty: not said, and it is at `endpoint`.
     """
 
     id: str
@@ -84,6 +85,7 @@ class WorkerRecord:
     draining: bool = False
     max_num_batched_tokens: int = 0
     metrics_endpoint: str = ""
+    admin_endpoint: str = ""
 
     @property
     def namespace(self) -> PrefixNamespace:
@@ -111,6 +113,7 @@ class WorkerRecord:
             "draining": int(self.draining),
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "metrics_endpoint": self.metrics_endpoint,
+            "admin_endpoint": self.admin_endpoint,
         }
 
     @classmethod
@@ -140,6 +143,7 @@ class WorkerRecord:
             draining=int(fields[b"draining"]) != 0,
             max_num_batched_tokens=int(fields.get(b"max_num_batched_tokens", 0)),
             metrics_endpoint=fields.get(b"metrics_endpoint", b"").decode(),
+            admin_endpoint=fields.get(b"admin_endpoint", b"").decode(),
         )
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 Process = Literal["router", "prefill", "decode"]
-Port = Literal["grpc", "kv", "http", "metrics"]
+Port = Literal["grpc", "kv", "http", "metrics", "admin"]
 """By what comes there; see `PORTS`."""
 
-Outside = Literal["client", "scraper", "redis", "collector", "hub", "dns"]
-"""Who belongs to no process of ours: those who use a cluster and read its metrics, Redis, the
-collector of traces, the hub that checkpoints come from, and who knows names."""
+Outside = Literal["client", "operator", "scraper", "redis", "collector", "hub", "dns"]
+"""Who belongs to no process of ours: those who use a cluster, look after it and read its
+metrics, Redis, the collector of traces, the hub that checkpoints come from, and who knows names."""
 
 PROCESSES: tuple[Process, ...] = ("router", "prefill", "decode")
 WORKERS: tuple[Process, ...] = ("prefill", "decode")
@@ -21,6 +21,7 @@ PORTS: dict[Port, tuple[str, tuple[Process, ...]]] = {
     "kv": ("kv_port", WORKERS),
     "http": ("http_port", ("router",)),
     "metrics": ("metrics_port", PROCESSES),
+    "admin": ("admin_port", PROCESSES),
 }
 """The setting that says the number, and of which processes."""
 
@@ -43,7 +44,13 @@ class Edge:
 EDGES: tuple[Edge, ...] = (
     Edge("client", "router", "grpc", "requests and their answers"),
     Edge("client", "router", "http", "the same over HTTP"),
-    *(Edge("router", worker, "grpc", "work, health, administration") for worker in WORKERS),
+    # A router listens for it on loopback, unless told otherwise.
+    Edge("operator", "router", "admin", "administration"),
+    *(Edge("router", worker, "grpc", "work, health") for worker in WORKERS),
+    *(
+        Edge("router", worker, "admin", "changes of roles, caches to be forgotten")
+        for worker in WORKERS
+    ),
     # Of both roles: prompts' KV goes to decode workers, and prefixes go wherever they save time.
     # Over NIXL and UCX workers connect to each other on ports that those choose.
     *(Edge(claimant, source, "kv", "KV blocks") for claimant in WORKERS for source in WORKERS),

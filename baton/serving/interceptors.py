@@ -7,7 +7,7 @@ its own task at the moment its call ends. Knows nothing of what a call does.
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Any, TypeAlias
 
@@ -111,12 +111,10 @@ async def _mapping_errors(context: Context, method: str) -> AsyncIterator[None]:
 
 
 class InFlightInterceptor(grpc.aio.ServerInterceptor):
-    """Counts the calls in flight, except those of gRPC's own services, health and reflection, and
-    of the services named `uncounted`."""
+    """Counts the calls in flight, except those of gRPC's own services, health and reflection."""
 
-    def __init__(self, uncounted: Sequence[str] = ()) -> None:
+    def __init__(self) -> None:
         self.num_calls = 0
-        self._uncounted = ("/grpc.", *(f"/{service}/" for service in uncounted))
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -128,7 +126,7 @@ class InFlightInterceptor(grpc.aio.ServerInterceptor):
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> "Handler | None":
         handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method.startswith(self._uncounted):
+        if handler is None or handler_call_details.method.startswith("/grpc."):
             return handler
         return guarded(handler, self._counting)
 

@@ -5,6 +5,8 @@ from ipaddress import ip_address
 
 from baton.errors import FailedPreconditionError
 
+WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - nothing is bound to here
+
 
 def host_and_port(host: str, port: int) -> str:
     """As one string; an IPv6 address in brackets."""

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 from baton.errors import FailedPreconditionError
 from baton.serving.channels import server_options
 from baton.serving.interceptors import ErrorInterceptor, InFlightInterceptor
-from baton.serving.listening import cannot_listen, host_and_port
+from baton.serving.listening import WILDCARDS, cannot_listen, host_and_port
 from baton.serving.settings import ServingSettings
 from baton.serving.telemetry.propagation import trace_interceptors
 from baton.tls import Pem, PemFiles, Tls
@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 class Server:
     """One server. Use: `add` services, `start`, `set_ready(True)`, `run_until_signal`.
 
+    What `add_admin` adds is served on a port of its own, and lives as long. Health is answered on
+    both.
+
     Health has three names: "liveness" is SERVING from `start` to `stop`; "readiness" and "" only
     between `set_ready(True)` and the beginning of a drain.
     """
@@ -43,32 +46,21 @@ class Server:
         settings: ServingSettings,
         *,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
-        uncounted: Sequence[str] = (),
     ) -> None:
-        """`interceptors` run inside the server's own, in their order. No drain waits for calls of
-        the services named `uncounted`, such as "baton.v1.Admin"."""
+        """`interceptors` run inside the server's own, in their order."""
         self._settings = settings
-        self._in_flight = InFlightInterceptor(uncounted)
-        self._grpc = grpc.aio.server(
-            interceptors=[
-                self._in_flight,
-                *trace_interceptors(),
-                ErrorInterceptor(),
-                *interceptors,
-            ],
-            options=server_options(settings.max_message_bytes),
-        )
+        self._interceptors = [*trace_interceptors(), ErrorInterceptor(), *interceptors]
+        self._in_flight = InFlightInterceptor()
         self._health = health.aio.HealthServicer()
-        self._services = [health.SERVICE_NAME, reflection.SERVICE_NAME]
+        self._main = self._listener(self._in_flight)
+        self._admin: _Listener | None = None
         self._drain_callbacks: list[Callable[[], Awaitable[None]]] = []
         self._draining = False
-        self._port: int | None = None
 
     @property
     def port(self) -> int:
         """Where it listens. Valid after `start`."""
-        assert self._port is not None, "the server has not started"
-        return self._port
+        return self._main.port
 
     @property
     def endpoint(self) -> str:
@@ -76,12 +68,21 @@ class Server:
         return host_and_port(self._settings.advertise_host or self._settings.host, self.port)
 
     @property
+    def admin_endpoint(self) -> str:
+        """Where others reach what `add_admin` has added, if they do. Valid after `start`."""
+        assert self._admin is not None, "there is no admin service"
+        settings, host = self._settings, self._settings.admin_host
+        if host is None or host in WILDCARDS:
+            host = settings.advertise_host or settings.host
+        return host_and_port(host, self._admin.port)
+
+    @property
     def is_draining(self) -> bool:
         return self._draining
 
     @property
     def num_calls(self) -> int:
-        """Calls in flight, those of health, reflection and uncounted services not among them."""
+        """Calls in flight, those of health, reflection and administration not among them."""
         return self._in_flight.num_calls
 
     async def wait_idle(self) -> None:
@@ -90,7 +91,14 @@ class Server:
 
     def add(self, register: Callable[[_Servicer, Any], None], servicer: _Servicer) -> None:
         """Serves a service. `register` is its generated `add_..._to_server`. Before `start`."""
-        register(servicer, _NamingServer(self._grpc, self._services))
+        register(servicer, self._main)
+
+    def add_admin(self, register: Callable[[_Servicer, Any], None], servicer: _Servicer) -> None:
+        """Serves a service on `admin_port`, apart from all others. No drain waits for its calls,
+        of which one may itself wait for the others to end. Before `start`."""
+        if self._admin is None:
+            self._admin = self._listener()
+        register(servicer, self._admin)
 
     def on_drain(self, callback: Callable[[], Awaitable[None]]) -> None:
         """Has `callback` awaited when a drain begins; it is where a room stops taking new work."""
@@ -98,14 +106,16 @@ class Server:
 
     async def start(self) -> int:
         """Listens and returns the port. Raises `FailedPreconditionError` where it cannot listen."""
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
-        if self._settings.reflection:
-            reflection.enable_server_reflection(self._services, self._grpc)
+        settings = self._settings
         await self._set_health(LIVENESS, True)
         await self.set_ready(False)
-        self._port = self._bind()
-        await self._grpc.start()
-        return self._port
+        self._main.bind(settings.host, settings.port, "--port", settings.tls)
+        if self._admin is not None:
+            host = settings.admin_host or settings.host
+            self._admin.bind(host, settings.admin_port, "--admin-port", settings.tls)
+        for listener in self._listeners:
+            await listener.grpc.start()
+        return self.port
 
     async def set_ready(self, ready: bool) -> None:
         """Says whether new work is welcome. A draining server stays unready."""
@@ -140,7 +150,7 @@ class Server:
         await self.set_ready(False)
         try:
             async with asyncio.timeout(grace + _CLOSING_SECONDS):
-                await self._grpc.stop(grace)
+                await asyncio.gather(*(one.grpc.stop(grace) for one in self._listeners))
         except TimeoutError:
             logger.warning("gRPC did not close its connections in time; going on without it")
 
@@ -162,6 +172,15 @@ class Server:
             for signum in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(signum)
 
+    @property
+    def _listeners(self) -> "list[_Listener]":
+        return [self._main] if self._admin is None else [self._main, self._admin]
+
+    def _listener(self, *outermost: grpc.aio.ServerInterceptor) -> "_Listener":
+        options = server_options(self._settings.max_message_bytes)
+        server = grpc.aio.server(interceptors=[*outermost, *self._interceptors], options=options)
+        return _Listener(server, self._health, has_reflection=self._settings.reflection)
+
     async def _run_drain_callbacks(self) -> None:
         for callback in self._drain_callbacks:
             try:
@@ -173,18 +192,49 @@ class Server:
         answer = health_pb2.HealthCheckResponse
         await self._health.set(name, answer.SERVING if serving else answer.NOT_SERVING)
 
-    def _bind(self) -> int:
-        host, port = self._settings.host, self._settings.port
+
+class _Listener:
+    """gRPC's server behind one port, as a generated `add_..._to_server` sees it: notes the names of
+    its services. Health is among them, and reflection if it is asked for."""
+
+    def __init__(
+        self, server: grpc.aio.Server, servicer: health.aio.HealthServicer, *, has_reflection: bool
+    ) -> None:
+        self.grpc = server
+        self._names = [reflection.SERVICE_NAME]
+        self._has_reflection = has_reflection
+        self._port: int | None = None
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, self)
+
+    @property
+    def port(self) -> int:
+        assert self._port is not None, "the server has not started"
+        return self._port
+
+    def bind(self, host: str, port: int, flag: str, tls: Tls | None) -> None:
+        """Takes the port, after which no service can be added. Raises `FailedPreconditionError`
+        where it cannot; `flag` is what chooses another one."""
+        if self._has_reflection:
+            reflection.enable_server_reflection(self._names, self.grpc)
         # gRPC tells the reason only to stderr, so the socket is asked first.
-        _check_bindable(host, port)
+        _check_bindable(host, port, flag)
+        where = host_and_port(host, port)
         try:
-            if self._settings.tls is None:
-                return self._grpc.add_insecure_port(host_and_port(host, port))
-            credentials = server_credentials(self._settings.tls)
-            return self._grpc.add_secure_port(host_and_port(host, port), credentials)
+            if tls is None:
+                self._port = self.grpc.add_insecure_port(where)
+            else:
+                self._port = self.grpc.add_secure_port(where, server_credentials(tls))
         except RuntimeError as error:
-            where = host_and_port(host, port)
             raise FailedPreconditionError(f"cannot listen on {where}") from error
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.ServiceRpcHandler]) -> None:
+        self._names.extend(handler.service_name() for handler in handlers)
+        self.grpc.add_generic_rpc_handlers(handlers)
+
+    def add_registered_method_handlers(
+        self, service: str, handlers: "Mapping[str, grpc.RpcMethodHandler[Any, Any]]"
+    ) -> None:
+        self.grpc.add_registered_method_handlers(service, handlers)
 
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
@@ -212,23 +262,6 @@ def _configuration(pem: Pem) -> "grpc.ServerCertificateConfiguration":
     return grpc.ssl_server_certificate_configuration([(pem.key, pem.cert)], pem.ca)
 
 
-class _NamingServer:
-    """What a generated `add_..._to_server` sees of a server: notes the names of the services."""
-
-    def __init__(self, server: grpc.aio.Server, names: list[str]) -> None:
-        self._server = server
-        self._names = names
-
-    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.ServiceRpcHandler]) -> None:
-        self._names.extend(handler.service_name() for handler in handlers)
-        self._server.add_generic_rpc_handlers(handlers)
-
-    def add_registered_method_handlers(
-        self, service: str, handlers: "Mapping[str, grpc.RpcMethodHandler[Any, Any]]"
-    ) -> None:
-        self._server.add_registered_method_handlers(service, handlers)
-
-
 async def _until_either(*steps: Awaitable[object]) -> None:
     """Returns when the first one is done, the others cancelled."""
     tasks = [asyncio.ensure_future(step) for step in steps]
@@ -238,7 +271,7 @@ async def _until_either(*steps: Awaitable[object]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _check_bindable(host: str, port: int) -> None:
+def _check_bindable(host: str, port: int, flag: str) -> None:
     """Raises `FailedPreconditionError` with the reason why this address cannot be listened on."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -246,4 +279,4 @@ def _check_bindable(host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        raise cannot_listen(host, port, "--port", error) from error
+        raise cannot_listen(host, port, flag, error) from error

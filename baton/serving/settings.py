@@ -64,6 +64,12 @@ class ServingSettings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(0, ge=0, le=65535, description="Port to listen on; 0 takes any free one.")
+    admin_host: str | None = Field(
+        None, description="Address to listen on for administration. Unset: --host."
+    )
+    admin_port: int = Field(
+        0, ge=0, le=65535, description="Port for administration; 0 takes any free one."
+    )
     advertise_host: str | None = Field(
         None,
         description="Host by which others reach this process; needed where --host is a wildcard. "
@@ -117,12 +123,13 @@ class ServingSettings(BaseSettings):
         missing = [_flag(name) for name, path in files.items() if not path]
         if given and missing:
             raise ValueError(f"{' and '.join(given)} cannot do without {' and '.join(missing)}")
-        if missing and not self.insecure and not is_loopback(self.host):
-            raise ValueError(
-                f"--host is {self.host!r}, where others than this machine may connect, and there "
-                "is no TLS; give --tls-cert, --tls-key and --tls-ca, or --insecure where everybody "
-                "on that network is trusted"
-            )
+        for name, host in {"host": self.host, "admin_host": self.admin_host or self.host}.items():
+            if missing and not self.insecure and not is_loopback(host):
+                raise ValueError(
+                    f"{_flag(name)} is {host!r}, where others than this machine may connect, and "
+                    "there is no TLS; give --tls-cert, --tls-key and --tls-ca, or --insecure where "
+                    "everybody on that network is trusted"
+                )
         return self
 
     @property

@@ -163,6 +163,7 @@ class WorkerInfo(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     NUM_REQUESTS_FIELD_NUMBER: _builtins.int
     NUM_INDEXED_BLOCKS_FIELD_NUMBER: _builtins.int
+    ADMIN_ENDPOINT_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Its id, unique in the cluster."""
     role: _inference_pb2.WorkerRole.ValueType
@@ -177,6 +178,8 @@ class WorkerInfo(_message.Message):
     """Requests this router has placed on it and not seen end."""
     num_indexed_blocks: _builtins.int
     """Blocks the router believes to be cached there."""
+    admin_endpoint: _builtins.str
+    """Where this service of the worker is reached, "host:port"."""
     def __init__(
         self,
         *,
@@ -187,10 +190,11 @@ class WorkerInfo(_message.Message):
         state: Global___WorkerState.ValueType = ...,
         num_requests: _builtins.int = ...,
         num_indexed_blocks: _builtins.int = ...,
+        admin_endpoint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "epoch", b"epoch", "id", b"id", "num_indexed_blocks", b"num_indexed_blocks", "num_requests", b"num_requests", "role", b"role", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin_endpoint", b"admin_endpoint", "endpoint", b"endpoint", "epoch", b"epoch", "id", b"id", "num_indexed_blocks", b"num_indexed_blocks", "num_requests", b"num_requests", "role", b"role", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

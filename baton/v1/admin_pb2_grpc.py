@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminStub:
-    """Looks after one process. Served by every process; `ListWorkers`, `ListRequests`,
+    """Looks after one process. Served by every process, on a port of its own; `ListWorkers`, `ListRequests`,
     `ExplainPlacement` and `GetRoleBalance` by the router alone.
     """
 
@@ -89,7 +89,7 @@ class AdminStub:
 
 
 class AdminServicer:
-    """Looks after one process. Served by every process; `ListWorkers`, `ListRequests`,
+    """Looks after one process. Served by every process, on a port of its own; `ListWorkers`, `ListRequests`,
     `ExplainPlacement` and `GetRoleBalance` by the router alone.
     """
 
@@ -239,7 +239,7 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin:
-    """Looks after one process. Served by every process; `ListWorkers`, `ListRequests`,
+    """Looks after one process. Served by every process, on a port of its own; `ListWorkers`, `ListRequests`,
     `ExplainPlacement` and `GetRoleBalance` by the router alone.
     """
 

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminStub:
-    """Looks after one process. Served by every process; `ListWorkers`, `ListRequests`,
+    """Looks after one process. Served by every process, on a port of its own; `ListWorkers`, `ListRequests`,
     `ExplainPlacement` and `GetRoleBalance` by the router alone.
     """
 
@@ -79,7 +79,7 @@ class AdminStub:
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
-    """Looks after one process. Served by every process; `ListWorkers`, `ListRequests`,
+    """Looks after one process. Served by every process, on a port of its own; `ListWorkers`, `ListRequests`,
     `ExplainPlacement` and `GetRoleBalance` by the router alone.
     """
 
@@ -127,7 +127,7 @@ class AdminAsyncStub(AdminStub):
     """
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
-    """Looks after one process. Served by every process; `ListWorkers`, `ListRequests`,
+    """Looks after one process. Served by every process, on a port of its own; `ListWorkers`, `ListRequests`,
     `ExplainPlacement` and `GetRoleBalance` by the router alone.
     """
 

@@ -41,9 +41,6 @@ logger = logging.getLogger(__name__)
 # stand still whenever the event loop sends a step's tokens; shorter still costs more than it gives.
 SWITCH_INTERVAL = 0.0005
 
-# One of these may itself be what waits for the others to end.
-_UNCOUNTED = ("baton.v1.Admin",)
-
 
 class Worker:
     """One worker process. Both roles add their services to `server`, and what hands blocks over to
@@ -63,7 +60,7 @@ class Worker:
     def __init__(self, role: Role, settings: WorkerSettings) -> None:
         self.role = role
         self.settings = settings
-        self.server = Server(settings, uncounted=_UNCOUNTED)
+        self.server = Server(settings)
         self.kv_server = _kv_server(settings) or self.server
         self.channels = Channels(
             max(settings.max_message_bytes, settings.kv_max_message_bytes),
@@ -311,6 +308,7 @@ class Worker:
             draining=self.is_draining,
             max_num_batched_tokens=engine.max_num_batched_tokens,
             metrics_endpoint=self._metrics_endpoint,
+            admin_endpoint=self.server.admin_endpoint,
         )
 
     def _on_progress(self, phase: str, fraction: float) -> None:
@@ -327,4 +325,4 @@ def _kv_server(settings: WorkerSettings) -> Server | None:
     if settings.kv_port is None:
         return None
     apart = {"port": settings.kv_port, "max_message_bytes": settings.kv_max_message_bytes}
-    return Server(settings.model_copy(update=apart), uncounted=_UNCOUNTED)
+    return Server(settings.model_copy(update=apart))

@@ -46,15 +46,25 @@ def test_the_version_is_printed() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["generate", "x"], ["workers"], ["chat"]], ids=lambda a: a[0]
+    ("arguments", "options"),
+    [
+        (["generate", "x"], "--address or BATON_ADDRESS"),
+        (["chat"], "--address or BATON_ADDRESS"),
+        (["workers"], "--admin or BATON_ADMIN_ADDRESS"),
+        (["top"], "--admin or BATON_ADMIN_ADDRESS"),
+    ],
+    ids=lambda a: a[0],
 )
-def test_an_address_where_nothing_answers_is_told_with_what_to_do(arguments: list[str]) -> None:
-    ended = baton(*arguments, BATON_ADDRESS="127.0.0.1:1")
+def test_an_address_where_nothing_answers_is_told_with_what_to_do(
+    arguments: list[str], options: str
+) -> None:
+    nowhere = "127.0.0.1:1"
+    ended = baton(*arguments, BATON_ADDRESS=nowhere, BATON_ADMIN_ADDRESS=nowhere)
     assert ended.returncode == 1
     assert ended.stdout == ""
     assert ended.stderr.strip() == (
         "baton: nothing answers at 127.0.0.1:1; start a cluster with `baton up`, or say where one "
-        "is with --address or BATON_ADDRESS"
+        f"is with {options}"
     )
 
 

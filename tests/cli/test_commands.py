@@ -16,7 +16,9 @@ PROMPT = "def fibonacci(n):"
 
 
 def invoke(cluster: LocalCluster, *arguments: str, stdin: str = "") -> Result:
-    return CliRunner(env={"BATON_ADDRESS": cluster.address}).invoke(app, arguments, input=stdin)
+    return CliRunner(
+        env={"BATON_ADDRESS": cluster.address, "BATON_ADMIN_ADDRESS": cluster.admin_address}
+    ).invoke(app, arguments, input=stdin)
 
 
 def expected(cluster: LocalCluster, max_tokens: int) -> str:

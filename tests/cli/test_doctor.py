@@ -80,7 +80,7 @@ def test_a_port_that_is_taken_and_a_redis_that_is_not_there_are_found() -> None:
         port = taken.getsockname()[1]
         (finding,) = [machine._port("127.0.0.1", port)]
         assert finding.level is Level.NOTE
-        assert f"--address 127.0.0.1:{port}" in finding.advice
+        assert "--admin 127.0.0.1:50053" in finding.advice
     code, found = examined("--redis-url", f"redis://127.0.0.1:{port}/0")
     assert code == 1
     level, _, advice = found["Redis"]
@@ -145,7 +145,10 @@ def own() -> Iterator[LocalCluster]:
 
 @pytest.mark.e2e
 def test_a_cluster_that_is_well_has_no_fault_and_answers(own: LocalCluster) -> None:
-    code, found = examined("--address", own.address, "--redis-url", own.redis_url, "--try")
+    code, found = examined(
+        *("--admin", own.admin_address, "--redis-url", own.redis_url),
+        *("--try", "--address", own.address),
+    )
     assert code == 0, found
     assert {level for level, *_ in found.values()} == {"ok"}
     assert found["pairing"][1] == "all workers can exchange blocks (tiny on cpu)"
@@ -156,8 +159,8 @@ def test_a_cluster_that_is_well_has_no_fault_and_answers(own: LocalCluster) -> N
 def test_what_is_broken_in_a_cluster_is_named(own: LocalCluster) -> None:
     own.kill("decode-0", signal.SIGSTOP)
     try:
-        eventually(lambda: examined("--address", own.address)[0] == 1, within=20)
-        _, found = examined("--address", own.address)
+        eventually(lambda: examined("--admin", own.admin_address)[0] == 1, within=20)
+        _, found = examined("--admin", own.admin_address)
         assert found["decode workers"][0] == "fault"  # first unreachable, then not known any more
     finally:
         own.kill("decode-0", signal.SIGCONT)
@@ -165,11 +168,11 @@ def test_what_is_broken_in_a_cluster_is_named(own: LocalCluster) -> None:
     assert own.redis is not None
     own.redis.stop()
     try:
-        eventually(lambda: examined("--address", own.address)[0] == 1, within=20)
-        assert examined("--address", own.address)[1]["Redis"][0] == "fault"
+        eventually(lambda: examined("--admin", own.admin_address)[0] == 1, within=20)
+        assert examined("--admin", own.admin_address)[1]["Redis"][0] == "fault"
     finally:
         own.redis.start()
     own.kill("router")
-    code, found = examined("--address", own.address)
+    code, found = examined("--admin", own.admin_address)
     assert code == 1
     assert "start a cluster with `baton up`" in found["router"][1]

@@ -27,7 +27,7 @@ def router_alone(**arguments: object) -> LocalCluster:
 def test_it_starts_serves_and_leaves_nothing_behind() -> None:
     with router_alone() as cluster:
         (router,) = cluster.processes
-        with Client(cluster.address) as client:
+        with Client(cluster.address, admin_address=cluster.admin_address) as client:
             assert client.get_model().name == "tiny"
             assert client.get_load().state == "ready"
         folder, pids = router.log_path.parent, [router.pid, cluster.redis.pid]
@@ -95,16 +95,24 @@ def test_what_does_not_become_ready_in_time_is_named_and_stopped() -> None:
 
 def test_flags_are_written_as_the_processes_read_them() -> None:
     flags = {"num_blocks": 4, "prefix_caching": False, "reflection": True, "dtype": None}
-    process = Process("decode-0", "decode", 1234, flags)
+    process = Process("decode-0", "decode", 1234, flags, admin_port=1235)
     assert process.command[1:] == [
         *("-P", "-m", "decode_worker", "--host", "127.0.0.1", "--port", "1234"),
+        *("--admin-port", "1235"),
         *("--num-blocks", "4", "--no-prefix-caching", "--reflection"),
     ]
 
 
 def test_a_wildcard_host_is_reached_over_loopback() -> None:
-    assert Process("router", "router", 1, {"host": "0.0.0.0"}).endpoint == "127.0.0.1:1"
-    assert Process("router", "router", 1, {"host": "10.0.0.7"}).endpoint == "10.0.0.7:1"
+    everywhere = Process("router", "router", 1, {"host": "0.0.0.0"}, admin_port=2)
+    somewhere = Process("decode-0", "decode", 1, {"host": "10.0.0.7"}, admin_port=2)
+    assert everywhere.endpoint == "127.0.0.1:1"
+    assert (somewhere.endpoint, somewhere.admin_endpoint) == ("10.0.0.7:1", "10.0.0.7:2")
+
+
+def test_a_router_that_listens_everywhere_is_looked_after_on_loopback() -> None:
+    everywhere = Process("router", "router", 1, {"host": "10.0.0.7"}, admin_port=2)
+    assert everywhere.admin_endpoint == "127.0.0.1:2"
 
 
 def test_a_free_port_is_none_of_those_given_out() -> None:
@@ -115,7 +123,7 @@ def test_a_free_port_is_none_of_those_given_out() -> None:
 def test_a_worker_that_was_killed_serves_again_under_its_name(cluster: LocalCluster) -> None:
     cluster.kill("decode-0")
     cluster.restart("decode-0")
-    with Client(cluster.address) as client:
+    with Client(cluster.address, admin_address=cluster.admin_address) as client:
         assert client.generate("def main():").text()
         assert {w.id: w.state for w in client.list_workers()} == {
             "prefill-0": "ready",

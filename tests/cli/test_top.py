@@ -35,10 +35,10 @@ async def long_request(cluster: LocalCluster, request_id: str) -> AsyncIterator[
 
 @pytest.mark.e2e
 def test_once_prints_workers_and_ends(cluster: LocalCluster) -> None:
-    ended = baton("top", "--once", "--interval", "0.2", "--address", cluster.address)
+    ended = baton("top", "--once", "--interval", "0.2", "--admin", cluster.admin_address)
     assert (ended.returncode, ended.stderr) == (0, "")
     first, *_ = ended.stdout.splitlines()
-    assert first.startswith(cluster.address)
+    assert first.startswith(cluster.admin_address)
     assert "pressure: prefill" in first
     assert all(column in ended.stdout for column in WORKER_COLUMNS)
     assert "prefill-0" in ended.stdout
@@ -49,7 +49,7 @@ def test_once_prints_workers_and_ends(cluster: LocalCluster) -> None:
 def test_json_is_an_object_a_line(cluster: LocalCluster) -> None:
     with Client(cluster.address) as client:
         client.generate("def counted():\n" * 4, SamplingParams(max_tokens=8)).text()
-    ended = baton("top", "--json", "--once", "--interval", "0.2", "--address", cluster.address)
+    ended = baton("top", "--json", "--once", "--interval", "0.2", "--admin", cluster.admin_address)
     (line,) = ended.stdout.splitlines()
     seen = json.loads(line)
     assert seen["router"]["state"] == "ready"
@@ -63,7 +63,7 @@ def test_json_is_an_object_a_line(cluster: LocalCluster) -> None:
 
 @pytest.mark.e2e
 async def test_requests_in_flight_are_told_with_where_they_run(cluster: LocalCluster) -> None:
-    async with long_request(cluster, "told"), AsyncClient(cluster.address) as client:
+    async with long_request(cluster, "told"), AsyncClient(cluster.admin_address) as client:
         (told,) = await client.list_requests()
         assert (told.request_id, told.phase) == ("told", "decode")
         assert (told.prefill_worker, told.decode_worker) == ("prefill-0", "decode-0")
@@ -76,7 +76,7 @@ async def test_requests_in_flight_are_told_with_where_they_run(cluster: LocalClu
 async def test_the_screen_shows_what_goes_on_and_stands_still_when_told(
     cluster: LocalCluster,
 ) -> None:
-    async with Watch(cluster.address) as watch:
+    async with Watch(cluster.admin_address) as watch:
         app = Top(watch, 0.1)
         async with app.run_test(size=(160, 40)) as pilot:
             await pilot.pause()

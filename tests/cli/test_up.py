@@ -12,7 +12,8 @@ from .conftest import baton, eventually, gone, interrupt, running, started
 
 pytestmark = pytest.mark.e2e
 
-ARGUMENTS = ["up", "--port", "0", "--device", "cpu", "--num-blocks", "64"]
+ARGUMENTS = ["up", "--port", "0", "--admin-port", "0", "--device", "cpu"]
+ARGUMENTS += ["--num-blocks", "64"]
 
 
 def test_up_serves_until_it_is_told_to_stop_and_leaves_nothing_running() -> None:
@@ -20,11 +21,12 @@ def test_up_serves_until_it_is_told_to_stop_and_leaves_nothing_running() -> None
         lines = "".join(iter(up.stdout.readline, "Ctrl-C stops the cluster.\n"))
         (address,) = re.findall(r"ready after .* at (\S+)\. ", lines)
         assert f"baton generate --address {address}" in lines
+        (admin,) = re.findall(r"baton top --admin (\S+)", lines)
         (http,) = re.findall(r"In a browser: (\S+); ", lines)
         with urllib.request.urlopen(f"{http}/v1/models", timeout=10) as response:
             assert json.load(response)["data"][0]["id"] == "tiny"
         processes = started(up, 5)
-        listed = baton("workers", "--json", "--address", address).stdout.splitlines()
+        listed = baton("workers", "--json", "--admin", admin).stdout.splitlines()
         assert {json.loads(line)["state"] for line in listed} == {"ready"}
         next(p for p in processes if "redis-server" in p.name()).kill()
         assert "Redis died" in up.stdout.readline()

@@ -28,7 +28,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 @pytest.fixture
 async def client(cluster: LocalCluster) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(cluster.address) as open_client:
+    async with AsyncClient(cluster.address, admin_address=cluster.admin_address) as open_client:
         yield open_client
 
 

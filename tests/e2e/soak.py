@@ -276,7 +276,7 @@ class _Soak:
 
     def _is_back(self, victim: Process) -> bool:
         try:
-            with Client(self._cluster.address, timeout=2.0) as client:
+            with Client(self._cluster.admin_address, timeout=2.0) as client:
                 workers = {w.id: w.state for w in client.list_workers()}
         except BatonError:
             return False

@@ -103,7 +103,7 @@ async def test_a_conversation_goes_on_where_its_last_answer_was_written(usual):
         answer = await first.token_ids()
 
         def is_known() -> bool:
-            with Client(usual.address) as asking:
+            with Client(usual.admin_address) as asking:
                 candidates = asking.explain([*prompt, *answer]).placement.candidates
             return max(c.num_cached_tokens for c in candidates) > 300
 

@@ -61,12 +61,15 @@ def elastic() -> Iterator[LocalCluster]:
 
 
 @pytest.fixture(scope="module")
-def other_router(elastic: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A second elastic router over the same workers: where it listens."""
+def other_router(
+    elastic: LocalCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Process]:
+    """A second elastic router over the same workers."""
     flags = {"redis_url": elastic.redis_url, **ELASTIC}
-    process = Process("router-1", "router", free_port(set()), flags)
+    port = free_port(set())
+    process = Process("router-1", "router", port, flags, admin_port=free_port({port}))
     process.start(Path(tmp_path_factory.mktemp("logs")))
-    yield process.endpoint
+    yield process
     process.signal(signal.SIGKILL)
 
 
@@ -158,9 +161,10 @@ async def test_pools_follow_the_load_of_all_routers_and_what_runs_goes_on(elasti
     prompts = [prompt_of(30 + 10 * i, seed=i) for i in range(6)]
     async with (
         AsyncClient(elastic.address, timeout=300.0) as client,
-        AsyncClient(other_router, timeout=300.0, wait_for_ready=True) as other,
+        AsyncClient(other_router.endpoint, timeout=300.0, wait_for_ready=True) as other,
+        AsyncClient(other_router.admin_endpoint, wait_for_ready=True) as admin,
     ):
-        while len(await other.list_workers()) < 4:  # noqa: ASYNC110 - looks from outside
+        while len(await admin.list_workers()) < 4:  # noqa: ASYNC110 - looks from outside
             await asyncio.sleep(0.05)
         answers = [(p, await client.generate(p, WATCHED).token_ids()) for p in prompts]
         assert num_of(elastic, "prefill") == num_of(elastic, "decode") == 2
@@ -198,12 +202,14 @@ async def held_open(client: AsyncClient, cluster: LocalCluster) -> tuple[AsyncGe
 
 async def test_a_worker_killed_between_its_roles_comes_back_and_nothing_is_lost(by_hand):
     cluster = made_whole(by_hand)
-    async with AsyncClient(cluster.address, timeout=120.0) as client:
+    async with AsyncClient(
+        cluster.address, admin_address=cluster.admin_address, timeout=120.0
+    ) as client:
         undisturbed = await client.generate(prompt_of(20, seed=5), SEVERAL).completions()
         generation, name = await held_open(client, cluster)
         worker = cluster.process(name)
         changing = asyncio.create_task(client.set_role(worker.worker_id, "prefill"))
-        await until(lambda: load_of(worker.endpoint).state == "draining", what="the drain")
+        await until(lambda: load_of(worker.admin_endpoint).state == "draining", what="the drain")
         await asyncio.to_thread(cluster.kill, name)
         with pytest.raises(UnavailableError):
             await changing
@@ -220,7 +226,7 @@ async def test_roles_are_changed_by_hand_but_for_the_last_of_each(by_hand):
     cluster = made_whole(by_hand)
     ids = {p.name: p.worker_id for p in cluster.processes if p.role != "router"}
     prompt, params = prompt_of(40, seed=9), SamplingParams(max_tokens=20, ignore_eos=True)
-    async with AsyncClient(cluster.address) as client:
+    async with AsyncClient(cluster.address, admin_address=cluster.admin_address) as client:
         undisturbed = await client.generate(prompt, params).token_ids()
         for role, other in (("prefill", "decode"), ("decode", "prefill")):
             while len(leaving := [n for n, r in roles(cluster).items() if r == other]) > 1:

@@ -40,7 +40,7 @@ def narrow() -> Iterator[LocalCluster]:
 
 @pytest.fixture
 async def client(narrow: LocalCluster) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(narrow.address) as open_client:
+    async with AsyncClient(narrow.address, admin_address=narrow.admin_address) as open_client:
         yield open_client
 
 
@@ -164,7 +164,9 @@ BEYOND_THE_QUEUE = {name: stage for name, stage in STAGES.items() if name != "qu
 
 @pytest.mark.parametrize(("stage", "is_there"), BEYOND_THE_QUEUE.values(), ids=BEYOND_THE_QUEUE)
 async def test_a_deadline_that_passes_gives_everything_back(client, narrow, stage, is_there):
-    async with AsyncClient(narrow.address, timeout=1.5) as hasty:
+    async with AsyncClient(
+        narrow.address, admin_address=narrow.admin_address, timeout=1.5
+    ) as hasty:
         blockers, victim = await brought_to(stage, is_there, Blended(client, hasty), narrow)
         with pytest.raises(DeadlineExceededError):
             await victim.text()
@@ -175,7 +177,9 @@ async def test_a_deadline_that_passes_while_the_worker_stands_still_gives_everyt
     client, narrow
 ):
     """Behind a prompt that was to be computed in time. It is over before the worker is missed."""
-    async with AsyncClient(narrow.address, timeout=1.5) as hasty:
+    async with AsyncClient(
+        narrow.address, admin_address=narrow.admin_address, timeout=1.5
+    ) as hasty:
         await until_nothing_is_held(narrow)
         blocker = client.generate(prompt_of(48), LONG)
         await blocker.wait_accepted()
@@ -203,7 +207,7 @@ class Blended:
 
 
 async def test_a_client_whose_connection_breaks_gives_everything_back(client, narrow):
-    async with AsyncClient(narrow.address) as leaving:
+    async with AsyncClient(narrow.address, admin_address=narrow.admin_address) as leaving:
         _, victim = await brought_to(decoding, is_decoding, leaving, narrow)
         await anext(victim)
     await until_nothing_is_held(narrow)

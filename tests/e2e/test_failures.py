@@ -181,7 +181,9 @@ async def test_a_router_that_is_told_to_end_finishes_its_streams_first(client, w
     generation = client.generate(prompt_of(5), SamplingParams(max_tokens=400, ignore_eos=True))
     await anext(generation)
     router.signal(signal.SIGTERM)
-    await until(lambda: load_of(wide.address).state == "draining", within=2.0, what="the drain")
+    await until(
+        lambda: load_of(wide.admin_address).state == "draining", within=2.0, what="the drain"
+    )
     failure = await failure_of(client.generate(prompt_of(9), SHORT))
     assert isinstance(failure, UnavailableError)
     assert len(await generation.token_ids()) == 400
@@ -207,7 +209,7 @@ async def test_work_sent_in_the_moment_of_a_prefill_worker_s_drain_goes_elsewher
 
 
 def drain(cluster: LocalCluster, name: str) -> None:
-    with grpc.insecure_channel(cluster.process(name).endpoint) as channel:
+    with grpc.insecure_channel(cluster.process(name).admin_endpoint) as channel:
         AdminStub(channel).Drain(admin_pb2.DrainRequest(), timeout=5.0)
 
 
@@ -248,7 +250,7 @@ async def test_redis_may_die_and_come_back_empty(client, wide):
     # A router that starts now knows only what the living workers have said since.
     await asyncio.to_thread(wide.kill, "router")
     await asyncio.to_thread(wide.restart, "router")
-    async with AsyncClient(wide.address) as anew:
+    async with AsyncClient(wide.admin_address) as anew:
         assert {w.state for w in await anew.list_workers()} == {"ready"}
         assert len(await anew.list_workers()) == 4
         await answers(anew)

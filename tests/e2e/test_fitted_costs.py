@@ -52,7 +52,7 @@ def test_predicted_prefill_seconds_are_near_those_that_the_worker_reports():
     assumed: dict[int, list[float]] = {length: [] for length in LENGTHS}
     with (
         LocalCluster(worker_flags={"num_blocks": 1024}, router_flags=HANDOFFS) as cluster,
-        Client(cluster.address) as client,
+        Client(cluster.address, admin_address=cluster.admin_address) as client,
         grpc.insecure_channel(cluster.process("prefill-0").endpoint) as channel,
     ):
         stub = PrefillStub(channel)
@@ -75,7 +75,7 @@ def test_predicted_prefill_seconds_are_near_those_that_the_worker_reports():
 def test_what_a_handoff_takes_is_learned_too():
     with (
         LocalCluster(worker_flags={"num_blocks": 1024}, router_flags=HANDOFFS) as cluster,
-        Client(cluster.address) as client,
+        Client(cluster.address, admin_address=cluster.admin_address) as client,
     ):
         exposed = []
         for i in range(20):

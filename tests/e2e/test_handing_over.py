@@ -35,7 +35,7 @@ async def client(pair: LocalCluster) -> AsyncIterator[AsyncClient]:
 
 
 async def drain(cluster: LocalCluster, name: str) -> None:
-    async with grpc.aio.insecure_channel(cluster.process(name).endpoint) as channel:
+    async with grpc.aio.insecure_channel(cluster.process(name).admin_endpoint) as channel:
         await AdminStub(channel).Drain(admin_pb2.DrainRequest(), timeout=5.0)
 
 

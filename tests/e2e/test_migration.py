@@ -116,7 +116,7 @@ async def computed(
     """A generation whose long prompt a prefill worker is computing."""
     generation = client.generate(prompt, replace(PLAIN, max_tokens=20))
     name = name_of(cluster, (await generation.wait_accepted()).placement.prefill_worker)
-    endpoint = cluster.process(name).endpoint
+    endpoint = cluster.process(name).admin_endpoint
     await until(lambda: load_of(endpoint).num_running == 1, within=2.0, what="the prefill")
     return generation
 
@@ -230,7 +230,7 @@ async def test_a_request_at_which_two_decode_workers_die_is_given_to_no_third(cl
     _, reading = await strike_twice(client, pair, signal.SIGKILL, seed=14)
     with pytest.raises(InternalError, match="poison"):
         await reading
-    prefills = [p.endpoint for p in pair.processes if p.role == "prefill"]
+    prefills = [p.admin_endpoint for p in pair.processes if p.role == "prefill"]
     await until(lambda: not any(load_of(e).num_held_blocks for e in prefills), within=1.0)
 
 

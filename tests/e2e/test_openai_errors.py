@@ -355,8 +355,8 @@ async def test_a_token_says_whose_a_request_is(small):
 async def test_a_request_is_ended_by_its_own_tenant_alone(small):
     async with (
         connected(small, "acme") as ai,
-        AsyncClient(small.address, token="globex") as other,
-        AsyncClient(small.address, token="acme") as owner,
+        AsyncClient(small.address, admin_address=small.admin_address, token="globex") as other,
+        AsyncClient(small.address, admin_address=small.admin_address, token="acme") as owner,
     ):
         stream = await ai.chat.completions.create(messages=MESSAGES, stream=True, **LONG)
         request_id = (await anext(aiter(stream))).id.removeprefix("chatcmpl-")
@@ -380,7 +380,7 @@ async def test_a_draining_router_ends_what_it_has_and_takes_no_more(small):
         chunks = aiter(stream)
         await anext(chunks)
         small.kill("router", signal.SIGTERM)
-        endpoint = small.process("router").endpoint
+        endpoint = small.admin_address
         await until(lambda: load_of(endpoint).state == "draining", what="the drain")
         with pytest.raises(openai.InternalServerError) as caught:
             await ai.chat.completions.create(messages=MESSAGES, **LONG)

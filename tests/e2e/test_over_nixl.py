@@ -55,7 +55,7 @@ def pair(pair_cluster: LocalCluster) -> LocalCluster:
 
 @pytest.fixture
 async def client(pair: LocalCluster) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(pair.address) as open_client:
+    async with AsyncClient(pair.address, admin_address=pair.admin_address) as open_client:
         await open_client.flush_cache()
         yield open_client
 

@@ -22,7 +22,7 @@ def prefill_workers(placement: str) -> list[str]:
     params = SamplingParams(max_tokens=4, ignore_eos=True)
     chosen = []
     cluster = LocalCluster(num_prefill=2, router_flags={"placement": placement, **HANDOFFS})
-    with cluster, Client(cluster.address) as client:
+    with cluster, Client(cluster.address, admin_address=cluster.admin_address) as client:
         for _ in range(NUM_REQUESTS):
             generation = client.generate(prompt, params)
             generation.token_ids()

@@ -21,7 +21,7 @@ TURN = SamplingParams(max_tokens=200, ignore_eos=True)
 
 @pytest.fixture
 async def client(pair: LocalCluster) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(pair.address) as open_client:
+    async with AsyncClient(pair.address, admin_address=pair.admin_address) as open_client:
         await open_client.flush_cache()
         yield open_client
 
@@ -104,7 +104,9 @@ async def test_a_prefix_comes_from_a_busy_prefill_worker_or_is_computed(client, 
     before = totals(pair)
     long = client.generate([*prefix, *prompt_of(1100, seed=72)], replace(TURN, max_tokens=2))
     assert name_of(pair, (await long.wait_accepted()).placement.prefill_worker) == holder
-    await until(lambda: load_of(pair.process(holder).endpoint).num_running == 1, what="the prefill")
+    await until(
+        lambda: load_of(pair.process(holder).admin_endpoint).num_running == 1, what="the prefill"
+    )
     generation = client.generate(prompt, TURN)
     placement = (await generation.wait_accepted()).placement
     assert name_of(pair, placement.prefill_worker) != holder

@@ -289,14 +289,20 @@ def services_of(endpoint: str) -> set[str]:
 
 
 def test_a_process_says_what_it_offers_where_it_was_told_to(cluster):
-    assert {"baton.v1.Inference", "baton.v1.Admin"} <= services_of(cluster.address)
+    inference, admin = services_of(cluster.address), services_of(cluster.admin_address)
+    assert {name for name in inference | admin if name.startswith("baton.")} == {
+        "baton.v1.Inference",
+        "baton.v1.Admin",
+    }
+    assert "baton.v1.Admin" not in inference
+    assert "baton.v1.Inference" not in admin
     with pytest.raises(grpc.RpcError) as caught:
         services_of(cluster.process("decode-0").endpoint)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_a_worker_lists_no_workers(cluster):
-    async with AsyncClient(cluster.process("decode-0").endpoint) as worker:
+    async with AsyncClient(cluster.process("decode-0").admin_endpoint) as worker:
         with pytest.raises(FailedPreconditionError, match="not offered here"):
             await worker.list_workers()
 
@@ -312,7 +318,7 @@ async def test_the_locality_index_learns_what_was_computed(client, cluster):
     await client.generate(prompt_of(64, seed=99), SamplingParams(max_tokens=2)).text()
 
     def is_indexed() -> bool:
-        with Client(cluster.address) as asking:
+        with Client(cluster.admin_address) as asking:
             return all(worker.num_indexed_blocks > 0 for worker in asking.list_workers())
 
     await until(is_indexed, within=3.0, what="an event of every worker")

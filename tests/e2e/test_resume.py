@@ -28,7 +28,8 @@ def other_router(
 ) -> Iterator[Process]:
     """A second router over the same workers."""
     flags = {"redis_url": pair_cluster.redis_url, **HANDOFFS}
-    process = Process("router-1", "router", free_port(set()), flags)
+    port = free_port(set())
+    process = Process("router-1", "router", port, flags, admin_port=free_port({port}))
     process.start(Path(tmp_path_factory.mktemp("logs")))
     yield process
     process.signal(signal.SIGKILL)
@@ -37,7 +38,7 @@ def other_router(
 @pytest.fixture
 async def client(pair: LocalCluster, other_router: Process) -> AsyncIterator[AsyncClient]:
     async with AsyncClient([pair.address, other_router.endpoint]) as open_client:
-        async with AsyncClient(other_router.endpoint, wait_for_ready=True) as other:
+        async with AsyncClient(other_router.admin_endpoint, wait_for_ready=True) as other:
             while len(await other.list_workers()) < 4:  # noqa: ASYNC110 - looks from outside
                 await asyncio.sleep(0.05)
         yield open_client

@@ -122,7 +122,7 @@ async def test_what_a_sequence_held_is_free_once_it_has_met_its_stop_string(clie
     params = sampled(n=2, max_tokens=1000)
     texts = await client.generate(CODE, params).texts()
     stop = next(word for word in re.findall(r"\S{3,}", texts[1][:2000]) if word not in texts[0])
-    endpoint = cluster.process("decode-0").endpoint
+    endpoint = cluster.process("decode-0").admin_endpoint
     generation = client.generate(CODE, replace(params, stop=(stop,)))
     has_ended = False
     async for chunk in generation:
@@ -180,12 +180,12 @@ CROWD = (
 async def test_a_crowd_of_every_kind_is_what_each_is_alone(client, cluster, engine):
     asked = [(prompt_of(5 + 7 * i, seed=i), CROWD[i % len(CROWD)]) for i in range(24)]
     expected = [alone(engine, prompt, params) for prompt, params in asked]
-    before = load_of(cluster.process("decode-0").endpoint).num_preemptions
+    before = load_of(cluster.process("decode-0").admin_endpoint).num_preemptions
     # The decode pool is too small for all of them, unless their prompts come one by one.
     for _ in range(4):
         every = await asyncio.gather(*(client.generate(*one).completions() for one in asked))
         assert [token_ids(completions) for completions in every] == expected
-        if load_of(cluster.process("decode-0").endpoint).num_preemptions > before:
+        if load_of(cluster.process("decode-0").admin_endpoint).num_preemptions > before:
             return
     pytest.fail("nothing was preempted in any of the crowds")
 

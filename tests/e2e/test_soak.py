@@ -107,4 +107,4 @@ async def test_whatever_ends_however_nothing_is_left_behind(size, seed):
         num_wanted = sum(wants_answer(seed * 1000 + i) for i in range(NUM_REQUESTS))
         assert endings.count("read, as wanted") == num_wanted > NUM_REQUESTS // 4, endings
         decodes = [p for p in cluster.processes if p.role == "decode"]
-        assert sum(load_of(p.endpoint).num_preemptions for p in decodes) > 0
+        assert sum(load_of(p.admin_endpoint).num_preemptions for p in decodes) > 0

@@ -50,7 +50,9 @@ async def test_a_tenant_finds_its_own_prefixes_and_nobody_else_s(shared):
 
 
 async def test_a_token_that_is_not_known_is_refused(shared):
-    async with AsyncClient(shared.address, token="guessed") as client:
+    async with AsyncClient(
+        shared.address, admin_address=shared.admin_address, token="guessed"
+    ) as client:
         with pytest.raises(UnauthenticatedError):
             await client.generate("a", SHORT).text()
         with pytest.raises(UnauthenticatedError):
@@ -59,8 +61,8 @@ async def test_a_token_that_is_not_known_is_refused(shared):
 
 async def test_a_request_is_ended_by_its_own_tenant_alone_and_its_name_is_free_for_others(shared):
     async with (
-        AsyncClient(shared.address, token="a secret") as owner,
-        AsyncClient(shared.address, token="a third") as other,
+        AsyncClient(shared.address, admin_address=shared.admin_address, token="a secret") as owner,
+        AsyncClient(shared.address, admin_address=shared.admin_address, token="a third") as other,
     ):
         generation = owner.generate(prompt_of(5), LONG, request_id="mine")
         await anext(generation)

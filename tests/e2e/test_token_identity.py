@@ -96,7 +96,7 @@ async def test_two_dozen_requests_at_once_are_each_what_they_are_alone(client, c
         assert len(tokens) == 40
         assert is_greedy(TINY, prompt, tokens)
     # The decode pool is too small for all of them, so some were computed twice.
-    assert load_of(cluster.process("decode-0").endpoint).num_preemptions > 0
+    assert load_of(cluster.process("decode-0").admin_endpoint).num_preemptions > 0
     await until_nothing_is_held(cluster)
 
 

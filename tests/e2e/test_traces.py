@@ -306,7 +306,10 @@ def test_sequences_without_room_tell_that_they_had_to_make_it(alone_cluster, col
     assert decode["baton.decode.num_tokens"] == 600
     assert decode["baton.decode.finish_reasons"] == ["length"] * 3
     preemptions = [e for e in decode.events if e.name == "preemption"]
-    assert len(preemptions) == load_of(alone_cluster.process("decode-0").endpoint).num_preemptions
+    assert (
+        len(preemptions)
+        == load_of(alone_cluster.process("decode-0").admin_endpoint).num_preemptions
+    )
     assert {e["baton.preemption.mode"] for e in preemptions} == {"recompute"}
 
 

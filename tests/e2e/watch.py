@@ -16,7 +16,7 @@ def load_of(endpoint: str) -> Load:
 
 def loads(cluster: LocalCluster) -> dict[str, Load]:
     """What every running process is doing, by name."""
-    return {p.name: load_of(p.endpoint) for p in cluster.processes if p.is_running}
+    return {p.name: load_of(p.admin_endpoint) for p in cluster.processes if p.is_running}
 
 
 def held(cluster: LocalCluster) -> dict[str, str]:

@@ -24,7 +24,7 @@ def made_whole(cluster: LocalCluster) -> LocalCluster:
     """The cluster with all its processes running and taking work."""
     for process in cluster.processes:
         process.signal(signal.SIGCONT)
-        if process.is_running and load_of(process.endpoint).state == "draining":
+        if process.is_running and load_of(process.admin_endpoint).state == "draining":
             cluster.kill(process.name)
     for process in cluster.processes:
         if not process.is_running:
@@ -40,7 +40,7 @@ def name_of(cluster: LocalCluster, worker_id: str) -> str:
 
 
 def listed(cluster: LocalCluster) -> dict[str, Worker]:
-    with Client(cluster.address) as client:
+    with Client(cluster.admin_address) as client:
         return {name_of(cluster, w.id): w for w in client.list_workers()}
 
 
@@ -58,7 +58,7 @@ async def prefilling(client: AsyncClient, cluster: LocalCluster) -> tuple[AsyncG
     generation = client.generate(prompt_of(2000, seed=time.monotonic_ns() % 1000), SHORT)
     accepted = await generation.wait_accepted()
     name = name_of(cluster, accepted.placement.prefill_worker)
-    endpoint = cluster.process(name).endpoint
+    endpoint = cluster.process(name).admin_endpoint
     await until(lambda: load_of(endpoint).num_running == 1, within=2.0, what="the prefill")
     return generation, name
 

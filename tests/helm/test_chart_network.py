@@ -79,6 +79,8 @@ def wanted(edge: Edge, values) -> set[tuple[str, str, object]]:
     source = {"client": "clients", "scraper": "scrapers"}.get(edge.source, edge.source)
     redis = values["redis"]
     match edge.target, edge.port:
+        case "router", "admin":
+            return set()  # it listens on loopback, where a port-forward comes from
         case _, "http" if not values["router"]["http"]:
             return set()
         case _, "kv" if values["kv"]["connector"] in ("nixl", "auto"):

@@ -153,7 +153,9 @@ def test_the_demo_serves_is_probed_and_drains(tmp_path):
         for pod in pods:
             pod.wait_started()
         router = pods[-1]
-        with Client(f"{HOST}:{router.ports['grpc']}") as client:
+        ports = (router.ports[name] for name in ("grpc", "admin"))
+        address, admin_address = (f"{HOST}:{port}" for port in ports)
+        with Client(address, admin_address=admin_address) as client:
             deadline = time.monotonic() + 30.0
             while len([w for w in client.list_workers() if w.state == "ready"]) < 2:
                 assert time.monotonic() < deadline, router.log

@@ -134,8 +134,8 @@ async def test_a_stop_that_grpc_never_ends_is_given_up(monkeypatch, caplog):
     monkeypatch.setattr("baton.serving.server._CLOSING_SECONDS", 0.1)
     server = Server(ServingSettings())
     await server.start()
-    stop = server._grpc.stop
-    monkeypatch.setattr(server._grpc, "stop", lambda _grace: asyncio.Event().wait())
+    stop = server._main.grpc.stop
+    monkeypatch.setattr(server._main.grpc, "stop", lambda _grace: asyncio.Event().wait())
     async with asyncio.timeout(5.0):
         await server.stop(0.0)
     assert "did not close its connections" in caplog.text

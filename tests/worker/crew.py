@@ -29,12 +29,14 @@ _names = itertools.count(1)
 class Member:
     """One worker and the ways to ask it."""
 
-    def __init__(self, worker: Worker, channel: grpc.aio.Channel) -> None:
+    def __init__(
+        self, worker: Worker, channel: grpc.aio.Channel, to_admin: grpc.aio.Channel
+    ) -> None:
         self.worker = worker
         self.decode: Any = DecodeStub(channel)
         self.prefill: Any = PrefillStub(channel)
         self.sharing: Any = KvSharingStub(channel)
-        self.admin: Any = AdminStub(channel)
+        self.admin: Any = AdminStub(to_admin)
 
     @property
     def id(self) -> str:
@@ -182,7 +184,10 @@ async def crew_of(model: str, *roles: Role, **settings: Any) -> AsyncIterator[Cr
         await start(stack, *workers)
         members = []
         for worker in workers:
-            channel = grpc.aio.insecure_channel(worker.server.endpoint)
-            stack.push_async_callback(channel.close)
-            members.append(Member(worker, channel))
+            server = worker.server
+            endpoints = server.endpoint, server.admin_endpoint
+            channels = [grpc.aio.insecure_channel(endpoint) for endpoint in endpoints]
+            for channel in channels:
+                stack.push_async_callback(channel.close)
+            members.append(Member(worker, *channels))
         yield Crew(members)

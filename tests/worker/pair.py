@@ -98,13 +98,15 @@ class Pair:
         self.prefill = prefill
         self.decode = decode
         self._names = itertools.count(1)
-        channels = [grpc.aio.insecure_channel(w.server.endpoint) for w in (prefill, decode)]
+        servers = [prefill.server, decode.server]
+        endpoints = [s.endpoint for s in servers] + [s.admin_endpoint for s in servers]
+        channels = [grpc.aio.insecure_channel(endpoint) for endpoint in endpoints]
         for channel in channels:
             stack.push_async_callback(channel.close)
         self.to_prefill: Any = PrefillStub(channels[0])
         self.to_decode: Any = DecodeStub(channels[1])
-        self.prefill_admin: Any = AdminStub(channels[0])
-        self.decode_admin: Any = AdminStub(channels[1])
+        self.prefill_admin: Any = AdminStub(channels[2])
+        self.decode_admin: Any = AdminStub(channels[3])
 
     def prefill_request(
         self, prompt: list[int], params: SamplingParams, **fields: Any

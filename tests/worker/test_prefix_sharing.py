@@ -18,7 +18,7 @@ from baton.rpc_errors import error_of
 from baton.sampling import SamplingParams
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
-from baton.v1 import admin_pb2_grpc, kv_sharing_pb2
+from baton.v1 import kv_sharing_pb2
 from baton.v1.admin_pb2 import FlushCacheRequest
 from kvtransfer.extent import Extent
 from kvtransfer.lease import Claim
@@ -52,8 +52,7 @@ async def failure_of(call: Any) -> Exception:
 
 
 async def flush(member: Member) -> None:
-    async with grpc.aio.insecure_channel(member.worker.server.endpoint) as channel:
-        await admin_pb2_grpc.AdminStub(channel).FlushCache(FlushCacheRequest())
+    await member.admin.FlushCache(FlushCacheRequest())
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.cli.checks.finding import Finding, fault, note, ok
-from baton.cli.session import session
+from baton.cli.session import admin_session, session
 from baton.client import Client, Info, Worker
 from baton.errors import BatonError
 from baton.sampling import SamplingParams
@@ -25,16 +25,17 @@ class _Answer:
     skew: float
 
 
-def cluster(address: str, token: str, *, tries: bool) -> Iterator[Finding]:
-    """The router at `address` and its workers; `tries`: one token is generated too."""
+def cluster(admin: str, address: str | None, token: str) -> Iterator[Finding]:
+    """The router whose admin service is at `admin`, and its workers; at `address`, if any, a token
+    is generated too."""
     try:
-        with session(address, _TIMEOUT, token) as client:
+        with admin_session(admin, _TIMEOUT, token) as client:
             router = _asked(client)
             workers = client.list_workers()
     except BatonError as error:
         yield fault("router", str(error), "look at the router's log")
         return
-    yield ok("router", f"answers at {address}, Baton {_version(router)}")
+    yield ok("router", f"answers at {admin}, Baton {_version(router)}")
     yield from _workers(workers)
     answers: dict[str, _Answer] = {"router": router}
     for worker in workers:
@@ -47,8 +48,9 @@ def cluster(address: str, token: str, *, tries: bool) -> Iterator[Finding]:
     yield from _pairing(answers)
     yield from _redis(answers)
     yield from _clocks(answers)
-    yield _encryption([address, *(worker.endpoint for worker in workers)])
-    if tries:
+    endpoints = [admin, *(worker.endpoint for worker in workers)]
+    yield _encryption(endpoints if address is None else [address, *endpoints])
+    if address is not None:
         yield _request(address, token)
 
 
@@ -61,14 +63,16 @@ def _asked(client: Client) -> _Answer:
 
 def _ask(worker: Worker) -> _Answer | Finding:
     try:
-        with Client(worker.endpoint, timeout=_TIMEOUT) as client:
+        with Client(worker.admin_endpoint, timeout=_TIMEOUT) as client:
             return _asked(client)
     except BatonError as error:
         if worker.state == "ready":
             how = "run this where the workers are reached, to have them looked at as well"
-            text = f"the router reaches it at {worker.endpoint}, we do not: {error}"
+            text = f"is well for the router; from here, {worker.admin_endpoint} is not: {error}"
             return note(worker.id, text, how)
-        return fault(worker.id, f"does not answer at {worker.endpoint}: {error}", "see its log")
+        return fault(
+            worker.id, f"does not answer at {worker.admin_endpoint}: {error}", "see its log"
+        )
 
 
 def _workers(workers: Sequence[Worker]) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from baton.cli.checks.finding import Finding, fault, note, ok
+from baton.cli.options import DEFAULT_ADMIN_ADDRESS
 
 _OLDEST_PYTHON = (3, 11)
 # Each stream of a client, each worker and each pool that is mapped is a file.
@@ -160,6 +161,6 @@ def _port(host: str, port: int) -> Finding:
         try:
             probe.bind((host, port))
         except OSError as error:
-            how = f"`baton doctor --address {host}:{port}` looks at what is there, if it is Baton"
+            how = f"if Baton is there, `baton doctor --admin {DEFAULT_ADMIN_ADDRESS}` looks at it"
             return note(subject, f"cannot be listened on: {error.strerror}", how)
     return ok(subject, f"free at {host}")

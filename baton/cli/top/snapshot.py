@@ -53,7 +53,8 @@ class Snapshot:
 
 
 class Watch:
-    """Looks at one cluster again and again. Use it in `async with`."""
+    """Looks at one cluster again and again, by its router's admin service. Use it in
+    `async with`."""
 
     def __init__(self, address: str, token: str = "") -> None:
         self.address = address
@@ -83,7 +84,7 @@ class Watch:
             self._router.list_workers(),
             self._router.list_requests(NUM_REQUESTS),
         )
-        await self._forget_all_but({worker.endpoint for worker in workers})
+        await self._forget_all_but({worker.admin_endpoint for worker in workers})
         loads = await asyncio.gather(*map(self._load, workers))
         moment, before = time.monotonic(), self._last
         sights = tuple(
@@ -101,10 +102,11 @@ class Watch:
             yield await self.look()
 
     async def _load(self, worker: Worker) -> Load | None:
-        client = self._workers.get(worker.endpoint)
+        endpoint = worker.admin_endpoint
+        client = self._workers.get(endpoint)
         if client is None:
-            client = AsyncClient(worker.endpoint, timeout=ANSWER_TIMEOUT, token=self._token)
-            self._workers[worker.endpoint] = client
+            client = AsyncClient(endpoint, timeout=ANSWER_TIMEOUT, token=self._token)
+            self._workers[endpoint] = client
         try:
             return await client.get_load()
         except BatonError:

@@ -92,6 +92,8 @@ podAntiAffinity:
   value: $(POD_IP)
 - name: BATON_PORT
   value: {{ $values.ports.grpc | quote }}
+- name: BATON_ADMIN_PORT
+  value: {{ $values.ports.admin | quote }}
 - name: BATON_METRICS_PORT
   value: {{ $values.ports.metrics | quote }}
 - name: BATON_MODEL

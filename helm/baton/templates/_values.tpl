@@ -24,7 +24,7 @@ redis://{{ if .Values.redis.existingSecret }}:$(REDIS_PASSWORD)@{{ end }}{{ incl
 {{- /* The ports by name that a process listens on, as JSON; takes the component. */}}
 {{- define "baton.ports" -}}
 {{- $ports := .root.Values.ports -}}
-{{- $here := dict "grpc" $ports.grpc "metrics" $ports.metrics -}}
+{{- $here := dict "grpc" $ports.grpc "metrics" $ports.metrics "admin" $ports.admin -}}
 {{- if ne .component "router" -}}
 {{- $_ := set $here "kv" $ports.kv -}}
 {{- else if .root.Values.router.http -}}
@@ -35,7 +35,7 @@ redis://{{ if .Values.redis.existingSecret }}:$(REDIS_PASSWORD)@{{ end }}{{ incl
 
 {{- define "baton.checkPorts" -}}
 {{- $taken := dict -}}
-{{- range $name := list "grpc" "http" "metrics" "kv" -}}
+{{- range $name := list "grpc" "http" "metrics" "kv" "admin" -}}
 {{- $port := get $.Values.ports $name | int64 | toString -}}
 {{- with get $taken $port -}}
 {{- fail (printf "ports.%s: %s is ports.%s already; each needs a port of its own" $name $port .) -}}
