@@ -116,7 +116,7 @@ async def test_a_port_that_is_taken_is_told_by_the_flag_that_chooses_it():
     ],
 )
 async def test_others_are_told_a_host_at_which_the_admin_service_is_reached(settings, host):
-    server = Server(ServingSettings(**settings))
+    server = Server(ServingSettings(insecure=True, **settings))
     server.add_admin(add_AdminServicer_to_server, Patient())
     await server.start()
     assert server.admin_endpoint.rpartition(":")[0] == host

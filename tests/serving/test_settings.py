@@ -191,3 +191,8 @@ def test_who_listens_beyond_this_machine_says_how_it_is_guarded(capsys, monkeypa
 def test_a_certificate_needs_its_key_and_its_authorities(capsys):
     sentence = refused(capsys, ["--tls-cert", "a.pem"])
     assert "--tls-cert cannot do without --tls-key and --tls-ca" in sentence
+
+
+def test_administration_that_others_reach_is_guarded_too(capsys):
+    assert "--admin-host is '10.0.0.7'" in refused(capsys, ["--admin-host", "10.0.0.7"])
+    assert load(RoleSettings, ["--admin-host", "10.0.0.7", "--insecure"]).tls is None
