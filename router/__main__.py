@@ -93,7 +93,7 @@ async def serve(settings: RouterSettings) -> None:
             settings.coalesce_ms / 1000,
             capture_content=settings.capture_content,
         )
-        service = InferenceService(inference, settings.default_timeout_s)
+        service = InferenceService(inference, tenants, settings.default_timeout_s)
         server.add(inference_pb2_grpc.add_InferenceServicer_to_server, service)
         rebalancer = Rebalancer(
             redis,

@@ -44,9 +44,10 @@ _STATES: dict[State, admin_pb2.WorkerState.ValueType] = {
 class InferenceService(pb_grpc.InferenceServicer):
     """Text in, tokens out."""
 
-    def __init__(self, inference: Inference, timeout: float) -> None:
+    def __init__(self, inference: Inference, tenants: Tenants, timeout: float) -> None:
         """`timeout`: seconds, of a call whose client sets no deadline."""
         self._inference = inference
+        self._tenants = tenants
         self._timeout = timeout
 
     def Generate(
@@ -55,11 +56,13 @@ class InferenceService(pb_grpc.InferenceServicer):
         deadline = Deadline.of(context, self._timeout)
         return self._inference.generate(request, context, deadline)
 
-    async def Tokenize(self, request: pb.TokenizeRequest, _context: Any) -> pb.TokenizeResponse:
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
+        self._tenants.of(context)  # who is nobody's is refused
         token_ids, text = await self._inference.tokenize(request)
         return pb.TokenizeResponse(token_ids=token_ids, text=text)
 
-    async def GetModel(self, _request: pb.GetModelRequest, _context: Any) -> pb.GetModelResponse:
+    async def GetModel(self, _request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:
+        self._tenants.of(context)
         card = self._inference.card
         return pb.GetModelResponse(
             name=card.name,

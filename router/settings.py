@@ -62,8 +62,13 @@ class RouterSettings(ServingSettings):
     tenants_file: str | None = Field(
         None,
         description="File of who bears which token: lines of a token's SHA-256 in hex and a "
-        "tenant's name. A call without a token is of the tenant 'default'; one with a token that "
-        "is not in the file is refused.",
+        "tenant's name, as `baton token` makes them. A call without a token, or with one that is "
+        "not in the file, is refused. Read again when it changes.",
+    )
+    allow_anonymous: bool = Field(
+        False,
+        description="With --tenants-file, take a call without a token for one of the tenant "
+        "'default' in place of refusing it.",
     )
     share_prefixes: bool = Field(
         False, description="Let each tenant's prompts use what is cached for the others."
@@ -139,7 +144,11 @@ class RouterSettings(ServingSettings):
         """Raises `FailedPreconditionError` for a file that cannot be read."""
         if self.tenants_file is None:
             return Tenants(share_prefixes=self.share_prefixes)
-        return Tenants.read(Path(self.tenants_file), share_prefixes=self.share_prefixes)
+        return Tenants.read(
+            Path(self.tenants_file),
+            share_prefixes=self.share_prefixes,
+            needs_token=not self.allow_anonymous,
+        )
 
     def objectives(self) -> Objectives:
         return Objectives(self.slo_ttft_ms / 1000, self.slo_itl_ms / 1000)

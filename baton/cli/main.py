@@ -364,6 +364,28 @@ def doctor(
 
 
 @app.command()
+def token(
+    tenant: Annotated[str, typer.Argument(help="Whose calls are to bear it.")],
+    json: Json = False,
+) -> None:
+    """Make a token for a tenant, and the line that tells a router's --tenants-file of it.
+
+    The token is shown this once and kept nowhere; the file has its hash.
+
+    \b
+    Example:
+      baton token acme
+    """
+
+    def command() -> None:
+        from baton.cli import token as room
+
+        room.show(tenant, as_json=json)
+
+    _finish(command)
+
+
+@app.command()
 def role(
     worker: Annotated[
         str | None, typer.Argument(help="The worker that is to change its role.")

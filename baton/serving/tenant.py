@@ -1,25 +1,25 @@
 """Whose a call is: told by the credentials it came with, and by nothing that it says.
 
 Of a caller that has shown a certificate (mutual TLS) the tenant is the certificate's identity; else
-it is what the token it bears was given to, in a file that holds tokens only as hashes; of a caller
-without either, `DEFAULT_TENANT`.
+it is what the token it bears was given to, in a file that holds tokens only as hashes; a caller
+without either is refused, or is `DEFAULT_TENANT`.
 """
 
 import hashlib
-import hmac
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from baton.errors import FailedPreconditionError, UnauthenticatedError
+from baton.errors import UnauthenticatedError
+from baton.serving.tokens import Tokens, owner_of, read_tokens
+from baton.serving.watched_file import WatchedFile
 
 DEFAULT_TENANT = "default"
 
 _METADATA_KEY = "authorization"
 _BEARER = re.compile(r"bearer +(?P<token>.+)", re.IGNORECASE)
-_LINE = re.compile(r"(?P<hash>[0-9a-fA-F]{64})\s+(?P<tenant>\S{1,64})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,39 +46,34 @@ class Tenants:
     """Who bears which token. Without any, all callers that show no certificate are one tenant."""
 
     def __init__(
-        self, name_of: Mapping[bytes, str] | None = None, *, share_prefixes: bool = False
+        self,
+        tokens: Callable[[], Tokens] | None = None,
+        *,
+        share_prefixes: bool = False,
+        needs_token: bool = False,
     ) -> None:
-        """`name_of`: a tenant's by the SHA-256 of each token. `share_prefixes`: what is cached for
-        one tenant is found for all."""
-        self._name_of = dict(name_of or {})
+        """`tokens`: those that hold now; None: of what callers bear nothing is asked.
+        `share_prefixes`: what is cached for one tenant is found for all. `needs_token`: a call
+        without one is refused."""
+        self._tokens = tokens
         self._share_prefixes = share_prefixes
+        self._needs_token = needs_token
 
     @classmethod
-    def read(cls, path: Path, *, share_prefixes: bool = False) -> "Tenants":
-        """From a file of lines `SHA-256 TENANT`; `#` begins a comment.
+    def read(
+        cls, path: Path, *, share_prefixes: bool = False, needs_token: bool = False
+    ) -> "Tenants":
+        """From a file (`baton.serving.tokens`), which is read again once it has changed: a token
+        that is taken out of it is refused a second later.
 
         Raises `FailedPreconditionError`, naming the line, for a file that cannot be read so.
         """
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise FailedPreconditionError(f"cannot read the tenants in {path}: {error}") from error
-        name_of = {}
-        for number, line in enumerate(lines, 1):
-            content = line.partition("#")[0].strip()
-            if not content:
-                continue
-            match = _LINE.fullmatch(content)
-            if match is None:
-                raise FailedPreconditionError(
-                    f"{path}:{number} is no line of a token's SHA-256 in hex and a tenant of at "
-                    "most 64 characters"
-                )
-            name_of[bytes.fromhex(match["hash"])] = match["tenant"]
-        return cls(name_of, share_prefixes=share_prefixes)
+        file = WatchedFile(path, read_tokens)
+        return cls(file.current, share_prefixes=share_prefixes, needs_token=needs_token)
 
     def of(self, call: Caller) -> Tenant:
-        """The tenant of a call. Raises `UnauthenticatedError` for a token that nobody was given."""
+        """The tenant of a call. Raises `UnauthenticatedError` for a token that nobody was given,
+        and for none where one is needed."""
         name = self._name(call)
         # The prefixes of the default one are those of a cluster without tenants.
         is_apart = name != DEFAULT_TENANT and not self._share_prefixes
@@ -89,19 +84,11 @@ class Tenants:
         if identities:
             return identities[0].decode(errors="replace")
         token = _token_of(call)
-        if token is None or not self._name_of:
+        if token is None and self._needs_token:
+            raise UnauthenticatedError("a token is needed here: authorization: Bearer TOKEN")
+        if token is None or self._tokens is None:
             return DEFAULT_TENANT
-        return self._name_with(hashlib.sha256(token.encode()).digest())
-
-    def _name_with(self, shown: bytes) -> str:
-        """Compares with every hash, in the same time whichever it is."""
-        found = None
-        for known, tenant in self._name_of.items():
-            if hmac.compare_digest(known, shown):
-                found = tenant
-        if found is None:
-            raise UnauthenticatedError("the token of this call is not known here")
-        return found
+        return owner_of(token, self._tokens())
 
 
 def _token_of(call: Caller) -> str | None:

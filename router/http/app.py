@@ -108,7 +108,8 @@ class Routes:
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:
-        """As at the router's `--metrics-port`."""
+        """As at the router's `--metrics-port`, to those who may ask for anything here."""
+        self._tenants.of(HttpCaller(request.headers))
         assert self._render_metrics is not None, "a route that is not there"
         body, content_type = self._render_metrics(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})

@@ -28,7 +28,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     path.write_text(
         "".join(f"{hashlib.sha256(t.encode()).hexdigest()} {n}\n" for t, n in tokens.items())
     )
-    with LocalCluster(router_flags={"tenants_file": path, **HANDOFFS}) as running:
+    with LocalCluster(
+        router_flags={"tenants_file": path, "allow_anonymous": True, **HANDOFFS}
+    ) as running:
         yield running
 
 

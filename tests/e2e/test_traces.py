@@ -261,6 +261,7 @@ def alone_cluster(
     flags = {
         "admission": "none",
         "tenants_file": folder / "tokens",
+        "allow_anonymous": True,
         "allowances": folder / "allowances",
     }
     tight = {"max_num_batched_tokens": 48, "num_blocks": 30, "max_num_seqs": 16}

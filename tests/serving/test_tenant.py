@@ -74,7 +74,7 @@ def test_tenants_are_salted_apart_unless_they_share(tenants):
     salts = {token: tenants.of(bearing(token)).salt for token in ("one", "two", "three")}
     assert salts["one"] == salts["two"] != salts["three"]
     assert b"" not in salts.values()
-    sharing = Tenants({hashlib.sha256(b"one").digest(): "acme"}, share_prefixes=True)
+    sharing = Tenants(lambda: {hashlib.sha256(b"one").digest(): "acme"}, share_prefixes=True)
     assert sharing.of(bearing("one")) == Tenant("acme", b"")
 
 

@@ -1,0 +1,15 @@
+"""`baton token`: who is to be let in, and by what."""
+
+import json
+
+from baton.serving.tokens import new_token
+
+
+def show(tenant: str, *, as_json: bool) -> None:
+    """Prints a new token and the line that gives it to the tenant."""
+    token, line = new_token(tenant)
+    if as_json:
+        print(json.dumps({"tenant": tenant, "token": token, "line": line}))
+        return
+    print(f"the token, for {tenant} alone; it is shown this once:\n\n  {token}\n")
+    print(f"its line for the router's --tenants-file:\n\n  {line}")

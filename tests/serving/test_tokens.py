@@ -1,0 +1,109 @@
+"""Tokens in a file that changes while it is used."""
+
+from pathlib import Path
+
+import pytest
+
+from baton.errors import FailedPreconditionError, InvalidArgumentError, UnauthenticatedError
+from baton.serving.tenant import Tenants
+from baton.serving.tokens import new_token, owner_of, read_tokens
+from baton.serving.watched_file import INTERVAL_SECONDS, WatchedFile
+
+from .test_tenant import Call, bearing
+
+
+class Watch:
+    """A file of tokens, and the time at which it is looked at."""
+
+    def __init__(self, path: Path, *lines: str) -> None:
+        self.path = path
+        self.now = 0.0
+        self.write(*lines)
+        self.file = WatchedFile(path, read_tokens, lambda: self.now)
+        self.tenants = Tenants(self.file.current, needs_token=True)
+
+    def write(self, *lines: str) -> None:
+        """In the place of the one before, as Kubernetes and careful editors do it."""
+        new = self.path.with_suffix(".new")
+        new.write_text("".join(f"{line}\n" for line in lines))
+        new.replace(self.path)
+
+    def later(self) -> None:
+        self.now += INTERVAL_SECONDS
+
+
+def test_a_new_token_is_its_tenant_s_by_the_line_that_comes_with_it(tmp_path):
+    token, line = new_token("acme")
+    assert token not in line
+    assert len({new_token("acme")[0] for _ in range(100)}) == 100
+    path = tmp_path / "tokens"
+    path.write_text(f"{line} # the first\n")
+    assert owner_of(token, read_tokens(path)) == "acme"
+
+
+@pytest.mark.parametrize("name", ["", "two words", "a#b", "x" * 65, "a\n"])
+def test_a_name_that_no_line_can_have_is_refused(name):
+    with pytest.raises(InvalidArgumentError, match="tenant: is"):
+        new_token(name)
+
+
+def test_a_token_that_is_taken_out_of_the_file_is_refused_a_second_later(tmp_path):
+    (kept, its_line), (revoked, other_line) = new_token("acme"), new_token("globex")
+    watch = Watch(tmp_path / "tokens", its_line, other_line)
+    assert watch.tenants.of(bearing(revoked)).name == "globex"
+    watch.write(its_line)
+    watch.later()
+    with pytest.raises(UnauthenticatedError, match="not known here"):
+        watch.tenants.of(bearing(revoked))
+    assert watch.tenants.of(bearing(kept)).name == "acme"
+
+
+def test_the_last_token_that_is_taken_out_leaves_nobody_in(tmp_path):
+    token, line = new_token("acme")
+    watch = Watch(tmp_path / "tokens", line)
+    watch.write("# nobody")
+    watch.later()
+    for call in (bearing(token), bearing("any"), Call()):
+        with pytest.raises(UnauthenticatedError):
+            watch.tenants.of(call)
+
+
+def test_a_token_that_is_put_into_the_file_is_known_a_second_later(tmp_path):
+    watch = Watch(tmp_path / "tokens")
+    token, line = new_token("acme")
+    watch.write(line)
+    watch.later()
+    assert watch.tenants.of(bearing(token)).name == "acme"
+
+
+@pytest.mark.parametrize("harm", ["no line of this kind", None])
+def test_a_broken_or_absent_file_leaves_all_as_it_was_and_is_told_once(tmp_path, caplog, harm):
+    token, line = new_token("acme")
+    watch = Watch(tmp_path / "tokens", line)
+    if harm is None:
+        watch.path.unlink()
+    else:
+        watch.write(harm)
+    for _ in range(5):
+        watch.later()
+        assert watch.tenants.of(bearing(token)).name == "acme"
+    assert sum(record.levelname == "ERROR" for record in caplog.records) == 1
+    watch.write()
+    watch.later()
+    with pytest.raises(UnauthenticatedError):
+        watch.tenants.of(bearing(token))
+
+
+def test_a_file_that_is_no_good_at_the_start_is_refused(tmp_path):
+    with pytest.raises(FailedPreconditionError):
+        WatchedFile(tmp_path / "nowhere", read_tokens)
+
+
+def test_who_bears_nothing_is_refused_unless_anonymous_calls_are_allowed(tmp_path):
+    path = tmp_path / "tokens"
+    path.write_text(f"{new_token('acme')[1]}\n")
+    calls = (Call(), Call(("authorization", "Basic b25l")))
+    for call in calls:
+        with pytest.raises(UnauthenticatedError, match="a token is needed"):
+            Tenants.read(path, needs_token=True).of(call)
+        assert Tenants.read(path).of(call).name == "default"
