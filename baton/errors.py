@@ -41,6 +41,10 @@ class UnauthenticatedError(BatonError):
     """The caller has shown credentials that are not known here."""
 
 
+class PermissionDeniedError(BatonError):
+    """The caller is known, and may not do this."""
+
+
 class NotFoundError(BatonError):
     """The named thing is not here, or no longer."""
 

@@ -21,6 +21,7 @@ from baton.errors import (
     InvalidArgumentError,
     NotFoundError,
     OverloadedError,
+    PermissionDeniedError,
     UnauthenticatedError,
     UnavailableError,
     UnsupportedModelError,
@@ -37,6 +38,7 @@ _TYPES: dict[grpc.StatusCode, type[BatonError]] = {
     grpc.StatusCode.FAILED_PRECONDITION: FailedPreconditionError,
     grpc.StatusCode.UNIMPLEMENTED: FailedPreconditionError,
     grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
     grpc.StatusCode.NOT_FOUND: NotFoundError,
     grpc.StatusCode.ALREADY_EXISTS: AlreadyExistsError,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
@@ -65,6 +67,20 @@ _ANOTHER_PORT = (
 _ENDS = ("socket closed", "connection reset", "broken pipe")
 
 
+# How gRPC words why there is no connection over TLS, and what it means. The first counts.
+_TLS_HINTS = (
+    ("wrong_version_number", "the other side speaks no TLS, or no gRPC"),
+    ("certificate has expired", "the other side's certificate has expired"),
+    ("certificate is not yet valid", "the other side's certificate is not valid yet"),
+    ("certificate_verify_failed", "nobody who is believed here has signed the other side's "
+     "certificate"),
+    ("hostname verification", "the other side's certificate is for another name than it was "
+     "asked for by"),
+    ("socket closed", "the other side hangs up at once, as one does that wants TLS, a certificate, "
+     "or another one than was shown"),
+)  # fmt: skip
+
+
 def error_of(rpc_error: grpc.RpcError) -> BatonError:
     """The error a failed call stands for, of the type and with the details the other side gave it.
 
@@ -73,7 +89,7 @@ def error_of(rpc_error: grpc.RpcError) -> BatonError:
     does not offer the call.
     """
     code = rpc_error.code()
-    message = rpc_error.details() or code.name
+    message = _explained(rpc_error.details() or code.name)
     status = _rich_status(rpc_error)
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         return _invalid_argument(message, status)
@@ -86,6 +102,15 @@ def error_of(rpc_error: grpc.RpcError) -> BatonError:
     if code in _TYPES:
         return _TYPES[code](message)
     return InternalError(f"{code.name}: {message}")
+
+
+def _explained(message: str) -> str:
+    """With what gRPC's words for a connection that was not made over TLS mean."""
+    said = message.lower()
+    if "failed to connect" not in said:
+        return message
+    hint = next((hint for words, hint in _TLS_HINTS if words in said), None)
+    return message if hint is None else f"{hint} ({message})"
 
 
 def is_from_server(rpc_error: grpc.RpcError) -> bool:

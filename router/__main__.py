@@ -12,6 +12,8 @@ from baton.cluster.index import LocalityIndex
 from baton.cluster.redis import connect
 from baton.cluster.round_trips import RoundTrips
 from baton.errors import FailedPreconditionError
+from baton.serving.access import ROUTER_NAME, Access
+from baton.serving.certificates import check_role
 from baton.serving.channels import Channels
 from baton.serving.process import main, settle
 from baton.serving.server import Server
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 
 async def serve(settings: RouterSettings) -> None:
     """Serves until a signal."""
+    check_role(settings.tls, ("router",), ROUTER_NAME)
     if settings.redis_url is None:
         raise FailedPreconditionError(
             "a router finds its workers through Redis; set --redis-url, or let `baton up` start all"
@@ -57,7 +60,7 @@ async def serve(settings: RouterSettings) -> None:
     tenants = settings.tenants()
     card = read_model_card(settings.model_path)
     card.warm_up()
-    server = Server(settings)
+    server = Server(settings, by_token=settings.by_token)
     async with AsyncExitStack() as stack:
         round_trips = RoundTrips()
         redis = connect(settings.redis_url, round_trips)
@@ -146,8 +149,10 @@ def _http_server(
     generations = Generations(inference, intake, timeout, extra_of)
     render = exposition.render if settings.metrics else None
     max_body_bytes = settings.http_max_body_bytes
-    routes = Routes(inference, generations, requests, tenants, render, max_body_bytes)
-    return HttpServer(routes.app(), settings.host, settings.tls)
+    access = None if settings.tls is None else Access(settings.by_token)
+    routes = Routes(inference, generations, requests, tenants, render, max_body_bytes, access)
+    asks = settings.client_auth == "certificate"
+    return HttpServer(routes.app(), settings.host, settings.tls, asks_for_certificates=asks)
 
 
 def _recorder(settings: RouterSettings, rules: Rules, stack: AsyncExitStack) -> Recorder | None:

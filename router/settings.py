@@ -1,18 +1,23 @@
 """What the router can be told: flags = environment = YAML."""
 
 from pathlib import Path
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from baton.models import DEFAULT_MODEL, locate
 from baton.serving.pace import INTERVAL_SECONDS
 from baton.serving.settings import ServingSettings
 from baton.serving.tenant import Tenants
+from baton.v1 import inference_pb2
 from router.admission import AdmissionName
 from router.policy import PolicyName
 from router.pressure import Objectives
 from router.role_balance import Hysteresis
 from router.turns import MAX_WAITING
+
+
+_INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
 class RouterSettings(ServingSettings):
@@ -69,6 +74,11 @@ class RouterSettings(ServingSettings):
         False,
         description="With --tenants-file, take a call without a token for one of the tenant "
         "'default' in place of refusing it.",
+    )
+    client_auth: Literal["certificate", "token"] = Field(
+        "certificate",
+        description="How clients show over TLS who they are. certificate: with one of the role "
+        "client, signed by --tls-ca. token: with one of --tenants-file, and no certificate.",
     )
     share_prefixes: bool = Field(
         False, description="Let each tenant's prompts use what is cached for the others."
@@ -139,6 +149,19 @@ class RouterSettings(ServingSettings):
         description="Blocks, of all workers together, whose places are remembered: about 110 bytes "
         "each. Beyond, those go that were asked for longest ago.",
     )
+
+    @model_validator(mode="after")
+    def _can_tell_clients(self) -> Self:
+        if self.client_auth == "token" and (self.tls is None or self.tenants_file is None):
+            raise ValueError("--client-auth token cannot do without --tls-cert and --tenants-file")
+        if self.client_auth == "token" and self.allow_anonymous:
+            raise ValueError("--client-auth token and --allow-anonymous contradict each other")
+        return self
+
+    @property
+    def by_token(self) -> tuple[str, ...]:
+        """The services whose clients show no certificate, but a token."""
+        return (_INFERENCE,) if self.client_auth == "token" else ()
 
     def tenants(self) -> Tenants:
         """Raises `FailedPreconditionError` for a file that cannot be read."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import grpc
 
+from baton.serving.certificates import watched
 from baton.tls import Pem, PemFiles, Tls
 
 MAX_MESSAGE_BYTES = 16 * 2**20
@@ -77,7 +78,7 @@ class Channels:
         self._shown: Pem | None = None
         if tls is not None:
             self._options += tls.channel_options()
-            self._files = PemFiles(tls)
+            self._files = watched(tls)
             self._shown = self._files.current()
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._retired: dict[asyncio.Task[None], grpc.aio.Channel] = {}

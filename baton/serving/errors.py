@@ -6,6 +6,7 @@ UnavailableError          UNAVAILABLE
 FailedPreconditionError   FAILED_PRECONDITION
 UnsupportedModelError     FAILED_PRECONDITION + ErrorInfo
 UnauthenticatedError      UNAUTHENTICATED
+PermissionDeniedError     PERMISSION_DENIED
 NotFoundError             NOT_FOUND
 AlreadyExistsError        ALREADY_EXISTS
 DeadlineExceededError     DEADLINE_EXCEEDED, and so is TimeoutError
@@ -41,6 +42,7 @@ _CODES: dict[type[BaseException], grpc.StatusCode] = {
     errors.FailedPreconditionError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.UnsupportedModelError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
+    errors.PermissionDeniedError: grpc.StatusCode.PERMISSION_DENIED,
     errors.NotFoundError: grpc.StatusCode.NOT_FOUND,
     errors.AlreadyExistsError: grpc.StatusCode.ALREADY_EXISTS,
     errors.DeadlineExceededError: grpc.StatusCode.DEADLINE_EXCEEDED,

@@ -12,12 +12,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from baton.errors import FailedPreconditionError
+from baton.serving.access import Access, AccessInterceptor
+from baton.serving.certificates import watched
 from baton.serving.channels import server_options
 from baton.serving.interceptors import ErrorInterceptor, InFlightInterceptor
 from baton.serving.listening import WILDCARDS, cannot_listen, host_and_port
 from baton.serving.settings import ServingSettings
 from baton.serving.telemetry.propagation import trace_interceptors
-from baton.tls import Pem, PemFiles, Tls
+from baton.tls import Pem, PemFiles
 
 LIVENESS = "liveness"
 READINESS = "readiness"
@@ -46,13 +48,17 @@ class Server:
         settings: ServingSettings,
         *,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        by_token: Sequence[str] = (),
     ) -> None:
-        """`interceptors` run inside the server's own, in their order."""
+        """`interceptors` run inside the server's own, in their order. If there are services
+        `by_token`, which tell by its token who calls, then over TLS no client is asked for a
+        certificate, except for administration, and all others that `add` adds are refused."""
         self._settings = settings
+        self._by_token = by_token
         self._interceptors = [*trace_interceptors(), ErrorInterceptor(), *interceptors]
         self._in_flight = InFlightInterceptor()
         self._health = health.aio.HealthServicer()
-        self._main = self._listener(self._in_flight)
+        self._main = self._listener(Access(by_token), self._in_flight)
         self._admin: _Listener | None = None
         self._drain_callbacks: list[Callable[[], Awaitable[None]]] = []
         self._draining = False
@@ -97,7 +103,7 @@ class Server:
         """Serves a service on `admin_port`, apart from all others. No drain waits for its calls,
         of which one may itself wait for the others to end. Before `start`."""
         if self._admin is None:
-            self._admin = self._listener()
+            self._admin = self._listener(Access())
         register(servicer, self._admin)
 
     def on_drain(self, callback: Callable[[], Awaitable[None]]) -> None:
@@ -109,10 +115,11 @@ class Server:
         settings = self._settings
         await self._set_health(LIVENESS, True)
         await self.set_ready(False)
-        self._main.bind(settings.host, settings.port, "--port", settings.tls)
+        credentials = self._credentials(asks_for_certificates=not self._by_token)
+        self._main.bind(settings.host, settings.port, "--port", credentials)
         if self._admin is not None:
-            host = settings.admin_host or settings.host
-            self._admin.bind(host, settings.admin_port, "--admin-port", settings.tls)
+            host, credentials = settings.admin_host or settings.host, self._credentials()
+            self._admin.bind(host, settings.admin_port, "--admin-port", credentials)
         for listener in self._listeners:
             await listener.grpc.start()
         return self.port
@@ -176,9 +183,15 @@ class Server:
     def _listeners(self) -> "list[_Listener]":
         return [self._main] if self._admin is None else [self._main, self._admin]
 
-    def _listener(self, *outermost: grpc.aio.ServerInterceptor) -> "_Listener":
+    def _credentials(self, *, asks_for_certificates: bool = True) -> grpc.ServerCredentials | None:
+        tls = self._settings.tls
+        return None if tls is None else _credentials(watched(tls), asks_for_certificates)
+
+    def _listener(self, access: Access, *outermost: grpc.aio.ServerInterceptor) -> "_Listener":
+        guards = [] if self._settings.tls is None else [AccessInterceptor(access)]
         options = server_options(self._settings.max_message_bytes)
-        server = grpc.aio.server(interceptors=[*outermost, *self._interceptors], options=options)
+        interceptors = [*guards, *outermost, *self._interceptors]
+        server = grpc.aio.server(interceptors=interceptors, options=options)
         return _Listener(server, self._health, has_reflection=self._settings.reflection)
 
     async def _run_drain_callbacks(self) -> None:
@@ -211,7 +224,9 @@ class _Listener:
         assert self._port is not None, "the server has not started"
         return self._port
 
-    def bind(self, host: str, port: int, flag: str, tls: Tls | None) -> None:
+    def bind(
+        self, host: str, port: int, flag: str, credentials: grpc.ServerCredentials | None
+    ) -> None:
         """Takes the port, after which no service can be added. Raises `FailedPreconditionError`
         where it cannot; `flag` is what chooses another one."""
         if self._has_reflection:
@@ -220,10 +235,10 @@ class _Listener:
         _check_bindable(host, port, flag)
         where = host_and_port(host, port)
         try:
-            if tls is None:
+            if credentials is None:
                 self._port = self.grpc.add_insecure_port(where)
             else:
-                self._port = self.grpc.add_secure_port(where, server_credentials(tls))
+                self._port = self.grpc.add_secure_port(where, credentials)
         except RuntimeError as error:
             raise FailedPreconditionError(f"cannot listen on {where}") from error
 
@@ -237,10 +252,8 @@ class _Listener:
         self.grpc.add_registered_method_handlers(service, handlers)
 
 
-def server_credentials(tls: Tls) -> grpc.ServerCredentials:
-    """Asks every client for a certificate. Files that have changed are taken with the next
-    connection."""
-    files = PemFiles(tls)
+def _credentials(files: PemFiles, asks_for_certificates: bool) -> grpc.ServerCredentials:
+    """Files that have changed are taken with the next connection."""
     shown = files.current()
 
     def fetch() -> "grpc.ServerCertificateConfiguration | None":
@@ -252,7 +265,7 @@ def server_credentials(tls: Tls) -> grpc.ServerCredentials:
     return grpc.dynamic_ssl_server_credentials(
         _configuration(shown),
         cast("Callable[[], grpc.ServerCertificateConfiguration]", fetch),
-        require_client_authentication=True,
+        require_client_authentication=asks_for_certificates,
     )
 
 

@@ -27,14 +27,12 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from baton.serving.access import WORKER_NAME
 from baton.serving.channels import MAX_MESSAGE_BYTES
 from baton.serving.listening import is_loopback
 from baton.tls import Tls
 
 ENV_PREFIX = "BATON_"
-
-# DNS name in the certificate of every worker.
-WORKER_NAME = "baton-worker"
 
 
 def _split(value: object) -> object:

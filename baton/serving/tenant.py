@@ -1,8 +1,8 @@
 """Whose a call is: told by the credentials it came with, and by nothing that it says.
 
-Of a caller that has shown a certificate (mutual TLS) the tenant is the certificate's identity; else
-it is what the token it bears was given to, in a file that holds tokens only as hashes; a caller
-without either is refused, or is `DEFAULT_TENANT`.
+Of a caller that has shown a certificate (mutual TLS) which names a tenant, it is that one; else it
+is what the token it bears was given to, in a file that holds tokens only as hashes; a caller without
+either is refused, or is `DEFAULT_TENANT`.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from baton.errors import UnauthenticatedError
+from baton.serving.access import Connected, identity_of
 from baton.serving.tokens import Tokens, owner_of, read_tokens
 from baton.serving.watched_file import WatchedFile
 
@@ -34,16 +35,14 @@ class Tenant:
     salt: bytes = b""
 
 
-class Caller(Protocol):
+class Caller(Connected, Protocol):
     """What is asked of a call; `grpc.aio.ServicerContext` has it."""
-
-    def peer_identities(self) -> Iterable[bytes] | None: ...
 
     def invocation_metadata(self) -> "Iterable[tuple[str, str | bytes]] | None": ...
 
 
 class Tenants:
-    """Who bears which token. Without any, all callers that show no certificate are one tenant."""
+    """Who bears which token. Without any, all callers whose certificate names none are one."""
 
     def __init__(
         self,
@@ -54,7 +53,7 @@ class Tenants:
     ) -> None:
         """`tokens`: those that hold now; None: of what callers bear nothing is asked.
         `share_prefixes`: what is cached for one tenant is found for all. `needs_token`: a call
-        without one is refused."""
+        without one is refused, unless an administrator's certificate was shown."""
         self._tokens = tokens
         self._share_prefixes = share_prefixes
         self._needs_token = needs_token
@@ -80,11 +79,12 @@ class Tenants:
         return Tenant(name, hashlib.sha256(name.encode()).digest() if is_apart else b"")
 
     def _name(self, call: Caller) -> str:
-        identities = sorted(call.peer_identities() or ())
-        if identities:
-            return identities[0].decode(errors="replace")
+        identity = identity_of(call)
+        if identity is not None and identity.tenant is not None:
+            return identity.tenant
         token = _token_of(call)
-        if token is None and self._needs_token:
+        is_admin = identity is not None and identity.role == "admin"
+        if token is None and self._needs_token and not is_admin:
             raise UnauthenticatedError("a token is needed here: authorization: Bearer TOKEN")
         if token is None or self._tokens is None:
             return DEFAULT_TENANT

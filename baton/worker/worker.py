@@ -23,6 +23,8 @@ from baton.engine.async_engine import AsyncEngine
 from baton.engine.core.block_pool import CacheEvents
 from baton.engine.engine import Engine
 from baton.errors import UnavailableError
+from baton.serving.access import WORKER_NAME
+from baton.serving.certificates import check_role
 from baton.serving.channels import Channels
 from baton.serving.process import settle
 from baton.serving.server import Server
@@ -58,6 +60,7 @@ class Worker:
     """
 
     def __init__(self, role: Role, settings: WorkerSettings) -> None:
+        check_role(settings.tls, (role, "worker"), WORKER_NAME)
         self.role = role
         self.settings = settings
         self.server = Server(settings)

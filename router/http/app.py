@@ -14,9 +14,11 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from baton.errors import InvalidArgumentError, UnavailableError
+from baton.serving.access import Access
 from baton.serving.telemetry.scrape_server import Render
 from baton.serving.telemetry.serving import PATH as METRICS_PATH
 from baton.serving.tenant import Caller, Tenants
+from baton.v1 import inference_pb2 as pb
 from router.http.body import parse, read_body
 from router.http.caller import HttpCaller
 from router.http.exchange import Exchange
@@ -27,6 +29,8 @@ from router.http.sampling import in_their_words
 from router.http.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from router.in_flight import Requests
 from router.inference import Inference
+
+_INFERENCE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 
 _Asked = TypeVar("_Asked", bound=GenerationRequest)
 _Make = Callable[[_Asked, Caller], Awaitable[Exchange]]
@@ -49,6 +53,7 @@ class Routes:
     Args:
         render_metrics: None: they are turned off.
         max_body_bytes: of a request.
+        access: of whom certificates are asked; None: of nobody.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class Routes:
         tenants: Tenants,
         render_metrics: Render | None,
         max_body_bytes: int,
+        access: Access | None = None,
     ) -> None:
         self._inference = inference
         self._generations = generations
@@ -66,6 +72,7 @@ class Routes:
         self._tenants = tenants
         self._render_metrics = render_metrics
         self._max_body_bytes = max_body_bytes
+        self._access = access
         self._created = int(time.time())
 
     def app(self) -> FastAPI:
@@ -91,11 +98,11 @@ class Routes:
         return await self._generate(request, ChatRequest, self._generations.chat)
 
     async def models(self, request: Request) -> Response:
-        self._tenants.of(HttpCaller(request.headers))
+        self._caller(request)
         return JSONResponse({"object": "list", "data": [self._model()]})
 
     async def model(self, request: Request, name: str) -> Response:
-        self._tenants.of(HttpCaller(request.headers))
+        self._caller(request)
         if name != self._inference.card.name:
             served = self._inference.card.name
             raise InvalidArgumentError("model", f"is {name!r}; this router serves {served!r}")
@@ -109,7 +116,7 @@ class Routes:
 
     async def metrics(self, request: Request) -> Response:
         """As at the router's `--metrics-port`, to those who may ask for anything here."""
-        self._tenants.of(HttpCaller(request.headers))
+        self._caller(request)
         assert self._render_metrics is not None, "a route that is not there"
         body, content_type = self._render_metrics(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
@@ -120,8 +127,7 @@ class Routes:
     async def _generate(
         self, request: Request, schema: type[_Asked], make: "_Make[_Asked]"
     ) -> Response:
-        caller = HttpCaller(request.headers)
-        self._tenants.of(caller)  # who is nobody's is told so before it is read on
+        caller = self._caller(request)  # who is nobody's is told so before it is read on
         if self._requests.is_draining:
             raise UnavailableError("the router is draining; another one will serve this")
         body = await read_body(request.stream(), request.headers, self._max_body_bytes)
@@ -130,6 +136,14 @@ class Routes:
             return _Answer(await make(asked, caller))
         except InvalidArgumentError as error:
             raise in_their_words(error, asked) from error
+
+    def _caller(self, request: Request) -> Caller:
+        """Raises `UnauthenticatedError` or `PermissionDeniedError` for whom nothing is here."""
+        caller = HttpCaller(request)
+        if self._access is not None:
+            self._access.check(caller, _INFERENCE)
+        self._tenants.of(caller)
+        return caller
 
     def _model(self) -> dict[str, Any]:
         return {

@@ -1,19 +1,24 @@
 """Who calls, as `baton.serving.tenant` and traces ask for it, whichever front a call came in by."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import cast
 
-from starlette.datastructures import Headers
+from starlette.requests import Request
+
+# Where in a connection's state it is, among what belongs to all of its requests.
+AUTH_CONTEXT = "auth_context"
 
 
 class HttpCaller:
     """Its metadata are its headers: `authorization` among them, and `traceparent`."""
 
-    def __init__(self, headers: Headers) -> None:
-        self._headers = headers
+    def __init__(self, request: Request) -> None:
+        self._headers = request.headers
+        self._auth_context = request.scope.get("state", {}).get(AUTH_CONTEXT, {})
 
-    def peer_identities(self) -> Iterable[bytes] | None:
-        """None: certificates are not asked for here."""
-        return None
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        """What the certificate says, if one was shown, as gRPC has it."""
+        return cast("Mapping[str, Iterable[bytes]]", self._auth_context)
 
     def invocation_metadata(self) -> "Iterable[tuple[str, str | bytes]]":
         """Names in lower case, as gRPC has them."""

@@ -68,6 +68,7 @@ _SERVER = "server_error"
 _KINDS: dict[type[BaseException], tuple[int, str, str | None]] = {
     errors.InvalidArgumentError: (400, _INVALID, None),
     errors.UnauthenticatedError: (401, "authentication_error", "invalid_api_key"),
+    errors.PermissionDeniedError: (403, "permission_error", "permission_denied"),
     errors.NotFoundError: (404, _INVALID, "not_found"),
     BodyTimeoutError: (408, _INVALID, "body_timeout"),
     errors.AlreadyExistsError: (409, _INVALID, "already_exists"),

@@ -8,11 +8,13 @@ from contextlib import contextmanager
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from baton.serving.listening import cannot_listen
 from baton.tls import Tls
+from router.http.caller import AUTH_CONTEXT
 from router.http.middleware import InFlight
-from router.http.tls import server_context
+from router.http.tls import auth_context, server_context
 
 logger = logging.getLogger(__name__)
 
@@ -29,18 +31,36 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
+class _Connection(H11Protocol):
+    """Has what its client's certificate says in the state of its requests."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        secured = transport.get_extra_info("ssl_object")
+        if secured is not None:
+            self.app_state = {**self.app_state, AUTH_CONTEXT: auth_context(secured)}
+
+
 class HttpServer:
     """Use: `start`, then `wait_idle` to drain, then `stop`."""
 
-    def __init__(self, app: ASGIApp, host: str, tls: Tls | None = None) -> None:
-        """`tls`: None: all is said in the clear."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str,
+        tls: Tls | None = None,
+        *,
+        asks_for_certificates: bool = False,
+    ) -> None:
+        """`tls`: None: all is said in the clear. `asks_for_certificates`: clients that show none
+        are not connected."""
         self._host = host
         self._scheme = "http" if tls is None else "https"
         self._app = InFlight(app)
         self._task: asyncio.Task[None] | None = None
         config = uvicorn.Config(
             self._app,
-            http="h11",
+            http=_Connection,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -53,7 +73,7 @@ class HttpServer:
         )
         config.load()
         if tls is not None:
-            config.ssl = server_context(tls, asks_for_certificates=True)
+            config.ssl = server_context(tls, asks_for_certificates=asks_for_certificates)
         self._server = _Uvicorn(config)
 
     async def start(self, port: int) -> int:

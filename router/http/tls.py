@@ -2,13 +2,14 @@
 
 import ssl
 
-from baton.tls import PemFiles, Tls
+from baton.serving.certificates import names_shown, watched
+from baton.tls import Tls
 
 
 def server_context(tls: Tls, *, asks_for_certificates: bool) -> ssl.SSLContext:
     """What connections are to be made with. `asks_for_certificates`: clients without one that is
     believed are refused."""
-    files = PemFiles(tls)
+    files = watched(tls)
     made_of, context = files.current(), _context(tls, asks_for_certificates)
 
     def use_the_newest(connection: ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:
@@ -22,6 +23,11 @@ def server_context(tls: Tls, *, asks_for_certificates: bool) -> ssl.SSLContext:
     outermost = _context(tls, asks_for_certificates)
     outermost.sni_callback = use_the_newest
     return outermost
+
+
+def auth_context(connection: ssl.SSLObject) -> dict[str, list[bytes]]:
+    """What its certificate says of a client, as gRPC has it; empty where none was shown."""
+    return {"peer_uri": [uri.encode() for uri in names_shown(connection, "URI")]}
 
 
 def _context(tls: Tls, asks_for_certificates: bool) -> ssl.SSLContext:

@@ -15,6 +15,7 @@ ROUND_TRIPS = [
     (errors.FailedPreconditionError("layouts differ"), "FAILED_PRECONDITION"),
     (errors.UnsupportedModelError("bloom never calls attention"), "FAILED_PRECONDITION"),
     (errors.UnauthenticatedError("no such token"), "UNAUTHENTICATED"),
+    (errors.PermissionDeniedError("not yours"), "PERMISSION_DENIED"),
     (errors.NotFoundError("lease gone"), "NOT_FOUND"),
     (errors.AlreadyExistsError("lease is here"), "ALREADY_EXISTS"),
     (errors.DeadlineExceededError("too late"), "DEADLINE_EXCEEDED"),

@@ -1,28 +1,30 @@
 """Whose a call is, by certificate, by token, or nobody's in particular."""
 
 import hashlib
-import subprocess
 from pathlib import Path
 
 import grpc
 import pytest
 
+from baton.cli.certs import Authority, write
 from baton.errors import FailedPreconditionError, UnauthenticatedError
+from baton.serving.access import ROUTER_NAME
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.serving.tenant import Tenant, Tenants
-from baton.v1 import admin_pb2, admin_pb2_grpc
+from baton.tls import PemFiles, Tls
+from baton.v1 import inference_pb2, inference_pb2_grpc
 
 
 class Call:
     """A call with the credentials that a test gives it."""
 
-    def __init__(self, *metadata: tuple[str, str], identities: tuple[bytes, ...] = ()) -> None:
+    def __init__(self, *metadata: tuple[str, str], uris: tuple[bytes, ...] = ()) -> None:
         self._metadata = metadata
-        self._identities = identities
+        self._uris = uris
 
-    def peer_identities(self):
-        return self._identities or None
+    def auth_context(self):
+        return {"peer_uri": self._uris, "peer_dns": [b"globex.example"]} if self._uris else {}
 
     def invocation_metadata(self):
         return self._metadata
@@ -65,9 +67,22 @@ def test_who_shows_nothing_is_the_default_tenant(tenants):
     assert Tenants().of(bearing("one")).name == "default", "no tokens are known at all"
 
 
-def test_a_certificate_goes_before_a_token(tenants):
-    call = Call(("authorization", "Bearer three"), identities=(b"b.example", b"a.example"))
-    assert tenants.of(call).name == "a.example"
+def test_a_certificate_that_names_a_tenant_goes_before_a_token(tenants):
+    token = ("authorization", "Bearer three")
+    assert tenants.of(Call(token, uris=(b"spiffe://a/baton/client/acme",))).name == "acme"
+    for uri in (b"spiffe://a/baton/client", b"spiffe://a/baton/admin", b"spiffe://a/acme"):
+        assert tenants.of(Call(token, uris=(uri,))).name == "globex"
+        assert tenants.of(Call(uris=(uri,))).name == "default"
+
+
+def test_an_administrator_needs_no_token_where_others_do(tmp_path):
+    path = tmp_path / "tenants"
+    path.write_text(f"{hash_of('one')} acme\n")
+    tenants = Tenants.read(path, needs_token=True)
+    assert tenants.of(Call(uris=(b"spiffe://a/baton/admin",))).name == "default"
+    assert tenants.of(Call(uris=(b"spiffe://a/baton/client/acme",))).name == "acme"
+    with pytest.raises(UnauthenticatedError, match="a token is needed"):
+        tenants.of(Call(uris=(b"spiffe://a/baton/client",)))
 
 
 def test_tenants_are_salted_apart_unless_they_share(tenants):
@@ -90,47 +105,34 @@ def test_a_file_that_cannot_be_read_names_the_line(tmp_path, content):
         Tenants.read(tmp_path / "nowhere")
 
 
-class WhoAmI(admin_pb2_grpc.AdminServicer):
+class WhoAmI(inference_pb2_grpc.InferenceServicer):
     """Answers with the caller's tenant."""
 
     def __init__(self, tenants: Tenants) -> None:
         self._tenants = tenants
 
-    async def GetLoad(self, request, context):  # noqa: N802
-        return admin_pb2.GetLoadResponse(phase=self._tenants.of(context).name)
-
-
-def openssl(folder: Path, *arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-
-
-def certified(folder: Path, name: str) -> None:
-    """A key and a certificate of the authority there."""
-    subject = ["-newkey", "rsa:2048", "-nodes", "-keyout", f"{name}.key", "-subj", f"/CN={name}"]
-    openssl(folder, "req", *subject, "-out", f"{name}.csr", "-addext", f"subjectAltName=DNS:{name}")
-    signed = ["-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial"]
-    openssl(folder, "x509", "-req", *signed, "-out", f"{name}.pem", "-copy_extensions", "copy")
+    async def GetModel(self, _request, context):  # noqa: N802
+        return inference_pb2.GetModelResponse(name=self._tenants.of(context).name)
 
 
 async def test_over_mutual_tls_the_certificate_tells(tmp_path, tenants):
-    authority = ["-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-subj", "/CN=authority"]
-    openssl(tmp_path, "req", "-x509", *authority, "-out", "ca.pem")
-    certified(tmp_path, "localhost")
-    certified(tmp_path, "acme.example")
-    content = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    files = {"tls_cert": "localhost.pem", "tls_key": "localhost.key", "tls_ca": "ca.pem"}
+    authority = Authority()
+    issued = {"server": authority.issue("router"), "acme": authority.issue("client", "acme")}
+    write(tmp_path, {"ca": authority.own, **issued, "admin": authority.issue("admin")})
+    files = {"tls_cert": "server.pem", "tls_key": "server.key", "tls_ca": "ca.pem"}
     server = Server(ServingSettings(**{name: str(tmp_path / f) for name, f in files.items()}))
-    server.add(admin_pb2_grpc.add_AdminServicer_to_server, WhoAmI(tenants))
+    server.add(inference_pb2_grpc.add_InferenceServicer_to_server, WhoAmI(tenants))
     await server.start()
-    shown = grpc.ssl_channel_credentials(
-        content["ca.pem"], content["acme.example.key"], content["acme.example.pem"]
-    )
-    options = [("grpc.ssl_target_name_override", "localhost")]
+    forged, names = (("authorization", "Bearer three"),), {}
     try:
-        async with grpc.aio.secure_channel(server.endpoint, shown, options) as channel:
-            stub = admin_pb2_grpc.AdminStub(channel)
-            forged = (("authorization", "Bearer three"),)
-            answer = await stub.GetLoad(admin_pb2.GetLoadRequest(), metadata=forged, timeout=10.0)
+        for who in ("acme", "admin"):
+            tls = Tls(*(tmp_path / name for name in ("ca.pem", f"{who}.pem", f"{who}.key")))
+            shown = PemFiles(tls).current().channel_credentials()
+            options = [("grpc.ssl_target_name_override", ROUTER_NAME)]
+            async with grpc.aio.secure_channel(server.endpoint, shown, options) as channel:
+                stub = inference_pb2_grpc.InferenceStub(channel)
+                request = inference_pb2.GetModelRequest()
+                names[who] = (await stub.GetModel(request, metadata=forged, timeout=10.0)).name
     finally:
         await server.stop(0.0)
-    assert answer.phase == "acme.example"
+    assert names == {"acme": "acme", "admin": "globex"}

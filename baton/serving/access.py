@@ -1,0 +1,141 @@
+"""Who may call which service: told by the role in the certificate that a caller has shown.
+
+A role is the path of a URI that the certificate is for, in the form of SPIFFE:
+`spiffe://any-domain/baton/router`. Which process connects to which is in `baton.serving.edges`.
+"""
+
+import re
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Literal, Protocol, get_args
+
+import grpc
+from grpc_status import rpc_status
+
+from baton.errors import BatonError, PermissionDeniedError, UnauthenticatedError
+from baton.serving.errors import status_of
+from baton.serving.interceptors import Context, Continuation, Handler, guarded
+
+Role = Literal["client", "router", "prefill", "decode", "worker", "admin"]
+"""`worker`: one that may be both, and so changes its role."""
+
+# DNS names in the certificates of every worker, and of every router.
+WORKER_NAME = "baton-worker"
+ROUTER_NAME = "baton-router"
+
+_WORKERS: tuple[Role, ...] = ("prefill", "decode", "worker")
+
+CALLERS: dict[str, tuple[Role, ...]] = {
+    "baton.v1.Inference": ("client", "admin"),
+    "baton.v1.Prefill": ("router",),
+    "baton.v1.Decode": ("router",),
+    "baton.v1.KvSharing": ("router",),
+    "baton.v1.KvTransfer": _WORKERS,
+    "baton.v1.Admin": ("admin", "router"),
+}
+"""The roles that may call each service."""
+
+ANYBODY = (
+    "grpc.health.v1.Health",
+    "grpc.reflection.v1alpha.ServerReflection",
+    "grpc.reflection.v1.ServerReflection",
+)
+"""Services for whoever has got a connection."""
+
+_URI = re.compile(
+    r"spiffe://[^/]+/baton/(?P<role>[a-z]+)(?:/(?P<tenant>[A-Za-z0-9._-]{1,64}))?", re.ASCII
+)
+
+
+class Connected(Protocol):
+    """What is asked of a call; `grpc.aio.ServicerContext` has it."""
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a certificate says of who bears it.
+
+    Attributes:
+        tenant: of a client whose every call is of one; None: it is told otherwise.
+    """
+
+    role: Role
+    tenant: str | None = None
+
+    def __str__(self) -> str:
+        return self.role if self.tenant is None else f"{self.role} of {self.tenant}"
+
+
+def identity_in(uris: Iterable[str]) -> Identity | None:
+    """Whom those URIs of a certificate name; None where that is nobody of ours, or more than
+    one."""
+    found = set(_identities(uris))
+    return found.pop() if len(found) == 1 else None
+
+
+def _identities(uris: Iterable[str]) -> Iterator[Identity]:
+    for uri in uris:
+        match = _URI.fullmatch(uri)
+        if match is None:
+            continue
+        for role in get_args(Role):
+            if role == match["role"] and (role == "client" or match["tenant"] is None):
+                yield Identity(role, match["tenant"])
+
+
+def identity_of(call: Connected) -> Identity | None:
+    """Whom the caller's certificate names; None too where none was shown."""
+    uris = call.auth_context().get("peer_uri", ())
+    return identity_in(uri.decode(errors="replace") for uri in uris)
+
+
+class Access:
+    """Lets a call pass if its caller's role may call its service."""
+
+    def __init__(self, by_token: Collection[str] = ()) -> None:
+        """`by_token`: services that ask for no certificate, because they tell who calls by its
+        token."""
+        self._by_token = by_token
+
+    def check(self, call: Connected, service: str) -> None:
+        """Raises `UnauthenticatedError` for a caller without a role, and `PermissionDeniedError`
+        for one with another role than it needs."""
+        if service in ANYBODY or service in self._by_token:
+            return
+        roles = CALLERS.get(service, ())
+        needed = f"{service} is for {' and '.join(roles) or 'nobody'}"
+        identity = identity_of(call)
+        if identity is None:
+            raise UnauthenticatedError(
+                f"{needed}; this connection has shown no certificate with a role, which is a URI "
+                "such as spiffe://example.org/baton/client"
+            )
+        if identity.role not in roles:
+            raise PermissionDeniedError(f"{needed}; the certificate shown is for {identity.role}")
+
+
+class AccessInterceptor(grpc.aio.ServerInterceptor):
+    """Ends calls that may not pass, before their requests are looked at."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> "Handler | None":
+        handler = await continuation(handler_call_details)
+        service = handler_call_details.method.split("/")[1]
+        if handler is None or service in ANYBODY:
+            return handler
+        return guarded(handler, lambda context: self._checked(context, service))
+
+    @asynccontextmanager
+    async def _checked(self, context: Context, service: str) -> AsyncIterator[None]:
+        try:
+            self._access.check(context, service)
+        except BatonError as error:
+            await context.abort_with_status(rpc_status.to_status(status_of(error)))
+        yield

@@ -1,0 +1,124 @@
+"""A process's own certificate: whether others will believe it, and what it says.
+
+It is asked by shaking hands with itself, in memory: what the other side of a connection would find
+wrong is found here, and in its words.
+"""
+
+import ssl
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from baton.errors import FailedPreconditionError
+from baton.serving.access import ROUTER_NAME, WORKER_NAME, Identity, Role, identity_in
+from baton.tls import PemFiles, Tls
+
+# Messages that two sides send each other at most until they have shaken hands.
+_TURNS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What a certificate says.
+
+    Attributes:
+        identity: None: it has no role.
+        names: DNS names that it is for.
+        expires: in Unix seconds.
+    """
+
+    identity: Identity | None
+    names: frozenset[str]
+    expires: float
+
+
+def read_certificate(tls: Tls) -> Certificate:
+    """One's own. Raises `FailedPreconditionError` if it, its key and the authorities do not go
+    together: peers that believe the same authorities would refuse it."""
+    assert tls.cert is not None
+    near, far = ssl.MemoryBIO(), ssl.MemoryBIO()
+    try:
+        client = _context(ssl.PROTOCOL_TLS_CLIENT, tls).wrap_bio(near, far)
+        server = _context(ssl.PROTOCOL_TLS_SERVER, tls).wrap_bio(far, near, server_side=True)
+    except (ssl.SSLError, OSError) as error:
+        said = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+        raise FailedPreconditionError(
+            f"{tls.cert}, {tls.key} and {tls.ca} are no certificate, its key and authorities: "
+            f"{str(said).replace('_', ' ').lower()}"
+        ) from error
+    _shake_hands(tls, client, server)
+    return Certificate(
+        identity_in(names_shown(client, "URI")),
+        frozenset(names_shown(client, "DNS")),
+        ssl.cert_time_to_seconds(cast("str", (client.getpeercert() or {})["notAfter"])),
+    )
+
+
+def names_shown(connection: ssl.SSLObject, kind: Literal["URI", "DNS"]) -> list[str]:
+    """What the other side's certificate is for; nothing where it has shown none."""
+    shown = (connection.getpeercert() or {}).get("subjectAltName", ())
+    return [name for of, name in cast("tuple[tuple[str, str], ...]", shown) if of == kind]
+
+
+def check_role(tls: Tls | None, roles: tuple[Role, ...], server_name: str) -> None:
+    """Raises `FailedPreconditionError` unless the certificate is of one of these roles, and names
+    the server as others will ask for it. Without TLS nobody asks."""
+    if tls is None:
+        return
+    certificate = read_certificate(tls)
+    wanted = " or ".join(f"/baton/{role}" for role in roles)
+    if certificate.identity is None or certificate.identity.role not in roles:
+        found = certificate.identity or "no role"
+        raise FailedPreconditionError(
+            f"the certificate in {tls.cert} is for {found}; this process needs one that is "
+            f"for a URI such as spiffe://example.org{wanted}"
+        )
+    if server_name not in certificate.names:
+        raise FailedPreconditionError(
+            f"the certificate in {tls.cert} is not for the DNS name {server_name}, by which others "
+            "know this process"
+        )
+
+
+def watched(tls: Tls) -> PemFiles:
+    """The files, whose certificate stays that of the same role and name, whatever becomes of them.
+
+    Raises `FailedPreconditionError` where nobody would believe what is in them.
+    """
+    first: tuple[object, ...] | None = None
+
+    def check(files: Tls) -> None:
+        nonlocal first
+        now = read_certificate(files)
+        said = now.identity, now.names & {ROUTER_NAME, WORKER_NAME}
+        if first is None:
+            first = said
+        elif said != first:
+            raise FailedPreconditionError(f"{files.cert} is of another role or name than before")
+
+    return PemFiles(tls, check)
+
+
+def _context(protocol: int, tls: Tls) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    assert tls.cert is not None
+    # Of an encrypted key nobody is there to be asked for the password.
+    context.load_cert_chain(tls.cert, tls.key, password=lambda: b"")
+    context.load_verify_locations(tls.ca)
+    return context
+
+
+def _shake_hands(tls: Tls, client: ssl.SSLObject, server: ssl.SSLObject) -> None:
+    try:
+        for _ in range(_TURNS):
+            for side in (client, server):
+                try:
+                    side.do_handshake()
+                except ssl.SSLWantReadError:
+                    continue
+    except ssl.SSLError as error:
+        said = getattr(error, "verify_message", None) or str(error)
+        raise FailedPreconditionError(
+            f"nobody who trusts {tls.ca} believes the certificate in {tls.cert}: {said}"
+        ) from error
