@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from baton.client import AsyncClient, Client
     from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
+    from baton.tls import Tls
 
-__all__ = ["AsyncClient", "Client", "EarlyStopping", "Grammar", "GrammarKind", "SamplingParams"]
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "EarlyStopping",
+    "Grammar",
+    "GrammarKind",
+    "SamplingParams",
+    "Tls",
+]
 
 _HOMES = {
     "AsyncClient": "baton.client",
@@ -20,6 +29,7 @@ _HOMES = {
     "Grammar": "baton.sampling",
     "GrammarKind": "baton.sampling",
     "SamplingParams": "baton.sampling",
+    "Tls": "baton.tls",
 }
 
 

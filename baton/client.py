@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import grpc
 
+from baton.client_links import Links, Stubs
 from baton.client_resume import Leg, Resumption, Routers, is_silence
 from baton.client_types import (
     Accepted,
@@ -57,6 +58,7 @@ from baton.generation import AsyncGeneration, Call, Calls, Generation
 from baton.role_wire import role_to_message
 from baton.rpc_errors import error_of
 from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
+from baton.tls import Pem, Tls
 from baton.v1 import admin_pb2 as admin
 from baton.v1 import inference_pb2 as pb
 from baton.v1.admin_pb2_grpc import AdminStub
@@ -93,6 +95,7 @@ __all__ = [
     "RoleFlip",
     "SamplingParams",
     "Timings",
+    "Tls",
     "TokenLogprobs",
     "Tokens",
     "Usage",
@@ -113,6 +116,8 @@ _OPTIONS = [
     ("grpc.http2.max_pings_without_data", 0),
 ]
 
+_LONGEST_CALL_SECONDS = 24 * 3600.0
+
 # Another router may know more.
 _ELSEWHERE = (grpc.StatusCode.NOT_FOUND,)
 
@@ -127,7 +132,7 @@ class Client:
     Args:
         address: "host:port"; of several routers, in the order in which they are asked.
         timeout: seconds a call may take as a whole, unless it says otherwise.
-        credentials: for TLS; without them the connection is plain.
+        tls: files to speak TLS with, read again once they have changed; None: in the clear.
         wait_for_ready: wait, within the timeout, for a server that is not there yet; otherwise
             `UnavailableError` at once. Of several routers generations wait for any, other calls for
             none.
@@ -144,7 +149,7 @@ class Client:
         address: str | Sequence[str] = "127.0.0.1:50051",
         *,
         timeout: float = 120.0,
-        credentials: grpc.ChannelCredentials | None = None,
+        tls: Tls | None = None,
         wait_for_ready: bool = False,
         resume: bool = True,
         admin_address: str | Sequence[str] | None = None,
@@ -155,16 +160,20 @@ class Client:
         self._resume = resume
         self._metadata = _bearing(token)
         addresses, admin_addresses = _addresses(address, admin_address)
-        self._channels = {
-            one: grpc.insecure_channel(one, _OPTIONS)
-            if credentials is None
-            else grpc.secure_channel(one, credentials, _OPTIONS)
-            for one in {*addresses, *admin_addresses}
-        }
+        options = _OPTIONS if tls is None else [*_OPTIONS, *tls.channel_options()]
+
+        def open_channel(address: str, pem: Pem | None) -> grpc.Channel:
+            if pem is None:
+                return grpc.insecure_channel(address, options)
+            return grpc.secure_channel(address, pem.channel_credentials(), options)
+
+        # A former channel closes by itself, when the last call on it is forgotten.
+        everywhere = {*addresses, *admin_addresses}
+        self._channels = Links(everywhere, tls, open_channel, retire=lambda _: None)
         self._routers = Routers(len(addresses))
         self._wait = wait_for_ready and len(addresses) == 1
-        self._inference = [InferenceStub(self._channels[one]) for one in addresses]
-        self._admin = [AdminStub(self._channels[one]) for one in admin_addresses]
+        self._inference = Stubs(self._channels, addresses, InferenceStub)
+        self._admin = Stubs(self._channels, admin_addresses, AdminStub)
 
     def __enter__(self) -> Self:
         return self
@@ -174,7 +183,7 @@ class Client:
 
     def close(self) -> None:
         """Ends the connections and every generation on them. Idempotent."""
-        for channel in self._channels.values():
+        for channel in self._channels.all:
             channel.close()
 
     def generate(
@@ -308,7 +317,7 @@ class AsyncClient:
         address: str | Sequence[str] = "127.0.0.1:50051",
         *,
         timeout: float = 120.0,
-        credentials: grpc.ChannelCredentials | None = None,
+        tls: Tls | None = None,
         wait_for_ready: bool = False,
         resume: bool = True,
         admin_address: str | Sequence[str] | None = None,
@@ -319,17 +328,24 @@ class AsyncClient:
         self._resume = resume
         self._metadata = _bearing(token)
         addresses, admin_addresses = _addresses(address, admin_address)
-        channels = {
-            one: grpc.aio.insecure_channel(one, _OPTIONS)
-            if credentials is None
-            else grpc.aio.secure_channel(one, credentials, _OPTIONS)
-            for one in {*addresses, *admin_addresses}
-        }
-        self._channels = channels
+        options = _OPTIONS if tls is None else [*_OPTIONS, *tls.channel_options()]
+
+        def open_channel(address: str, pem: Pem | None) -> grpc.aio.Channel:
+            if pem is None:
+                return grpc.aio.insecure_channel(address, options)
+            return grpc.aio.secure_channel(address, pem.channel_credentials(), options)
+
+        self._retiring: dict[asyncio.Task[None], grpc.aio.Channel] = {}
+        everywhere = {*addresses, *admin_addresses}
+        self._channels = Links(everywhere, tls, open_channel, self._retire)
         self._routers = Routers(len(addresses))
         self._wait = wait_for_ready and len(addresses) == 1
-        self._inference: list[InferenceAsyncStub] = [InferenceStub(channels[a]) for a in addresses]
-        self._admin: list[AdminAsyncStub] = [AdminStub(channels[a]) for a in admin_addresses]
+        self._inference: Stubs[grpc.aio.Channel, InferenceAsyncStub] = Stubs(
+            self._channels, addresses, InferenceStub
+        )
+        self._admin: Stubs[grpc.aio.Channel, AdminAsyncStub] = Stubs(
+            self._channels, admin_addresses, AdminStub
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -339,7 +355,11 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Ends the connections and every generation on them. Idempotent."""
-        await asyncio.gather(*(channel.close() for channel in self._channels.values()))
+        former = [*self._retiring.values()]
+        for task in self._retiring:
+            task.cancel()
+        await asyncio.gather(*self._retiring, return_exceptions=True)
+        await asyncio.gather(*(channel.close() for channel in (*self._channels.all, *former)))
 
     def generate(
         self,
@@ -428,6 +448,11 @@ class AsyncClient:
         """Ends a request, whoever started it. `NotFoundError`: there is none of this name."""
         request = admin.AbortRequest(request_id=request_id)
         await self._answer(lambda i: self._admin[i].Abort, request, _ELSEWHERE)
+
+    def _retire(self, channel: grpc.aio.Channel) -> None:
+        task = asyncio.create_task(channel.close(_LONGEST_CALL_SECONDS))
+        self._retiring[task] = channel
+        task.add_done_callback(self._retiring.pop)
 
     def _open(
         self, leg: Leg

@@ -12,8 +12,7 @@ import grpc
 
 from baton.errors import BatonError, FailedPreconditionError
 
-# How often files are looked at, at most.
-_INTERVAL_SECONDS = 1.0
+INTERVAL_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -59,14 +58,21 @@ class Pem:
 class PemFiles:
     """The files of a `Tls`, which may be replaced at any time. Safe to share between threads."""
 
-    def __init__(self, tls: Tls, check: Callable[[Tls], None] = lambda _: None) -> None:
-        """`check` raises what is wrong with the files as they are. Raises that, and
-        `FailedPreconditionError` for files that cannot be read."""
+    def __init__(
+        self,
+        tls: Tls,
+        check: Callable[[Tls], None] = lambda _: None,
+        interval: float = INTERVAL_SECONDS,
+    ) -> None:
+        """`check` raises what is wrong with the files as they are. `interval`: seconds between two
+        looks at them, at least. Raises what `check` does, and `FailedPreconditionError` for files
+        that cannot be read."""
         self.tls = tls
         self._check = check
+        self._interval = interval
         self._lock = threading.Lock()
         self._stamp, self._pem = self._read()
-        self._next_look = time.monotonic() + _INTERVAL_SECONDS
+        self._next_look = time.monotonic() + interval
 
     def current(self) -> Pem:
         """What they say now, the very same object as long as that is the same. Of files that are
@@ -74,21 +80,19 @@ class PemFiles:
         with self._lock:
             if time.monotonic() >= self._next_look:
                 self._look()
-                self._next_look = time.monotonic() + _INTERVAL_SECONDS
+                self._next_look = time.monotonic() + self._interval
             return self._pem
 
     def _look(self) -> None:
-        stamp = self._stamp
+        stamp = _stamp(self.tls)
+        if stamp == self._stamp:
+            return
         try:
-            stamp = _stamp(self.tls)
-            if stamp == self._stamp:
-                return
             self._stamp, pem = self._read()
         except BatonError as error:
             # Perhaps only half of them are there yet: then they will change once more.
-            if stamp != self._stamp:
-                logger.warning("the certificates stay as they were: %s", error)
             self._stamp = stamp
+            logger.warning("the certificates stay as they were: %s", error)
             return
         if pem != self._pem:
             self._pem = pem
@@ -111,9 +115,10 @@ def _stamp(tls: Tls) -> tuple[int, ...]:
         if path is not None:
             try:
                 found = Path(path).stat()
-            except OSError as error:
-                raise _unreadable(path, error) from error
-            stamp += (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+            except OSError:
+                stamp.append(0)
+            else:
+                stamp += (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
     return tuple(stamp)
 
 
@@ -121,8 +126,4 @@ def _bytes_of(path: str | Path | None) -> bytes | None:
     try:
         return None if path is None else Path(path).read_bytes()
     except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: str | Path | None, error: OSError) -> FailedPreconditionError:
-    return FailedPreconditionError(f"cannot read {path}: {error.strerror}")
+        raise FailedPreconditionError(f"cannot read {path}: {error.strerror}") from error

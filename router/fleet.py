@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -171,6 +171,7 @@ class Fleet:
         self._namespaces: frozenset[PrefixNamespace] = frozenset()  # of all members
         self._last_chain: _Chain | None = None
         self._watches: dict[str, asyncio.Task[None]] = {}
+        self._watch_calls: set[Any] = set()
         self._pools: dict[tuple[str, bytes], PoolModel] = {}
         self._probes: dict[Member, asyncio.Task[None]] = {}
         self._num_users: Counter[str] = Counter()  # of the channel to each endpoint
@@ -178,6 +179,7 @@ class Fleet:
         self._has_looked = False
         self._registry = RegistryWatcher(redis, self._on_change)
         self._events = EventSubscriber(redis, self.index)
+        channels.on_renewal(self._move_watches)
 
     def start(self) -> None:
         self._registry.start()
@@ -339,16 +341,38 @@ class Fleet:
         """Follows one worker's readiness until it has left."""
         while self._members.get(member.record.id) is member:
             with contextlib.suppress(grpc.aio.AioRpcError), self.channel_to(member) as channel:
-                async for response in health_pb2_grpc.HealthStub(channel).Watch(_READINESS):
-                    member.is_serving = _is_serving(response)
-                    member.was_reached |= member.is_serving
-                    member.was_asked.set()
-                    if member.is_serving:
-                        member.circuit.probe_succeeded()
+                if await self._follow(member, channel):
+                    continue
             member.is_serving = False
             member.was_asked.set()
             self._drop_if_gone(member.record.id)
             await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _follow(self, member: Member, channel: grpc.aio.Channel) -> bool:
+        """Notes what a worker says of its readiness. Returns True where another connection is to be
+        asked, and what was said last holds until then; raises `AioRpcError` where it is lost."""
+        watch: Any = health_pb2_grpc.HealthStub(channel).Watch(_READINESS)
+        self._watch_calls.add(watch)
+        try:
+            async for response in watch:
+                member.is_serving = _is_serving(response)
+                member.was_reached |= member.is_serving
+                member.was_asked.set()
+                if member.is_serving:
+                    member.circuit.probe_succeeded()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():  # it is this task that is to end
+                raise
+            return True
+        finally:
+            self._watch_calls.discard(watch)
+        return False
+
+    def _move_watches(self) -> None:
+        """There are new certificates: nobody shall stay on a connection with the former ones."""
+        for call in self._watch_calls:
+            call.cancel()
 
     async def _probe(self, member: Member) -> None:
         """Asks a worker that has failed, again and again, until it is well or has left."""

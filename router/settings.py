@@ -16,7 +16,6 @@ from router.pressure import Objectives
 from router.role_balance import Hysteresis
 from router.turns import MAX_WAITING
 
-
 _INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 

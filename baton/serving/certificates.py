@@ -10,7 +10,7 @@ from typing import Literal, cast
 
 from baton.errors import FailedPreconditionError
 from baton.serving.access import ROUTER_NAME, WORKER_NAME, Identity, Role, identity_in
-from baton.tls import PemFiles, Tls
+from baton.tls import INTERVAL_SECONDS, PemFiles, Tls
 
 # Messages that two sides send each other at most until they have shaken hands.
 _TURNS = 8
@@ -79,7 +79,7 @@ def check_role(tls: Tls | None, roles: tuple[Role, ...], server_name: str) -> No
         )
 
 
-def watched(tls: Tls) -> PemFiles:
+def watched(tls: Tls, interval: float = INTERVAL_SECONDS) -> PemFiles:
     """The files, whose certificate stays that of the same role and name, whatever becomes of them.
 
     Raises `FailedPreconditionError` where nobody would believe what is in them.
@@ -95,7 +95,7 @@ def watched(tls: Tls) -> PemFiles:
         elif said != first:
             raise FailedPreconditionError(f"{files.cert} is of another role or name than before")
 
-    return PemFiles(tls, check)
+    return PemFiles(tls, check, interval)
 
 
 def _context(protocol: int, tls: Tls) -> ssl.SSLContext:

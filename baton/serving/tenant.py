@@ -1,8 +1,8 @@
 """Whose a call is: told by the credentials it came with, and by nothing that it says.
 
 Of a caller that has shown a certificate (mutual TLS) which names a tenant, it is that one; else it
-is what the token it bears was given to, in a file that holds tokens only as hashes; a caller without
-either is refused, or is `DEFAULT_TENANT`.
+is what the token it bears was given to, in a file that holds tokens only as hashes; a caller
+without either is refused, or is `DEFAULT_TENANT`.
 """
 
 import hashlib

@@ -94,7 +94,7 @@ async def server_of_everything(folder: Path, name: str = "server", **options):
     method = grpc.unary_unary_rpc_method_handler(ask)
     for service in CALLERS:
         handler = grpc.method_handlers_generic_handler(service, {"Ask": method})
-        server._grpc.add_generic_rpc_handlers([handler])
+        server._main.add_generic_rpc_handlers([handler])
     await server.start()
     try:
         yield server
