@@ -22,7 +22,6 @@ from baton.serving.telemetry.serving import serve_metrics
 from baton.serving.tenant import Tenants
 from baton.v1 import admin_pb2_grpc, inference_pb2_grpc
 from router.admission import admission_named
-from router.allowance import Allowances
 from router.decision import Rules
 from router.fleet import Fleet
 from router.gate import Gate
@@ -30,10 +29,11 @@ from router.http_extra import check_http_extra
 from router.in_flight import Requests
 from router.inference import Inference
 from router.intake import Intake, Request
-from router.metrics import RouterMetrics
+from router.metrics import RateLimitMetrics, RouterMetrics
 from router.model_card import read_model_card
 from router.placer import Placer
 from router.prospects import Prospects
+from router.rate_limit import RateLimits
 from router.rebalancer import Rebalancer
 from router.record_file import RecordFile
 from router.recorder import Recorder
@@ -57,7 +57,8 @@ async def serve(settings: RouterSettings) -> None:
         )
     if settings.http_port is not None:
         check_http_extra()
-    tenants = settings.tenants()
+    tenants, allowances = settings.tenants(), settings.all_allowances()
+    limits = RateLimits(allowances.of)
     card = read_model_card(settings.model_path)
     card.warm_up()
     server = Server(settings, by_token=settings.by_token)
@@ -71,7 +72,6 @@ async def serve(settings: RouterSettings) -> None:
             redis, channels, card.tokenizer_hash, LocalityIndex(settings.max_indexed_blocks)
         )
         stack.push_async_callback(fleet.stop)
-        allowances = Allowances.read(Path(settings.allowances)) if settings.allowances else None
         intake = Intake(card, settings.max_prompt_bytes)
         rules = Rules(settings.placement, settings.conditional_disaggregation)
         recorder = _recorder(settings, rules, stack)
@@ -81,7 +81,7 @@ async def serve(settings: RouterSettings) -> None:
             lambda request: request.demand,
             admission_named(settings.admission),
         )
-        gate = Gate(allowances or Allowances(), prospects, settings.max_waiting)
+        gate = Gate(allowances, prospects, settings.max_waiting)
         requests = Requests(gate)
         meter = RequestMeter(card.name)
         inference = Inference(
@@ -90,13 +90,14 @@ async def serve(settings: RouterSettings) -> None:
             fleet,
             requests,
             tenants,
+            limits,
             gate,
             placer,
             meter,
             settings.coalesce_ms / 1000,
             capture_content=settings.capture_content,
         )
-        service = InferenceService(inference, tenants, settings.default_timeout_s)
+        service = InferenceService(inference, tenants, limits, settings.default_timeout_s)
         server.add(inference_pb2_grpc.add_InferenceServicer_to_server, service)
         rebalancer = Rebalancer(
             redis,
@@ -109,6 +110,7 @@ async def serve(settings: RouterSettings) -> None:
         )
         exposition = Exposition()
         exposition.add(RouterMetrics(meter, requests, gate, placer, fleet, rebalancer, round_trips))
+        exposition.add(RateLimitMetrics(limits, allowances.named))
         admin = RouterAdmin(fleet, requests, tenants, intake, placer, rebalancer)
         server.add_admin(admin_pb2_grpc.add_AdminServicer_to_server, admin)
         server.on_drain(requests.drain)
@@ -119,7 +121,8 @@ async def serve(settings: RouterSettings) -> None:
         pages = {TARGETS_PATH: targets.render}
         targets.own = await serve_metrics(settings, exposition, stack, pages)
         if settings.http_port is not None:
-            http = _http_server(settings, inference, intake, requests, tenants, placer, exposition)
+            parts = inference, intake, requests, tenants, limits, placer, exposition
+            http = _http_server(settings, *parts)
             await http.start(settings.http_port)
             stack.push_async_callback(http.stop)
             server.on_drain(http.wait_idle)
@@ -136,6 +139,7 @@ def _http_server(
     intake: Intake,
     requests: Requests,
     tenants: Tenants,
+    limits: RateLimits,
     placer: Placer,
     exposition: Exposition,
 ) -> "HttpServer":
@@ -150,7 +154,9 @@ def _http_server(
     render = exposition.render if settings.metrics else None
     max_body_bytes = settings.http_max_body_bytes
     access = None if settings.tls is None else Access(settings.by_token)
-    routes = Routes(inference, generations, requests, tenants, render, max_body_bytes, access)
+    routes = Routes(
+        inference, generations, requests, tenants, limits, render, max_body_bytes, access
+    )
     asks = settings.client_auth == "certificate"
     return HttpServer(routes.app(), settings.host, settings.tls, asks_for_certificates=asks)
 

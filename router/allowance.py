@@ -5,17 +5,18 @@ default, and `#` begins a comment:
 
     gold    weight=4
     batch   weight=0.5 max_concurrent=8 tokens_per_second=2000
-    *       max_concurrent=32
+    *       max_concurrent=32 requests_per_minute=600
 
-Awaits nothing; its clock is given.
+Beyond the first three requests wait; beyond those of a minute they are refused
+(`router.rate_limit`). Awaits nothing; its clock is given.
 """
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self
+from typing import Any, Self
 
 from baton.errors import FailedPreconditionError
 from baton.serving.deadline import Clock
@@ -34,11 +35,14 @@ class Allowance:
         weight: its share of the tokens beside others that wait.
         max_concurrent: requests in flight; None: any number.
         tokens_per_second: of prompts and answers, in the long run; None: no bound.
+        requests_per_minute, tokens_per_minute: that are let in; None: any number.
     """
 
     weight: float = 1.0
     max_concurrent: int | None = None
     tokens_per_second: float | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
 
 
 class _Balance:
@@ -101,8 +105,11 @@ class Allowances:
         self._balances: dict[str, _Balance] = {}
 
     @classmethod
-    def read(cls, path: Path) -> Self:
-        """Of a file. Raises `FailedPreconditionError`, naming the line that cannot be read."""
+    def read(cls, path: Path, default: Allowance = _UNBOUNDED) -> Self:
+        """Of a file; what it does not say is as in `default`.
+
+        Raises `FailedPreconditionError`, naming the line that cannot be read.
+        """
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -114,13 +121,21 @@ class Allowances:
                 if tenant in of:
                     raise ValueError(f"{tenant} has a line already")
                 if tenant:
-                    of[tenant] = _allowance(bounds)
+                    of[tenant] = _allowance(bounds, default)
             except ValueError as error:
                 raise FailedPreconditionError(f"{path}:{number}: {error}") from None
-        return cls(of, of.pop(OTHERS, _UNBOUNDED))
+        return cls(of, of.pop(OTHERS, default))
+
+    @property
+    def named(self) -> Collection[str]:
+        """The tenants that have an allowance of their own."""
+        return self._of.keys()
+
+    def of(self, tenant: str) -> Allowance:
+        return self._of.get(tenant, self._default)
 
     def weight_of(self, tenant: str) -> float:
-        return self._allowance(tenant).weight
+        return self.of(tenant).weight
 
     def may_go(self, tenant: str) -> bool:
         """Whether it may have one more request in flight now."""
@@ -141,32 +156,30 @@ class Allowances:
         balance = self._balance(tenant)
         balance.num_in_flight -= 1
         balance.pay(num_output_tokens)
-        if not balance.num_in_flight and self._allowance(tenant).tokens_per_second is None:
+        if not balance.num_in_flight and self.of(tenant).tokens_per_second is None:
             del self._balances[tenant]
-
-    def _allowance(self, tenant: str) -> Allowance:
-        return self._of.get(tenant, self._default)
 
     def _balance(self, tenant: str) -> _Balance:
         if tenant not in self._balances:
-            self._balances[tenant] = _Balance(self._allowance(tenant), self._clock)
+            self._balances[tenant] = _Balance(self.of(tenant), self._clock)
         return self._balances[tenant]
 
 
-def _allowance(bounds: list[str]) -> Allowance:
+_WHOLE = {"max_concurrent", "requests_per_minute", "tokens_per_minute"}
+_NAMES = [field.name for field in fields(Allowance)]
+
+
+def _allowance(bounds: list[str], default: Allowance) -> Allowance:
     """Of "name=number" each. Raises `ValueError` with what is wrong."""
-    known: dict[str, float] = {}
+    known: dict[str, Any] = {}
     for bound in bounds:
         name, _, text = bound.partition("=")
-        if name not in ("weight", "max_concurrent", "tokens_per_second"):
-            raise ValueError(
-                f"{bound!r} is none of weight=, max_concurrent= and tokens_per_second="
-            )
+        if name not in _NAMES:
+            raise ValueError(f"{bound!r} is none of {', '.join(f'{name}=' for name in _NAMES)}")
         try:
-            known[name] = int(text) if name == "max_concurrent" else float(text)
+            known[name] = int(text) if name in _WHOLE else float(text)
         except ValueError:
             raise ValueError(f"{name} is {text!r}; must be a number") from None
         if not 0 < known[name] < float("inf"):
             raise ValueError(f"{name} is {text}; must be above 0")
-    most, weight = known.get("max_concurrent"), known.get("weight", 1.0)
-    return Allowance(weight, None if most is None else int(most), known.get("tokens_per_second"))
+    return replace(default, **known)

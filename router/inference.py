@@ -23,6 +23,7 @@ from router.in_flight import Requests
 from router.intake import Intake, Request
 from router.model_card import ModelCard
 from router.placer import Placer
+from router.rate_limit import RateLimits
 from router.recovery import Recovery
 from router.request_meter import RequestMeter
 from router.request_trace import tracing_request
@@ -47,6 +48,7 @@ class Inference:
         fleet: Fleet,
         requests: Requests,
         tenants: Tenants,
+        limits: RateLimits,
         gate: Gate,
         placer: Placer,
         meter: RequestMeter,
@@ -60,6 +62,7 @@ class Inference:
         self._fleet = fleet
         self._requests = requests
         self._tenants = tenants
+        self._limits = limits
         self._gate = gate
         self._placer = placer
         self._meter = meter
@@ -106,15 +109,17 @@ class Inference:
             self._requests.add(saga)
             self._budget.deposit()
             try:
-                async with self._gate.turn(good, good.tenant.name, deadline) as answered:
-                    try:
-                        # Closed here, so that all is given back before it counts as ended.
-                        async with aclosing(saga.run()) as responses:
-                            async for response in responses:
-                                yield response
-                    finally:
-                        answered.num_output_tokens = answer.num_output_tokens
-                        answered.first_token = answer.first_token_at
+                with self._limits.tokens(good.tenant.name, good.demand.most_tokens) as spent:
+                    async with self._gate.turn(good, good.tenant.name, deadline) as answered:
+                        try:
+                            # Closed here, so that all is given back before it counts as ended.
+                            async with aclosing(saga.run()) as responses:
+                                async for response in responses:
+                                    yield response
+                        finally:
+                            answered.num_output_tokens = answer.num_output_tokens
+                            answered.first_token = answer.first_token_at
+                            spent.num_tokens = good.tokens_with(answer.num_output_tokens)
             finally:
                 self._requests.remove(saga)
                 self._placer.ended(good.request_id, answer.num_output_tokens)
@@ -126,6 +131,7 @@ class Inference:
     ) -> Request:
         """The request as it is from here on. Raises where it cannot be served."""
         tenant = self._tenants.of(caller)
+        self._limits.count_request(tenant.name)
         if self._requests.is_draining:
             raise UnavailableError("the router is draining; another one will serve this")
         await self.first_look(deadline)

@@ -63,6 +63,11 @@ class Request:
         params = self.params
         return Demand(len(self.token_ids), params.max_tokens, params.n, params.num_sequences)
 
+    def tokens_with(self, num_output_tokens: int) -> int:
+        """That it has come to here where so many are in its answers, those it came with too."""
+        num_received = sum(len(token_ids) for token_ids in self.received)
+        return self.demand.tokens_with(num_output_tokens - num_received)
+
 
 class Intake:
     """Reads requests for one model."""

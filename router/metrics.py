@@ -1,17 +1,19 @@
 """What a router tells of itself: read, when somebody asks, from what it knows anyway."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from prometheus_client.core import Metric
 
 from baton.cluster.round_trips import RoundTrips
 from baton.serving.telemetry.families import counter, gauge, histogram
 from baton.serving.telemetry.redis import redis_metrics
+from router.allowance import OTHERS
 from router.fleet import Fleet
 from router.gate import Gate
 from router.in_flight import Requests
 from router.placer import PLACED, Placer
+from router.rate_limit import KINDS, RateLimits
 from router.rebalancer import Rebalancer
 from router.recovery import SetbackKind
 from router.request_meter import RequestMeter
@@ -149,4 +151,25 @@ class RouterMetrics:
             "baton_index_is_warm",
             "Whether this router has read all that its workers have published of their caches.",
             fleet.is_warm,
+        )
+
+
+class RateLimitMetrics:
+    """Who is refused for its tenant's limits: a tenant by its name if it is `named` in the file of
+    allowances, which keeps the number of labels to what an operator has written; else as "*"."""
+
+    def __init__(self, limits: RateLimits, named: Collection[str]) -> None:
+        self._limits = limits
+        self._named = named
+
+    def collect(self) -> Iterable[Metric]:
+        tenants = (*self._named, OTHERS)
+        refused: dict[tuple[str, ...], float] = {(t, kind): 0 for t in tenants for kind in KINDS}
+        for (tenant, kind), number in self._limits.num_refused.items():
+            refused[tenant if tenant in self._named else OTHERS, kind] += number
+        yield counter(
+            "baton_rate_limited_total",
+            "Requests refused since their tenant had all its requests, or tokens, of a minute.",
+            refused,
+            ("tenant", "limit"),
         )

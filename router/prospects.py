@@ -53,6 +53,16 @@ class Demand:
     num_answers: int = 1
     num_sequences: int = 1
 
+    @property
+    def most_tokens(self) -> int:
+        """That it may come to: the prompt, and all sequences as long as they may be."""
+        return self.num_tokens + self.max_tokens * self.num_sequences
+
+    def tokens_with(self, num_output_tokens: int) -> int:
+        """That it has come to where so many are in the answers: sequences that are in none of them
+        are as long."""
+        return self.num_tokens + num_output_tokens * self.num_sequences // self.num_answers
+
 
 @dataclass(slots=True)
 class Answered:

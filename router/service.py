@@ -22,6 +22,7 @@ from router.in_flight import Requests
 from router.inference import Inference
 from router.intake import Intake
 from router.placer import Placer
+from router.rate_limit import RateLimits
 from router.rebalancer import Rebalancer
 from router.work import work_of
 
@@ -44,10 +45,13 @@ _STATES: dict[State, admin_pb2.WorkerState.ValueType] = {
 class InferenceService(pb_grpc.InferenceServicer):
     """Text in, tokens out."""
 
-    def __init__(self, inference: Inference, tenants: Tenants, timeout: float) -> None:
+    def __init__(
+        self, inference: Inference, tenants: Tenants, limits: RateLimits, timeout: float
+    ) -> None:
         """`timeout`: seconds, of a call whose client sets no deadline."""
         self._inference = inference
         self._tenants = tenants
+        self._limits = limits
         self._timeout = timeout
 
     def Generate(
@@ -57,12 +61,12 @@ class InferenceService(pb_grpc.InferenceServicer):
         return self._inference.generate(request, context, deadline)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
-        self._tenants.of(context)  # who is nobody's is refused
+        self._limits.count_request(self._tenants.of(context).name)
         token_ids, text = await self._inference.tokenize(request)
         return pb.TokenizeResponse(token_ids=token_ids, text=text)
 
     async def GetModel(self, _request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:
-        self._tenants.of(context)
+        self._tenants.of(context)  # who is nobody's is refused
         card = self._inference.card
         return pb.GetModelResponse(
             name=card.name,

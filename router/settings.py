@@ -11,6 +11,7 @@ from baton.serving.settings import ServingSettings
 from baton.serving.tenant import Tenants
 from baton.v1 import inference_pb2
 from router.admission import AdmissionName
+from router.allowance import Allowance, Allowances
 from router.policy import PolicyName
 from router.pressure import Objectives
 from router.role_balance import Hysteresis
@@ -106,8 +107,19 @@ class RouterSettings(ServingSettings):
     )
     allowances: str | None = Field(
         None,
-        description="File of lines `TENANT weight=1 max_concurrent=8 tokens_per_second=1000`: each "
-        "tenant's share of what is served, and its bounds; `*` is for all others.",
+        description="File of lines `TENANT weight=1 max_concurrent=8 tokens_per_second=1000 "
+        "requests_per_minute=60 tokens_per_minute=60000`: each tenant's share of what is served, "
+        "and its bounds; `*` is for all others. Beyond those of a minute requests are refused, "
+        "beyond the others they wait.",
+    )
+    requests_per_minute: int | None = Field(
+        None,
+        ge=1,
+        description="Requests of one tenant that each router lets in, in a minute; of tenants for "
+        "which --allowances says nothing else. Unset: any number.",
+    )
+    tokens_per_minute: int | None = Field(
+        None, ge=1, description="The same of their tokens, of prompts and answers."
     )
     elastic: bool = Field(
         False,
@@ -171,6 +183,15 @@ class RouterSettings(ServingSettings):
             share_prefixes=self.share_prefixes,
             needs_token=not self.allow_anonymous,
         )
+
+    def all_allowances(self) -> Allowances:
+        """Raises `FailedPreconditionError` for a file that cannot be read."""
+        default = Allowance(
+            requests_per_minute=self.requests_per_minute, tokens_per_minute=self.tokens_per_minute
+        )
+        if self.allowances is None:
+            return Allowances(default=default)
+        return Allowances.read(Path(self.allowances), default)
 
     def objectives(self) -> Objectives:
         return Objectives(self.slo_ttft_ms / 1000, self.slo_itl_ms / 1000)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from baton.errors import InvalidArgumentError, UnavailableError
 from baton.serving.access import Access
@@ -21,6 +21,7 @@ from baton.serving.tenant import Caller, Tenants
 from baton.v1 import inference_pb2 as pb
 from router.http.body import parse, read_body
 from router.http.caller import HttpCaller
+from router.http.errors import limit_headers
 from router.http.exchange import Exchange
 from router.http.generation import Generations
 from router.http.middleware import Failures, while_connected
@@ -29,6 +30,7 @@ from router.http.sampling import in_their_words
 from router.http.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from router.in_flight import Requests
 from router.inference import Inference
+from router.rate_limit import RateLimits
 
 _INFERENCE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 
@@ -39,12 +41,20 @@ _Make = Callable[[_Asked, Caller], Awaitable[Exchange]]
 class _Answer(Response):
     """Writes itself, as long as there is somebody to read it."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, more_headers: Callable[[], dict[str, str]]) -> None:
+        """`more_headers`: of the answer, asked for when it begins."""
         super().__init__()
         self._exchange = exchange
+        self._more_headers = more_headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        await while_connected(receive, self._exchange.write(send))
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                more = [(k.encode(), v.encode()) for k, v in self._more_headers().items()]
+                message = {**message, "headers": [*message["headers"], *more]}
+            await send(message)
+
+        await while_connected(receive, self._exchange.write(send_with_headers))
 
 
 class Routes:
@@ -62,6 +72,7 @@ class Routes:
         generations: Generations,
         requests: Requests,
         tenants: Tenants,
+        limits: RateLimits,
         render_metrics: Render | None,
         max_body_bytes: int,
         access: Access | None = None,
@@ -70,6 +81,7 @@ class Routes:
         self._generations = generations
         self._requests = requests
         self._tenants = tenants
+        self._limits = limits
         self._render_metrics = render_metrics
         self._max_body_bytes = max_body_bytes
         self._access = access
@@ -127,13 +139,17 @@ class Routes:
     async def _generate(
         self, request: Request, schema: type[_Asked], make: "_Make[_Asked]"
     ) -> Response:
-        caller = self._caller(request)  # who is nobody's is told so before it is read on
+        # Who is nobody's, or over its tenant's limit, is told so before it is read on.
+        caller = self._caller(request)
+        tenant = self._tenants.of(caller).name
+        self._limits.check(tenant)
         if self._requests.is_draining:
             raise UnavailableError("the router is draining; another one will serve this")
         body = await read_body(request.stream(), request.headers, self._max_body_bytes)
         asked = parse(body, schema)
         try:
-            return _Answer(await make(asked, caller))
+            exchange = await make(asked, caller)
+            return _Answer(exchange, lambda: limit_headers(self._limits.standings(tenant)))
         except InvalidArgumentError as error:
             raise in_their_words(error, asked) from error
 

@@ -9,6 +9,7 @@ BodyTimeoutError          408
 BodyTooLargeError         413
 MediaTypeError            415
 OverloadedError           429 rate_limit_exceeded, Retry-After
+    of a tenant's limit   and x-ratelimit-*
 CancelledError            499 (aborted by an administrator)
 UnavailableError          503, and so is FailedPreconditionError
 DeadlineExceededError     504, and so is TimeoutError
@@ -16,11 +17,13 @@ anything else             500, without its text
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from baton import errors
 from baton.serving.errors import UNEXPECTED
+from router.rate_limit import Kind, RateLimitedError, Standing
 
 
 class BodyTooLargeError(errors.BatonError):
@@ -97,6 +100,16 @@ def failure_of(error: BaseException) -> Failure:
     return Failure(status, str(error), name, code, param, _headers_of(error), is_ours=status == 500)
 
 
+def limit_headers(standings: Mapping[Kind, Standing]) -> dict[str, str]:
+    """Where a tenant stands with its limits, as OpenAI's answers have it."""
+    headers = {}
+    for kind, standing in standings.items():
+        headers[f"x-ratelimit-limit-{kind}"] = str(standing.limit)
+        headers[f"x-ratelimit-remaining-{kind}"] = str(standing.remaining)
+        headers[f"x-ratelimit-reset-{kind}"] = f"{standing.reset_seconds:.3f}s"
+    return headers
+
+
 def _cause(error: BaseException) -> BaseException:
     if not isinstance(error, BaseExceptionGroup):
         return error
@@ -109,9 +122,11 @@ def _headers_of(error: BaseException) -> dict[str, str]:
     credentials."""
     if isinstance(error, errors.OverloadedError):
         seconds = max(0.0, error.retry_after)
+        standings = error.standings if isinstance(error, RateLimitedError) else {}
         return {
             "Retry-After": str(max(1, math.ceil(seconds))),
             "retry-after-ms": str(math.ceil(seconds * 1000)),
+            **limit_headers(standings),
         }
     if isinstance(error, errors.UnauthenticatedError):
         return {"WWW-Authenticate": "Bearer"}

@@ -1,0 +1,179 @@
+"""Who is let in by a router with tenants: by token and for how much, over gRPC and HTTP."""
+
+import asyncio
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import openai
+import pytest
+
+from baton.cli.local_cluster import LocalCluster
+from baton.client import AsyncClient
+from baton.errors import InvalidArgumentError, OverloadedError, UnauthenticatedError
+from baton.sampling import SamplingParams
+from baton.serving.tokens import new_token
+from baton.v1 import inference_pb2 as pb
+from baton.v1.inference_pb2_grpc import InferenceStub
+
+from .watch import until_nothing_is_held
+
+pytestmark = pytest.mark.e2e
+
+SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
+TENANTS = ("few", "thrifty", "free", "fired")
+ALLOWANCES = """
+few      requests_per_minute=1
+thrifty  tokens_per_minute=100
+"""
+
+
+class Door:
+    """A cluster of one decode worker, and who has a token for it."""
+
+    def __init__(self, folder: Path) -> None:
+        made = {tenant: new_token(tenant) for tenant in TENANTS}
+        self.tokens = {tenant: token for tenant, (token, _) in made.items()}
+        self._lines = {tenant: line for tenant, (_, line) in made.items()}
+        self._file = folder / "tokens"
+        self.let_in(*TENANTS)
+        (folder / "allowances").write_text(ALLOWANCES)
+        self.flags = {"tenants_file": self._file, "allowances": folder / "allowances"}
+
+    def let_in(self, *tenants: str) -> None:
+        """These, and nobody else."""
+        new = self._file.with_suffix(".new")
+        new.write_text("".join(f"{self._lines[tenant]}\n" for tenant in tenants))
+        new.replace(self._file)
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Door:
+    return Door(Path(tmp_path_factory.mktemp("door")))
+
+
+@pytest.fixture(scope="module")
+def guarded(door: Door) -> Iterator[LocalCluster]:
+    with LocalCluster(
+        num_prefill=0, worker_flags={"num_blocks": 64}, router_flags=door.flags, http_port=0
+    ) as running:
+        yield running
+
+
+def client_of(cluster: LocalCluster, token: str | None) -> AsyncClient:
+    return AsyncClient(cluster.address, admin_address=cluster.admin_address, token=token)
+
+
+def http_of(cluster: LocalCluster, token: str) -> httpx.AsyncClient:
+    bearing = {"authorization": f"Bearer {token}"}
+    return httpx.AsyncClient(base_url=cluster.http_address, timeout=30, headers=bearing)
+
+
+def completion(**fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "prompt": "def", "max_tokens": 4, **fields}
+
+
+@pytest.mark.parametrize("token", [None, "guessed"])
+async def test_a_stranger_is_told_nothing(guarded, token):
+    async with client_of(guarded, token) as client:
+        calls = (
+            client.generate("def", SHORT).text,
+            lambda: client.tokenize("def"),
+            client.get_model,
+            client.list_requests,
+            lambda: client.explain("def"),
+            lambda: client.abort("any"),
+        )
+        for call in calls:
+            with pytest.raises(UnauthenticatedError):
+                await call()
+    headers = {} if token is None else {"authorization": f"Bearer {token}"}
+    async with httpx.AsyncClient(base_url=guarded.http_address, headers=headers) as http:
+        answers = [
+            await http.post("/v1/completions", json=completion()),
+            await http.post("/v1/chat/completions", json={"model": "tiny", "messages": []}),
+            await http.get("/v1/models"),
+            await http.get("/v1/models/tiny"),
+            await http.get("/metrics"),
+        ]
+        assert (await http.get("/health")).status_code == 200
+    for answer in answers:
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert answer.json()["error"]["code"] == "invalid_api_key"
+
+
+async def test_a_token_that_is_revoked_is_refused_without_a_restart(guarded, door):
+    token = door.tokens["fired"]
+    async with client_of(guarded, token) as client, http_of(guarded, token) as http:
+        assert await client.generate("def", SHORT).text()
+        assert (await http.get("/v1/models")).status_code == 200
+        door.let_in("few", "thrifty", "free")
+        async with asyncio.timeout(10.0):
+            while (await http.get("/v1/models")).status_code == 200:  # noqa: ASYNC110 - from outside
+                await asyncio.sleep(0.1)
+        with pytest.raises(UnauthenticatedError, match="not known here"):
+            await client.generate("def", SHORT).text()
+    async with client_of(guarded, door.tokens["free"]) as client:
+        assert await client.generate("def", SHORT).text()
+
+
+async def test_a_request_too_many_is_refused_until_there_is_room_for_one(guarded, door):
+    token = door.tokens["few"]
+    async with client_of(guarded, token) as client, http_of(guarded, token) as http:
+        answer = await http.post("/v1/completions", json=completion())
+        assert answer.status_code == 200
+        assert answer.headers["x-ratelimit-limit-requests"] == "1"
+        assert answer.headers["x-ratelimit-remaining-requests"] == "0"
+        for call in (client.generate("def", SHORT).text, lambda: client.tokenize("def")):
+            with pytest.raises(OverloadedError, match="1 requests in a minute") as caught:
+                await call()
+            assert 0 < caught.value.retry_after <= 60.0
+        async with grpc.aio.insecure_channel(guarded.address) as channel:
+            call = InferenceStub(channel).Generate(
+                pb.GenerateRequest(text="def"), metadata=(("authorization", f"Bearer {token}"),)
+            )
+            assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        answer = await http.post("/v1/completions", json=completion())
+        assert answer.status_code == 429
+        assert 1 <= int(answer.headers["retry-after"]) <= 60
+        assert answer.headers["x-ratelimit-remaining-requests"] == "0"
+        assert 0 < float(answer.headers["x-ratelimit-reset-requests"].removesuffix("s")) <= 60
+        url = f"{guarded.http_address}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key=token, max_retries=0) as ai:
+            with pytest.raises(openai.RateLimitError):
+                await ai.completions.create(model="tiny", prompt="def", max_tokens=4)
+    async with client_of(guarded, door.tokens["free"]) as client:
+        assert await client.generate("def", SHORT).text()
+    await until_nothing_is_held(guarded)
+
+
+async def test_tokens_that_were_not_used_are_given_back_and_too_many_refused(guarded, door):
+    ids = list(range(10, 50))
+    async with client_of(guarded, door.tokens["thrifty"]) as client:
+        with pytest.raises(InvalidArgumentError, match="may come to 140 tokens; at most 100"):
+            await client.generate(ids, SamplingParams(max_tokens=100)).text()
+        # Of the sixty that it may come to, one; then of seventy.
+        generation = client.generate(ids[:10], SamplingParams(max_tokens=50, ignore_eos=True))
+        await anext(generation)
+        generation.cancel()
+        await until_nothing_is_held(guarded)
+        await client.generate(ids, SamplingParams(max_tokens=2, ignore_eos=True)).text()
+        with pytest.raises(OverloadedError, match="100 tokens in a minute") as caught:
+            await client.generate(ids, SamplingParams(max_tokens=50)).text()
+        assert 0 < caught.value.retry_after < 60
+    await until_nothing_is_held(guarded)
+
+
+def test_who_was_refused_is_counted_by_name_where_an_operator_has_named_it(guarded):
+    """Behind the tests of limits: those have refused some."""
+    metrics = f"http://{guarded.metrics_endpoints['router']}/metrics"
+    with urllib.request.urlopen(metrics, timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    found = {line.split(" ")[0] for line in lines if line.startswith("baton_rate_limited_total{")}
+    assert len(found) == 6
+    assert all(any(f'tenant="{who}"' in line for line in found) for who in ("few", "thrifty", "*"))
+    assert not any("free" in line for line in found)

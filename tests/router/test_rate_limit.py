@@ -1,0 +1,147 @@
+"""Buckets that hold what they promise, and who is refused for what."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.errors import InvalidArgumentError, OverloadedError
+from router.allowance import Allowance
+from router.bucket import Bucket
+from router.rate_limit import RateLimitedError, RateLimits
+
+STEPS = st.lists(
+    st.tuples(
+        st.floats(0, 30, allow_nan=False),  # seconds that pass
+        st.integers(1, 100),  # what is asked for
+        st.floats(0, 1),  # the part of it that is given back
+    ),
+    max_size=60,
+)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@given(st.integers(1, 100), st.floats(0.01, 50), STEPS)
+def test_no_stretch_of_time_sees_more_than_the_capacity_and_what_flows_in(capacity, rate, steps):
+    clock = Clock()
+    bucket = Bucket(capacity, rate, clock)
+    taken: list[tuple[float, float]] = []  # when, and how much was kept
+    for seconds, amount, part in steps:
+        clock.now += seconds
+        if amount <= capacity and bucket.seconds_until(amount) == 0.0:
+            bucket.take(amount)
+            bucket.give_back(amount * part)
+            taken.append((clock.now, amount * (1 - part)))
+        assert 0 <= bucket.level <= capacity
+    for first, (begin, _) in enumerate(taken):
+        total = 0.0
+        for moment, amount in taken[first:]:
+            total += amount
+            assert total <= capacity + rate * (moment - begin) + 1e-3
+
+
+@given(st.integers(1, 100), st.floats(0.01, 50), STEPS)
+def test_what_does_not_fit_now_fits_when_it_is_said_to_and_not_much_before(capacity, rate, steps):
+    clock = Clock()
+    bucket = Bucket(capacity, rate, clock)
+    for seconds, amount, _ in steps:
+        clock.now += seconds
+        wanted = min(amount, capacity)
+        wait = bucket.seconds_until(wanted)
+        if wait:
+            asked = clock.now
+            clock.now = asked + 0.99 * wait
+            assert bucket.seconds_until(wanted) <= wait
+            assert bucket.level < wanted
+            clock.now = asked + wait
+        clock.now += 1e-6
+        assert bucket.seconds_until(wanted) == 0.0
+        bucket.take(wanted)
+
+
+def limits(clock: Clock, **bounds: int) -> RateLimits:
+    return RateLimits(lambda tenant: Allowance(**bounds), clock)
+
+
+def test_a_request_too_many_is_refused_with_the_time_after_which_one_fits():
+    clock = Clock()
+    limited = limits(clock, requests_per_minute=3)
+    for _ in range(3):
+        limited.count_request("acme")
+    with pytest.raises(RateLimitedError) as caught:
+        limited.count_request("acme")
+    assert isinstance(caught.value, OverloadedError)
+    assert caught.value.retry_after == pytest.approx(20.0)
+    standing = caught.value.standings["requests"]
+    assert (standing.limit, standing.remaining) == (3, 0)
+    assert standing.reset_seconds == pytest.approx(60.0)
+    clock.now += 20.0
+    limited.count_request("acme")
+    limited.count_request("globex")
+    assert limited.num_refused == {("acme", "requests"): 1}
+
+
+def test_to_be_checked_counts_nothing():
+    limited = limits(Clock(), requests_per_minute=1)
+    for _ in range(5):
+        limited.check("acme")
+    limited.count_request("acme")
+    with pytest.raises(RateLimitedError):
+        limited.check("acme")
+
+
+def test_what_a_request_may_come_to_is_held_and_what_it_did_not_use_given_back():
+    clock = Clock()
+    limited = limits(clock, tokens_per_minute=600)
+    with limited.tokens("acme", 500) as spent:
+        too_many = pytest.raises(RateLimitedError, match="600 tokens in a minute")
+        with too_many as caught, limited.tokens("acme", 200):
+            pass
+        assert caught.value.retry_after == pytest.approx(10.0)
+        spent.num_tokens = 50
+    assert limited.standings("acme")["tokens"].remaining == 550
+
+
+def test_a_request_that_never_fits_is_refused_for_good():
+    limited = limits(Clock(), tokens_per_minute=600)
+    with (
+        pytest.raises(
+            InvalidArgumentError, match=r"max_tokens.* may come to 601 tokens; at most 600"
+        ),
+        limited.tokens("acme", 601),
+    ):
+        pass
+
+
+def test_a_request_that_fails_before_it_is_served_costs_no_tokens():
+    limited = limits(Clock(), tokens_per_minute=600)
+    with pytest.raises(RuntimeError), limited.tokens("acme", 600):
+        raise RuntimeError("refused elsewhere")
+    assert limited.standings("acme")["tokens"].remaining == 600
+
+
+def test_without_limits_nothing_is_counted_or_kept():
+    limited = limits(Clock())
+    for tenant in map(str, range(10)):
+        limited.count_request(tenant)
+        with limited.tokens(tenant, 10**9):
+            pass
+        assert limited.standings(tenant) == {}
+    assert not limited._buckets
+
+
+def test_tenants_of_before_are_forgotten_and_their_limits_are_not():
+    clock = Clock()
+    limited = limits(clock, requests_per_minute=1)
+    for number in range(10_000):
+        limited.count_request(str(number))
+        clock.now += 1.0
+    assert len(limited._buckets) < 2100
+    with pytest.raises(RateLimitedError):
+        limited.count_request("9999")
