@@ -22,7 +22,12 @@ from baton.cli.status import ANSWER_TIMEOUT, OnStatus, Status, status_of
 from baton.client import Client, Worker
 from baton.cluster.embedded import EmbeddedRedis
 from baton.cluster.redis import check_answers
-from baton.errors import BatonError, DeadlineExceededError, UnavailableError
+from baton.errors import (
+    BatonError,
+    DeadlineExceededError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 
 START_TIMEOUT = 120.0
 STOP_TIMEOUT = 10.0
@@ -245,12 +250,26 @@ class LocalCluster:
                 statuses[process.name] = status_of(process)
         if not all(statuses[process.name].state in _SETTLED for process in running):
             return False
+        if self._router.is_running and not self._takes_calls():
+            return False
         routed = {
             worker.id
             for worker in self._listed()
             if worker.state in _SETTLED and worker.epoch not in self._gone.get(worker.id, ())
         }
         return {p.worker_id for p in running if p.role != "router"} <= routed
+
+    def _takes_calls(self) -> bool:
+        """Whether the router answers its clients. Connections of this process to one that was there
+        before wait for a while before they are tried again."""
+        try:
+            with Client(self.address, timeout=ANSWER_TIMEOUT) as client:
+                client.get_model()
+        except UnauthenticatedError:
+            return True
+        except BatonError:
+            return False
+        return True
 
     def _listed(self) -> list[Worker]:
         """The workers as the router knows them; none if it does not answer."""
