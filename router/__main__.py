@@ -144,6 +144,7 @@ def _http_server(
     exposition: Exposition,
 ) -> "HttpServer":
     from router.http.app import Routes
+    from router.http.connection import ConnectionLimits
     from router.http.generation import Generations
     from router.http.server import HttpServer
     from router.http.timeline import told_to
@@ -158,7 +159,12 @@ def _http_server(
         inference, generations, requests, tenants, limits, render, max_body_bytes, access
     )
     asks = settings.client_auth == "certificate"
-    return HttpServer(routes.app(), settings.host, settings.tls, asks_for_certificates=asks)
+    connections = ConnectionLimits(
+        settings.http_max_connections, settings.http_max_header_bytes, settings.http_head_timeout_s
+    )
+    return HttpServer(
+        routes.app(), settings.host, settings.tls, connections, asks_for_certificates=asks
+    )
 
 
 def _recorder(settings: RouterSettings, rules: Rules, stack: AsyncExitStack) -> Recorder | None:

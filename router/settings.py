@@ -42,6 +42,18 @@ class RouterSettings(ServingSettings):
     http_max_body_bytes: int = Field(
         8 * 2**20, ge=1024, description="Largest body of a request over HTTP."
     )
+    http_max_header_bytes: int = Field(
+        16 * 2**10, ge=1024, description="Largest head of a request over HTTP."
+    )
+    http_head_timeout_s: float = Field(
+        20.0, gt=0, description="Seconds in which the head of a request over HTTP must have come."
+    )
+    http_max_connections: int = Field(
+        1024,
+        ge=1,
+        description="HTTP connections at once. Beyond, the longest idle one is closed; where none "
+        "is idle, a new one is told to come again.",
+    )
     model: str = Field(
         DEFAULT_MODEL,
         description="Checkpoint whose tokenizer and configuration are used: a folder, a hub id, or "

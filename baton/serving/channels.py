@@ -4,6 +4,7 @@ Knows nothing of the services called.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 
 import grpc
@@ -42,14 +43,28 @@ def channel_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[st
     ]
 
 
-def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str, int]]:
-    """What a server needs to live with `channel_options`, and to own its port alone."""
+def server_options(
+    max_message_bytes: int, max_header_bytes: int, max_streams: int, max_idle_seconds: float
+) -> list[tuple[str, int]]:
+    """What a server needs to live with `channel_options`, to own its port alone, and to give no
+    client more than it should.
+
+    Args:
+        max_streams: calls at once on one connection; a client has more of them wait.
+        max_idle_seconds: after which a connection without calls is closed.
+    """
     return [
         *_message_limits(max_message_bytes),
         *_KEEPALIVE,
+        # Between the two, gRPC would refuse some at random.
+        ("grpc.max_metadata_size", max_header_bytes),
+        ("grpc.absolute_max_metadata_size", max_header_bytes),
+        ("grpc.max_concurrent_streams", max_streams),
+        ("grpc.max_connection_idle_ms", math.ceil(1000 * max_idle_seconds)),
         ("grpc.so_reuseport", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
-        # A server that takes the frequent pings of a busy channel for an attack would hang up.
+        # A server that takes the frequent pings of a busy channel for an attack would hang up. A
+        # ping costs no more than the few bytes of its answer, and no Python.
         ("grpc.http2.max_ping_strikes", 0),
     ]
 

@@ -188,11 +188,17 @@ class Server:
         return None if tls is None else _credentials(watched(tls), asks_for_certificates)
 
     def _listener(self, access: Access, *outermost: grpc.aio.ServerInterceptor) -> "_Listener":
-        guards = [] if self._settings.tls is None else [AccessInterceptor(access)]
-        options = server_options(self._settings.max_message_bytes)
+        settings = self._settings
+        guards = [] if settings.tls is None else [AccessInterceptor(access)]
         interceptors = [*guards, *outermost, *self._interceptors]
+        options = server_options(
+            settings.max_message_bytes,
+            settings.max_header_bytes,
+            settings.max_concurrent_streams,
+            settings.max_connection_idle_s,
+        )
         server = grpc.aio.server(interceptors=interceptors, options=options)
-        return _Listener(server, self._health, has_reflection=self._settings.reflection)
+        return _Listener(server, self._health, has_reflection=settings.reflection)
 
     async def _run_drain_callbacks(self) -> None:
         for callback in self._drain_callbacks:

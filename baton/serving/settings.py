@@ -113,6 +113,20 @@ class ServingSettings(BaseSettings):
     max_message_bytes: int = Field(
         MAX_MESSAGE_BYTES, ge=4096, le=2**31 - 1, description="Largest gRPC message, both ways."
     )
+    max_header_bytes: int = Field(
+        16 * 2**10, ge=8192, description="Largest headers (metadata) of a gRPC call."
+    )
+    max_concurrent_streams: int = Field(
+        1024,
+        ge=1,
+        description="Calls at once on one gRPC connection; more wait at the client for their turn.",
+    )
+    max_connection_idle_s: float = Field(
+        3600.0,
+        gt=0,
+        description="Seconds after which a gRPC connection without calls is closed. Its client "
+        "connects again by itself.",
+    )
 
     @model_validator(mode="after")
     def _is_guarded(self) -> Self:

@@ -5,22 +5,23 @@ import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from baton.serving.listening import cannot_listen
 from baton.tls import Tls
-from router.http.caller import AUTH_CONTEXT
+from router.http.connection import Connection, ConnectionLimits
 from router.http.middleware import InFlight
-from router.http.tls import auth_context, server_context
+from router.http.tls import server_context
 
 logger = logging.getLogger(__name__)
 
 # Longer than clients keep connections that they do not use, so that none sends into one that is
 # being closed.
 _KEEP_ALIVE_SECONDS = 75
+_LIMITS = ConnectionLimits()
 
 
 class _Uvicorn(uvicorn.Server):
@@ -31,16 +32,6 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-class _Connection(H11Protocol):
-    """Has what its client's certificate says in the state of its requests."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        secured = transport.get_extra_info("ssl_object")
-        if secured is not None:
-            self.app_state = {**self.app_state, AUTH_CONTEXT: auth_context(secured)}
-
-
 class HttpServer:
     """Use: `start`, then `wait_idle` to drain, then `stop`."""
 
@@ -49,6 +40,7 @@ class HttpServer:
         app: ASGIApp,
         host: str,
         tls: Tls | None = None,
+        limits: ConnectionLimits = _LIMITS,
         *,
         asks_for_certificates: bool = False,
     ) -> None:
@@ -60,7 +52,8 @@ class HttpServer:
         self._task: asyncio.Task[None] | None = None
         config = uvicorn.Config(
             self._app,
-            http=_Connection,
+            http=partial(Connection, limits=limits),  # type: ignore[arg-type]
+            h11_max_incomplete_event_size=limits.max_header_bytes,
             ws="none",
             lifespan="off",
             log_config=None,

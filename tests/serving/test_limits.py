@@ -1,0 +1,66 @@
+"""What a gRPC server takes of one client, and what it says of more."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from baton.rpc_errors import error_of
+from baton.v1 import inference_pb2 as pb
+
+from .fakes import chunk, serving
+
+
+async def name(request, context):
+    return pb.GetModelResponse(name="tiny")
+
+
+async def test_headers_over_the_limit_are_refused_and_those_below_are_not():
+    async with serving(get_model=name, max_header_bytes=8192) as running:
+        small = (("x-filler", "a" * 7000),)
+        assert (await running.inference.GetModel(pb.GetModelRequest(), metadata=small)).name
+        large = (("x-filler", "a" * 9000),)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await running.inference.GetModel(pb.GetModelRequest(), metadata=large)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await running.inference.GetModel(pb.GetModelRequest())).name
+
+
+async def test_calls_beyond_the_limit_of_a_connection_wait_for_one_to_end():
+    begun, release = [], asyncio.Event()
+
+    async def generate(request, context):
+        begun.append(request.text)
+        yield chunk(request.text)
+        await release.wait()
+
+    async with serving(generate, max_concurrent_streams=2) as running:
+        calls = [running.inference.Generate(pb.GenerateRequest(text=t)) for t in ("a", "b")]
+        for call in calls:
+            await call.read()
+        late = running.inference.Generate(pb.GenerateRequest(text="too late"), timeout=0.3)
+        assert await late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        patient = running.inference.Generate(pb.GenerateRequest(text="c"))
+        release.set()
+        assert (await asyncio.wait_for(patient.read(), 5.0)).tokens.text == "c"
+        assert set(begun[:2]) == {"a", "b"}
+        assert begun[2:] == ["c"], "the one that was late has begun"
+
+
+async def test_a_connection_without_calls_is_closed_and_made_again_when_there_is_one():
+    async with serving(get_model=name, max_connection_idle_s=0.2) as running:
+        assert (await running.inference.GetModel(pb.GetModelRequest())).name
+        async with asyncio.timeout(10.0):
+            state = running.channel.get_state()
+            while state is grpc.ChannelConnectivity.READY:
+                await running.channel.wait_for_state_change(state)
+                state = running.channel.get_state()
+        assert (await running.inference.GetModel(pb.GetModelRequest())).name
+
+
+async def test_a_message_over_the_limit_is_an_error_that_a_caller_can_read():
+    async with serving(get_model=name, max_message_bytes=4096) as running:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await running.inference.Generate(pb.GenerateRequest(text="a" * 5000)).read()
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "4096" in str(error_of(caught.value))
