@@ -1,6 +1,9 @@
 """`python -m prefill_worker`: one worker, which begins as a prefill worker."""
 
-from baton.roles import main
+from baton.serving.extras import exit_without
 
 if __name__ == "__main__":
+    exit_without("worker", "prefill")
+    from baton.roles import main
+
     main("prefill")

@@ -15,6 +15,7 @@ from baton.errors import FailedPreconditionError
 from baton.serving.access import ROUTER_NAME, Access
 from baton.serving.certificates import check_role
 from baton.serving.channels import Channels
+from baton.serving.extras import check_extra
 from baton.serving.process import main, settle
 from baton.serving.server import Server
 from baton.serving.telemetry.exposition import Exposition
@@ -25,7 +26,6 @@ from router.admission import admission_named
 from router.decision import Rules
 from router.fleet import Fleet
 from router.gate import Gate
-from router.http_extra import check_http_extra
 from router.in_flight import Requests
 from router.inference import Inference
 from router.intake import Intake, Request
@@ -56,7 +56,7 @@ async def serve(settings: RouterSettings) -> None:
             "a router finds its workers through Redis; set --redis-url, or let `baton up` start all"
         )
     if settings.http_port is not None:
-        check_http_extra()
+        check_extra("http", "--http-port")
     tenants, allowances = settings.tenants(), settings.all_allowances()
     limits = RateLimits(allowances.of)
     card = read_model_card(settings.model_path)

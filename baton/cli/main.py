@@ -164,6 +164,9 @@ def up(
     """
 
     def command() -> None:
+        from baton.serving.extras import check_extra
+
+        check_extra("local", "a cluster on this machine")
         from baton.cli import up as room
         from baton.cli.local_cluster import LocalCluster
 
@@ -210,6 +213,9 @@ def demo() -> None:
     """
 
     def command() -> None:
+        from baton.serving.extras import check_extra
+
+        check_extra("local", "a cluster on this machine")
         from baton.cli import demo as room
 
         room.run(_console())
@@ -573,6 +579,9 @@ def simulate(
     """
 
     def command() -> None:
+        from baton.serving.extras import check_extra
+
+        check_extra("worker", "the simulator")
         from baton.cli import simulate as room
 
         study = room.study_of(

@@ -12,7 +12,7 @@ from baton.cli.options import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS
 from baton.cli.ports import is_free
 from baton.cli.signals import interrupted_by_signals
 from baton.errors import FailedPreconditionError, InvalidArgumentError
-from router.http_extra import check_http_extra
+from baton.serving.extras import check_extra
 
 DEFAULT_HTTP_PORT = 8000
 _ADMIN_PORT = int(DEFAULT_ADMIN_ADDRESS.rpartition(":")[2])
@@ -37,7 +37,7 @@ def http_port_of(asked: int | None) -> int | None:
     Raises `FailedPreconditionError` if it is asked for and not installed.
     """
     try:
-        check_http_extra()
+        check_extra("http", "--http-port")
     except FailedPreconditionError:
         if asked is not None:
             raise

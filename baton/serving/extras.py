@@ -1,0 +1,34 @@
+"""What a plain `pip install baton-serve` leaves out: whether it is there, and how to get it."""
+
+import sys
+from importlib.util import find_spec
+
+from baton.errors import FailedPreconditionError
+
+_OF_WORKERS = ("llguidance", "numpy", "safetensors", "setproctitle", "torch")
+
+# What is imported by what an extra is for. Of "local" Redis looks for its own server.
+_MODULES = {
+    "http": ("fastapi", "uvicorn"),
+    "local": _OF_WORKERS,
+    "worker": _OF_WORKERS,
+}
+
+
+def check_extra(extra: str, needed_by: str) -> None:
+    """Raises `FailedPreconditionError`, which says what to install, unless all of it is there."""
+    missing = [module for module in _MODULES[extra] if find_spec(module) is None]
+    if missing:
+        *most, last = missing
+        named = f"{', '.join(most)} and {last}" if most else last
+        raise FailedPreconditionError(
+            f"{needed_by} needs {named}; pip install 'baton-serve[{extra}]'"
+        )
+
+
+def exit_without(extra: str, role: str) -> None:
+    """Ends this process, as any other error would, unless all of the extra is there."""
+    try:
+        check_extra(extra, f"a {role} worker")
+    except FailedPreconditionError as error:
+        sys.exit(f"{role}: {error}")
