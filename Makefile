@@ -3,11 +3,14 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
+CONTAINER ?= docker
+VERSION   := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+
 # Of tests that start no cluster: those do it one by one, for they mind how long things take.
 ON_ALL_CORES := -n logical --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full soak check bench gpu protos dashboards chart clean
+.PHONY: help demo test test-full soak check bench gpu protos dashboards chart dist lock audit images clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -61,8 +64,21 @@ dashboards: $(VENV)/.dev  ## regenerate the dashboards in helm/baton/dashboards/
 chart: $(VENV)/.dev  ## regenerate what the chart says of values
 	$(BIN)/python helm/generate.py
 
+dist: $(VENV)/.dev  ## the sdist and the wheel, in dist/
+	PYTHON=$(BIN)/python helm/image/build.sh dist dist
+
+lock: $(VENV)/.dev  ## resolve the images' dependencies anew; LOCK=--upgrade: the newest
+	$(BIN)/python helm/image/lock.py $(LOCK)
+
+audit: $(VENV)/.dev  ## SBOMs of the images in dist/, and known vulnerabilities
+	$(BIN)/python helm/image/audit.py
+
+images:  ## both images, by docker or CONTAINER=podman; REGISTRY=registry.example/
+	$(CONTAINER) build --target router --tag $(REGISTRY)baton-router:$(VERSION) .
+	$(CONTAINER) build --target worker --tag $(REGISTRY)baton-worker:$(VERSION) $(WORKER_ARGS) .
+
 bench: $(VENV)/.dev  ## every benchmark this machine can run
 	$(BIN)/python -m bench all
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

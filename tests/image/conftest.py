@@ -1,0 +1,69 @@
+"""What is built once for all tests of what is shipped."""
+
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import container_file
+import pytest
+
+from baton.cli.local_cluster import LocalCluster
+
+
+@pytest.fixture(scope="session")
+def scratch():
+    """Where the steps of the Dockerfile have been run as far as the wheel."""
+    with tempfile.TemporaryDirectory(prefix="baton-image-") as folder:
+        container_file.build("dist", Path(folder))
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def wheel(scratch):
+    (found,) = (scratch / "dist").glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="session")
+def sdist(scratch):
+    (found,) = (scratch / "dist").glob("*.tar.gz")
+    return found
+
+
+@pytest.fixture(scope="session")
+def router_root(scratch):
+    """The folder /opt/baton of the router's image."""
+    container_file.build("router-root", scratch)
+    return scratch / "opt" / "baton"
+
+
+@pytest.fixture(scope="session")
+def worker_root(scratch):
+    """The folder /opt/baton of the worker's image, the one for CPUs."""
+    with tempfile.TemporaryDirectory(prefix="baton-image-") as folder:
+        here = Path(folder)
+        shutil.copytree(scratch / "dist", here / "dist")
+        container_file.build("worker-root", here, {"WORKER": "worker-cpu"})
+        yield here / "opt" / "baton"
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """Of this repository, for clients and routers that are installed elsewhere."""
+    with LocalCluster(worker_flags={"device": "cpu", "num_blocks": 64}) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def run_in():
+    """Runs a program of a virtual environment, with nothing of this repository in sight."""
+
+    def run(root, program, *arguments, **variables):
+        environment = {"PATH": f"{root}/bin:/usr/bin:/bin", "HOME": str(root), **variables}
+        command = [root / "bin" / program, *map(str, arguments)]
+        return subprocess.run(
+            command, env=environment, cwd=root, capture_output=True, text=True, timeout=120
+        )
+
+    return run

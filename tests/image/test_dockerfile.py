@@ -1,0 +1,120 @@
+"""What the images are, as far as the Dockerfile says it."""
+
+import importlib
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+
+import pytest
+import yaml
+from container_file import DOCKERFILE, ROOT, context, environment, lineage, read
+
+IMAGES = ("router", "worker")
+CHART = ROOT / "helm" / "baton"
+
+
+def test_the_base_is_pinned():
+    arguments, stages = read()
+    bases = {stage.base for stage in stages.values()} - set(stages)
+    assert bases == {"${PYTHON_IMAGE}"}
+    assert re.fullmatch(r"[\w./-]+:\d+\.\d+\.\d+-slim-\w+", arguments["PYTHON_IMAGE"])
+    assert ":latest" not in DOCKERFILE.read_text()
+
+
+def test_the_base_has_the_python_that_locks_are_for():
+    lock = (ROOT / "helm" / "image" / "lock.py").read_text()
+    arguments, _ = read()
+    (python,) = re.findall(r'^PYTHON = "(.*)"$', lock, re.MULTILINE)
+    assert f"python:{python}." in arguments["PYTHON_IMAGE"]
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_nobody_is_root(image):
+    users = [user for stage in lineage(image) for user in stage.all("USER")]
+    assert users == ["10001:10001"]
+    # Whatever needs root comes before.
+    last = lineage(image)[-1].instructions
+    after = last[last.index(("USER", "10001:10001")) :]
+    assert [keyword for keyword, _ in after] == ["USER", "CMD"]
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_only_tmp_and_cache_are_written_to(image):
+    said = environment(image)
+    volumes = [
+        v for stage in lineage(image) for text in stage.all("VOLUME") for v in json.loads(text)
+    ]
+    assert volumes == ["/tmp", "/cache"]
+    written = [said[name] for name in ("HOME", "HF_HOME", "TRITON_CACHE_DIR")]
+    assert all(path.startswith(tuple(volumes)) for path in written)
+    assert said["PYTHONDONTWRITEBYTECODE"] == "1"
+    # Nor is a module looked for where something may be written.
+    assert said["PYTHONSAFEPATH"] == "1"
+
+
+def test_kubernetes_asks_after_their_health():
+    assert "HEALTHCHECK" not in DOCKERFILE.read_text().replace("no HEALTHCHECK", "")
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_what_an_image_runs_is_there(image):
+    commands = [json.loads(c) for stage in lineage(image) for c in stage.all("CMD")]
+    (command,) = commands
+    assert command[:2] == ["python", "-m"]
+    assert importlib.util.find_spec(f"{command[2]}.__main__") is not None
+    assert environment(image)["PATH"].startswith("/opt/baton/bin:")
+
+
+def test_pods_of_the_chart_run_what_their_image_has():
+    """`baton-router` and `baton-worker`, of the version that the chart asks for."""
+    commands = {
+        "router": CHART / "templates" / "router-deployment.yaml",
+        "worker": CHART / "templates" / "workers-deployment.yaml",
+    }
+    _, stages = read()
+    for image, template in commands.items():
+        text = template.read_text()
+        assert f'"image" "{image}"' in text
+        assert image in stages
+        assert re.findall(r"command: \[python, -m, ", text)
+    made = subprocess.run(["make", "-n", "images"], cwd=ROOT, capture_output=True, text=True)
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    for image in IMAGES:
+        assert f"--target {image} --tag baton-{image}:{version}" in made.stdout
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["appVersion"] == version
+
+
+def test_each_step_is_one_that_tests_run():
+    """But the C compiler, which Debian has: see the next test."""
+    _, stages = read()
+    steps = {name: stage.all("RUN") for name, stage in stages.items() if stage.all("RUN")}
+    assert set(steps) == {"dist", "router-root", "worker-root", "runtime", "worker"}
+    for name in ("dist", "router-root", "worker-root"):
+        assert all("build.sh " in step for step in steps[name])
+    assert steps["runtime"] == ["install -d -o 10001 -g 10001 /cache"]
+    assert len(steps["worker"]) == 1
+
+
+def test_triton_finds_its_compiler():
+    """It asks for `gcc` when a kernel is first used, and for the headers of the C library."""
+    _, stages = read()
+    (step,) = stages["worker"].all("RUN")
+    assert "--no-install-recommends gcc libc6-dev &&" in step
+    build = importlib.import_module("triton.runtime.build")
+    assert build._find_compiler("c").endswith(("gcc", "cc"))
+    if shutil.which("apt-get") is not None:
+        command = ["apt-get", "install", "--simulate", "gcc", "libc6-dev"]
+        assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+
+
+def test_what_is_sent_to_the_builder_is_what_the_images_are_made_of(tmp_path):
+    context(tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    made_of = {p.lstrip("/") for p in packages["targets"]["sdist"]["include"]}
+    assert names == made_of | {"helm", "LICENSE", "README.md", "pyproject.toml"}
+    assert [p.name for p in (tmp_path / "helm").iterdir()] == ["image"]
+    assert not list(tmp_path.rglob("__pycache__"))

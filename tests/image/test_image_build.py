@@ -1,0 +1,155 @@
+"""The images, as far as they can be had without a container engine: the steps of the Dockerfile run
+in a folder, and what they leave there serves."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import container_file
+import pytest
+
+from baton import Client, SamplingParams
+from baton.cli.ports import HOST, free_port
+from baton.cluster.child import dying_with_parent
+from baton.cluster.embedded import EmbeddedRedis
+from baton.errors import UnavailableError
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(600)]
+
+MOST_BYTES = 300_000_000
+GREEDY = SamplingParams(max_tokens=8, temperature=0)
+
+
+def distributions(root):
+    """The sizes of all that is installed, by name: of what each wheel brought."""
+    (site,) = root.glob("lib/python*/site-packages")
+    sizes = {}
+    for record in site.glob("*.dist-info/RECORD"):
+        rows = csv.reader(record.read_text().splitlines())
+        files = [site / path for path, *_ in rows if not path.endswith(".pyc")]
+        sizes[record.parent.name.partition("-")[0]] = sum(f.stat().st_size for f in files)
+    return sizes
+
+
+def files_of(root):
+    return {
+        str(p): (p.lstat().st_size, p.lstat().st_mtime_ns) for p in root.rglob("*") if p.is_file()
+    }
+
+
+@contextmanager
+def running(root, image, folder, module, **settings):
+    """What a pod has an image run, with the variables that the image sets."""
+    said = container_file.environment(image)
+    said["PATH"] = said["PATH"].replace("/opt/baton", str(root))
+    for name, value in said.items():
+        for written in ("/tmp", "/cache"):
+            if value.startswith(written):
+                said[name] = f"{folder}{value}"
+    variables = {f"BATON_{name.upper()}": str(value) for name, value in settings.items()}
+    with (folder / "log").open("wb") as out:
+        process = subprocess.Popen(
+            dying_with_parent([str(root / "bin" / "python"), "-m", module]),
+            env={**said, **variables},
+            cwd=folder,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answer_of(client, log):
+    """Once there are workers."""
+    deadline = time.monotonic() + 60.0
+    while True:
+        try:
+            return client.generate("import os", GREEDY).text()
+        except UnavailableError:
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.2)
+
+
+def test_the_router_has_no_torch_and_less_than_300_mb(router_root):
+    sizes = distributions(router_root)
+    assert {"baton_serve", "grpcio", "fastapi", "uvicorn"} <= set(sizes)
+    assert not {"torch", "triton", "llguidance", "pip"} & set(sizes)
+    total = sum(sizes.values())
+    print(f"the router's image: {total / 1e6:.0f} MB of {len(sizes)} wheels")
+    assert total < MOST_BYTES
+
+
+def test_the_router_of_the_image_serves_and_leaves_it_as_it_was(router_root, cluster, tmp_path):
+    before = files_of(router_root)
+    port = free_port(set())
+    http = free_port({port})
+    settings = {"port": port, "http_port": http, "redis_url": cluster.redis_url}
+    with running(router_root, "router", tmp_path, "router", **settings) as router:
+        with Client(cluster.address) as client:
+            expected = client.generate("import os", GREEDY).text()
+        with Client(f"{HOST}:{port}") as client:
+            assert answer_of(client, tmp_path / "log") == expected
+        with urllib.request.urlopen(f"http://{HOST}:{http}/v1/models", timeout=30) as answer:
+            assert json.load(answer)["data"][0]["id"] == "tiny"
+        router.send_signal(signal.SIGTERM)
+        assert router.wait(30) == 0
+    assert files_of(router_root) == before
+
+
+def test_routers_and_workers_of_the_images_are_a_cluster(router_root, worker_root, tmp_path):
+    """Every file by its hash, but for torch, whose builds for CPUs PyPI has not."""
+    assert {"torch", "triton", "nixl", "baton_serve"} <= set(distributions(worker_root))
+    before = files_of(worker_root)
+    ports: set[int] = set()
+    with EmbeddedRedis() as redis, ExitStack() as stack:
+
+        def start(root, image, module, **settings):
+            port = free_port(ports)
+            ports.add(port)
+            folder = tmp_path / module
+            folder.mkdir()
+            shared = {"port": port, "redis_url": redis.url, **settings}
+            stack.enter_context(running(root, image, folder, module, **shared))
+            return port, folder / "log"
+
+        for role in ("prefill_worker", "decode_worker"):
+            start(worker_root, "worker", role, num_blocks=64, device="cpu")
+        port, log = start(router_root, "router", "router", conditional_disaggregation=False)
+        with Client(f"{HOST}:{port}") as client:
+            assert answer_of(client, log)
+            assert len(client.list_workers()) == 2
+    assert files_of(worker_root) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a folder to another user")
+def test_the_folder_for_caches_is_the_users(tmp_path):
+    container_file.build("runtime", tmp_path)
+    found = (tmp_path / "cache").stat()
+    assert found.st_mode & 0o777 == 0o755
+    assert (found.st_uid, found.st_gid) == (10001, 10001)
+
+
+def test_a_file_that_differs_from_its_hash_is_not_installed(tmp_path):
+    """By the command that images are built with."""
+    folder = tmp_path / "image"
+    folder.mkdir()
+    source = container_file.ROOT / "helm" / "image"
+    (folder / "build.sh").write_text((source / "build.sh").read_text())
+    (folder / "one.txt").write_text(f"annotated-doc==0.0.7 --hash=sha256:{'0' * 64}\n")
+    command = ["/bin/sh", folder / "build.sh", "dependencies", "one", tmp_path / "root"]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True
+    )
+    assert done.returncode != 0
+    assert "hash" in done.stderr.lower()
+    assert not list(Path(tmp_path / "root").glob("lib/*/site-packages/annotated_doc*"))

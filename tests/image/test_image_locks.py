@@ -1,0 +1,92 @@
+"""What the images install: by hashes, in the ranges of pyproject.toml, and nothing too much."""
+
+import importlib.util
+import re
+import tomllib
+from functools import cache
+
+import pytest
+from container_file import ROOT
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+FOLDER = ROOT / "helm" / "image"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+HASHED = ("build", "router", "worker", "worker-cpu")
+EXTRAS = {"router": ("http",), "worker": ("worker", "nixl")}
+# For which locks are resolved.
+TARGET = {
+    "python_version": "3.11",
+    "python_full_version": "3.11.0",
+    "sys_platform": "linux",
+    "platform_system": "Linux",
+    "platform_machine": "x86_64",
+}
+
+
+@cache
+def tool():
+    spec = importlib.util.spec_from_file_location("lock", FOLDER / "lock.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def versions(name):
+    text = (FOLDER / f"{name}.txt").read_text()
+    return {
+        canonicalize_name(package): Version(re.match(r"\S+==(\S+)", block)[1])
+        for package, block in tool().entries(text).items()
+    }
+
+
+@pytest.mark.parametrize("name", HASHED)
+def test_every_entry_has_its_hashes(name):
+    found = tool().entries((FOLDER / f"{name}.txt").read_text())
+    assert found
+    for package, block in found.items():
+        assert re.match(rf"{re.escape(package)}==\S+ \\\n    --hash=sha256:[0-9a-f]{{64}}", block)
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_what_pyproject_asks_for_is_there_in_its_ranges(name):
+    found = versions(name)
+    project = PROJECT["project"]
+    wanted = [*project["dependencies"]]
+    for extra in EXTRAS[name]:
+        wanted += project["optional-dependencies"][extra]
+    for requirement in map(Requirement, wanted):
+        assert found[canonicalize_name(requirement.name)] in requirement.specifier, requirement
+    assert tool().EXTRAS == EXTRAS
+
+
+def test_torch_is_the_one_that_is_tested():
+    constraint = Requirement((ROOT / "constraints.txt").read_text().splitlines()[-1])
+    assert versions("worker")["torch"] in constraint.specifier
+    assert versions("torch-cpu") == {"torch": versions("worker")["torch"]}
+
+
+def test_the_wheel_is_built_by_what_pyproject_asks_for():
+    found = versions("build")
+    (backend,) = map(Requirement, PROJECT["build-system"]["requires"])
+    assert found[backend.name] in backend.specifier
+
+
+def test_no_lock_for_routers_has_torch_or_anything_of_cuda():
+    heavy = re.compile(r"torch|triton|nvidia-.*|cuda-.*|nixl.*")
+    assert not [name for name in versions("router") if heavy.fullmatch(name)]
+    assert "torch" in versions("worker")
+
+
+def test_the_worker_for_cpus_is_the_other_one_without_cuda():
+    gpu, cpu = versions("worker"), versions("worker-cpu")
+    assert cpu.items() <= gpu.items()
+    left = set(gpu) - set(cpu)
+    assert {"torch", "nvidia-cudnn-cu13", "cuda-bindings"} <= left
+    assert all(re.match(r"torch$|nvidia-|cuda-", name) for name in left)
+
+
+def test_both_images_have_the_same_version_of_what_both_have():
+    router, worker = versions("router"), versions("worker")
+    assert {n: v for n, v in router.items() if n in worker and worker[n] != v} == {}

