@@ -119,7 +119,7 @@ async def serve(settings: RouterSettings) -> None:
         stack.push_async_callback(rebalancer.stop)
         targets = Targets(fleet)
         pages = {TARGETS_PATH: targets.render}
-        targets.own = await serve_metrics(settings, exposition, stack, pages)
+        targets.own = await serve_metrics(settings, exposition, server, stack, pages)
         if settings.http_port is not None:
             parts = inference, intake, requests, tenants, limits, placer, exposition
             http = _http_server(settings, *parts)

@@ -58,6 +58,7 @@ class Server:
         self._interceptors = [*trace_interceptors(), ErrorInterceptor(), *interceptors]
         self._in_flight = InFlightInterceptor()
         self._health = health.aio.HealthServicer()
+        self._serving: set[str] = set()  # as the servicer has it, which does not tell
         self._main = self._listener(Access(by_token), self._in_flight)
         self._admin: _Listener | None = None
         self._drain_callbacks: list[Callable[[], Awaitable[None]]] = []
@@ -85,6 +86,10 @@ class Server:
     @property
     def is_draining(self) -> bool:
         return self._draining
+
+    def is_serving(self, name: str) -> bool:
+        """What health says of a name."""
+        return name in self._serving
 
     @property
     def num_calls(self) -> int:
@@ -208,6 +213,7 @@ class Server:
                 logger.exception("a drain callback failed; the drain goes on")
 
     async def _set_health(self, name: str, serving: bool) -> None:
+        (self._serving.add if serving else self._serving.discard)(name)
         answer = health_pb2.HealthCheckResponse
         await self._health.set(name, answer.SERVING if serving else answer.NOT_SERVING)
 

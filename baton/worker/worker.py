@@ -244,7 +244,9 @@ class Worker:
 
     async def listen(self, stack: AsyncExitStack) -> None:
         """Starts the servers, which answer before there is a model. Closing `stack` stops them."""
-        self._metrics_endpoint = await serve_metrics(self.settings, self.exposition, stack)
+        self._metrics_endpoint = await serve_metrics(
+            self.settings, self.exposition, self.server, stack
+        )
         for server in self._servers:
             await server.start()
             stack.push_async_callback(server.stop)

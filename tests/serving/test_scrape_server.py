@@ -3,6 +3,7 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -80,6 +81,22 @@ async def test_all_else_is_refused(line: bytes, status: bytes):
     async with scraped() as server:
         head, _ = await asked(server, line + b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 " + status)
+
+
+async def test_a_check_is_told_by_its_status():
+    said = {"/well": True, "/ill": False}
+    checks = {path: partial(said.get, path) for path in said}
+    async with scraped(checks=checks) as server:
+        for path, status in (("/well", b"200 OK"), ("/ill", b"503 Service Unavailable")):
+            head, body = await asked(server, f"GET {path} HTTP/1.1\r\n\r\n".encode())
+            assert head.startswith(b"HTTP/1.1 " + status)
+            assert body == status + b"\n"
+        said["/ill"] = True
+        head, body = await asked(server, b"HEAD /ill HTTP/1.1\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 OK")
+        assert body == b""
+        head, _ = await asked(server, b"POST /well HTTP/1.1\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 405")
 
 
 async def test_a_head_request_gets_no_body():

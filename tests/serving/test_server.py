@@ -34,11 +34,15 @@ async def health_of(channel: grpc.aio.Channel) -> list[int]:
 
 async def test_a_server_lives_from_its_start_and_is_ready_when_told():
     async with serving() as running:
+        server = running.server
         assert await health_of(running.channel) == [SERVING, NOT_SERVING, NOT_SERVING]
-        await running.server.set_ready(True)
+        assert (server.is_serving("liveness"), server.is_serving("readiness")) == (True, False)
+        await server.set_ready(True)
         assert await health_of(running.channel) == [SERVING, SERVING, SERVING]
-        await running.server.drain()
+        assert server.is_serving("readiness")
+        await server.drain()
         assert await health_of(running.channel) == [SERVING, NOT_SERVING, NOT_SERVING]
+        assert (server.is_serving("liveness"), server.is_serving("readiness")) == (True, False)
         await running.server.set_ready(True)
         assert await health_of(running.channel) == [SERVING, NOT_SERVING, NOT_SERVING]
 

@@ -1,4 +1,5 @@
-"""Serves a process's metrics over HTTP, to whoever comes and however slowly they read.
+"""Serves a process's metrics and its health over HTTP, to whoever comes and however slowly they
+read.
 
 What it holds is bounded: so many connections, each with a request of so many bytes, an answer, and
 so many seconds for both. A new connection takes the place of the oldest one, so that those who read
@@ -9,6 +10,7 @@ waits for nobody.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from baton.serving.listening import cannot_listen
 
@@ -18,6 +20,9 @@ EXCHANGE_SECONDS = 5.0
 
 Render = Callable[[str], tuple[bytes, str]]
 """What to answer to who accepts this: the body and its content type."""
+
+Check = Callable[[], bool]
+"""Whether something is as it should be."""
 
 _BACKLOG = 16
 
@@ -33,10 +38,13 @@ class ScrapeServer:
         host: str,
         port: int,
         *,
+        checks: Mapping[str, Check] = MappingProxyType({}),
         exchange_seconds: float = EXCHANGE_SECONDS,
     ) -> None:
-        """`pages` are named by their paths. `port` 0 takes any free one."""
+        """`pages` and `checks` are named by their paths; a check is answered with 200 or 503, as
+        Kubernetes' probes want it. `port` 0 takes any free one."""
         self._pages = pages
+        self._checks = checks
         self._host = host
         self._port = port
         self._exchange_seconds = exchange_seconds
@@ -104,17 +112,24 @@ class ScrapeServer:
 
     def _answer(self, head: bytes) -> bytes:
         method, path, headers = _parsed(head)
-        render = self._pages.get(path.partition("?")[0])
-        if render is None:
-            return _response("404 Not Found", f"there is {', '.join(self._pages)}\n".encode())
+        page = path.partition("?")[0]
+        render, check = self._pages.get(page), self._checks.get(page)
+        if render is None and check is None:
+            there = ", ".join([*self._pages, *self._checks])
+            return _response("404 Not Found", f"there is {there}\n".encode())
         if method not in ("GET", "HEAD"):
             return _response("405 Method Not Allowed", b"to be read with GET\n")
+        is_head = method == "HEAD"
+        if render is None:
+            assert check is not None
+            status = "200 OK" if check() else "503 Service Unavailable"
+            return _response(status, f"{status}\n".encode(), is_head=is_head)
         try:
             body, content_type = render(headers.get("accept", ""))
         except Exception:
             logger.exception("%s could not be told", path)
             return _response("500 Internal Server Error", b"see the log of this process\n")
-        return _response("200 OK", body, content_type, is_head=method == "HEAD")
+        return _response("200 OK", body, content_type, is_head=is_head)
 
 
 def _parsed(head: bytes) -> tuple[str, str, Mapping[str, str]]:
