@@ -11,7 +11,8 @@ The two clients differ only in how they wait.
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Self, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar
 
 import grpc
 
@@ -121,6 +122,9 @@ _LONGEST_CALL_SECONDS = 24 * 3600.0
 # Another router may know more.
 _ELSEWHERE = (grpc.StatusCode.NOT_FOUND,)
 
+Metadata: TypeAlias = Sequence[tuple[str, str]]
+"""Names, in lower case, and values."""
+
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 
@@ -183,6 +187,7 @@ class Client:
 
     def close(self) -> None:
         """Ends the connections and every generation on them. Idempotent."""
+        self._routers.is_closed = True
         for channel in self._channels.all:
             channel.close()
 
@@ -195,6 +200,7 @@ class Client:
         request_id: str = "",
         priority: int = 0,
         timeout: float | None = None,
+        metadata: Metadata = (),
     ) -> Generation:
         """Starts a generation. Errors of the server come when its chunks are read.
 
@@ -204,12 +210,15 @@ class Client:
             request_id: a name for `abort` and logs; empty: the router makes one.
             priority: workers that schedule by priority serve smaller ones first.
             timeout: seconds for the whole generation; None: the client's.
+            metadata: goes with each of its calls, such as `traceparent`, by which the request
+                becomes part of a trace of the caller's.
         """
         request = generate_request(prompt, params, model, request_id, priority)
         limit = self._timeout if timeout is None else timeout
         resumption = Resumption(request, self._routers, limit, waits=self._waits)
-        calls = Calls(resumption, self._open) if self._resume else None
-        return Generation(self._open(resumption.first_leg()), _num_returned(params), calls)
+        open_leg = partial(self._open, metadata=metadata)
+        calls = Calls(resumption, open_leg) if self._resume else None
+        return Generation(open_leg(resumption.first_leg()), _num_returned(params), calls)
 
     def tokenize(self, prompt: str | Chat, *, model: str = "") -> Tokens:
         """The tokens `generate` would make of a prompt."""
@@ -282,10 +291,11 @@ class Client:
         request = admin.AbortRequest(request_id=request_id)
         self._answer(lambda i: self._admin[i].Abort, request, _ELSEWHERE)
 
-    def _open(self, leg: Leg) -> Call:
+    def _open(self, leg: Leg, metadata: Metadata) -> Call:
         stub = self._inference[leg.router]
+        metadata = (*self._metadata, *metadata)
         return stub.Generate(
-            leg.request, leg.timeout, metadata=self._metadata, wait_for_ready=self._wait
+            leg.request, leg.timeout, metadata=metadata, wait_for_ready=self._wait
         )
 
     def _answer(
@@ -355,6 +365,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Ends the connections and every generation on them. Idempotent."""
+        self._routers.is_closed = True
         former = [*self._retiring.values()]
         for task in self._retiring:
             task.cancel()
@@ -370,13 +381,15 @@ class AsyncClient:
         request_id: str = "",
         priority: int = 0,
         timeout: float | None = None,
+        metadata: Metadata = (),
     ) -> AsyncGeneration:
         """Starts a generation, as `Client.generate`."""
         request = generate_request(prompt, params, model, request_id, priority)
         limit = self._timeout if timeout is None else timeout
         resumption = Resumption(request, self._routers, limit, waits=self._waits)
-        calls = Calls(resumption, self._open) if self._resume else None
-        return AsyncGeneration(self._open(resumption.first_leg()), _num_returned(params), calls)
+        open_leg = partial(self._open, metadata=metadata)
+        calls = Calls(resumption, open_leg) if self._resume else None
+        return AsyncGeneration(open_leg(resumption.first_leg()), _num_returned(params), calls)
 
     async def tokenize(self, prompt: str | Chat, *, model: str = "") -> Tokens:
         """The tokens `generate` would make of a prompt."""
@@ -455,11 +468,12 @@ class AsyncClient:
         task.add_done_callback(self._retiring.pop)
 
     def _open(
-        self, leg: Leg
+        self, leg: Leg, metadata: Metadata
     ) -> "grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]":
         stub = self._inference[leg.router]
+        metadata = (*self._metadata, *metadata)
         return stub.Generate(
-            leg.request, timeout=leg.timeout, metadata=self._metadata, wait_for_ready=self._wait
+            leg.request, timeout=leg.timeout, metadata=metadata, wait_for_ready=self._wait
         )
 
     async def _answer(

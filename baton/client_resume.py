@@ -16,6 +16,9 @@ from baton.v1 import inference_pb2 as pb
 MAX_FAILURES = 10
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 2.0
+# A router that was gone and is back may not be noticed for as long as gRPC waits between two tries
+# to connect (`baton.client`: a second at most).
+_NOTICED_WITHIN = 1.5
 
 # What a router may say that another one, or itself a little later, will not. ALREADY_EXISTS: it has
 # not noticed yet that the call before was lost.
@@ -32,11 +35,13 @@ class Routers:
     Attributes:
         number: how many there are.
         first: the one to ask first: of those that answered, as far as is known.
+        is_closed: the client is, so none is asked any more.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.first = 0
+        self.is_closed = False
 
     def after(self, router: int) -> int:
         """The next one in the list, which begins again behind its end."""
@@ -49,8 +54,10 @@ class Routers:
 
 
 def is_silence(error: grpc.RpcError) -> bool:
-    """Whether no router has said it: it is gone, or was never there."""
-    return error.code() is grpc.StatusCode.UNAVAILABLE and not is_from_server(error)
+    """Whether no router has said it: it is gone, or was never there. A process that ends may also
+    drop a call that has just come, which reads as if somebody had cancelled it."""
+    lost = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    return error.code() in lost and not is_from_server(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +73,10 @@ class Leg:
 class Resumption:
     """The calls of one generation.
 
-    Before it is accepted, each router is asked once, or, if it `waits`, until one is there. From
-    then on it goes on, on whichever router answers, with the tokens it has; but not where a router
-    that lives has given it up.
+    Before it is accepted, each router is asked once; of several, as long again as one that was
+    silent may be back unnoticed; or, if it `waits`, until one is there. From then on it goes on, on
+    whichever router answers, with the tokens it has; but not where a router that lives has given it
+    up.
     """
 
     def __init__(
@@ -88,6 +96,7 @@ class Resumption:
         self._router = routers.first
         self._num_failures = 0
         self._num_received = 0
+        self._silent_since: float | None = None
 
     def first_leg(self) -> Leg:
         return Leg(self._request, self._router, self._expires_at - self._clock())
@@ -97,6 +106,8 @@ class Resumption:
         if progress.num_received > self._num_received:
             self._num_failures, self._num_received = 0, progress.num_received
         self._num_failures += 1
+        if self._silent_since is None and is_silence(error):
+            self._silent_since = self._clock()
         self._routers.note(self._router, error)
         if not self._may_go_on(error, progress):
             return None
@@ -111,15 +122,25 @@ class Resumption:
 
     def _may_go_on(self, error: grpc.RpcError, progress: Progress) -> bool:
         code = error.code()
-        if progress.accepted is None and self._waits and is_silence(error):
-            return True
+        if self._routers.is_closed:
+            return False
         if progress.accepted is None:
-            return code is grpc.StatusCode.UNAVAILABLE and self._num_failures < self._routers.number
+            if not (code is grpc.StatusCode.UNAVAILABLE or is_silence(error)):
+                return False
+            if self._waits and is_silence(error):
+                return True
+            return self._num_failures < self._routers.number or self._may_one_be_back()
         if self._num_failures > MAX_FAILURES:
             return False
         if progress.is_accepted:
             return is_silence(error)
         return code in _PASSING
+
+    def _may_one_be_back(self) -> bool:
+        """Whether another router than the only one, silent before, may be there by now."""
+        since = self._silent_since
+        is_of_several = self._routers.number > 1
+        return is_of_several and since is not None and self._clock() - since < _NOTICED_WITHIN
 
     def _pause(self, progress: Progress) -> float:
         """The first call after some progress is made at once, and so is the first to each router

@@ -126,12 +126,13 @@ class Generation(Iterator[Chunk]):
 
     def _resume(self, error: grpc.RpcError) -> None:
         """Goes on with another call, or raises what ended this one."""
-        leg = None if self._calls is None else self._calls.after(error, self._progress)
-        if self._calls is None or leg is None:
+        calls = None if self._cancelled.is_set() else self._calls
+        leg = None if calls is None else calls.after(error, self._progress)
+        if calls is None or leg is None:
             raise error_of(error) from error
         if self._cancelled.wait(leg.pause):
             raise CancelledError("the generation was cancelled")
-        self._call = self._calls.open(leg)
+        self._call = calls.open(leg)
         if self._cancelled.is_set():  # by another thread, a moment ago
             self._call.cancel()
 
@@ -240,12 +241,13 @@ class AsyncGeneration(AsyncIterator[Chunk]):
 
     async def _resume(self, error: grpc.RpcError) -> None:
         """Goes on with another call, or raises what ended this one."""
-        leg = None if self._calls is None else self._calls.after(error, self._progress)
-        if self._calls is None or leg is None:
+        calls = None if self._cancelled.is_set() else self._calls
+        leg = None if calls is None else calls.after(error, self._progress)
+        if calls is None or leg is None:
             raise self._progress.fail(error_of(error)) from error
         if await self._is_cancelled_within(leg.pause):
             raise self._progress.fail(CancelledError("the generation was cancelled"))
-        self._call = self._calls.open(leg)
+        self._call = calls.open(leg)
         self._events = aiter(self._call)
 
     async def _is_cancelled_within(self, seconds: float) -> bool:

@@ -53,11 +53,37 @@ def accept(progress: Progress, *events: pb.GenerateResponse) -> None:
 def test_before_it_is_accepted_each_router_is_asked_once_and_at_once():
     resumption, progress = begun(3)
     assert resumption.first_leg().router == 0
-    legs = [resumption.next_leg(Failed(is_said=i == 0), progress) for i in range(3)]
+    legs = [resumption.next_leg(Failed(is_said=True), progress) for _ in range(3)]
     assert [(leg.router, leg.pause, leg.request.text) for leg in legs[:2]] == [
         *[(1, 0.0, "Hi"), (2, 0.0, "Hi")]
     ]
     assert legs[2] is None
+
+
+def test_one_of_several_that_was_silent_is_asked_for_as_long_again_as_it_may_be_back_unnoticed():
+    """While one drains, another one that has restarted may still be thought to be gone."""
+    clock = Clock()
+    resumption = Resumption(pb.GenerateRequest(text="Hi"), Routers(2), 10.0, clock=clock)
+    progress = Progress(1)
+    assert resumption.next_leg(Failed(), progress).router == 1
+    assert 0.05 <= resumption.next_leg(Failed(is_said=True), progress).pause <= 0.1
+    clock.now = 1.4
+    assert resumption.next_leg(Failed(), progress).router == 1
+    clock.now = 1.6
+    assert resumption.next_leg(Failed(is_said=True), progress) is None
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_what_a_router_drops_as_it_ends_is_asked_of_another_one(is_begun):
+    """gRPC tells it as a cancellation, which nobody has asked for."""
+    resumption, progress = begun(2)
+    if is_begun:
+        accept(progress)
+    assert resumption.next_leg(Failed(grpc.StatusCode.CANCELLED), progress).router == 1
+    resumption, progress = begun(2)
+    accept(progress)
+    aborted = Failed(grpc.StatusCode.CANCELLED, is_said=True)
+    assert resumption.next_leg(aborted, progress) is None
 
 
 def test_who_waits_asks_all_routers_again_until_one_is_there():
@@ -221,6 +247,22 @@ def test_who_does_not_want_it_is_told_of_the_loss():
         first_router.__exit__(None, None, None)
         with pytest.raises(errors.UnavailableError):
             generation.text()
+
+
+async def test_a_client_that_is_closed_looks_for_no_router(router):
+    router.script = HALF
+    with running(router) as address:
+        async with AsyncClient([address, address]) as client:
+            generation = client.generate("Hi")
+            await anext(generation)
+        with pytest.raises(errors.CancelledError):
+            await anext(generation)
+        with Client([address, address]) as blocking:
+            other = blocking.generate("Hi")
+            next(other)
+        with pytest.raises(errors.CancelledError):
+            next(other)
+    assert len(router.requests) == 2
 
 
 async def test_a_generation_is_cancelled_while_it_looks_for_a_router():
