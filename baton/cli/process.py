@@ -149,6 +149,11 @@ class Process:
         return self._popen is not None and not self.is_running and not self.was_signalled
 
     @property
+    def exit_code(self) -> int | None:
+        """As `subprocess` has it, negative for a signal; None while it runs, or was not started."""
+        return None if self._popen is None else self._popen.poll()
+
+    @property
     def lost_port(self) -> int | None:
         """The port of its own that somebody else listens on, if it ended for that."""
         said = self.log_tail() if self.has_failed else ""

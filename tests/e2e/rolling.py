@@ -1,0 +1,200 @@
+"""A cluster with two routers, each of whose processes may be replaced while requests run."""
+
+import asyncio
+import signal
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from baton.cli.local_cluster import LocalCluster
+from baton.cli.ports import free_port
+from baton.cli.process import Process
+from baton.client import AsyncClient, Client
+from baton.engine import Engine, EngineConfig
+from baton.errors import BatonError
+from baton.models import locate
+from baton.sampling import SamplingParams
+
+from .watch import load_of, until
+
+# On a machine that is busy with other tests.
+STARTS_WITHIN = 60.0
+_STOPS_WITHIN = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt, how it is continued, and what the engine alone makes of it: for each sequence its
+    tokens."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    answer: tuple[tuple[int, ...], ...]
+
+
+def questions_of(wanted: Sequence[tuple[Sequence[int], SamplingParams]]) -> list[Question]:
+    """With their answers, computed in this process."""
+    config = EngineConfig(device="cpu", dtype="float32", num_blocks=512)
+    engine = Engine.from_pretrained(locate("tiny"), config)
+    results = engine.generate([list(prompt) for prompt, _ in wanted], [p for _, p in wanted])
+    return [
+        Question(tuple(prompt), params, tuple(c.token_ids for c in result.completions))
+        for (prompt, params), result in zip(wanted, results, strict=True)
+    ]
+
+
+@dataclass
+class Toll:
+    """What became of the requests of a load.
+
+    Attributes:
+        num_answered: with the right tokens.
+        failures: the errors that clients saw, and answers that were not the engine's.
+    """
+
+    num_answered: int = 0
+    num_migrations: int = 0
+    num_resumed: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+
+
+class Pools:
+    """Two routers over a `LocalCluster`.
+
+    Attributes:
+        drains: how many seconds each process took from SIGTERM to its end, by name.
+    """
+
+    def __init__(self, cluster: LocalCluster, second_router: Process) -> None:
+        self.cluster = cluster
+        self.routers = [cluster.process("router"), second_router]
+        self.drains: dict[str, float] = {}
+
+    @property
+    def addresses(self) -> list[str]:
+        return [router.endpoint for router in self.routers]
+
+    @property
+    def workers(self) -> list[Process]:
+        return [process for process in self.cluster.processes if process.role != "router"]
+
+    def replace(self, process: Process) -> None:
+        """Ends a process as an orchestrator does and starts its successor once it has gone: a
+        router's where clients look for it, a worker's anywhere. Returns when all routers can use
+        it. Call it from a thread that lives on."""
+        self._end(process)
+        if process.role != "router":
+            process.port = free_port({process.port})
+            process.metrics_port = free_port({process.port})
+        before = self._epochs()
+        process.start(process.log_path.parent)
+        deadline = time.monotonic() + STARTS_WITHIN
+        while not self._is_back(process, before):
+            assert process.is_running, process.obituary()
+            assert time.monotonic() < deadline, f"{process.name} is not back: {process.log_tail()}"
+            time.sleep(0.05)
+
+    def _end(self, process: Process) -> None:
+        began = time.monotonic()
+        process.signal(signal.SIGTERM)
+        assert process.wait(began + _STOPS_WITHIN), f"{process.name} runs on: {process.log_tail()}"
+        assert process.exit_code == 0, process.obituary()
+        self.drains[process.name] = time.monotonic() - began
+
+    def _is_back(self, process: Process, before: Mapping[str, int]) -> bool:
+        for router in self.routers:
+            ready = self._ready_at(router)
+            if len(ready) < len(self.workers):
+                return False
+            name = process.worker_id
+            if process.role != "router" and ready[name] <= before[name]:
+                return False
+        return True
+
+    def _epochs(self) -> dict[str, int]:
+        """Of the life of each worker that any router has heard of last."""
+        known = Counter[str]()
+        for router in self.routers:
+            known |= Counter(self._ready_at(router, any_state=True))
+        return known
+
+    def _ready_at(self, router: Process, *, any_state: bool = False) -> dict[str, int]:
+        """The epochs of the workers that a router would give work to."""
+        try:
+            with Client(router.endpoint, timeout=2.0) as client:
+                workers = client.list_workers()
+        except BatonError:
+            return {}
+        return {w.id: w.epoch for w in workers if any_state or w.state == "ready"}
+
+
+@contextmanager
+def pools(logs: Path, **flags: object) -> Iterator[Pools]:
+    """Two routers and two workers of each role, with these flags of the routers."""
+    worker_flags = {"max_num_batched_tokens": 64, "num_blocks": 1024}
+    cluster = LocalCluster(
+        num_prefill=2, num_decode=2, worker_flags=worker_flags, router_flags=flags, log_dir=logs
+    )
+    with cluster:
+        own = {"redis_url": cluster.redis_url, "drain_timeout_s": 5.0, **flags}
+        port = free_port({process.port for process in cluster.processes})
+        second = Process("router-1", "router", port, own)
+        try:
+            second.start(logs)
+            running = Pools(cluster, second)
+            deadline = time.monotonic() + STARTS_WITHIN
+            while not running._is_back(second, {}):
+                assert time.monotonic() < deadline, second.log_tail()
+                time.sleep(0.05)
+            yield running
+        finally:
+            second.signal(signal.SIGKILL)
+
+
+@asynccontextmanager
+async def under_load(
+    pools: Pools, questions: Sequence[Question], num_readers: int
+) -> AsyncIterator[Toll]:
+    """So many readers ask one question after the other, over a client that knows both routers, for
+    the length of the block; then those that are in flight end."""
+    toll, over = Toll(), asyncio.Event()
+
+    async def read(client: AsyncClient, first: int) -> None:
+        number = first
+        while not over.is_set():
+            await _ask(client, questions[number % len(questions)], toll)
+            number += 1
+
+    async with AsyncClient(pools.addresses, timeout=60.0) as client:
+        readers = [asyncio.create_task(read(client, i)) for i in range(num_readers)]
+        try:
+            await until(lambda: toll.num_answered >= num_readers, within=30.0, what="service")
+            yield toll
+        finally:
+            over.set()
+            await asyncio.gather(*readers)
+
+
+async def _ask(client: AsyncClient, question: Question, toll: Toll) -> None:
+    generation = client.generate(list(question.prompt), question.params)
+    try:
+        completions = await generation.completions()
+    except BatonError as error:
+        toll.failures[f"{type(error).__name__}: {error}"] += 1
+        return
+    if tuple(c.token_ids for c in completions) != question.answer:
+        toll.failures[f"other tokens: {question.params}"] += 1
+        return
+    assert generation.finished is not None
+    toll.num_answered += 1
+    toll.num_migrations += generation.finished.usage.num_migrations
+    toll.num_resumed += generation.num_resumed
+
+
+def is_busy(process: Process) -> bool:
+    """Whether it has something to lose."""
+    load = load_of(process.endpoint)
+    return load.num_running > 0 or load.num_leases > 0

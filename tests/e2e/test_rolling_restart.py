@@ -1,0 +1,170 @@
+"""Every process of a cluster is replaced, one after the other, and no request notices."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from baton.cli.local_cluster import LocalCluster
+from baton.client import AsyncClient
+from baton.cluster.keys import record_key
+from baton.cluster.redis import connect
+from baton.cluster.registry import WorkerRecord
+from baton.params_wire import to_proto
+from baton.sampling import SamplingParams
+from baton.v1 import decode_pb2, kv_transfer_pb2, prefill_pb2
+from baton.v1.decode_pb2_grpc import DecodeStub
+from baton.v1.prefill_pb2_grpc import PrefillStub
+
+from .checkpoints import prompt_of
+from .rolling import Pools, Question, is_busy, pools, questions_of, under_load
+from .watch import held, load_of, until, until_nothing_is_held
+from .wide import HANDOFFS
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+
+GREEDY = SamplingParams(max_tokens=200, ignore_eos=True)
+SEEDED = replace(GREEDY, temperature=0.9, seed=17)
+SEVERAL = replace(SEEDED, n=2, max_tokens=40)
+# Longer than a router that drains waits for its streams.
+LONG = replace(SEEDED, max_tokens=1900)
+
+NUM_READERS = 8
+
+
+@pytest.fixture(scope="module")
+def questions() -> list[Question]:
+    wanted = [
+        (prompt_of(length, seed=length), replace(params, max_tokens=params.max_tokens // part))
+        for length in (7, 60, 300, 700)
+        for params in (GREEDY, SEEDED, SEVERAL)
+        for part in (1, 4)
+    ]
+    return questions_of(wanted)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
+    with pools(Path(tmp_path_factory.mktemp("logs")), **HANDOFFS) as running:
+        yield running
+
+
+async def test_every_process_is_replaced_under_load_and_nothing_is_lost(whole, questions):
+    busy: set[str] = set()
+    async with under_load(whole, questions, NUM_READERS) as toll:
+        for process in [*whole.workers, *whole.routers]:
+            served = toll.num_answered
+            await until(lambda p=process: is_busy(p), what=f"work for {process.name}")
+            busy.add(process.name)
+            await asyncio.to_thread(whole.replace, process)
+            await until(
+                lambda served=served: toll.num_answered >= served + NUM_READERS,
+                within=30.0,
+                what="service",
+            )
+    print(f"\n{toll}; seconds from SIGTERM to the end: {whole.drains}")
+    assert toll.failures == {}
+    assert busy == set(whole.drains)
+    assert toll.num_migrations > 0
+    await until_nothing_is_held(whole.cluster)
+    assert not is_busy(whole.routers[1])
+
+
+async def test_redis_is_replaced_under_load_and_so_are_workers_behind_it(whole, questions):
+    """The new one is empty: what it has to know, it is told again."""
+    redis = whole.cluster.redis
+    assert redis is not None
+    async with under_load(whole, questions, NUM_READERS) as toll:
+        await asyncio.to_thread(redis.stop)
+        served = toll.num_answered
+        await until(
+            lambda: toll.num_answered >= served + NUM_READERS, within=30.0, what="service without"
+        )
+        await asyncio.to_thread(redis.start)
+        for name in ("prefill-0", "decode-0"):
+            await asyncio.to_thread(whole.replace, whole.cluster.process(name))
+    assert toll.failures == {}
+    await until_nothing_is_held(whole.cluster)
+
+
+async def test_what_a_router_has_no_time_to_end_goes_on_with_another(tmp_path):
+    (long,) = questions_of([(prompt_of(20, seed=3), LONG)])
+    with pools(tmp_path, drain_timeout_s=0.5, **HANDOFFS) as running:
+        async with AsyncClient(running.addresses) as client:
+            generation = client.generate(list(long.prompt), long.params)
+            for _ in range(3):
+                await anext(generation)
+            first = running.routers[0]
+            await until(lambda: is_busy(first), what="the request")
+            await asyncio.to_thread(running.replace, first)
+            assert tuple(await generation.token_ids()) == long.answer[0]
+            assert generation.num_resumed == 1
+        await until_nothing_is_held(running.cluster)
+
+
+async def test_a_prefill_worker_that_is_told_to_end_does_not_while_a_lease_is_held():
+    """As long as the decode worker has not come for it."""
+    prompt, params = prompt_of(100), SamplingParams(max_tokens=8, ignore_eos=True)
+    (expected,) = questions_of([(prompt, params)])
+    flags = {"drain_timeout_s": 60.0, "lease_timeout_s": 50.0}
+    with LocalCluster(worker_flags=flags) as cluster:
+        giver, taker = cluster.process("prefill-0"), cluster.process("decode-0")
+        lease_id = bytes(15) + b"\1"
+        handle = await handle_of(cluster, lease_id, len(prompt))
+        request = {
+            "token_ids": prompt,
+            "num_prompt_tokens": len(prompt),
+            "sampling": to_proto(params),
+        }
+        async with (
+            grpc.aio.insecure_channel(giver.endpoint) as to_giver,
+            grpc.aio.insecure_channel(taker.endpoint) as to_taker,
+        ):
+            prefill = PrefillStub(to_giver).Prefill(
+                prefill_pb2.PrefillRequest(
+                    request_id="p", lease_id=lease_id, decode_worker=taker.worker_id, **request
+                ),
+                timeout=60.0,
+            )
+            while (await prefill.read()).WhichOneof("event") != "result":
+                pass
+            giver.signal(signal.SIGTERM)
+            await until(lambda: load_of(giver.endpoint).state == "draining", what="the drain")
+            # A second longer than a process takes to end that has nothing left to do.
+            assert not await asyncio.to_thread(giver.wait, time.monotonic() + 3.0)
+            assert load_of(giver.endpoint).num_leases == 1
+            decode = DecodeStub(to_taker).Generate(
+                decode_pb2.DecodeGenerateRequest(request_id="d", handle=handle, **request),
+                timeout=60.0,
+            )
+            tokens = [t async for event in decode for t in event.tokens.token_ids]
+            assert tuple(tokens) == expected.answer[0]
+            assert (await prefill.read()).WhichOneof("event") == "released"
+        assert await asyncio.to_thread(giver.wait, time.monotonic() + 10.0)
+        assert giver.exit_code == 0, giver.obituary()
+        assert held(cluster) == {}
+
+
+async def handle_of(
+    cluster: LocalCluster, lease_id: bytes, num_tokens: int
+) -> kv_transfer_pb2.KvHandle:
+    """As a router makes it of what the prefill worker has told of itself."""
+    async with connect(cluster.redis_url) as redis:
+        fields = await redis.hgetall(record_key("prefill-0"))
+    record = WorkerRecord.from_fields(fields)
+    return kv_transfer_pb2.KvHandle(
+        version=1,
+        source_worker=record.id,
+        source_endpoint=record.kv_endpoint,
+        source_epoch=record.epoch,
+        lease_id=lease_id,
+        fingerprint=record.fingerprint,
+        layouts=kv_transfer_pb2.KvLayouts.FromString(record.layout).layouts,
+        num_tokens=num_tokens,
+        integrity=kv_transfer_pb2.INTEGRITY_BY_CONNECTOR,
+    )
