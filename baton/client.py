@@ -294,9 +294,7 @@ class Client:
     def _open(self, leg: Leg, metadata: Metadata) -> Call:
         stub = self._inference[leg.router]
         metadata = (*self._metadata, *metadata)
-        return stub.Generate(
-            leg.request, leg.timeout, metadata=metadata, wait_for_ready=self._wait
-        )
+        return stub.Generate(leg.request, leg.timeout, metadata=metadata, wait_for_ready=self._wait)
 
     def _answer(
         self,

@@ -87,8 +87,10 @@ class Pools:
         it. Call it from a thread that lives on."""
         self._end(process)
         if process.role != "router":
-            process.port = free_port({process.port})
-            process.metrics_port = free_port({process.port})
+            taken: set[int] = {process.port}
+            process.port = _new_port(taken)
+            process.admin_port = _new_port(taken)
+            process.metrics_port = _new_port(taken)
         before = self._epochs()
         process.start(process.log_path.parent)
         deadline = time.monotonic() + STARTS_WITHIN
@@ -124,11 +126,17 @@ class Pools:
     def _ready_at(self, router: Process, *, any_state: bool = False) -> dict[str, int]:
         """The epochs of the workers that a router would give work to."""
         try:
-            with Client(router.endpoint, timeout=2.0) as client:
+            with Client(router.admin_endpoint, timeout=2.0) as client:
                 workers = client.list_workers()
         except BatonError:
             return {}
         return {w.id: w.epoch for w in workers if any_state or w.state == "ready"}
+
+
+def _new_port(taken: set[int]) -> int:
+    port = free_port(taken)
+    taken.add(port)
+    return port
 
 
 @contextmanager
@@ -140,8 +148,8 @@ def pools(logs: Path, **flags: object) -> Iterator[Pools]:
     )
     with cluster:
         own = {"redis_url": cluster.redis_url, "drain_timeout_s": 5.0, **flags}
-        port = free_port({process.port for process in cluster.processes})
-        second = Process("router-1", "router", port, own)
+        taken = {process.port for process in cluster.processes}
+        second = Process("router-1", "router", _new_port(taken), own, admin_port=_new_port(taken))
         try:
             second.start(logs)
             running = Pools(cluster, second)
@@ -196,5 +204,5 @@ async def _ask(client: AsyncClient, question: Question, toll: Toll) -> None:
 
 def is_busy(process: Process) -> bool:
     """Whether it has something to lose."""
-    load = load_of(process.endpoint)
+    load = load_of(process.admin_endpoint)
     return load.num_running > 0 or load.num_leases > 0

@@ -134,10 +134,10 @@ async def test_a_prefill_worker_that_is_told_to_end_does_not_while_a_lease_is_he
             while (await prefill.read()).WhichOneof("event") != "result":
                 pass
             giver.signal(signal.SIGTERM)
-            await until(lambda: load_of(giver.endpoint).state == "draining", what="the drain")
+            await until(lambda: load_of(giver.admin_endpoint).state == "draining", what="the drain")
             # A second longer than a process takes to end that has nothing left to do.
             assert not await asyncio.to_thread(giver.wait, time.monotonic() + 3.0)
-            assert load_of(giver.endpoint).num_leases == 1
+            assert load_of(giver.admin_endpoint).num_leases == 1
             decode = DecodeStub(to_taker).Generate(
                 decode_pb2.DecodeGenerateRequest(request_id="d", handle=handle, **request),
                 timeout=60.0,

@@ -1,0 +1,3 @@
+module example.com/baton-client
+
+go 1.19
