@@ -4,9 +4,11 @@ import asyncio
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from baton.cli.local_cluster import LocalCluster
@@ -18,11 +20,12 @@ from baton.errors import BatonError
 from baton.models import locate
 from baton.sampling import SamplingParams
 
-from .watch import load_of, until
+from .watch import load_of
 
 # On a machine that is busy with other tests.
-STARTS_WITHIN = 60.0
+_STARTS_WITHIN = 60.0
 _STOPS_WITHIN = 30.0
+_ANSWERS_WITHIN = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,13 @@ class Toll:
     num_resumed: int = 0
     failures: Counter[str] = field(default_factory=Counter)
 
+    async def more(self, number: int) -> None:
+        """Returns once so many more have been answered; fails where that takes too long."""
+        wanted, deadline = self.num_answered + number, time.monotonic() + _ANSWERS_WITHIN
+        while self.num_answered < wanted:
+            assert time.monotonic() < deadline, f"too slow for {number} answers: {self}"
+            await asyncio.sleep(0.05)
+
 
 class Pools:
     """Two routers over a `LocalCluster`.
@@ -68,8 +78,12 @@ class Pools:
         drains: how many seconds each process took from SIGTERM to its end, by name.
     """
 
-    def __init__(self, cluster: LocalCluster, second_router: Process) -> None:
+    def __init__(
+        self, cluster: LocalCluster, second_router: Process, thread: ThreadPoolExecutor
+    ) -> None:
+        """`thread`: one, which outlives all that it starts: processes die with their starter."""
         self.cluster = cluster
+        self._thread = thread
         self.routers = [cluster.process("router"), second_router]
         self.drains: dict[str, float] = {}
 
@@ -81,10 +95,21 @@ class Pools:
     def workers(self) -> list[Process]:
         return [process for process in self.cluster.processes if process.role != "router"]
 
-    def replace(self, process: Process) -> None:
+    async def run(self, work: Callable[[], None]) -> None:
+        """Has work done that starts processes, while this event loop goes on."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def replace(self, process: Process) -> None:
         """Ends a process as an orchestrator does and starts its successor once it has gone: a
         router's where clients look for it, a worker's anywhere. Returns when all routers can use
-        it. Call it from a thread that lives on."""
+        it."""
+        await self.run(partial(self._replace, process))
+
+    def wait_whole(self) -> None:
+        """Waits until all routers can use all workers."""
+        self._wait_back(self.routers[-1], {})
+
+    def _replace(self, process: Process) -> None:
         self._end(process)
         if process.role != "router":
             taken: set[int] = {process.port}
@@ -93,7 +118,10 @@ class Pools:
             process.metrics_port = _new_port(taken)
         before = self._epochs()
         process.start(process.log_path.parent)
-        deadline = time.monotonic() + STARTS_WITHIN
+        self._wait_back(process, before)
+
+    def _wait_back(self, process: Process, before: Mapping[str, int]) -> None:
+        deadline = time.monotonic() + _STARTS_WITHIN
         while not self._is_back(process, before):
             assert process.is_running, process.obituary()
             assert time.monotonic() < deadline, f"{process.name} is not back: {process.log_tail()}"
@@ -150,16 +178,14 @@ def pools(logs: Path, **flags: object) -> Iterator[Pools]:
         own = {"redis_url": cluster.redis_url, "drain_timeout_s": 5.0, **flags}
         taken = {process.port for process in cluster.processes}
         second = Process("router-1", "router", _new_port(taken), own, admin_port=_new_port(taken))
-        try:
-            second.start(logs)
-            running = Pools(cluster, second)
-            deadline = time.monotonic() + STARTS_WITHIN
-            while not running._is_back(second, {}):
-                assert time.monotonic() < deadline, second.log_tail()
-                time.sleep(0.05)
-            yield running
-        finally:
-            second.signal(signal.SIGKILL)
+        with ThreadPoolExecutor(1) as thread:
+            try:
+                second.start(logs)
+                running = Pools(cluster, second, thread)
+                running.wait_whole()
+                yield running
+            finally:
+                second.signal(signal.SIGKILL)
 
 
 @asynccontextmanager
@@ -179,7 +205,7 @@ async def under_load(
     async with AsyncClient(pools.addresses, timeout=60.0) as client:
         readers = [asyncio.create_task(read(client, i)) for i in range(num_readers)]
         try:
-            await until(lambda: toll.num_answered >= num_readers, within=30.0, what="service")
+            await toll.more(num_readers)
             yield toll
         finally:
             over.set()
