@@ -1,0 +1,87 @@
+"""`docs/operations.md`: its figures are those that its command gives, its alerts those that are."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from baton.cli.main import app
+from baton.roles import RoleSettings
+from router.settings import RouterSettings
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+RULES = ROOT / "helm" / "baton" / "rules" / "baton.yaml"
+
+SIZES = [
+    tuple(cell.strip() for cell in line.strip("|").split("|"))
+    for line in re.findall(r"^\| \d+ \| \d+ \| \d+ \|.*$", PAGE, re.MULTILINE)
+]
+
+
+def section(title: str) -> str:
+    return PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", SIZES, ids=lambda row: " ".join(row[:3]))
+def test_the_sizes_are_those_that_the_simulator_finds(row, conversation_trace):
+    (command,) = re.findall(r"^```\n(baton simulate.*?)```$", PAGE, re.DOTALL | re.MULTILINE)
+    words = shlex.split(command.replace("\\\n", " "))[1:]
+    words[words.index("--trace") + 1] = str(conversation_trace)
+    for option, value in zip(("--rate", "--prefill", "--decode"), row, strict=False):
+        words[words.index(option) + 1] = value
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout.splitlines()[0])
+    assert found["case"] == "baton"
+    assert row[3:] == (
+        f"{found['ttft'][1]:.2f} s",
+        f"{found['itl'][0] * 1e3:.1f} ms",
+        f"{found['goodput'] / found['offered']:.0%}",
+    )
+
+
+def test_the_example_is_whole():
+    assert len(SIZES) == 4
+
+
+def test_each_alert_has_a_section_that_it_leads_to():
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
+    assert re.findall(r"^### (\w+)$", section("Alerts"), re.MULTILINE) == [
+        rule["alert"] for rule in alerts
+    ]
+    for rule in alerts:
+        anchor = rule["alert"].lower()  # as it is made of a heading
+        assert rule["annotations"]["runbook_url"] == f"docs/operations.md#{anchor}"
+
+
+def test_what_it_leads_to_is_there():
+    headings = re.findall(r"^#+ (.+)$", PAGE, re.MULTILINE)
+    anchors = {heading.lower().replace(" ", "-") for heading in headings}
+    for target in re.findall(r"\]\(([^)]+)\)", PAGE):
+        path, _, anchor = target.partition("#")
+        if path.startswith("http"):
+            continue
+        assert not path or (ROOT / "docs" / path).exists(), target
+        assert path or anchor in anchors, target
+
+
+def test_the_options_that_it_names_exist():
+    known = {*RouterSettings.model_fields, *RoleSettings.model_fields}
+    simulated = CliRunner().invoke(app, ["simulate", "--help"], env={"COLUMNS": "200"}).stdout
+    for option in re.findall(r"--([a-z][a-z-]+)", PAGE):
+        assert option.replace("-", "_") in known or f"--{option}" in simulated, option
+
+
+def test_the_metrics_and_files_that_it_names_exist():
+    metrics = (ROOT / "docs" / "telemetry.md").read_text(encoding="utf-8")
+    for metric in re.findall(r"`(baton_\w+)", PAGE):
+        assert f"`{metric}`" in metrics, metric
+    for path in re.findall(r"`((?:tests|helm)/[\w/.]+)`", PAGE):
+        assert (ROOT / path).exists(), path
