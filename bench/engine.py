@@ -109,6 +109,6 @@ def _continuous(folder: str) -> Callable[[], Tokens]:
 
 def _load(folder: str, attention: str) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation=attention
+        folder, dtype=torch.float32, attn_implementation=attention, trust_remote_code=False
     )
     return model.eval()

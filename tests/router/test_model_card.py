@@ -97,6 +97,25 @@ def test_what_a_template_refuses_is_the_caller_s_mistake(folder, template):
         read_model_card(str(folder)).render([{"role": "user", "content": "hi"}])
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.popen('touch MARK').read() }}",
+        "{{ lipsum.__globals__['os'].system('touch MARK') }}",
+        "{% include '/etc/hostname' %}",
+        "{% for i in range(10**9) %}{% endfor %}",
+    ],
+    ids=["classes", "globals", "functions", "files", "endless"],
+)
+def test_a_template_reaches_nothing_but_what_it_is_given(folder, template):
+    marker = folder / "it_ran"
+    (folder / "chat_template.jinja").write_text(template.replace("MARK", str(marker)))
+    with pytest.raises(InvalidArgumentError, match=r"input\.chat\.messages"):
+        read_model_card(str(folder)).render([{"role": "user", "content": "hi"}])
+    assert not marker.exists()
+
+
 def test_a_path_that_is_neither_folder_nor_model_is_refused():
     with pytest.raises(UnsupportedModelError, match="neither a folder nor a model"):
         read_model_card("./no/such/folder")
