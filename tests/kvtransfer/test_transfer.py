@@ -284,6 +284,19 @@ async def test_a_confirmation_cannot_be_replayed():
         assert isinstance(await failure_of(stub.Confirm(again)), NotFoundError)
 
 
+async def test_a_handle_is_good_for_one_fetch():
+    async with transfer() as ends:
+        with ends.lease(1) as lease:
+            lease.advance(((1,),), 1)
+            lease.complete(TOKEN, nothing)
+            handle = ends.handle(1)
+            await ends.fetcher.fetch(handle, allocation((2,)), TIMEOUT)
+            replayed = await failure_of(ends.fetcher.fetch(handle, allocation((3,)), TIMEOUT))
+            assert isinstance(replayed, NotFoundError)
+        replayed = await failure_of(ends.fetcher.fetch(handle, allocation((3,)), TIMEOUT))
+        assert isinstance(replayed, NotFoundError)
+
+
 @pytest.mark.parametrize("size", [0, 15, 17])
 async def test_a_malformed_lease_id_is_an_invalid_argument(size):
     async with transfer() as ends:
