@@ -65,6 +65,7 @@ class Connection(H11Protocol):
         if has_room:
             self._time_head()
         else:
+            self.connections.discard(self)  # it is none that another could take the place of
             self._refuse(_NO_ROOM)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -156,3 +156,17 @@ def test_explain_is_of_a_prompt_or_of_a_request(cluster: LocalCluster):
         refused = invoke(cluster, "explain", *arguments)
         assert refused.exit_code == 1
         assert "--request-id" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [["generate", PROMPT], ["workers"], ["role"]], ids=lambda c: c[0]
+)
+def test_the_other_one_of_a_router_s_ports_is_told_apart(
+    cluster: LocalCluster, command: list[str]
+) -> None:
+    swapped = {"BATON_ADDRESS": cluster.admin_address, "BATON_ADMIN_ADDRESS": cluster.address}
+    result = CliRunner(env=swapped).invoke(app, command)
+    assert result.exit_code == 1
+    assert "serves its clients at --port and those who look after it at --admin-port" in (
+        result.stderr
+    )
