@@ -11,6 +11,7 @@ from baton.cli.checks.cluster import cluster
 from baton.cli.checks.finding import Finding, Level
 from baton.cli.checks.machine import machine
 from baton.cli.checks.store import store
+from baton.tls import Tls
 
 _STYLES = {Level.OK: "green", Level.NOTE: "yellow", Level.FAULT: "bold red"}
 
@@ -23,11 +24,11 @@ def installation(address: str, redis_url: str | None) -> Iterator[Finding]:
 
 
 def endpoint(
-    admin: str, address: str | None, token: str, redis_url: str | None
+    admin: str, address: str | None, token: str, redis_url: str | None, tls: Tls | None = None
 ) -> Iterator[Finding]:
     """A running cluster, and its Redis where we are told of it. `address`: where a request is
     tried; None: nowhere."""
-    yield from cluster(admin, address, token)
+    yield from cluster(admin, address, token, tls)
     if redis_url is not None:
         yield from store(redis_url)
 

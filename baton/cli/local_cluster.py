@@ -19,6 +19,7 @@ from baton.cli.ports import HOST, free_port
 from baton.cli.process import Flags, Process, Role
 from baton.cli.signals import signals_deferred
 from baton.cli.status import ANSWER_TIMEOUT, OnStatus, Status, status_of
+from baton.cli.tls_folder import TlsFolder
 from baton.client import Client, Worker
 from baton.cluster.embedded import EmbeddedRedis
 from baton.cluster.redis import check_answers
@@ -56,9 +57,11 @@ class LocalCluster:
         worker_flags: settings of every worker by field name, such as `{"num_blocks": 64}`.
         prefill_flags, decode_flags: settings of one role's workers; they go before `worker_flags`.
         router_flags: settings of the router.
+        tls_dir: has all speak TLS with the certificates in this folder, which `baton certs` makes.
         log_dir: keeps the logs there, a file for each process; None: gone after `stop`.
 
     Attributes:
+        tls: the certificates, if there are any.
         redis: the Redis of our own, which may be stopped and started again; None: another's.
         redis_url: the Redis in use.
     """
@@ -78,6 +81,7 @@ class LocalCluster:
         decode_flags: Flags = _NO_FLAGS,
         router_flags: Flags = _NO_FLAGS,
         log_dir: Path | None = None,
+        tls_dir: Path | None = None,
     ) -> None:
         self._ports: set[int] = set()
         self._gone: dict[str, set[int]] = {}  # epochs of workers that have been replaced
@@ -85,6 +89,7 @@ class LocalCluster:
         self._may_move_admin = admin_port == 0
         self._may_move_http = http_port == 0
         self._log_dir = log_dir
+        self.tls = None if tls_dir is None else TlsFolder(tls_dir)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         redis_port = self._free_port()
         self.redis = EmbeddedRedis(redis_port) if redis_url is None else None
@@ -102,6 +107,7 @@ class LocalCluster:
             admin_port=admin_port or self._free_port(),
             metrics_port=self._free_port(),
             http_port=self._free_port() if http_port == 0 else http_port,
+            tls=self.tls,
         )
         num_threads = _threads_of_each(num_prefill + num_decode, worker_flags.get("device"))
         all_flags |= {"num_threads": num_threads, **worker_flags}
@@ -275,7 +281,7 @@ class LocalCluster:
         """The workers as the router knows them; none if it does not answer."""
         with (
             contextlib.suppress(BatonError),
-            Client(self.admin_address, timeout=ANSWER_TIMEOUT) as client,
+            Client(self.admin_address, timeout=ANSWER_TIMEOUT, tls=self._router.tls) as client,
         ):
             return client.list_workers()
         return []
@@ -311,6 +317,7 @@ class LocalCluster:
                 {**own, **flags},
                 admin_port=self._free_port(),
                 metrics_port=self._free_port(),
+                tls=self.tls,
             )
 
     def _free_port(self) -> int:

@@ -22,6 +22,7 @@ from baton.cli.sampling_options import (
     takes_sampling,
     with_options_named,
 )
+from baton.cli.tls_options import TlsOptions, takes_tls
 from baton.errors import BatonError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -149,6 +150,14 @@ def up(
         bool,
         typer.Option("--elastic", help="Have workers change their roles as the load asks for it."),
     ] = False,
+    tls: Annotated[
+        Path | None,
+        typer.Option(
+            file_okay=False,
+            metavar="DIR",
+            help="Have all speak TLS, with the certificates that `baton certs DIR` has made.",
+        ),
+    ] = None,
     log_dir: Annotated[
         Path | None, typer.Option(file_okay=False, help="Keep the logs in this folder.")
     ] = None,
@@ -194,11 +203,46 @@ def up(
                 **({"elastic": True} if elastic else {}),
             },
             log_dir=log_dir,
+            tls_dir=tls,
         )
         if dry_run:
             room.print_commands(cluster)
         else:
             room.run(cluster, _console())
+
+    _finish(command)
+
+
+@app.command()
+def certs(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write them.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="By which clients reach the router, beside localhost; may be repeated.",
+        ),
+    ] = None,
+    tenant: Annotated[
+        list[str] | None,
+        typer.Option(help="Make a certificate of this tenant's clients too; may be repeated."),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, help="How long they are good for.")] = 365,
+) -> None:
+    """Make an authority, and certificates of every role signed by it, to try TLS with.
+
+    \b
+    Examples:
+      baton certs trial
+      baton up --tls trial
+      baton certs /etc/baton/tls --host baton.example.org --tenant acme
+    """
+
+    def command() -> None:
+        from baton.cli import certs as room
+
+        made = room.make(folder, host or [], tenant or [], days)
+        print("\n".join(map(str, made)))
 
     _finish(command)
 
@@ -225,10 +269,12 @@ def demo() -> None:
 
 @app.command(cls=GroupedCommand)
 @takes_sampling()
+@takes_tls
 def generate(
     *,
     prompt: Annotated[str, typer.Argument(help="The text to continue; -: read it from stdin.")],
     sampling: SamplingOptions,
+    tls: TlsOptions,
     address: Address = DEFAULT_ADDRESS,
     token: Token = "",
     stats: Annotated[
@@ -255,7 +301,7 @@ def generate(
         if not json:
             room.check_printable(params)
         text = sys.stdin.read() if prompt == "-" else prompt
-        with session(address, timeout, token) as client:
+        with session(address, timeout, token, tls.tls()) as client:
             generation = client.generate(text, params, priority=sampling.priority)
             if json:
                 print(room.as_json(generation, params))
@@ -274,9 +320,11 @@ def generate(
     temperature=0.7,
     top_p=0.95,
 )
+@takes_tls
 def chat(
     *,
     sampling: SamplingOptions,
+    tls: TlsOptions,
     address: Address = DEFAULT_ADDRESS,
     token: Token = "",
     system: Annotated[str, typer.Option(help="What the model is told before all else.")] = "",
@@ -295,14 +343,15 @@ def chat(
         from baton.cli.session import session
 
         params = sampling.params()
-        with session(address, timeout, token) as client:
+        with session(address, timeout, token, tls.tls()) as client:
             room.run(client, params, system, sampling.priority)
 
     _finish(command)
 
 
 @app.command()
-def workers(admin: Admin = DEFAULT_ADMIN_ADDRESS, json: Json = False) -> None:
+@takes_tls
+def workers(*, tls: TlsOptions, admin: Admin = DEFAULT_ADMIN_ADDRESS, json: Json = False) -> None:
     """List the workers of a cluster.
 
     \b
@@ -314,7 +363,7 @@ def workers(admin: Admin = DEFAULT_ADMIN_ADDRESS, json: Json = False) -> None:
         from baton.cli import workers as room
         from baton.cli.session import admin_session
 
-        with admin_session(admin, 5.0) as client:
+        with admin_session(admin, 5.0, tls=tls.tls()) as client:
             found = client.list_workers()
         if json:
             room.print_json(found)
@@ -325,7 +374,10 @@ def workers(admin: Admin = DEFAULT_ADMIN_ADDRESS, json: Json = False) -> None:
 
 
 @app.command()
+@takes_tls
 def doctor(
+    *,
+    tls: TlsOptions,
     admin: Annotated[
         str | None,
         typer.Option(
@@ -362,7 +414,7 @@ def doctor(
         if admin is None:
             findings = room.installation(DEFAULT_ADDRESS, redis_url)
         else:
-            findings = room.endpoint(admin, address if tries else None, token, redis_url)
+            findings = room.endpoint(admin, address if tries else None, token, redis_url, tls.tls())
         if room.report(findings, _console(), as_json=json):
             raise typer.Exit(1)
 
@@ -392,7 +444,10 @@ def token(
 
 
 @app.command()
+@takes_tls
 def role(
+    *,
+    tls: TlsOptions,
     worker: Annotated[
         str | None, typer.Argument(help="The worker that is to change its role.")
     ] = None,
@@ -419,7 +474,7 @@ def role(
 
         if worker is not None and to is None:
             raise InvalidArgumentError("role", "is needed with a worker: prefill or decode")
-        with admin_session(admin, timeout) as client:
+        with admin_session(admin, timeout, tls=tls.tls()) as client:
             if worker is not None and to is not None:
                 print(room.change(client, worker, to))
                 return
@@ -433,7 +488,10 @@ def role(
 
 
 @app.command()
+@takes_tls
 def explain(
+    *,
+    tls: TlsOptions,
     prompt: Annotated[
         str | None, typer.Argument(help="The text to place; -: read it from stdin.")
     ] = None,
@@ -466,7 +524,7 @@ def explain(
         if record is not None:
             found = room.recorded(record, request_id)
         else:
-            with admin_session(admin, 30.0) as client:
+            with admin_session(admin, 30.0, tls=tls.tls()) as client:
                 if request_id is not None:
                     found = client.explain_request(request_id)
                 else:
@@ -604,7 +662,10 @@ def simulate(
 
 
 @app.command()
+@takes_tls
 def top(
+    *,
+    tls: TlsOptions,
     admin: Admin = DEFAULT_ADMIN_ADDRESS,
     token: Token = "",
     interval: Annotated[
@@ -627,19 +688,19 @@ def top(
 
         from baton.cli.session import admin_session
 
-        with admin_session(admin, 10.0, token) as client:
+        with admin_session(admin, 10.0, token, tls.tls()) as client:
             client.get_load()
         if json or once or not sys.stdout.isatty():
             from baton.cli.top import plain as room
 
             if json:
-                room.print_json(admin, token, interval, once=once)
+                room.print_json(admin, token, interval, tls.tls(), once=once)
             else:
-                room.show_once(admin, token, interval, _console())
+                room.show_once(admin, token, interval, _console(), tls.tls())
             return
         from baton.cli.top.app import watch_on
 
-        asyncio.run(watch_on(admin, token, interval))
+        asyncio.run(watch_on(admin, token, interval, tls.tls()))
 
     _finish(command)
 

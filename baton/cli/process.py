@@ -12,6 +12,7 @@ from typing import Literal
 from baton.cli.fork_server import ForkedProcess, ForkServer
 from baton.cli.ports import HOST
 from baton.cli.signals import signals_deferred
+from baton.cli.tls_folder import TlsFolder
 from baton.cluster.address import has_secret
 from baton.cluster.child import dying_with_parent
 from baton.serving.listening import WILDCARDS
@@ -44,6 +45,7 @@ class Process:
         admin_port: where its admin service listens; so too. 0: at any port.
         http_port: where a router serves HTTP beside gRPC, changed likewise; None: nowhere.
         num_starts: how often it was started.
+        tls: with which an administrator connects to it; None: in the clear.
         was_signalled: `signal` has told it to end, so that its end is no accident.
     """
 
@@ -57,6 +59,7 @@ class Process:
         admin_port: int = 0,
         metrics_port: int | None = None,
         http_port: int | None = None,
+        tls: TlsFolder | None = None,
     ) -> None:
         self.name = name
         self.role = role
@@ -66,7 +69,11 @@ class Process:
         self.http_port = http_port
         self.num_starts = 0
         self.was_signalled = False
-        self._flags = flags
+        own = {} if tls is None else tls.own("router" if role == "router" else "worker")
+        self.tls = None
+        if tls is not None:
+            self.tls = tls.to_router("admin") if role == "router" else tls.to_worker()
+        self._flags = flags = {**own, **flags}
         url = flags.get("redis_url")
         self._secrets: Flags = {"redis_url": url} if has_secret(str(url)) else {}
         self._log_path: Path | None = None
@@ -98,8 +105,9 @@ class Process:
 
     @property
     def http_address(self) -> str:
-        """Where this machine reaches it over HTTP: "http://host:port"."""
-        return f"http://{self._host}:{self.http_port}"
+        """Where this machine reaches it over HTTP: "http://host:port", https with TLS."""
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://{self._host}:{self.http_port}"
 
     @property
     def _host(self) -> str:

@@ -6,33 +6,41 @@ from contextlib import contextmanager
 
 from baton.client import Client
 from baton.errors import UnavailableError
+from baton.tls import Tls
 
 _PROBE_TIMEOUT = 1.0
 
 
 @contextmanager
-def session(address: str, timeout: float, token: str | None = None) -> Iterator[Client]:
-    """A client of the router at `address`, which bears the token, if any.
+def session(
+    address: str, timeout: float, token: str | None = None, tls: Tls | None = None
+) -> Iterator[Client]:
+    """A client of the router at `address`, which bears the token, if any, and speaks TLS, if told
+    how.
 
     Raises:
         UnavailableError: nothing listens there, and then it says what to do, or the router cannot
             serve now.
     """
-    with _client(address, timeout, token, "--address or BATON_ADDRESS") as client:
+    with _client(address, timeout, token, tls, "--address or BATON_ADDRESS") as client:
         yield client
 
 
 @contextmanager
-def admin_session(admin: str, timeout: float, token: str | None = None) -> Iterator[Client]:
+def admin_session(
+    admin: str, timeout: float, token: str | None = None, tls: Tls | None = None
+) -> Iterator[Client]:
     """The same of a router's admin service."""
-    with _client(admin, timeout, token, "--admin or BATON_ADMIN_ADDRESS") as client:
+    with _client(admin, timeout, token, tls, "--admin or BATON_ADMIN_ADDRESS") as client:
         yield client
 
 
 @contextmanager
-def _client(address: str, timeout: float, token: str | None, options: str) -> Iterator[Client]:
+def _client(
+    address: str, timeout: float, token: str | None, tls: Tls | None, options: str
+) -> Iterator[Client]:
     try:
-        with Client(address, timeout=timeout, token=token or None) as client:
+        with Client(address, timeout=timeout, token=token or None, tls=tls) as client:
             yield client
     except UnavailableError as error:
         if _listens(address):

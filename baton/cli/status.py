@@ -30,7 +30,7 @@ OnStatus = Callable[[list[Status]], None]
 def status_of(process: Process) -> Status:
     """Asks the process."""
     try:
-        with Client(process.admin_endpoint, timeout=ANSWER_TIMEOUT) as client:
+        with Client(process.admin_endpoint, timeout=ANSWER_TIMEOUT, tls=process.tls) as client:
             load = client.get_load()
     except BatonError:
         return Status(process.name)

@@ -12,6 +12,7 @@ from baton.cli.options import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS
 from baton.cli.ports import is_free
 from baton.cli.signals import interrupted_by_signals
 from baton.errors import FailedPreconditionError, InvalidArgumentError
+from baton.serving.access import ROUTER_NAME
 from baton.serving.extras import check_extra
 
 DEFAULT_HTTP_PORT = 8000
@@ -101,6 +102,7 @@ def _how_to_use(cluster: LocalCluster, seconds: float) -> str:
     admin_option = "" if admin == DEFAULT_ADMIN_ADDRESS else f" --admin {admin}"
     return (
         f"ready after {seconds:.1f} s at {address}. In another terminal:\n"
+        f"{_of_tls(cluster)}"
         f'  baton generate{option} "def fibonacci(n):"\n'
         f"  baton chat{option}\n"
         f"  baton top{admin_option}\n"
@@ -108,6 +110,16 @@ def _how_to_use(cluster: LocalCluster, seconds: float) -> str:
         f"Metrics are at /metrics of {metrics}.\n"
         "Ctrl-C stops the cluster."
     )
+
+
+def _of_tls(cluster: LocalCluster) -> str:
+    """What all commands below need; an administrator's certificate is good for all of them."""
+    if cluster.tls is None:
+        return ""
+    shown = cluster.tls.to_router("admin")
+    files = {"CA": shown.ca, "CERT": shown.cert, "KEY": shown.key, "SERVER_NAME": ROUTER_NAME}
+    said = " ".join(f"BATON_TLS_{of}={shlex.quote(str(value))}" for of, value in files.items())
+    return f"  export {said}\n"
 
 
 def _of_http(cluster: LocalCluster) -> str:

@@ -34,26 +34,25 @@ class Certificate:
 def read_certificate(tls: Tls) -> Certificate:
     """One's own. Raises `FailedPreconditionError` if it, its key and the authorities do not go
     together: peers that believe the same authorities would refuse it."""
-    assert tls.cert is not None
     near, far = ssl.MemoryBIO(), ssl.MemoryBIO()
-    try:
-        client = _context(ssl.PROTOCOL_TLS_CLIENT, tls).wrap_bio(near, far)
-        server = _context(ssl.PROTOCOL_TLS_SERVER, tls).wrap_bio(far, near, server_side=True)
-    except (ssl.SSLError, OSError) as error:
-        said = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
-        raise FailedPreconditionError(
-            f"{tls.cert}, {tls.key} and {tls.ca} are no certificate, its key and authorities: "
-            f"{str(said).replace('_', ' ').lower()}"
-        ) from error
+    client = trusting_context(ssl.PROTOCOL_TLS_CLIENT, tls).wrap_bio(near, far)
+    server = trusting_context(ssl.PROTOCOL_TLS_SERVER, tls).wrap_bio(far, near, server_side=True)
     _shake_hands(tls, client, server)
+    return certificate_shown(client)
+
+
+def certificate_shown(connection: ssl.SSLObject | ssl.SSLSocket) -> Certificate:
+    """The other side's, of whom one is demanded."""
     return Certificate(
-        identity_in(names_shown(client, "URI")),
-        frozenset(names_shown(client, "DNS")),
-        ssl.cert_time_to_seconds(cast("str", (client.getpeercert() or {})["notAfter"])),
+        identity_in(names_shown(connection, "URI")),
+        frozenset(names_shown(connection, "DNS")),
+        ssl.cert_time_to_seconds(cast("str", (connection.getpeercert() or {})["notAfter"])),
     )
 
 
-def names_shown(connection: ssl.SSLObject, kind: Literal["URI", "DNS"]) -> list[str]:
+def names_shown(
+    connection: ssl.SSLObject | ssl.SSLSocket, kind: Literal["URI", "DNS"]
+) -> list[str]:
     """What the other side's certificate is for; nothing where it has shown none."""
     shown = (connection.getpeercert() or {}).get("subjectAltName", ())
     return [name for of, name in cast("tuple[tuple[str, str], ...]", shown) if of == kind]
@@ -98,14 +97,23 @@ def watched(tls: Tls, interval: float = INTERVAL_SECONDS) -> PemFiles:
     return PemFiles(tls, check, interval)
 
 
-def _context(protocol: int, tls: Tls) -> ssl.SSLContext:
+def trusting_context(protocol: int, tls: Tls) -> ssl.SSLContext:
+    """Demands a certificate, whatever its names, and shows one's own, if any. Raises
+    `FailedPreconditionError` for files that are none of these."""
     context = ssl.SSLContext(protocol)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
-    assert tls.cert is not None
-    # Of an encrypted key nobody is there to be asked for the password.
-    context.load_cert_chain(tls.cert, tls.key, password=lambda: b"")
-    context.load_verify_locations(tls.ca)
+    try:
+        if tls.cert is not None:
+            # Of an encrypted key nobody is there to be asked for the password.
+            context.load_cert_chain(tls.cert, tls.key, password=lambda: b"")
+        context.load_verify_locations(tls.ca)
+    except OSError as error:  # of ssl too
+        said = getattr(error, "reason", None) or error.strerror or str(error)
+        raise FailedPreconditionError(
+            f"{tls.cert}, {tls.key} and {tls.ca} are no certificate, its key and authorities: "
+            f"{str(said).replace('_', ' ').lower()}"
+        ) from error
     return context
 
 

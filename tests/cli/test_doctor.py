@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from baton.cli.checks import machine
-from baton.cli.checks.cluster import _Answer, _clocks, _encryption, _pairing, _versions
+from baton.cli.checks.cluster import _Answer, _clocks, _pairing, _versions
+from baton.cli.checks.encryption import encryption
 from baton.cli.checks.finding import Level
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.main import app
@@ -128,7 +129,7 @@ def test_versions_that_differ_are_notes_and_clocks_that_do_are_faults() -> None:
     ],
 )
 def test_what_is_said_in_the_clear_beyond_this_machine_is_a_note(endpoints, level) -> None:
-    found = _encryption(endpoints)
+    (found,) = encryption({str(i): endpoint for i, endpoint in enumerate(endpoints)}, None)
     assert found.level is level
     assert (endpoints[-1] in found.text) == (level is Level.NOTE)
 

@@ -3,14 +3,16 @@
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from baton.cli.checks.encryption import encryption
 from baton.cli.checks.finding import Finding, fault, note, ok
 from baton.cli.session import admin_session, session
 from baton.client import Client, Info, Worker
 from baton.errors import BatonError
 from baton.sampling import SamplingParams
-from baton.serving.listening import is_loopback
+from baton.serving.access import WORKER_NAME
+from baton.tls import Tls
 
 _TIMEOUT = 5.0
 _SKEW = 1.0
@@ -25,11 +27,13 @@ class _Answer:
     skew: float
 
 
-def cluster(admin: str, address: str | None, token: str) -> Iterator[Finding]:
+def cluster(
+    admin: str, address: str | None, token: str, tls: Tls | None = None
+) -> Iterator[Finding]:
     """The router whose admin service is at `admin`, and its workers; at `address`, if any, a token
-    is generated too."""
+    is generated too. `tls`: as an administrator."""
     try:
-        with admin_session(admin, _TIMEOUT, token) as client:
+        with admin_session(admin, _TIMEOUT, token, tls) as client:
             router = _asked(client)
             workers = client.list_workers()
     except BatonError as error:
@@ -39,7 +43,7 @@ def cluster(admin: str, address: str | None, token: str) -> Iterator[Finding]:
     yield from _workers(workers)
     answers: dict[str, _Answer] = {"router": router}
     for worker in workers:
-        found = _ask(worker)
+        found = _ask(worker, tls)
         if isinstance(found, _Answer):
             answers[worker.id] = found
         else:
@@ -48,10 +52,9 @@ def cluster(admin: str, address: str | None, token: str) -> Iterator[Finding]:
     yield from _pairing(answers)
     yield from _redis(answers)
     yield from _clocks(answers)
-    endpoints = [admin, *(worker.endpoint for worker in workers)]
-    yield _encryption(endpoints if address is None else [address, *endpoints])
+    yield from encryption(_endpoints(admin, address, workers, answers), tls)
     if address is not None:
-        yield _request(address, token)
+        yield _request(address, token, tls)
 
 
 def _asked(client: Client) -> _Answer:
@@ -61,9 +64,27 @@ def _asked(client: Client) -> _Answer:
     return _Answer(info, info.unix_time - (before + after) / 2)
 
 
-def _ask(worker: Worker) -> _Answer | Finding:
+def _endpoints(
+    admin: str, address: str | None, workers: Sequence[Worker], answers: Mapping[str, _Answer]
+) -> dict[str, str]:
+    """Where something is said, by name: at each port of a process that is known."""
+    endpoints = {"router's administration": admin}
+    if address is not None:
+        endpoints["router"] = address
+    for worker in workers:
+        answer = answers.get(worker.id)
+        facts = None if answer is None else answer.info.worker
+        endpoints[worker.id] = worker.endpoint
+        endpoints[f"{worker.id}'s administration"] = worker.admin_endpoint
+        if facts is not None and facts.kv_endpoint != worker.endpoint:
+            endpoints[f"{worker.id}'s blocks"] = facts.kv_endpoint
+    return endpoints
+
+
+def _ask(worker: Worker, tls: Tls | None) -> _Answer | Finding:
+    to_worker = None if tls is None else replace(tls, server_name=WORKER_NAME)
     try:
-        with Client(worker.admin_endpoint, timeout=_TIMEOUT) as client:
+        with Client(worker.admin_endpoint, timeout=_TIMEOUT, tls=to_worker) as client:
             return _asked(client)
     except BatonError as error:
         if worker.state == "ready":
@@ -155,24 +176,10 @@ def _clocks(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
         yield ok("clocks", f"all within {_SKEW:g} s of ours")
 
 
-def _encryption(endpoints: Sequence[str]) -> Finding:
-    """What is said in the clear, and to whom."""
-    open_ones = sorted({endpoint for endpoint in endpoints if not is_loopback(_host_of(endpoint))})
-    if not open_ones:
-        return ok("TLS", "there is none, and none is needed: all listen on loopback")
-    text = f"there is none, so whoever is on the way to {', '.join(open_ones)} can read and change"
-    how = "have them reached by a network that you trust alone; processes have no TLS of their own"
-    return note("TLS", f"{text} what is said", how)
-
-
-def _host_of(endpoint: str) -> str:
-    return endpoint.rpartition(":")[0].strip("[]")
-
-
-def _request(address: str, token: str) -> Finding:
+def _request(address: str, token: str, tls: Tls | None) -> Finding:
     began = time.monotonic()
     try:
-        with session(address, 30.0, token) as client:
+        with session(address, 30.0, token, tls) as client:
             client.generate("Hello", SamplingParams(max_tokens=2, ignore_eos=True)).text()
     except BatonError as error:
         return fault("a request", str(error), "`baton explain hello` says who could take it")

@@ -17,6 +17,7 @@ from baton.cli.top.tables import (
     worker_rows,
 )
 from baton.errors import BatonError
+from baton.tls import Tls
 
 
 class Top(App[None]):
@@ -92,7 +93,7 @@ class Top(App[None]):
         return self.query_one(f"#{name}", DataTable)
 
 
-async def watch_on(address: str, token: str, interval: float) -> None:
+async def watch_on(address: str, token: str, interval: float, tls: Tls | None = None) -> None:
     """Shows the cluster until its user has seen enough."""
-    async with Watch(address, token) as watch:
+    async with Watch(address, token, tls) as watch:
         await Top(watch, interval).run_async()

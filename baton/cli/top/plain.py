@@ -14,13 +14,16 @@ from baton.cli.top.tables import (
     request_rows,
     worker_rows,
 )
+from baton.tls import Tls
 
 
-def show_once(address: str, token: str, interval: float, console: Console) -> None:
+def show_once(
+    address: str, token: str, interval: float, console: Console, tls: Tls | None = None
+) -> None:
     """Prints two tables, with the rates of one interval."""
 
     async def show() -> None:
-        async with Watch(address, token) as watch:
+        async with Watch(address, token, tls) as watch:
             async for snapshot in watch.every(interval):
                 print_tables(snapshot, address, console)
                 return
@@ -28,11 +31,13 @@ def show_once(address: str, token: str, interval: float, console: Console) -> No
     asyncio.run(show())
 
 
-def print_json(address: str, token: str, interval: float, *, once: bool) -> None:
+def print_json(
+    address: str, token: str, interval: float, tls: Tls | None = None, *, once: bool
+) -> None:
     """Prints one object a line, in each interval."""
 
     async def show() -> None:
-        async with Watch(address, token) as watch:
+        async with Watch(address, token, tls) as watch:
             async for snapshot in watch.every(interval):
                 print(json.dumps(as_json(snapshot)), flush=True)
                 if once:

@@ -7,12 +7,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
 from baton.client import AsyncClient, Load, RequestInfo, RoleBalance, Worker
 from baton.errors import BatonError
+from baton.serving.access import WORKER_NAME
+from baton.tls import Tls
 
 ANSWER_TIMEOUT = 1.0  # seconds; who takes longer is shown without its load
 NUM_REQUESTS = 50
@@ -56,10 +58,11 @@ class Watch:
     """Looks at one cluster again and again, by its router's admin service. Use it in
     `async with`."""
 
-    def __init__(self, address: str, token: str = "") -> None:
+    def __init__(self, address: str, token: str = "", tls: Tls | None = None) -> None:
         self.address = address
+        self._tls_to_workers = None if tls is None else replace(tls, server_name=WORKER_NAME)
         self._token = token or None
-        self._router = AsyncClient(address, timeout=ANSWER_TIMEOUT, token=self._token)
+        self._router = AsyncClient(address, timeout=ANSWER_TIMEOUT, token=self._token, tls=tls)
         self._workers: dict[str, AsyncClient] = {}  # by endpoint
         self._last: Snapshot | None = None
 
@@ -105,7 +108,9 @@ class Watch:
         endpoint = worker.admin_endpoint
         client = self._workers.get(endpoint)
         if client is None:
-            client = AsyncClient(endpoint, timeout=ANSWER_TIMEOUT, token=self._token)
+            client = AsyncClient(
+                endpoint, timeout=ANSWER_TIMEOUT, token=self._token, tls=self._tls_to_workers
+            )
             self._workers[endpoint] = client
         try:
             return await client.get_load()

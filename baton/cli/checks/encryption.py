@@ -1,0 +1,68 @@
+"""Who speaks TLS, as whom, and until when."""
+
+import socket
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+
+from baton.cli.checks.finding import Finding, fault, note, ok
+from baton.errors import FailedPreconditionError
+from baton.serving.certificates import Certificate, certificate_shown, trusting_context
+from baton.serving.listening import is_loopback
+from baton.tls import Tls
+
+_TIMEOUT = 5.0
+_DAY = 86400.0
+# Who has not replaced a certificate by then is told.
+_SOON = 14 * _DAY
+
+
+def encryption(endpoints: Mapping[str, str], tls: Tls | None) -> Iterator[Finding]:
+    """Of processes by name, which have answered in the clear where `tls` is None."""
+    if tls is None:
+        yield _in_the_clear(endpoints)
+        return
+    shown: dict[str, Certificate] = {}
+    for name, endpoint in endpoints.items():
+        try:
+            shown[name] = _shown_at(endpoint, tls)
+        except (OSError, FailedPreconditionError) as error:
+            reason = getattr(error, "verify_message", "") or getattr(error, "reason", "") or error
+            how = "start it with --tls-cert, --tls-key and --tls-ca as the others"
+            yield fault("TLS", f"{name} at {endpoint} makes no connection: {reason}", how)
+    if shown:
+        yield _expiry(shown)
+
+
+def _expiry(shown: Mapping[str, Certificate]) -> Finding:
+    first = min(shown, key=lambda name: shown[name].expires)
+    left = shown[first].expires - time.time()
+    roles = ", ".join(f"{name}: {one.identity or 'no role'}" for name, one in shown.items())
+    text = f"the certificate that expires first, in {left / _DAY:.1f} days, is that of {first}"
+    if left > _SOON:
+        return ok("TLS", f"{text} ({roles})")
+    return note("TLS", f"{text} ({roles})", "replace its files; it takes them while it runs")
+
+
+def _in_the_clear(endpoints: Mapping[str, str]) -> Finding:
+    open_ones = sorted({one for one in endpoints.values() if not is_loopback(_host_of(one))})
+    if not open_ones:
+        return ok("TLS", "there is none, and none is needed: all listen on loopback")
+    text = f"there is none, so whoever is on the way to {', '.join(open_ones)} can read and change"
+    how = "start all with --tls-cert, --tls-key and --tls-ca; `baton certs` makes some to try"
+    return note("TLS", f"{text} what is said", how)
+
+
+def _shown_at(endpoint: str, tls: Tls) -> Certificate:
+    host, _, port = endpoint.rpartition(":")
+    context = trusting_context(ssl.PROTOCOL_TLS_CLIENT, tls)
+    context.set_alpn_protocols(["h2"])
+    with (
+        socket.create_connection((host.strip("[]"), int(port)), _TIMEOUT) as connecting,
+        context.wrap_socket(connecting) as connection,
+    ):
+        return certificate_shown(connection)
+
+
+def _host_of(endpoint: str) -> str:
+    return endpoint.rpartition(":")[0].strip("[]")

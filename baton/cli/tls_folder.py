@@ -1,0 +1,39 @@
+"""A folder of certificates as `baton certs` makes it: who of a local cluster takes which."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from baton.errors import FailedPreconditionError
+from baton.serving.access import ROUTER_NAME, WORKER_NAME, Role
+from baton.tls import Tls
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFolder:
+    """Raises `FailedPreconditionError` where there is none."""
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        if not (self.path / "ca.pem").exists():
+            raise FailedPreconditionError(
+                f"there is no {self.path / 'ca.pem'}; `baton certs {self.path}` makes one"
+            )
+
+    def own(self, role: Literal["router", "worker"]) -> dict[str, object]:
+        """The settings of a process."""
+        tls = self.shown_by(role)
+        return {"tls_cert": tls.cert, "tls_key": tls.key, "tls_ca": tls.ca}
+
+    def shown_by(self, role: Role, server_name: str | None = None) -> Tls:
+        folder = self.path.absolute()
+        files = folder / "ca.pem", folder / f"{role}.pem", folder / f"{role}.key"
+        return Tls(*files, server_name)
+
+    def to_router(self, role: Role = "client") -> Tls:
+        """What a client shows to a router, wherever it listens."""
+        return self.shown_by(role, ROUTER_NAME)
+
+    def to_worker(self, role: Role = "admin") -> Tls:
+        return self.shown_by(role, WORKER_NAME)

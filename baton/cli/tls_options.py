@@ -1,0 +1,85 @@
+"""Options of commands that connect to a cluster which speaks TLS."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from baton.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from baton.tls import Tls
+
+
+@dataclass(frozen=True, slots=True)
+class TlsOptions:
+    """As they were given."""
+
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="BATON_TLS_CA",
+            metavar="FILE",
+            help="Speak TLS, and believe who is certified by these authorities (PEM).",
+        ),
+    ] = None
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(envvar="BATON_TLS_CERT", metavar="FILE", help="Our certificate (PEM)."),
+    ] = None
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(envvar="BATON_TLS_KEY", metavar="FILE", help="Its private key (PEM)."),
+    ] = None
+    tls_server_name: Annotated[
+        str | None,
+        typer.Option(
+            envvar="BATON_TLS_SERVER_NAME",
+            metavar="NAME",
+            help="Whom the router's certificate must name; baton-router is in that of each. "
+            "Unset: the host of its address.",
+        ),
+    ] = None
+
+    def tls(self) -> "Tls | None":
+        """None: in the clear. Raises `InvalidArgumentError` for a certificate alone."""
+        from baton.tls import Tls
+
+        if self.tls_ca is None:
+            if self.tls_cert is not None or self.tls_key is not None:
+                raise InvalidArgumentError("tls_ca", "is needed with a certificate")
+            return None
+        return Tls(self.tls_ca, self.tls_cert, self.tls_key, self.tls_server_name)
+
+
+def takes_tls(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command every option of `TlsOptions`, as its parameter `tls`."""
+    hints = get_type_hints(TlsOptions, include_extras=True)
+    options = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=hints[field.name],
+        )
+        for field in dataclasses.fields(TlsOptions)
+    ]
+
+    @functools.wraps(command)
+    def with_options(**values: Any) -> None:
+        said = {option.name: values.pop(option.name) for option in options}
+        command(**values, tls=TlsOptions(**said))
+
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    parameters = [
+        *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own if p.name != "tls"),
+        *options,
+    ]
+    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {p.name: p.annotation for p in parameters}
+    return with_options

@@ -1,0 +1,287 @@
+"""Clusters that speak TLS everywhere: with certificates of roles, and with tokens for clients."""
+
+import asyncio
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace as changed
+from datetime import timedelta
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from baton import AsyncClient, Client, SamplingParams, Tls
+from baton.cli.certs import LOCAL_HOSTS, Authority, write
+from baton.cli.local_cluster import LocalCluster
+from baton.cli.main import app
+from baton.cli.tls_folder import TlsFolder
+from baton.errors import PermissionDeniedError, UnauthenticatedError, UnavailableError
+from baton.serving.access import WORKER_NAME
+
+from .wide import HANDOFFS
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+PROMPTS = ["def main():", "import os\n", "class Queue:", "for line in open("]
+PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
+# Blocks go over the network, as between hosts.
+FLAGS = {"num_blocks": 256, "max_num_batched_tokens": 48, "kv_connector": "grpc", "kv_port": 0}
+ROLES = ("router", "worker", "client", "admin")
+
+
+def issued(authority: Authority, **options):
+    return {
+        role: authority.issue(role, hosts=LOCAL_HOSTS if role == "router" else (), **options)
+        for role in ROLES
+    }
+
+
+def replace(folder: Path, authority: Authority, **options) -> None:
+    for name, one in issued(authority, **options).items():
+        for suffix, content in (("pem", one.cert), ("key", one.key)):
+            new = folder / f"{name}.{suffix}.new"
+            new.write_bytes(content)
+            new.rename(folder / f"{name}.{suffix}")
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority()
+
+
+@pytest.fixture(scope="module")
+def secured(authority: Authority, tmp_path_factory) -> Iterator[LocalCluster]:
+    folder = tmp_path_factory.mktemp("tls")
+    acme = authority.issue("client", "acme")
+    write(folder, {"ca": authority.own, "client-acme": acme, **issued(authority)})
+    with LocalCluster(
+        num_prefill=2,
+        num_decode=2,
+        http_port=0,
+        worker_flags=FLAGS,
+        router_flags=HANDOFFS,
+        tls_dir=folder,
+    ) as running:
+        yield running
+
+
+def texts_of(address: str, tls: Tls | None) -> list[list[int]]:
+    with Client(address, tls=tls, timeout=60.0) as client:
+        return [client.generate(prompt, PARAMS).token_ids() for prompt in PROMPTS]
+
+
+def test_a_cluster_gives_the_tokens_that_it_gives_without(secured, cluster):
+    tls = secured.tls
+    assert texts_of(secured.address, tls.to_router()) == texts_of(cluster.address, None)
+    with Client(secured.admin_address, tls=tls.to_router("admin")) as admin:
+        workers = admin.list_workers()
+        assert {worker.state for worker in workers} == {"ready"}
+    moved = 0
+    for worker in workers:
+        with Client(worker.admin_endpoint, tls=tls.to_worker()) as client:
+            moved += client.get_load().num_transferred_bytes
+    assert moved > 0, "no block was handed over"
+
+
+def test_who_shows_nothing_or_the_wrong_thing_gets_nothing(secured):
+    tls = secured.tls
+    for nothing in (None, changed(tls.to_router(), cert=None, key=None)):
+        with (
+            Client(secured.address, tls=nothing, timeout=10.0) as client,
+            pytest.raises(UnavailableError, match="wants TLS, a certificate, or another one"),
+        ):
+            client.get_model()
+    with (
+        Client(secured.admin_address, tls=tls.to_router("client"), timeout=10.0) as client,
+        pytest.raises(PermissionDeniedError, match="Admin is for admin and router"),
+    ):
+        client.list_workers()
+    with (
+        Client(secured.address, tls=tls.to_router("worker"), timeout=10.0) as client,
+        pytest.raises(PermissionDeniedError, match="Inference is for client and admin"),
+    ):
+        client.get_model()
+    worker = secured.process("decode-0").endpoint
+    for role, method in (
+        ("client", "/baton.v1.Decode/Generate"),
+        ("admin", "/baton.v1.KvSharing/Share"),
+        ("worker", "/baton.v1.Decode/Generate"),
+    ):
+        shown = tls.shown_by(role, WORKER_NAME)
+        pem = [Path(path).read_bytes() for path in (shown.ca, shown.key, shown.cert)]
+        credentials = grpc.ssl_channel_credentials(*pem)
+        with grpc.secure_channel(worker, credentials, shown.channel_options()) as channel:
+            with pytest.raises(grpc.RpcError) as caught:
+                list(channel.unary_stream(method)(b"", timeout=10.0))
+            assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+            assert "is for router" in caught.value.details()
+
+
+def test_over_https_a_certificate_tells_as_well(secured):
+    tls = secured.tls
+    body = {"model": "tiny", "prompt": PROMPTS[0], "max_tokens": 8, "temperature": 0}
+    answers = {}
+    for role in ("client", "client-acme", "worker"):
+        files = str(tls.path / f"{role}.pem"), str(tls.path / f"{role}.key")
+        context = httpx.create_ssl_context(verify=str(tls.path / "ca.pem"), cert=files)
+        with httpx.Client(verify=context, timeout=30.0) as client:
+            answers[role] = client.post(f"{secured.http_address}/v1/completions", json=body)
+    assert answers["client"].status_code == answers["client-acme"].status_code == 200
+    assert answers["client"].json()["choices"] == answers["client-acme"].json()["choices"]
+    assert answers["worker"].status_code == 403
+    assert "Inference is for client and admin" in answers["worker"].json()["error"]["message"]
+    context = httpx.create_ssl_context(verify=str(tls.path / "ca.pem"))
+    with httpx.Client(verify=context, timeout=10.0) as client, pytest.raises(httpx.TransportError):
+        client.post(f"{secured.http_address}/v1/completions", json=body)
+
+
+def test_commands_speak_it_by_options_and_variables(secured):
+    tls = secured.tls.to_router("admin")
+    files = {"BATON_TLS_CERT": tls.cert, "BATON_TLS_KEY": tls.key}
+    runner = CliRunner(env={name: str(value) for name, value in files.items()})
+    ca = ["--tls-ca", str(tls.ca), "--tls-server-name", "baton-router"]
+    generated = runner.invoke(app, ["generate", "def f(", "--address", secured.address, *ca])
+    assert generated.exit_code == 0, generated.stderr
+    listed = runner.invoke(app, ["top", "--once", "--admin", secured.admin_address, *ca])
+    assert "decode-1" in listed.stdout
+    where = ["--admin", secured.admin_address, "--address", secured.address]
+    examined = runner.invoke(app, ["doctor", *where, "--try", *ca])
+    assert examined.exit_code == 0, examined.stdout
+    assert "the certificate that expires first, in " in examined.stdout
+    assert "decode-0: worker" in examined.stdout
+    plain = CliRunner().invoke(app, ["workers", "--admin", secured.admin_address])
+    assert plain.exit_code == 1
+    assert "wants TLS" in plain.stderr
+
+
+async def test_replaced_certificates_under_load_lose_no_request(secured, authority):
+    """Those that are replaced first expire, so that every new connection needs the new ones."""
+    folder: TlsFolder = secured.tls
+    is_over, num_done = False, 0
+    expected = texts_of(secured.address, folder.to_router())
+    async with AsyncClient(
+        secured.address, tls=folder.to_router(), timeout=60.0, resume=False
+    ) as client:
+
+        async def ask(index: int) -> None:
+            nonlocal num_done
+            while not is_over:
+                token_ids = await client.generate(PROMPTS[index], PARAMS).token_ids()
+                assert token_ids == expected[index]
+                num_done += 1
+
+        asking = [asyncio.create_task(ask(index)) for index in range(len(PROMPTS))]
+        lifetime = timedelta(seconds=8)
+        await asyncio.to_thread(replace, folder.path, authority, lifetime=lifetime)
+        expiry = time.monotonic() + lifetime.total_seconds()
+        await asyncio.sleep(4.0)
+        await asyncio.to_thread(replace, folder.path, authority)
+        await asyncio.sleep(max(0.0, expiry - time.monotonic()) + 1.0)
+        before = num_done
+        await asyncio.sleep(2.0)
+        is_over = True
+        await asyncio.gather(*asking)
+    assert num_done > before > 0
+    # Every process has the new ones, and believes them of the others: also where all begins anew.
+    secured.kill("decode-1")
+    secured.restart("decode-1")
+    secured.kill("prefill-1")
+    secured.restart("prefill-1")
+    for process in secured.processes:
+        assert "certificates stay as they were" not in process.log_path.read_text()
+    assert texts_of(secured.address, folder.to_router()) == expected
+
+
+@pytest.fixture(scope="module")
+def by_token(authority: Authority, tmp_path_factory) -> Iterator[LocalCluster]:
+    folder = tmp_path_factory.mktemp("by-token")
+    write(folder, {"ca": authority.own, **issued(authority)})
+    (folder / "tenants").write_text(f"{hashlib.sha256(b'open sesame').hexdigest()} acme\n")
+    tokens = {"client_auth": "token", "tenants_file": folder / "tenants"}
+    with LocalCluster(
+        http_port=0, worker_flags=FLAGS, router_flags=tokens, tls_dir=folder
+    ) as running:
+        yield running
+
+
+def test_with_tokens_clients_need_no_certificate_and_administrators_do(by_token):
+    tls = changed(by_token.tls.to_router(), cert=None, key=None)
+    with Client(by_token.address, tls=tls, token="open sesame", timeout=30.0) as client:
+        assert client.generate(PROMPTS[0], PARAMS).text()
+    for token in (None, "guessed"):
+        with (
+            Client(by_token.address, tls=tls, token=token, timeout=30.0) as client,
+            pytest.raises(UnauthenticatedError),
+        ):
+            client.generate(PROMPTS[0], PARAMS).text()
+    with (
+        Client(by_token.admin_address, tls=tls, token="open sesame", timeout=5.0) as client,
+        pytest.raises(UnavailableError, match="wants TLS, a certificate"),
+    ):
+        client.list_workers()
+    with Client(by_token.admin_address, tls=by_token.tls.to_router("admin")) as admin:
+        assert len(admin.list_workers()) == 2
+        assert admin.list_requests() == []
+        assert admin.explain(PROMPTS[0]).candidates
+
+
+def test_over_https_a_token_is_enough(by_token):
+    context = httpx.create_ssl_context(verify=str(by_token.tls.path / "ca.pem"))
+    url = f"{by_token.http_address}/v1/completions"
+    body = {"model": "tiny", "prompt": PROMPTS[0], "max_tokens": 8, "temperature": 0}
+    with httpx.Client(verify=context, timeout=30.0) as client:
+        known = {"authorization": "Bearer open sesame"}
+        assert client.post(url, json=body, headers=known).status_code == 200
+        assert client.post(url, json=body).status_code == 401
+        wrong = {"authorization": "Bearer guessed"}
+        assert client.post(url, json=body, headers=wrong).status_code == 401
+    with pytest.raises(httpx.TransportError):
+        httpx.get(url.replace("https", "http"))
+
+
+def test_over_https_replaced_certificates_are_shown(by_token, authority):
+    folder = by_token.tls.path
+    context = httpx.create_ssl_context(verify=str(folder / "ca.pem"))
+    url = f"{by_token.http_address}/health"
+
+    def shown() -> str:
+        with (
+            httpx.Client(verify=context, timeout=10.0) as client,
+            client.stream("GET", url) as answer,
+        ):
+            stream = answer.extensions["network_stream"]
+            return stream.get_extra_info("ssl_object").getpeercert()["serialNumber"]
+
+    before = shown()
+    assert shown() == before
+    replace(folder, authority)
+    deadline = time.monotonic() + 10.0
+    while shown() == before:
+        assert time.monotonic() < deadline, "the former certificate is still shown"
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("module", ["router", "decode_worker"])
+def test_a_process_with_the_certificate_of_another_role_ends_with_a_sentence(
+    module, tmp_path, authority
+):
+    issues = {"router": authority.issue("worker"), "decode_worker": authority.issue("prefill")}
+    write(tmp_path, {"ca": authority.own, "wrong": issues[module]})
+    files = {"cert": "wrong.pem", "key": "wrong.key", "ca": "ca.pem"}
+    flags = [f"--tls-{of}={tmp_path / file}" for of, file in files.items()]
+    ended = subprocess.run(
+        [sys.executable, "-P", "-m", module, "--redis-url=redis://127.0.0.1:1/0", *flags],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    assert "this process needs one that is for a URI" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
