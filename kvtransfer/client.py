@@ -51,11 +51,13 @@ class KvFetcher:
         *,
         connector: Choice = "auto",
         nixl_devices: str | None = None,
+        nixl_problem: str = "",
         socket_dir: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`nixl_devices`: of the network, as UCX names them; None for all. `socket_dir`: where this
-        host's workers have their sockets; None: without a file."""
+        """`nixl_devices`: of the network, as UCX names them; None for all. `nixl_problem`: why it
+        is not to be used; empty where it may. `socket_dir`: where this host's workers have their
+        sockets; None: without a file."""
         self.meter = TransferMeter()
         self._pools = pools
         self._layouts = tuple(pool.layout for pool in pools)
@@ -64,7 +66,14 @@ class KvFetcher:
         self._channel_to = channel_to
         self._clock = clock
         nixl = NixlReader(pools, nixl_devices)
-        self._sources = Sources(pools, connector, self._describe, nixl, socket_dir=socket_dir)
+        self._sources = Sources(
+            pools,
+            connector,
+            self._describe,
+            nixl,
+            nixl_problem=nixl_problem,
+            socket_dir=socket_dir,
+        )
 
     def close(self) -> None:
         """Lets go of what it has mapped. Idempotent."""

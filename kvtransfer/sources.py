@@ -51,15 +51,19 @@ class Sources:
         describe: Describe,
         nixl: NixlReader,
         cuda: CudaMemory | None = None,
+        *,
+        nixl_problem: str = "",
         socket_dir: str | None = None,
     ) -> None:
         """`describe` asks the source at an endpoint, also for ways that it opens for whoever asks.
-        `nixl` is closed with this. `socket_dir`: as of `shm_claimant.attach`."""
+        `nixl` is closed with this, and not used where `nixl_problem` says why not. `socket_dir`: as
+        of `shm_claimant.attach`."""
         self._pools = pools
         self._on_cpu = all(pool.device.type == "cpu" for pool in pools)
         self._choice = choice
         self._describe = describe
         self._nixl = nixl
+        self._nixl_problem = nixl_problem
         self._cuda = cuda or DriverMemory()
         self._socket_dir = socket_dir
         self._ways: dict[_Source, asyncio.Task[Way]] = {}
@@ -130,6 +134,8 @@ class Sources:
             receiver = await asyncio.to_thread(shm_claimant.attach, door, layouts, self._socket_dir)
             receiver.watch(partial(self._drop, source))
             return receiver, "both are on one host and of one user"
+        if self._nixl_problem:
+            raise UnavailableError(self._nixl_problem)
         if not is_installed():
             raise UnavailableError("nixl is not installed here: pip install 'baton-serve[nixl]'")
         described = await self._describe(source[0], (Connector.NIXL,))

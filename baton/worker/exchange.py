@@ -48,6 +48,7 @@ class KvExchange:
             worker.channels.get,
             connector=worker.settings.kv_connector,
             nixl_devices=worker.settings.devices_of_nixl,
+            nixl_problem=worker.settings.nixl_problem,
             socket_dir=worker.settings.socket_dir,
         )
         stack.callback(fetcher.close)

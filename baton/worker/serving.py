@@ -32,7 +32,9 @@ class PoolServer:
         if all(pool.shared is not None for pool in pools):
             door = await self._door(pools, stack)
         nixl: NixlSource | str = "nixl is not installed there"
-        if is_installed():
+        if worker.settings.nixl_problem:
+            nixl = worker.settings.nixl_problem
+        elif is_installed():
             nixl = NixlSource(pools, worker.settings.devices_of_nixl)
             stack.callback(nixl.close)
         ipc = await asyncio.to_thread(offer, pools, DriverMemory())

@@ -138,8 +138,8 @@ class WorkerSettings(ServingSettings):
         "auto",
         description="How blocks are fetched from another worker. grpc: over the network. shm: from "
         "the other's memory, on the same host. cuda-ipc: the same for GPUs. nixl: by RDMA, NVLink "
-        "or whatever else NIXL finds (pip install 'baton-serve[nixl]'). auto: the fastest that "
-        "both have.",
+        "or whatever else NIXL finds (pip install 'baton-serve[nixl]'), which TLS does not cover. "
+        "auto: the fastest that both have; where TLS is spoken, nixl on loopback alone.",
     )
     socket_dir: str | None = Field(
         None,
@@ -187,6 +187,16 @@ class WorkerSettings(ServingSettings):
     def devices_of_nixl(self) -> str | None:
         """None for all."""
         return self.nixl_devices or ("lo" if is_loopback(self.host) else None)
+
+    @property
+    def nixl_problem(self) -> str:
+        """Why others may not read these pools by NIXL, nor this worker theirs; empty if they
+        may."""
+        if self.tls is None or self.kv_connector == "nixl" or self.devices_of_nixl == "lo":
+            return ""
+        return (
+            "TLS is spoken, and does not cover it; --kv-connector nixl on both has it all the same"
+        )
 
     @property
     def model_path(self) -> str:

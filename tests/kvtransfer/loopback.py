@@ -127,6 +127,7 @@ async def transfer(
     pairing: Pairing | None = None,
     connector: Choice = "grpc",
     leases: LeaseTable | None = None,
+    nixl_problem: str = "",
 ) -> AsyncIterator[Transfer]:
     """Both ends on one event loop. `servicer` replaces ours; `pairing` is the target's."""
     ours, theirs = Pairing(MODEL, layouts), pairing or Pairing(MODEL, layouts)
@@ -145,7 +146,13 @@ async def transfer(
     await server.start()
     channels = Channels()
     fetcher = KvFetcher(
-        targets, theirs, CLAIMANT, channels.get, connector=connector, nixl_devices="lo"
+        targets,
+        theirs,
+        CLAIMANT,
+        channels.get,
+        connector=connector,
+        nixl_devices="lo",
+        nixl_problem=nixl_problem,
     )
     try:
         async with doorkeeper:

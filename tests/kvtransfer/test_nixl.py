@@ -52,6 +52,15 @@ async def test_it_is_taken_where_no_memory_is_shared_and_started_only_then(monke
         assert ends.nixl._agent is not None
 
 
+async def test_where_it_is_not_to_be_used_blocks_come_over_grpc_and_it_is_said_why(monkeypatch):
+    monkeypatch.setattr(shm_claimant, "host_id", lambda: "elsewhere")
+    async with transfer(connector="auto", nixl_problem="TLS does not cover it") as ends:
+        report = await fetched(ends)
+        assert report.connector is Connector.GRPC
+        assert "not by nixl: TLS does not cover it" in report.reason
+        assert ends.nixl._agent is None
+
+
 async def test_where_it_is_missing_that_is_said_and_how_to_have_it(monkeypatch):
     monkeypatch.setattr(sources, "is_installed", lambda: False)
     async with transfer(connector="nixl") as ends:
