@@ -38,7 +38,7 @@ LABEL org.opencontainers.image.title="Baton" \
       org.opencontainers.image.licenses="Apache-2.0"
 WORKDIR /tmp
 VOLUME ["/tmp", "/cache"]
-EXPOSE 50051 9090
+EXPOSE 50051 50053 9090
 
 FROM runtime AS router
 COPY --from=router-root /opt/baton /opt/baton

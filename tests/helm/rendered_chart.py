@@ -19,6 +19,10 @@ _EVERYTHING = """
 image: { registry: registry.example/llm, tag: "1", pullSecrets: [registry] }
 model: { source: image, image: registry.example/checkpoints/qwen3, name: "" }
 redis: { existingSecret: redis-password }
+tls:
+  enabled: true
+  existingSecrets: { router: router-tls }
+  certManager: { issuer: baton, issuerKind: ClusterIssuer, trustDomain: llm.example }
 router:
   http: true
   tenantsSecret: tenants

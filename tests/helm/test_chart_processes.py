@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -15,12 +16,27 @@ import grpc
 import pytest
 import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from rendered_chart import ROOT, container_of, env_of, pod_of, render, values_of, workloads
+from rendered_chart import (
+    ROOT,
+    component,
+    container_of,
+    env_of,
+    of_kind,
+    pod_of,
+    render,
+    values_of,
+    workloads,
+)
 
 from baton import Client, SamplingParams
+from baton.cli.certs import Authority, write
 from baton.cli.ports import HOST, free_port
 from baton.cluster.child import dying_with_parent
 from baton.cluster.embedded import _server_binary
+from baton.serving.access import identity_in
+from baton.tls import Tls
+
+KINDS = ("startup", "readiness", "liveness")
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -104,6 +120,8 @@ class Pod:
     def passes(self, kind: str) -> bool:
         """What the kubelet finds: SERVING is all that counts."""
         probe = self.container[f"{kind}Probe"]
+        if "httpGet" in probe:
+            return self._is_well(probe["httpGet"], probe["timeoutSeconds"])
         request = health_pb2.HealthCheckRequest(service=probe["grpc"]["service"])
         with grpc.insecure_channel(f"{HOST}:{self.ports['grpc']}") as channel:
             try:
@@ -113,6 +131,14 @@ class Pod:
             except grpc.RpcError:
                 return False
         return answer.status == health_pb2.HealthCheckResponse.SERVING
+
+    def _is_well(self, asked, timeout: float) -> bool:
+        url = f"http://{HOST}:{self.ports[asked['port']]}{asked['path']}"
+        try:
+            with urllib.request.urlopen(url, timeout=timeout) as answer:
+                return bool(200 <= answer.status < 400)
+        except OSError:
+            return False
 
     def wait_started(self) -> None:
         probe = self.container["startupProbe"]
@@ -131,15 +157,45 @@ def is_answering(client: "redis.Redis") -> bool:
         return False
 
 
+def issue(objects, folder: Path) -> Tls:
+    """Puts into each pod's folder what cert-manager would into its secret; returns an admin's."""
+    authority = Authority()
+    for certificate in of_kind(objects, "Certificate"):
+        spec = certificate["spec"]
+        role = identity_in(spec["uris"]).role
+        issued = authority.issue(role, hosts=spec["dnsNames"])
+        secret = folder / component(certificate) / "tls"
+        secret.mkdir(parents=True)
+        files = {"tls.crt": issued.cert, "tls.key": issued.key, "ca.crt": authority.own.cert}
+        for name, content in files.items():
+            (secret / name).write_bytes(content)
+    own = folder / "own"
+    write(own, {"ca": authority.own, "admin": authority.issue("admin")})
+    return Tls(own / "ca.pem", own / "admin.pem", own / "admin.key")
+
+
+def context_of(tls: Tls | None) -> ssl.SSLContext | None:
+    """What a program has that asks by HTTP."""
+    if tls is None:
+        return None
+    context = ssl.create_default_context(cafile=tls.ca)
+    context.load_cert_chain(tls.cert, tls.key)
+    return context
+
+
 @pytest.mark.slow
-def test_the_demo_serves_is_probed_and_drains(tmp_path):
-    demo = workloads(render(values_of("values-cpu-demo")))
+@pytest.mark.parametrize("is_encrypted", [False, True], ids=["in-the-clear", "over-tls"])
+def test_the_demo_serves_is_probed_and_drains(is_encrypted, tmp_path):
+    tls = {"tls": {"enabled": True, "certManager": {"issuer": "baton"}}} if is_encrypted else {}
+    objects = render({**values_of("values-cpu-demo"), **tls})
+    demo = workloads(objects)
+    own = issue(objects, tmp_path) if is_encrypted else None
     taken: set[int] = set()
     with ExitStack() as stack:
 
         def start(name, url=""):
             folder = tmp_path / name
-            folder.mkdir()
+            folder.mkdir(exist_ok=True)
             return stack.enter_context(Pod(demo[name], folder, taken, url).running())
 
         store = start("redis")
@@ -154,8 +210,9 @@ def test_the_demo_serves_is_probed_and_drains(tmp_path):
             pod.wait_started()
         router = pods[-1]
         ports = (router.ports[name] for name in ("grpc", "admin"))
-        address, admin_address = (f"{HOST}:{port}" for port in ports)
-        with Client(address, admin_address=admin_address) as client:
+        # As a port-forward has it.
+        address, admin_address = (f"localhost:{port}" for port in ports)
+        with Client(address, admin_address=admin_address, tls=own) as client:
             deadline = time.monotonic() + 30.0
             while len([w for w in client.list_workers() if w.state == "ready"]) < 2:
                 assert time.monotonic() < deadline, router.log
@@ -164,13 +221,15 @@ def test_the_demo_serves_is_probed_and_drains(tmp_path):
             generation = client.generate("import os\n", SamplingParams(max_tokens=8))
             assert generation.text()
         request = urllib.request.Request(
-            f"http://{HOST}:{router.ports['http']}/v1/completions",
+            f"{'https' if is_encrypted else 'http'}://localhost:{router.ports['http']}/v1/completions",
             json.dumps({"model": "tiny", "prompt": "import os\n", "max_tokens": 8}).encode(),
             {"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=60, context=context_of(own)) as answer:
             assert json.load(answer)["choices"][0]["text"]
         for pod in pods:
+            kinds = {key for kind in KINDS for key in pod.container[f"{kind}Probe"]}
+            assert ("httpGet" in kinds, "grpc" in kinds) == (is_encrypted, not is_encrypted)
             assert pod.passes("liveness")
             assert pod.passes("readiness")
             metrics = f"http://{HOST}:{pod.ports['metrics']}/metrics"

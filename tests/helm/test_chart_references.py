@@ -24,6 +24,9 @@ README = (CHART / "README.md").read_text()
 # Values that name what somebody else has made.
 GIVEN = (
     ("redis", "existingSecret"),
+    ("tls", "existingSecrets", "router"),
+    ("tls", "existingSecrets", "prefill"),
+    ("tls", "existingSecrets", "decode"),
     ("model", "claim"),
     ("model", "hubSecret"),
     ("model", "cacheClaim"),
@@ -87,6 +90,7 @@ def test_every_port_that_is_named_or_probed_is_one_of_the_container(name):
         for probe in probes:
             assert probe.get("grpc", {}).get("port", ports.get("grpc")) == ports.get("grpc")
             assert probe.get("tcpSocket", {}).get("port", "redis") in {*ports, "redis"}
+            assert probe.get("httpGet", {}).get("port", "metrics") in {*ports, "metrics"}
     for service in of_kind(objects, "Service"):
         names = {p["name"] for p in container_of(by_component[component(service)])["ports"]}
         assert {port["targetPort"] for port in service["spec"]["ports"]} <= names
@@ -127,6 +131,7 @@ def test_what_pods_need_is_declared_or_named_by_a_value_that_the_readme_explains
     objects = preset(name)
     named = dict(given(merged(values_of(name))))
     accounts = {found["metadata"]["name"] for found in of_kind(objects, "ServiceAccount")}
+    made = {found["spec"]["secretName"] for found in of_kind(objects, "Certificate")}
     for workload in workloads(objects).values():
         pod = pod_of(workload)
         assert pod["serviceAccountName"] in accounts
@@ -137,7 +142,7 @@ def test_what_pods_need_is_declared_or_named_by_a_value_that_the_readme_explains
             *(volume["configMap"]["name"] for volume in volumes if "configMap" in volume),
             *(claim["claimName"] for claim in found_in(volumes, "persistentVolumeClaim")),
         }
-        assert needed <= set(named.values())
+        assert needed <= {*named.values(), *made}
         mounted = {mount["name"] for mount in container_of(workload)["volumeMounts"]}
         assert mounted == {volume["name"] for volume in volumes}
     for ingress in of_kind(objects, "Ingress"):

@@ -23,7 +23,23 @@ WRONG = {
     "metrics port of another purpose": ({"ports": {"metrics": 8080}}, "ports.metrics"),
     "a port for root": ({"ports": {"grpc": 443}}, "/ports/grpc"),
     "TLS without a secret": ({"ingress": {"grpc": GRPC}}, "/ingress/grpc/tlsSecret"),
-    "TLS between processes": ({"tls": {"enabled": True}}, "'tls'"),
+    "TLS between processes without a secret": (
+        {"tls": {"enabled": True, "existingSecrets": {"router": "a", "prefill": "b"}}},
+        "tls.existingSecrets.decode",
+    ),
+    "certificates for nothing": ({"tls": {"existingSecrets": {"router": "a"}}}, "tls.enabled"),
+    "tokens in the clear": (
+        {"tls": {"clientAuth": "token"}, "router": {"tenantsSecret": "a"}},
+        "tls.clientAuth",
+    ),
+    "an issuer of an unknown kind": (
+        {"tls": {"enabled": True, "certManager": {"issuer": "a", "issuerKind": "Vault"}}},
+        "/tls/certManager/issuerKind",
+    ),
+    "half of a secret's name": (
+        {"tls": {"enabled": True, "existingSecrets": {"router": "A_"}}},
+        "/tls/existingSecrets/router",
+    ),
     "an ingress without a host": ({"ingress": {"http": {"enabled": True}}}, "/ingress/http/host"),
     "an ingress for nobody": (
         {"ingress": {"http": {"enabled": True, "host": "http.example"}}},

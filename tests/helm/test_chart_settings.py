@@ -24,7 +24,9 @@ from rendered_chart import (
     workloads,
 )
 
+from baton.serving.server import LIVENESS, READINESS
 from baton.serving.settings import load
+from baton.serving.telemetry.serving import CHECKS
 from decode_worker.settings import DecodeSettings
 from router.settings import RouterSettings
 
@@ -63,7 +65,9 @@ def test_every_variable_is_a_setting_and_every_value_is_taken(name, process, mon
     settings = understood(objects, process, monkeypatch)
     assert settings.host == "0.0.0.0"
     assert settings.advertise_host == "10.0.0.1"
-    assert settings.insecure
+    assert settings.insecure == (settings.tls is None)
+    mounted = {m["mountPath"] for m in container_of(workloads(objects)[process])["volumeMounts"]}
+    assert ("/etc/baton/tls" in mounted) == (settings.tls is not None)
 
 
 def test_what_is_given_arrives(monkeypatch):
@@ -102,17 +106,27 @@ def test_a_pod_is_given_longer_than_its_drain_and_a_drain_no_less_than_a_lease(n
             assert settings.drain_timeout_s >= settings.lease_timeout_s
 
 
+def asked_by(probe):
+    """How a probe asks, and after what. The kubelet speaks no gRPC over TLS."""
+    if "grpc" in probe:
+        return "grpc", probe["grpc"]["service"]
+    assert probe["httpGet"].keys() == {"port", "path"}
+    assert probe["httpGet"]["port"] == "metrics"
+    return "http", CHECKS[probe["httpGet"]["path"]]
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_probes_ask_by_name_and_wait_for_the_model(name):
     values = merged(values_of(name))
     for process in PROCESSES:
         container = container_of(workloads(preset(name))[process])
-        services = {kind: container[f"{kind}Probe"]["grpc"]["service"] for kind in
-                    ("startup", "readiness", "liveness")}  # fmt: skip
-        assert services == {
-            "startup": "readiness",
-            "readiness": "readiness",
-            "liveness": "liveness",
+        asked = {kind: asked_by(container[f"{kind}Probe"]) for kind in
+                 ("startup", "readiness", "liveness")}  # fmt: skip
+        way = "http" if values["tls"]["enabled"] else "grpc"
+        assert asked == {
+            "startup": (way, READINESS),
+            "readiness": (way, READINESS),
+            "liveness": (way, LIVENESS),
         }
         if process != "router":
             startup = container["startupProbe"]

@@ -85,9 +85,7 @@ podAntiAffinity:
   value: {{ include "baton.redisUrl" .root | quote }}
 - name: BATON_HOST
   value: 0.0.0.0
-# In the clear: network policies say who may connect.
-- name: BATON_INSECURE
-  value: "true"
+{{- include "baton.tlsEnv" . }}
 - name: BATON_ADVERTISE_HOST
   value: $(POD_IP)
 - name: BATON_PORT
@@ -134,11 +132,18 @@ podAntiAffinity:
 {{- end }}
 {{- end -}}
 
-{{- /* A gRPC health check; takes (dict "root" $ "service" "..."). */}}
+{{- /* A health check; takes (dict "root" $ "service" "..."). The kubelet speaks gRPC in the clear
+alone, so over TLS it asks beside the metrics, which are plain HTTP. */}}
 {{- define "baton.health" -}}
+{{- if .root.Values.tls.enabled -}}
+httpGet:
+  port: metrics
+  path: {{ ternary "/livez" "/readyz" (eq .service "liveness") }}
+{{- else -}}
 grpc:
   port: {{ .root.Values.ports.grpc }}
   service: {{ .service }}
+{{- end -}}
 {{- end -}}
 
 {{- /* Liveness and readiness, alike for all; while a start-up probe fails neither is looked at. */}}

@@ -1,0 +1,114 @@
+"""Certificates of the chart, and what processes make of them."""
+
+import pytest
+from rendered_chart import (
+    NAMESPACE,
+    PROCESSES,
+    chart,
+    component,
+    container_of,
+    env_of,
+    of_kind,
+    pod_of,
+    render,
+    workloads,
+)
+
+from baton.serving.access import ROUTER_NAME, WORKER_NAME, Identity, identity_in
+
+ISSUED = {"enabled": True, "certManager": {"issuer": "baton", "hosts": ["llm.example"]}}
+NAMED = {"enabled": True, "existingSecrets": {p: f"{p}-secret" for p in PROCESSES}}
+
+
+def certificates(values):
+    return {component(found): found["spec"] for found in of_kind(render(values), "Certificate")}
+
+
+def test_cert_manager_makes_one_for_each_kind_of_process_with_its_role_and_names():
+    made = certificates({"tls": ISSUED})
+    assert made.keys() == set(PROCESSES)
+    for process, spec in made.items():
+        assert identity_in(spec["uris"]) == Identity(process, None)
+        assert {"server auth", "client auth"} <= set(spec["usages"])
+    assert made["prefill"]["dnsNames"] == made["decode"]["dnsNames"] == [WORKER_NAME]
+    names = made["router"]["dnsNames"]
+    assert {ROUTER_NAME, "localhost", "llm.example"} <= set(names)
+    services = of_kind(render({"tls": ISSUED}), "Service")
+    for service in services:
+        if component(service) == "router":
+            name = service["metadata"]["name"]
+            assert {name, f"{name}.{NAMESPACE}", f"{name}.{NAMESPACE}.svc"} <= set(names)
+
+
+def test_workers_that_may_change_their_role_have_a_certificate_for_both():
+    made = certificates({"tls": ISSUED, "router": {"settings": {"elastic": True}}})
+    assert identity_in(made["router"]["uris"]) == Identity("router", None)
+    for role in ("prefill", "decode"):
+        assert identity_in(made[role]["uris"]) == Identity("worker", None)
+
+
+@pytest.mark.parametrize("tls", [ISSUED, NAMED], ids=["issued", "named"])
+def test_every_pod_reads_its_own_certificate_and_no_other_one(tls):
+    objects = render({"tls": tls})
+    made = {component(c): c["spec"]["secretName"] for c in of_kind(objects, "Certificate")}
+    for process in PROCESSES:
+        workload = workloads(objects)[process]
+        (volume,) = (v for v in pod_of(workload)["volumes"] if v["name"] == "tls")
+        expected = made[process] if made else f"{process}-secret"
+        # Readable by its user and its group, which is the pod's.
+        assert volume["secret"] == {"secretName": expected, "defaultMode": 0o440}
+        (mount,) = (m for m in container_of(workload)["volumeMounts"] if m["name"] == "tls")
+        assert mount == {"name": "tls", "mountPath": "/etc/baton/tls", "readOnly": True}
+        told = {n: v.get("value") for n, v in env_of(workload).items() if "_TLS_" in n}
+        assert told == {
+            "BATON_TLS_CERT": "/etc/baton/tls/tls.crt",
+            "BATON_TLS_KEY": "/etc/baton/tls/tls.key",
+            "BATON_TLS_CA": "/etc/baton/tls/ca.crt",
+        }
+        assert "BATON_INSECURE" not in env_of(workload)
+
+
+def test_clients_may_show_tokens_in_place_of_certificates():
+    for asked in ("certificate", "token"):
+        tls = {**ISSUED, "clientAuth": asked}
+        objects = render({"tls": tls, "router": {"tenantsSecret": "tenants"}})
+        told = {p: env_of(workloads(objects)[p]) for p in PROCESSES}
+        assert told["router"]["BATON_CLIENT_AUTH"]["value"] == asked
+        assert "BATON_CLIENT_AUTH" not in told["decode"]
+
+
+def test_a_secret_that_is_named_is_not_made():
+    both = {**ISSUED, "existingSecrets": {"router": "mine"}}
+    assert certificates({"tls": both}).keys() == {"prefill", "decode"}
+
+
+def test_services_say_what_is_spoken_behind_them():
+    for tls, said in ((ISSUED, {"https"}), ({}, {"kubernetes.io/h2c", "http"})):
+        services = of_kind(render({"tls": tls, "router": {"http": True}}), "Service")
+        ports = [p for s in services if component(s) != "redis" for p in s["spec"]["ports"]]
+        assert {port["appProtocol"] for port in ports} == said
+
+
+def test_without_tls_processes_are_told_that_it_is_meant():
+    for process in PROCESSES:
+        variables = env_of(workloads(render({}))[process])
+        assert variables["BATON_INSECURE"]["value"] == "true"
+        assert not [name for name in variables if "_TLS_" in name]
+
+
+def test_the_notes_say_how_commands_speak_tls():
+    def notes(**values):
+        return chart().render(values, name="demo", namespace=NAMESPACE)["baton/templates/NOTES.txt"]
+
+    assert "BATON_TLS" not in notes()
+    assert "127.0.0.1:50051" in notes()
+    said = notes(tls=ISSUED)
+    # Which the router's certificate is for, as it is not for an address.
+    assert "127.0.0.1" not in said
+    assert "localhost:50051" in said
+    for name in ("BATON_TLS_CA", "BATON_TLS_CERT", "BATON_TLS_KEY"):
+        assert name in said
+    assert "BATON_TOKEN" not in said
+    assert "BATON_TOKEN" in notes(
+        tls={**ISSUED, "clientAuth": "token"}, router={"tenantsSecret": "tenants"}
+    )
