@@ -32,14 +32,18 @@ def main() -> None:
     parser.add_argument(
         "--repeats", type=int, default=5, help="measurements of each side, in turns (default 5)"
     )
+    parser.add_argument("--tls", action="store_true", help="of transfer: what mutual TLS costs it")
     arguments = parser.parse_args()
+    if arguments.tls and arguments.name != "transfer":
+        parser.error("--tls is for transfer")
     if arguments.repeats < 1:
         parser.error(f"--repeats is {arguments.repeats}; must be at least 1")
     logging.disable(logging.WARNING)
     for name in NAMES if arguments.name == "all" else (arguments.name,):
         print(f"bench {name}: running", file=sys.stderr)
         try:
-            rows = importlib.import_module(f"bench.{name}").run(arguments.repeats)
+            module = f"bench.{name}_tls" if arguments.tls else f"bench.{name}"
+            rows = importlib.import_module(module).run(arguments.repeats)
         except NotPossibleError as error:
             if arguments.name != "all":
                 raise SystemExit(str(error)) from error

@@ -42,7 +42,7 @@ from bench.transfer_source import (
 )
 from kvtransfer.client import KvFetcher
 from kvtransfer.connector import Integrity
-from kvtransfer.handle import Handle
+from kvtransfer.handle import Handle, TransferReport
 from kvtransfer.nixl_agent import is_installed
 from kvtransfer.payload import CHANNEL_OPTIONS, MESSAGE_BYTES
 from kvtransfer.sources import Choice
@@ -174,36 +174,16 @@ class _Claimant:
         self, connector: Choice, integrity: Integrity, *, scattered: bool = False
     ) -> float:
         """Seconds of one handoff, whose content is compared afterwards."""
-        lease_id = secrets.token_bytes(16)
-        assert await self._source.ask(lease_id.hex()) == "ready"
-        num_blocks = self._pool.num_blocks
-        table = tuple(range(1, num_blocks + 1))
+        table = tuple(range(1, self._pool.num_blocks + 1))
         if scattered:
-            table = tuple(random.Random(1).sample(table, num_blocks))
-        handle = Handle(
-            source_worker="prefill",
-            source_endpoint=self._endpoint,
-            source_epoch=EPOCH,
-            lease_id=lease_id,
-            pairing=pairing_of(self._pool),
-            num_tokens=num_blocks * BLOCK_SIZE,
-            block_hashes=(),
-            integrity=integrity,
+            table = tuple(random.Random(1).sample(table, len(table)))
+        fetcher = self._fetchers[connector]
+        seconds, report = await handoff(
+            self._source, self._endpoint, fetcher, self._pool, table, integrity
         )
-        start = time.perf_counter()
-        _, report = await self._fetchers[connector].fetch(
-            handle, ExternalAllocation("bench", (table,), 0), timeout=60.0
-        )
-        elapsed = time.perf_counter() - start
         assert report.connector.value == connector, report.reason
-        assert report.num_bytes == NUM_BYTES
-        self._check(table)
-        return elapsed
-
-    def _check(self, table: tuple[int, ...]) -> None:
-        expected = source_blocks(self._pool.num_blocks)
-        for there, here in zip(expected[::16], table[::16], strict=True):
-            assert self._pool.read_block(here) == self._expected.read_block(there), "other bytes"
+        check(self._pool, self._expected, table)
+        return seconds
 
     async def memcpy(self) -> float:
         source, target = self._private, _bytes_of(self._pool)
@@ -235,6 +215,41 @@ class _Claimant:
         endpoint = self._endpoint
         async with grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS) as channel:
             return await transfer_bare.seconds(channel, MESSAGE_BYTES)
+
+
+async def handoff(
+    source: Child,
+    endpoint: str,
+    fetcher: KvFetcher,
+    pool: KvPool,
+    table: tuple[int, ...],
+    integrity: Integrity,
+) -> tuple[float, TransferReport]:
+    """Seconds of one, into the blocks of `table`, and what is said of it."""
+    lease_id = secrets.token_bytes(16)
+    assert await source.ask(lease_id.hex()) == "ready"
+    handle = Handle(
+        source_worker="prefill",
+        source_endpoint=endpoint,
+        source_epoch=EPOCH,
+        lease_id=lease_id,
+        pairing=pairing_of(pool),
+        num_tokens=len(table) * BLOCK_SIZE,
+        block_hashes=(),
+        integrity=integrity,
+    )
+    start = time.perf_counter()
+    _, report = await fetcher.fetch(handle, ExternalAllocation("bench", (table,), 0), timeout=60.0)
+    seconds = time.perf_counter() - start
+    assert report.num_bytes == NUM_BYTES
+    return seconds, report
+
+
+def check(pool: KvPool, expected: KvPool, table: tuple[int, ...]) -> None:
+    """Whether what has come to `table` is what the source has been filled with."""
+    sent = source_blocks(pool.num_blocks)
+    for there, here in zip(sent[::16], table[::16], strict=True):
+        assert pool.read_block(here) == expected.read_block(there), "other bytes"
 
 
 def _bytes_of(pool: KvPool) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":

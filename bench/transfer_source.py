@@ -1,7 +1,8 @@
 """The other process of `bench.transfer`: what hands 256 MiB over, in every way that is compared.
 
 It says where it listens, as one line of JSON, and serves until its standard input ends. A line of
-it is a lease id in hexadecimal: a prompt is computed, and its blocks wait.
+it is a lease id in hexadecimal: a prompt is computed, and its blocks wait. Its arguments are the
+bytes of a block and, for TLS, a folder of certificates.
 """
 
 import asyncio
@@ -11,14 +12,16 @@ import random
 import socket
 import sys
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from baton.cli.tls_folder import TlsFolder
 from baton.engine.kv_pool import KvPool, KvShape, plan_layout, pool_bytes
 from baton.engine.shared_memory import SharedMemory
 from baton.serving.server import Server
-from baton.serving.settings import ServingSettings, load
+from baton.serving.settings import ServingSettings
 from baton.worker.memory import keep_freed_memory
 from bench import transfer_bare
 from kvtransfer.extent import Extent
@@ -81,7 +84,7 @@ def _serve_raw(listener: socket.socket) -> None:
                     connection.sendall(content)
 
 
-async def main(block_bytes: int) -> None:
+async def main(block_bytes: int, tls: TlsFolder | None) -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     pool = pool_of(block_bytes)
@@ -94,7 +97,8 @@ async def main(block_bytes: int) -> None:
         keeper = await stack.enter_async_context(Doorkeeper([pool]))
         nixl = NixlSource([pool], "lo")
         served = ServedPools([pool], pairing_of(pool), EPOCH, keeper.door, nixl)
-        server = Server(load(ServingSettings, []))
+        own = {} if tls is None else tls.own("worker")
+        server = Server(ServingSettings.model_validate({n: str(path) for n, path in own.items()}))
         server.add(add_to_server, KvTransferService(table, lambda: served))
         server.add(lambda _, to: transfer_bare.add_to_server(to), None)
         await server.start()
@@ -107,4 +111,4 @@ async def main(block_bytes: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1])))
+    asyncio.run(main(int(sys.argv[1]), TlsFolder(Path(sys.argv[2])) if sys.argv[2:] else None))

@@ -1,6 +1,6 @@
 """`baton certs`: an authority for trials, and certificates of all roles that it has signed.
 
-Who has an authority of their own needs none of this: the names are in docs/security.md.
+Who has an authority of their own needs none of this: what is in them is in docs/tls.md.
 """
 
 import os

@@ -269,7 +269,8 @@ class LocalCluster:
         """Whether the router answers its clients. Connections of this process to one that was there
         before wait for a while before they are tried again."""
         try:
-            with Client(self.address, timeout=ANSWER_TIMEOUT) as client:
+            client = Client(self.address, timeout=ANSWER_TIMEOUT, tls=self._router.tls)
+            with client:
                 client.get_model()
         except UnauthenticatedError:
             return True

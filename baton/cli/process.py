@@ -29,8 +29,16 @@ _MODULES: dict[Role, str] = {
 _TAIL_LINES = 15
 _TAIL_BYTES = 8192
 
-# Where a server is, which its command line says: not for a process that listens on loopback.
-_NOT_INHERITED = {"BATON_ADVERTISE_HOST", "BATON_ADMIN_HOST", "BATON_HTTP_PORT"}
+# Where a server is and who, which its command line says: it listens on loopback, and has another
+# certificate than the one with which the user's commands connect.
+_NOT_INHERITED = {
+    "BATON_ADVERTISE_HOST",
+    "BATON_ADMIN_HOST",
+    "BATON_HTTP_PORT",
+    "BATON_TLS_CA",
+    "BATON_TLS_CERT",
+    "BATON_TLS_KEY",
+}
 
 
 class Process:

@@ -58,11 +58,12 @@ def names_shown(
     return [name for of, name in cast("tuple[tuple[str, str], ...]", shown) if of == kind]
 
 
-def check_role(tls: Tls | None, roles: tuple[Role, ...], server_name: str) -> None:
-    """Raises `FailedPreconditionError` unless the certificate is of one of these roles, and names
-    the server as others will ask for it. Without TLS nobody asks."""
+def check_role(tls: Tls | None, roles: tuple[Role, ...], server_name: str) -> Role | None:
+    """The certificate's role; None without TLS, where nobody asks for one. Raises
+    `FailedPreconditionError` unless it is one of these, and the certificate names the server as
+    others will ask for it."""
     if tls is None:
-        return
+        return None
     certificate = read_certificate(tls)
     wanted = " or ".join(f"/baton/{role}" for role in roles)
     if certificate.identity is None or certificate.identity.role not in roles:
@@ -76,6 +77,7 @@ def check_role(tls: Tls | None, roles: tuple[Role, ...], server_name: str) -> No
             f"the certificate in {tls.cert} is not for the DNS name {server_name}, by which others "
             "know this process"
         )
+    return certificate.identity.role
 
 
 def watched(tls: Tls, interval: float = INTERVAL_SECONDS) -> PemFiles:

@@ -28,7 +28,8 @@ class RoleChanges:
 
         Raises:
             FailedPreconditionError: `epoch` is not 0 and not the worker's, so the caller knows of
-                an earlier life; or it is changing to the other role.
+                an earlier life; or it is changing to the other role, or its certificate is for one
+                role alone.
             UnavailableError: it is loading its model, or draining for good; or Redis does not
                 answer, so that no router would learn of another role.
             DeadlineExceededError: what ran did not end within `drain_timeout_s`. It runs on, and
@@ -37,6 +38,11 @@ class RoleChanges:
         worker = self._worker
         if self._change is None and role == worker.role:
             return worker.epoch
+        if worker.keeps_role:
+            raise FailedPreconditionError(
+                f"this worker's certificate is for {worker.role} alone; one for worker may change "
+                "its role"
+            )
         if epoch not in (0, worker.epoch):
             raise FailedPreconditionError(
                 f"this worker's epoch is {worker.epoch}, the request's is {epoch}: it has "

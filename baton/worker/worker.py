@@ -50,6 +50,7 @@ class Worker:
 
     Attributes:
         role: the pool it belongs to now.
+        keeps_role: it may have no other one, for its certificate is for this one.
         kv_server: has a port and limits of its own, or is `server`.
         epoch: grows from start to start, and from role to role.
         channels: to other workers, for their blocks.
@@ -60,7 +61,8 @@ class Worker:
     """
 
     def __init__(self, role: Role, settings: WorkerSettings) -> None:
-        check_role(settings.tls, (role, "worker"), WORKER_NAME)
+        certified = check_role(settings.tls, (role, "worker"), WORKER_NAME)
+        self.keeps_role = certified not in (None, "worker")
         self.role = role
         self.settings = settings
         self.server = Server(settings)

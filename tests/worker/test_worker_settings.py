@@ -2,7 +2,11 @@
 
 import pytest
 
+from baton.cli.certs import Authority, write
+from baton.errors import FailedPreconditionError, UnavailableError
+from baton.worker.role_changes import RoleChanges
 from baton.worker.settings import WorkerSettings
+from baton.worker.worker import Worker
 
 FILES = {"tls_cert": "a.pem", "tls_key": "a.key", "tls_ca": "ca.pem"}
 
@@ -22,3 +26,20 @@ def test_nixl_takes_bytes_beyond_loopback_past_tls_only_where_it_is_asked_for(se
     problem = WorkerSettings(**settings).nixl_problem
     assert (problem == "") == may
     assert may or "--kv-connector nixl" in problem
+
+
+async def test_a_worker_takes_no_role_that_its_certificate_is_not_for(tmp_path):
+    authority = Authority()
+    roles = {role: authority.issue(role) for role in ("prefill", "worker")}
+    write(tmp_path, {"ca": authority.own, **roles})
+
+    def worker_with(certificate: str) -> Worker:
+        files = {"cert": f"{certificate}.pem", "key": f"{certificate}.key", "ca": "ca.pem"}
+        tls = {f"tls_{of}": str(tmp_path / file) for of, file in files.items()}
+        return Worker("prefill", WorkerSettings(worker_id="w", **tls))
+
+    with pytest.raises(FailedPreconditionError, match="for prefill alone; one for worker"):
+        await RoleChanges(worker_with("prefill")).set_role("decode")
+    # This one may, once it has loaded its model.
+    with pytest.raises(UnavailableError, match="not ready yet"):
+        await RoleChanges(worker_with("worker")).set_role("decode")
