@@ -84,7 +84,7 @@ class Authority:
         uri = f"spiffe://{_DOMAIN}/baton/{path}"
         if identity_in([uri]) is None:
             raise InvalidArgumentError(
-                "tenant", f"is {tenant!r}; must be 1 to 64 letters, digits, dots, - and _"
+                "--tenant", f"is {tenant!r}; must be 1 to 64 letters, digits, dots, - and _"
             )
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri)]

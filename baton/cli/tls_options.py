@@ -52,7 +52,7 @@ class TlsOptions:
 
         if self.tls_ca is None:
             if self.tls_cert is not None or self.tls_key is not None:
-                raise InvalidArgumentError("tls_ca", "is needed with a certificate")
+                raise InvalidArgumentError("--tls-ca", "is needed with a certificate")
             return None
         return Tls(self.tls_ca, self.tls_cert, self.tls_key, self.tls_server_name)
 

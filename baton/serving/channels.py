@@ -15,7 +15,7 @@ from baton.tls import Pem, PemFiles, Tls
 MAX_MESSAGE_BYTES = 16 * 2**20
 
 # Between `Channels.get` and the call that it is for, at most.
-_HANDOUT_SECONDS = 10.0
+_HANDOUT_SECONDS = 2.0
 _LONGEST_CALL_SECONDS = 24 * 3600.0
 
 # A peer that falls silent is noticed within the silence bound of 2 s: ping after 1 s, wait 0.8 s.

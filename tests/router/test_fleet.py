@@ -6,10 +6,14 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from baton.cli.certs import Authority, write
+from baton.cli.tls_folder import TlsFolder
 from baton.cluster.embedded import EmbeddedRedis
 from baton.cluster.events import KvEvents
 from baton.cluster.publisher import EventPublisher
@@ -51,11 +55,17 @@ def record_of(server: Server, **changes: Any) -> WorkerRecord:
 
 
 @asynccontextmanager
-async def worker_and_fleet() -> AsyncIterator[tuple[Server, Fleet, EmbeddedRedis]]:
-    server = Server(ServingSettings())
+async def worker_and_fleet(
+    tls: Path | None = None,
+) -> AsyncIterator[tuple[Server, Fleet, EmbeddedRedis]]:
+    """`tls`: a folder of certificates."""
+    folder = None if tls is None else TlsFolder(tls)
+    own = {} if folder is None else folder.own("worker")
+    server = Server(ServingSettings.model_validate({name: str(p) for name, p in own.items()}))
     await server.start()
     with EmbeddedRedis() as redis_server:
-        redis, channels = connect(redis_server.url), Channels()
+        shown = None if folder is None else folder.to_worker("router")
+        redis, channels = connect(redis_server.url), Channels(tls=shown)
         fleet = Fleet(redis, channels, TOKENIZER)
         fleet.start()
         try:
@@ -94,6 +104,46 @@ async def test_a_worker_takes_work_once_it_says_that_it_is_ready():
         await until(lambda: reason(fleet) == "")
         await server.set_ready(False)
         await until(lambda: reason(fleet) == "not answering")
+
+
+def accepted(port: int) -> set[int]:
+    """The ports of whoever has a connection to this one."""
+    connections = psutil.Process().net_connections("tcp")
+    return {c.raddr.port for c in connections if c.raddr and c.laddr.port == port}
+
+
+async def test_a_worker_keeps_its_work_while_its_watch_moves_to_new_certificates(tmp_path):
+    """And the connection that was made with the former ones ends."""
+    authority = Authority()
+    write(tmp_path, {"ca": authority.own, "worker": authority.issue("worker"),
+                     "router": authority.issue("router")})  # fmt: skip
+    async with (
+        worker_and_fleet(tmp_path) as (server, fleet, redis),
+        registered(redis, record_of(server)),
+    ):
+        await server.set_ready(True)
+        await until(lambda: reason(fleet) == "")
+        before = accepted(server.port)
+        new = authority.issue("router")
+        (tmp_path / "router.key").write_bytes(new.key)
+        (tmp_path / "router.pem").write_bytes(new.cert)
+        await asyncio.sleep(1.1)
+        with fleet.channel_to(fleet.member("w")):
+            pass
+        seen = set()
+
+        def has_moved() -> bool:
+            seen.add(reason(fleet))
+            return bool(accepted(server.port) - before)
+
+        await until(has_moved)
+        await asyncio.sleep(0.2)
+        assert seen == {""}
+        assert reason(fleet) == ""
+        # What it says is heard over the new one, and the former one goes.
+        await server.set_ready(False)
+        await until(lambda: reason(fleet) == "not answering")
+        await until(lambda: not accepted(server.port) & before, within=15.0)
 
 
 async def test_the_first_look_waits_for_redis_and_for_what_each_worker_says():
