@@ -120,10 +120,12 @@ class Server:
         settings = self._settings
         await self._set_health(LIVENESS, True)
         await self.set_ready(False)
-        credentials = self._credentials(asks_for_certificates=not self._by_token)
+        files = None if settings.tls is None else watched(settings.tls)
+        credentials = _credentials(files, asks_for_certificates=not self._by_token)
         self._main.bind(settings.host, settings.port, "--port", credentials)
         if self._admin is not None:
-            host, credentials = settings.admin_host or settings.host, self._credentials()
+            host = settings.admin_host or settings.host
+            credentials = _credentials(files, asks_for_certificates=True)
             self._admin.bind(host, settings.admin_port, "--admin-port", credentials)
         for listener in self._listeners:
             await listener.grpc.start()
@@ -187,10 +189,6 @@ class Server:
     @property
     def _listeners(self) -> "list[_Listener]":
         return [self._main] if self._admin is None else [self._main, self._admin]
-
-    def _credentials(self, *, asks_for_certificates: bool = True) -> grpc.ServerCredentials | None:
-        tls = self._settings.tls
-        return None if tls is None else _credentials(watched(tls), asks_for_certificates)
 
     def _listener(self, access: Access, *outermost: grpc.aio.ServerInterceptor) -> "_Listener":
         settings = self._settings
@@ -264,8 +262,12 @@ class _Listener:
         self.grpc.add_registered_method_handlers(service, handlers)
 
 
-def _credentials(files: PemFiles, asks_for_certificates: bool) -> grpc.ServerCredentials:
-    """Files that have changed are taken with the next connection."""
+def _credentials(
+    files: PemFiles | None, *, asks_for_certificates: bool
+) -> grpc.ServerCredentials | None:
+    """None without TLS. Files that have changed are taken with the next connection."""
+    if files is None:
+        return None
     shown = files.current()
 
     def fetch() -> "grpc.ServerCertificateConfiguration | None":

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+import ssl
 import subprocess
 import sys
 import time
@@ -128,15 +129,15 @@ def test_over_https_a_certificate_tells_as_well(secured):
     body = {"model": "tiny", "prompt": PROMPTS[0], "max_tokens": 8, "temperature": 0}
     answers = {}
     for role in ("client", "client-acme", "worker"):
-        files = str(tls.path / f"{role}.pem"), str(tls.path / f"{role}.key")
-        context = httpx.create_ssl_context(verify=str(tls.path / "ca.pem"), cert=files)
+        context = ssl.create_default_context(cafile=tls.path / "ca.pem")
+        context.load_cert_chain(tls.path / f"{role}.pem", tls.path / f"{role}.key")
         with httpx.Client(verify=context, timeout=30.0) as client:
             answers[role] = client.post(f"{secured.http_address}/v1/completions", json=body)
     assert answers["client"].status_code == answers["client-acme"].status_code == 200
     assert answers["client"].json()["choices"] == answers["client-acme"].json()["choices"]
     assert answers["worker"].status_code == 403
     assert "Inference is for client and admin" in answers["worker"].json()["error"]["message"]
-    context = httpx.create_ssl_context(verify=str(tls.path / "ca.pem"))
+    context = ssl.create_default_context(cafile=tls.path / "ca.pem")
     with httpx.Client(verify=context, timeout=10.0) as client, pytest.raises(httpx.TransportError):
         client.post(f"{secured.http_address}/v1/completions", json=body)
 
@@ -232,7 +233,7 @@ def test_with_tokens_clients_need_no_certificate_and_administrators_do(by_token)
 
 
 def test_over_https_a_token_is_enough(by_token):
-    context = httpx.create_ssl_context(verify=str(by_token.tls.path / "ca.pem"))
+    context = ssl.create_default_context(cafile=by_token.tls.path / "ca.pem")
     url = f"{by_token.http_address}/v1/completions"
     body = {"model": "tiny", "prompt": PROMPTS[0], "max_tokens": 8, "temperature": 0}
     with httpx.Client(verify=context, timeout=30.0) as client:
@@ -247,7 +248,7 @@ def test_over_https_a_token_is_enough(by_token):
 
 def test_over_https_replaced_certificates_are_shown(by_token, authority):
     folder = by_token.tls.path
-    context = httpx.create_ssl_context(verify=str(folder / "ca.pem"))
+    context = ssl.create_default_context(cafile=folder / "ca.pem")
     url = f"{by_token.http_address}/health"
 
     def shown() -> str:
