@@ -28,7 +28,7 @@ class Bucket:
 
     @property
     def level(self) -> float:
-        """What may be taken now."""
+        """What may be taken now; below 0 while more is owed than has flowed in."""
         self._fill()
         return self._level
 
@@ -47,7 +47,7 @@ class Bucket:
         self._level = max(0.0, self._level - amount)
 
     def give_back(self, amount: float) -> None:
-        """Of what was taken."""
+        """Of what was taken; below 0: what was used beyond it, which is owed."""
         self._fill()
         self._level = min(self.capacity, self._level + amount)
 

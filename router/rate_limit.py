@@ -1,9 +1,9 @@
 """Who asks for more in a minute than its tenant may: refused, with the time after which it fits.
 
 A request counts as one, and as its tokens: those of its prompt and of the longest answer that it
-may get, of which is given back what was not used once it has ended. Awaits nothing; its clock is
-given.
-`router.allowance` has what makes requests wait instead.
+may get, of which is given back what was not used once it has ended. One that may come to more than
+a minute's tokens needs all of them, and what it uses beyond is owed. Awaits nothing; its clock is
+given. `router.allowance` has what makes requests wait instead.
 """
 
 import time
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from baton.errors import InvalidArgumentError, OverloadedError
+from baton.errors import OverloadedError
 from baton.serving.deadline import Clock
 from router.allowance import Allowance
 from router.bucket import Bucket
@@ -93,25 +93,19 @@ class RateLimits:
     def tokens(self, tenant: str, num_tokens: int) -> Iterator[Spent]:
         """The request, which may come to so many tokens, lives for the length of the block.
 
-        Raises `RateLimitedError` if they are too many now, `InvalidArgumentError` if they always
-        are.
+        Raises `RateLimitedError` if they are too many now.
         """
         spent, bucket = Spent(), self._bucket(tenant, "tokens")
         if bucket is None:
             yield spent
             return
-        if num_tokens > bucket.capacity:
-            raise InvalidArgumentError(
-                "sampling.max_tokens",
-                f"and the prompt may come to {num_tokens} tokens; at most {bucket.capacity:.0f}, "
-                f"those of a minute, are let in for tenant {tenant!r}",
-            )
-        self._check(bucket, tenant, "tokens", num_tokens)
-        bucket.take(num_tokens)
+        reserved = min(num_tokens, bucket.capacity)
+        self._check(bucket, tenant, "tokens", reserved)
+        bucket.take(reserved)
         try:
             yield spent
         finally:
-            bucket.give_back(max(0, num_tokens - spent.num_tokens))
+            bucket.give_back(reserved - spent.num_tokens)
 
     def standings(self, tenant: str) -> dict[Kind, Standing]:
         """The limits that the tenant has."""
@@ -120,10 +114,10 @@ class RateLimits:
             bucket = self._bucket(tenant, kind)
             if bucket is not None:
                 wait = bucket.seconds_until(bucket.capacity)
-                found[kind] = Standing(int(bucket.capacity), int(bucket.level), wait)
+                found[kind] = Standing(int(bucket.capacity), max(0, int(bucket.level)), wait)
         return found
 
-    def _check(self, bucket: Bucket, tenant: str, kind: Kind, amount: int) -> None:
+    def _check(self, bucket: Bucket, tenant: str, kind: Kind, amount: float) -> None:
         wait = bucket.seconds_until(amount)
         if wait > 0.0:
             self.num_refused[tenant, kind] += 1

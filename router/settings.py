@@ -131,7 +131,10 @@ class RouterSettings(ServingSettings):
         "which --allowances says nothing else. Unset: any number.",
     )
     tokens_per_minute: int | None = Field(
-        None, ge=1, description="The same of their tokens, of prompts and answers."
+        None,
+        ge=1,
+        description="The same of their tokens, of prompts and answers; one counts with the longest "
+        "answer that it may get, until it has ended.",
     )
     elastic: bool = Field(
         False,

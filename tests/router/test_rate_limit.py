@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.errors import InvalidArgumentError, OverloadedError
+from baton.errors import OverloadedError
 from router.allowance import Allowance
 from router.bucket import Bucket
 from router.rate_limit import RateLimitedError, RateLimits
@@ -108,14 +108,23 @@ def test_what_a_request_may_come_to_is_held_and_what_it_did_not_use_given_back()
     assert limited.standings("acme")["tokens"].remaining == 550
 
 
-def test_a_request_that_never_fits_is_refused_for_good():
-    limited = limits(Clock(), tokens_per_minute=600)
-    with (
-        pytest.raises(
-            InvalidArgumentError, match=r"max_tokens.* may come to 601 tokens; at most 600"
-        ),
-        limited.tokens("acme", 601),
-    ):
+def test_a_request_that_may_take_more_than_a_minute_s_needs_all_of_it_and_owes_the_rest():
+    clock = Clock()
+    limited = limits(clock, tokens_per_minute=600)
+    with limited.tokens("acme", 5000) as spent:
+        assert limited.standings("acme")["tokens"].remaining == 0
+        spent.num_tokens = 900
+    assert limited.standings("acme")["tokens"].remaining == 0
+    with pytest.raises(RateLimitedError) as caught, limited.tokens("acme", 1):
+        pass
+    assert caught.value.retry_after == pytest.approx(30.1)
+    clock.now += 31.0
+    with limited.tokens("acme", 1):
+        pass
+    with pytest.raises(RateLimitedError) as caught, limited.tokens("acme", 5000):
+        pass
+    clock.now += caught.value.retry_after
+    with limited.tokens("acme", 5000):
         pass
 
 
