@@ -11,7 +11,7 @@ from baton.serving.settings import ServingSettings
 from decode_worker.settings import DecodeSettings
 from router.settings import RouterSettings
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 PROMISED, REST = DOCUMENT.split("## What an operator must do\n")
 NAMED = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", DOCUMENT)
