@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
-from baton.errors import InvalidArgumentError, UnavailableError
+from baton.errors import BatonError, InvalidArgumentError, UnavailableError
 from baton.serving.access import Access
 from baton.serving.telemetry.scrape_server import Render
 from baton.serving.telemetry.serving import PATH as METRICS_PATH
@@ -145,11 +145,21 @@ class Routes:
         self._limits.check(tenant)
         if self._requests.is_draining:
             raise UnavailableError("the router is draining; another one will serve this")
+        try:
+            exchange = await self._exchange(request, schema, make, caller)
+        except BatonError:
+            self._limits.count_request(tenant)  # one that is no good has cost something, too
+            raise
+        return _Answer(exchange, lambda: limit_headers(self._limits.standings(tenant)))
+
+    async def _exchange(
+        self, request: Request, schema: type[_Asked], make: "_Make[_Asked]", caller: Caller
+    ) -> Exchange:
+        """Of what the request has in its body."""
         body = await read_body(request.stream(), request.headers, self._max_body_bytes)
         asked = parse(body, schema)
         try:
-            exchange = await make(asked, caller)
-            return _Answer(exchange, lambda: limit_headers(self._limits.standings(tenant)))
+            return await make(asked, caller)
         except InvalidArgumentError as error:
             raise in_their_words(error, asked) from error
 

@@ -24,9 +24,10 @@ from .watch import until_nothing_is_held
 pytestmark = pytest.mark.e2e
 
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
-TENANTS = ("few", "thrifty", "free", "fired")
+TENANTS = ("few", "clumsy", "thrifty", "free", "fired")
 ALLOWANCES = """
 few      requests_per_minute=1
+clumsy   requests_per_minute=1
 thrifty  tokens_per_minute=100
 """
 
@@ -111,7 +112,7 @@ async def test_a_token_that_is_revoked_is_refused_without_a_restart(guarded, doo
     async with client_of(guarded, token) as client, http_of(guarded, token) as http:
         assert await client.generate("def", SHORT).text()
         assert (await http.get("/v1/models")).status_code == 200
-        door.let_in("few", "thrifty", "free")
+        door.let_in(*(tenant for tenant in TENANTS if tenant != "fired"))
         async with asyncio.timeout(10.0):
             while (await http.get("/v1/models")).status_code == 200:  # noqa: ASYNC110 - from outside
                 await asyncio.sleep(0.1)
@@ -151,6 +152,13 @@ async def test_a_request_too_many_is_refused_until_there_is_room_for_one(guarded
     await until_nothing_is_held(guarded)
 
 
+async def test_requests_that_are_no_good_count_as_well(guarded, door):
+    too_long = {"model": "tiny", "messages": [{"role": "user", "content": "a b " * 4000}]}
+    async with http_of(guarded, door.tokens["clumsy"]) as http:
+        codes = [(await http.post("/v1/chat/completions", json=too_long)).status_code for _ in "ab"]
+    assert codes == [400, 429]
+
+
 async def test_tokens_that_were_not_used_are_given_back_and_too_many_refused(guarded, door):
     ids = list(range(10, 50))
     async with client_of(guarded, door.tokens["thrifty"]) as client:
@@ -172,6 +180,7 @@ def test_who_was_refused_is_counted_by_name_where_an_operator_has_named_it(guard
     with urllib.request.urlopen(metrics, timeout=10) as response:
         lines = response.read().decode().splitlines()
     found = {line.split(" ")[0] for line in lines if line.startswith("baton_rate_limited_total{")}
-    assert len(found) == 6
-    assert all(any(f'tenant="{who}"' in line for line in found) for who in ("few", "thrifty", "*"))
+    named = ("few", "clumsy", "thrifty", "*")
+    assert len(found) == 2 * len(named)
+    assert all(any(f'tenant="{who}"' in line for line in found) for who in named)
     assert not any("free" in line for line in found)

@@ -29,7 +29,8 @@ def connections(cluster: LocalCluster, kv_ports: dict[int, str]) -> Found:
         [urlsplit(cluster.redis_url).port or 0], ("redis", None)
     )
     for process in cluster.processes:
-        listening[int(process.endpoint.rpartition(":")[2])] = (process.role, "grpc")
+        listening[process.port] = (process.role, "grpc")
+        listening[process.admin_port] = (process.role, "admin")
     for port, role in kv_ports.items():
         listening[port] = (role, "kv")
     found: Found = set()
