@@ -107,7 +107,6 @@ def test_rules_and_dashboards_are_those_of_the_files():
 def test_the_notes_say_what_to_do_next():
     notes = chart().render({}, name="demo", namespace=NAMESPACE)["baton/templates/NOTES.txt"]
     commands = [line.strip() for line in notes.splitlines() if line.startswith("  ")]
-    assert [c.split()[0] for c in commands] == ["kubectl", "kubectl", "baton", "kubectl", "baton"]
-    assert "service/demo-baton-router" in commands[1]
-    assert "deployment/demo-baton-router 50053" in commands[3]
-    assert "--admin 127.0.0.1:50053" in commands[4]
+    assert [command.split()[0] for command in commands] == ["kubectl", "kubectl", "baton"]
+    assert "deployment/demo-baton-router 50051 50053" in commands[1]
+    assert "--admin 127.0.0.1:50053" in notes
