@@ -229,7 +229,7 @@ def test_with_tokens_clients_need_no_certificate_and_administrators_do(by_token)
     with Client(by_token.admin_address, tls=by_token.tls.to_router("admin")) as admin:
         assert len(admin.list_workers()) == 2
         assert admin.list_requests() == []
-        assert admin.explain(PROMPTS[0]).candidates
+        assert admin.explain(PROMPTS[0]).reason
 
 
 def test_over_https_a_token_is_enough(by_token):
