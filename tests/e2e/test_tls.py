@@ -15,6 +15,7 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
+from serving.replacing import replace
 from typer.testing import CliRunner
 
 from baton import AsyncClient, Client, SamplingParams, Tls
@@ -41,14 +42,6 @@ def issued(authority: Authority, **options):
         role: authority.issue(role, hosts=LOCAL_HOSTS if role == "router" else (), **options)
         for role in ROLES
     }
-
-
-def replace(folder: Path, authority: Authority, **options) -> None:
-    for name, one in issued(authority, **options).items():
-        for suffix, content in (("pem", one.cert), ("key", one.key)):
-            new = folder / f"{name}.{suffix}.new"
-            new.write_bytes(content)
-            new.rename(folder / f"{name}.{suffix}")
 
 
 @pytest.fixture(scope="module")
@@ -179,10 +172,11 @@ async def test_replaced_certificates_under_load_lose_no_request(secured, authori
 
         asking = [asyncio.create_task(ask(index)) for index in range(len(PROMPTS))]
         lifetime = timedelta(seconds=8)
-        await asyncio.to_thread(replace, folder.path, authority, lifetime=lifetime)
+        short = issued(authority, lifetime=lifetime)
+        await asyncio.to_thread(replace, folder.path, **short)
         expiry = time.monotonic() + lifetime.total_seconds()
         await asyncio.sleep(4.0)
-        await asyncio.to_thread(replace, folder.path, authority)
+        await asyncio.to_thread(replace, folder.path, **issued(authority))
         await asyncio.sleep(max(0.0, expiry - time.monotonic()) + 1.0)
         before = num_done
         await asyncio.sleep(2.0)
@@ -261,7 +255,7 @@ def test_over_https_replaced_certificates_are_shown(by_token, authority):
 
     before = shown()
     assert shown() == before
-    replace(folder, authority)
+    replace(folder, **issued(authority))
     deadline = time.monotonic() + 10.0
     while shown() == before:
         assert time.monotonic() < deadline, "the former certificate is still shown"
