@@ -93,7 +93,7 @@ def test_the_router_of_the_image_serves_and_leaves_it_as_it_was(router_root, clu
     before = files_of(router_root)
     port = free_port(set())
     http = free_port({port})
-    settings = {"port": port, "http_port": http, "redis_url": cluster.redis_url}
+    settings = {"port": port, "admin_port": 0, "http_port": http, "redis_url": cluster.redis_url}
     with running(router_root, "router", tmp_path, "router", **settings) as router:
         with Client(cluster.address) as client:
             expected = client.generate("import os", GREEDY).text()
@@ -115,17 +115,20 @@ def test_routers_and_workers_of_the_images_are_a_cluster(router_root, worker_roo
 
         def start(root, image, module, **settings):
             port = free_port(ports)
-            ports.add(port)
+            admin_port = free_port({*ports, port})
+            ports.update((port, admin_port))
             folder = tmp_path / module
             folder.mkdir()
-            shared = {"port": port, "redis_url": redis.url, **settings}
-            stack.enter_context(running(root, image, folder, module, **shared))
-            return port, folder / "log"
+            own = {"port": port, "admin_port": admin_port, "redis_url": redis.url}
+            stack.enter_context(running(root, image, folder, module, **own, **settings))
+            return f"{HOST}:{port}", f"{HOST}:{admin_port}", folder / "log"
 
         for role in ("prefill_worker", "decode_worker"):
             start(worker_root, "worker", role, num_blocks=64, device="cpu")
-        port, log = start(router_root, "router", "router", conditional_disaggregation=False)
-        with Client(f"{HOST}:{port}") as client:
+        address, admin_address, log = start(
+            router_root, "router", "router", conditional_disaggregation=False
+        )
+        with Client(address, admin_address=admin_address) as client:
             assert answer_of(client, log)
             assert len(client.list_workers()) == 2
     assert files_of(worker_root) == before

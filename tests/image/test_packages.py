@@ -113,7 +113,7 @@ def test_the_client_and_the_command_talk_with_a_cluster(bare, run_in, cluster):
     assert heavy == "[]"
     arguments = ("import os", "--max-tokens", 8, "--temperature", 0, "--address", cluster.address)
     assert run_in(bare, "baton", "generate", *arguments).stdout.strip() == text.strip()
-    assert "prefill-" in run_in(bare, "baton", "workers", "--address", cluster.address).stdout
+    assert "prefill-" in run_in(bare, "baton", "workers", "--admin", cluster.admin_address).stdout
 
 
 @pytest.mark.parametrize(
