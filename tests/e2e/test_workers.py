@@ -42,8 +42,8 @@ _names = itertools.count()
 class Workers:
     prefill: Any
     decode: Any
-    decode_admin: Any
     prefill_admin: Any
+    decode_admin: Any
 
 
 @pytest.fixture
@@ -51,9 +51,14 @@ async def workers(cluster: LocalCluster) -> AsyncIterator[Workers]:
     async with (
         grpc.aio.insecure_channel(cluster.process("prefill-0").endpoint) as prefill,
         grpc.aio.insecure_channel(cluster.process("decode-0").endpoint) as decode,
+        grpc.aio.insecure_channel(cluster.process("prefill-0").admin_endpoint) as prefill_admin,
+        grpc.aio.insecure_channel(cluster.process("decode-0").admin_endpoint) as decode_admin,
     ):
         yield Workers(
-            PrefillStub(prefill), DecodeStub(decode), AdminStub(decode), AdminStub(prefill)
+            PrefillStub(prefill),
+            DecodeStub(decode),
+            AdminStub(prefill_admin),
+            AdminStub(decode_admin),
         )
     await until_nothing_is_held(cluster)
 
