@@ -154,6 +154,7 @@ def test_commands_speak_it_by_options_and_variables(secured):
     assert "wants TLS" in plain.stderr
 
 
+@pytest.mark.slow
 async def test_replaced_certificates_under_load_lose_no_request(secured, authority):
     """Those that are replaced first expire, so that every new connection needs the new ones."""
     folder: TlsFolder = secured.tls
