@@ -10,7 +10,8 @@ from typing import Literal, cast
 
 from baton.errors import FailedPreconditionError
 from baton.serving.access import ROUTER_NAME, WORKER_NAME, Identity, Role, identity_in
-from baton.tls import INTERVAL_SECONDS, PemFiles, Tls
+from baton.tls import PemFiles, Tls
+from baton.watched_files import INTERVAL_SECONDS
 
 # Messages that two sides send each other at most until they have shaken hands.
 _TURNS = 8

@@ -9,13 +9,14 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from baton.errors import UnauthenticatedError
 from baton.serving.access import Connected, identity_of
 from baton.serving.tokens import Tokens, owner_of, read_tokens
-from baton.serving.watched_file import WatchedFile
+from baton.watched_files import WatchedFiles
 
 DEFAULT_TENANT = "default"
 
@@ -67,7 +68,7 @@ class Tenants:
 
         Raises `FailedPreconditionError`, naming the line, for a file that cannot be read so.
         """
-        file = WatchedFile(path, read_tokens)
+        file = WatchedFiles([path], partial(read_tokens, path))
         return cls(file.current, share_prefixes=share_prefixes, needs_token=needs_token)
 
     def of(self, call: Caller) -> Tenant:

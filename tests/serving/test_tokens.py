@@ -1,5 +1,6 @@
 """Tokens in a file that changes while it is used."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from baton.errors import FailedPreconditionError, InvalidArgumentError, UnauthenticatedError
 from baton.serving.tenant import Tenants
 from baton.serving.tokens import new_token, owner_of, read_tokens
-from baton.serving.watched_file import INTERVAL_SECONDS, WatchedFile
+from baton.watched_files import INTERVAL_SECONDS, WatchedFiles
 
 from .test_tenant import Call, bearing
 
@@ -19,7 +20,7 @@ class Watch:
         self.path = path
         self.now = 0.0
         self.write(*lines)
-        self.file = WatchedFile(path, read_tokens, lambda: self.now)
+        self.file = WatchedFiles([path], partial(read_tokens, path), clock=lambda: self.now)
         self.tenants = Tenants(self.file.current, needs_token=True)
 
     def write(self, *lines: str) -> None:
@@ -87,7 +88,7 @@ def test_a_broken_or_absent_file_leaves_all_as_it_was_and_is_told_once(tmp_path,
     for _ in range(5):
         watch.later()
         assert watch.tenants.of(bearing(token)).name == "acme"
-    assert sum(record.levelname == "ERROR" for record in caplog.records) == 1
+    assert sum(record.levelname == "WARNING" for record in caplog.records) == 1
     watch.write()
     watch.later()
     with pytest.raises(UnauthenticatedError):
@@ -96,7 +97,7 @@ def test_a_broken_or_absent_file_leaves_all_as_it_was_and_is_told_once(tmp_path,
 
 def test_a_file_that_is_no_good_at_the_start_is_refused(tmp_path):
     with pytest.raises(FailedPreconditionError):
-        WatchedFile(tmp_path / "nowhere", read_tokens)
+        Tenants.read(tmp_path / "nowhere")
 
 
 def test_who_bears_nothing_is_refused_unless_anonymous_calls_are_allowed(tmp_path):
