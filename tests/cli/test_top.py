@@ -10,7 +10,7 @@ from textual.widgets import DataTable, Static
 
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.top.app import Top
-from baton.cli.top.snapshot import Watch
+from baton.cli.top.snapshot import Snapshot, Watch
 from baton.cli.top.tables import REQUEST_COLUMNS, WORKER_COLUMNS, bar, in_bytes
 from baton.client import AsyncClient, Client
 from baton.sampling import SamplingParams
@@ -103,6 +103,32 @@ async def test_a_router_that_does_not_answer_is_told_and_asked_again() -> None:
             await pilot.pause()
             await until(lambda: headline(app).startswith("127.0.0.1:1  "))
             assert app.is_running
+
+
+class LateWatch(Watch):
+    """Hears that nobody answers only when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__("127.0.0.1:1")
+        self.is_looking, self.may_end = asyncio.Event(), asyncio.Event()
+        self._is_first = True
+
+    async def look(self) -> Snapshot:
+        if not self._is_first:
+            self.is_looking.set()
+            await self.may_end.wait()
+        self._is_first = False
+        return await super().look()
+
+
+async def test_a_look_that_ends_when_its_user_has_left_shows_nothing() -> None:
+    async with LateWatch() as watch:
+        app = Top(watch, 0.05)
+        async with app.run_test() as pilot:
+            await asyncio.wait_for(watch.is_looking.wait(), 10)
+            await app.screen.query("*").remove()  # as it is done first of all at the end
+            watch.may_end.set()
+            await pilot.pause(0.2)
 
 
 @pytest.mark.parametrize(

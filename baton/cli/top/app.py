@@ -66,11 +66,17 @@ class Top(App[None]):
             return
         self._is_looking = True
         try:
-            self.show(await self._watch.look())
+            seen: Snapshot | BatonError = await self._watch.look()
         except BatonError as error:
-            self._say(Text.assemble((self._watch.address, "bold"), ("  " + str(error), "red")))
+            seen = error
         finally:
             self._is_looking = False
+        if not self.query("#headline"):
+            return  # its user has left meanwhile
+        if isinstance(seen, BatonError):
+            self._say(Text.assemble((self._watch.address, "bold"), ("  " + str(seen), "red")))
+        else:
+            self.show(seen)
 
     def show(self, snapshot: Snapshot) -> None:
         """Draws it."""
