@@ -13,6 +13,7 @@ from rendered_chart import (
     merged,
     of_kind,
     preset,
+    render,
     selects,
     values_of,
     workloads,
@@ -74,6 +75,12 @@ def _ports(rule) -> list[object]:
     return [port["port"] for port in rule["ports"]] if rule.get("ports") else [ANY]
 
 
+def may_be_nixl(values) -> bool:
+    """Where TLS is spoken, it has to be asked for."""
+    connector = values["kv"]["connector"]
+    return connector == "nixl" or (connector == "auto" and not values["tls"]["enabled"])
+
+
 def wanted(edge: Edge, values) -> set[tuple[str, str, object]]:
     """The same edge as policies are to allow it, under these values."""
     source = {"client": "clients", "scraper": "scrapers"}.get(edge.source, edge.source)
@@ -83,7 +90,7 @@ def wanted(edge: Edge, values) -> set[tuple[str, str, object]]:
             return set()  # it listens on loopback, where a port-forward comes from
         case _, "http" if not values["router"]["http"]:
             return set()
-        case _, "kv" if values["kv"]["connector"] in ("nixl", "auto"):
+        case _, "kv" if may_be_nixl(values):
             return {(source, edge.target, ANY)}
         case _, port if port is not None:
             return {(source, edge.target, values["ports"][port])}
@@ -100,11 +107,27 @@ def wanted(edge: Edge, values) -> set[tuple[str, str, object]]:
     raise AssertionError(edge)
 
 
+def needed(values) -> set[tuple[str, str, object]]:
+    return {found for edge in EDGES for found in wanted(edge, values)}
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_edge_that_processes_need_is_open_and_no_other(name):
     values = merged(values_of(name))
-    needed = {found for edge in EDGES for found in wanted(edge, values)}
-    assert Policies(preset(name), values).edges() == needed
+    assert Policies(preset(name), values).edges() == needed(values)
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+@pytest.mark.parametrize("connector", ["grpc", "nixl", "auto"])
+def test_workers_reach_each_other_on_any_port_only_where_nixl_may_choose_one(
+    connector, is_encrypted
+):
+    tls = {"enabled": True, "certManager": {"issuer": "baton"}} if is_encrypted else {}
+    given = {"kv": {"connector": connector}, "tls": tls}
+    edges = Policies(render(given), merged(given)).edges()
+    assert edges == needed(merged(given))
+    is_any = ("decode", "prefill", ANY) in edges
+    assert is_any == (connector == "nixl" or (connector == "auto" and not is_encrypted))
 
 
 @pytest.mark.parametrize("name", PRESETS)
