@@ -4,8 +4,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from redis_servers import RedisServer, system_redis
 
 from baton.cluster.events import KvEvents
 from baton.cluster.index import LocalityIndex
+from baton.cluster.keys import record_key, workers_key
 from baton.cluster.publisher import EventPublisher
 from baton.cluster.redis import connect, transact
 from baton.cluster.registry import Registration, WorkerRecord
@@ -26,11 +26,11 @@ _PATIENCE = 120.0
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    """Of the system's Redis, 7 or later, which keeps nothing on disk."""
-    server = RedisServer(tmp_path, "--save", "", binary=system_redis())
-    yield f"redis://{server.node}/0"
-    server.kill()
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    """The system's Redis, 7 or later, which keeps nothing on disk."""
+    running = RedisServer(tmp_path, "--save", "", binary=system_redis())
+    yield running
+    running.kill()
 
 
 def promised() -> dict[str, int]:
@@ -39,11 +39,10 @@ def promised() -> dict[str, int]:
     return {what: int(number) for what, number in row.findall(PAGE.read_text())}
 
 
-async def figure(redis: Redis, section: str, name: str) -> int:
-    (info,) = await transact(redis, ("INFO", section))
-    found = re.search(rf"^{name}:(\d+)\r?$", info.decode(), re.MULTILINE)
-    assert found is not None
-    return int(found[1])
+def figure(server: RedisServer, section: str, name: str) -> int:
+    value = server.info(section)[name]
+    assert isinstance(value, int)
+    return value
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
@@ -75,58 +74,50 @@ class Cache:
         return self._publisher.published == self._publisher.sequence
 
 
-@asynccontextmanager
-async def connected(url: str) -> AsyncIterator[Redis]:
-    async with connect(url) as redis:
-        yield redis
+def connected(server: RedisServer) -> Redis:
+    return connect(f"redis://{server.node}/0")
 
 
 @pytest.mark.slow
-async def test_blocks_take_no_more_of_redis_than_the_page_says(url):
+async def test_blocks_take_no_more_of_redis_than_the_page_says(server):
     bounds = promised()
-    async with connected(url) as redis, connected(url) as reader:
-        empty = await figure(redis, "memory", "used_memory")
+    async with connected(server) as redis, connected(server) as reader:
+        empty = figure(server, "memory", "used_memory")
         publisher = EventPublisher(redis, "w", 1)
         publisher.start()
         cache = Cache(publisher)
         await cache.store(NUM_BLOCKS)
-        received = await figure(redis, "stats", "total_net_input_bytes")
+        received = figure(server, "stats", "total_net_input_bytes")
         most = 0
         for _ in range(8):
             await cache.store(NUM_BLOCKS // 4)
-            most = max(most, await figure(redis, "memory", "used_memory") - empty)
-        received = await figure(redis, "stats", "total_net_input_bytes") - received
+            most = max(most, figure(server, "memory", "used_memory") - empty)
+        received = figure(server, "stats", "total_net_input_bytes") - received
         check(most / NUM_BLOCKS, bounds, "memory for each block")
         check(received / (2 * NUM_BLOCKS), bounds, "received for each block")
 
-        sent = await figure(redis, "stats", "total_net_output_bytes")
+        sent = figure(server, "stats", "total_net_output_bytes")
         index = LocalityIndex()
         subscriber = EventSubscriber(reader, index)
         subscriber.start()
         subscriber.follow("w", 1)
         full = NUM_BLOCKS - BLOCKS_PER_BATCH
         await until(lambda: index.num_blocks("w") >= full, "the router's start")
-        sent = await figure(redis, "stats", "total_net_output_bytes") - sent
+        sent = figure(server, "stats", "total_net_output_bytes") - sent
         check(sent / NUM_BLOCKS, bounds, "sent to each router")
         await subscriber.stop()
         await publisher.stop()
 
 
-@pytest.mark.slow
-async def test_a_worker_takes_no_more_of_redis_than_the_page_says(url):
-    async with connected(url) as redis:
-        empty = await figure(redis, "memory", "used_memory_dataset")
-        workers = [Registration(redis, record(i)) for i in range(64)]
-        for worker in workers:
-            worker.start()
-        await until(lambda: not any(worker.stale for worker in workers), "registration")
-        await asyncio.sleep(1.0)
-        (listed,) = await transact(redis, ("SCARD", "{baton}:workers"))
-        assert listed == 64
-        taken = await figure(redis, "memory", "used_memory_dataset") - empty
-        check(taken / 64, promised(), "memory for each worker")
-        for worker in workers:
-            await worker.stop()
+async def test_a_worker_s_record_takes_no_more_of_redis_than_the_page_says(server):
+    async with connected(server) as redis:
+        worker = Registration(redis, record(1))
+        worker.start()
+        await until(lambda: server.ask("SCARD", workers_key()) == 1, "registration")
+        keys = workers_key(), record_key(worker.record.id)
+        taken = await transact(redis, *(("MEMORY", "USAGE", key) for key in keys))
+        check(sum(taken), promised(), "memory for the record")
+        await worker.stop()
 
 
 def check(measured: float, bounds: dict[str, int], what: str) -> None:
