@@ -3,6 +3,8 @@
 In any stretch of t seconds no more than `capacity + rate * t` is taken and not given back.
 """
 
+import math
+
 from baton.serving.deadline import Clock
 
 # Of its capacity: what sums of fractions may be wrong by.
@@ -18,8 +20,8 @@ class Bucket:
     """
 
     def __init__(self, capacity: float, rate: float, clock: Clock) -> None:
-        assert capacity > 0
-        assert rate > 0
+        assert capacity >= 0
+        assert rate >= 0
         self.capacity = capacity
         self.rate = rate
         self._clock = clock
@@ -39,7 +41,9 @@ class Bucket:
     def seconds_until(self, amount: float) -> float:
         """How long until so much, at most the capacity, may be taken; 0 if it may now."""
         missing = min(amount, self.capacity) - self.level
-        return missing / self.rate if missing > _SLACK * self.capacity else 0.0
+        if missing <= _SLACK * self.capacity:
+            return 0.0
+        return missing / self.rate if self.rate else math.inf
 
     def take(self, amount: float) -> None:
         """Takes what may be taken now (`seconds_until` is 0)."""

@@ -7,6 +7,7 @@ first one is paid for: requests pay a share of a try in, and some come with time
 import time
 
 from baton.serving.deadline import Clock
+from router.bucket import Bucket
 
 SHARE = 0.25
 PER_SECOND = 4.0
@@ -26,30 +27,20 @@ class RetryBudget:
         clock: Clock = time.monotonic,
     ) -> None:
         self._share = share
-        self._per_second = per_second
-        self._largest = largest
-        self._clock = clock
-        self._saved = largest
-        self._seen = clock()
+        self._bucket = Bucket(largest, per_second, clock)
 
     @property
     def balance(self) -> float:
         """Tries that may be made now."""
-        return min(
-            self._largest, self._saved + self._per_second * max(0.0, self._clock() - self._seen)
-        )
+        return self._bucket.level
 
     def deposit(self) -> None:
         """A request has come."""
-        self._settle(self._share)
+        self._bucket.give_back(self._share)
 
     def withdraw(self) -> bool:
         """Whether one more try may be made; it is then paid for."""
-        if self.balance < 1.0:
+        if self._bucket.level < 1.0:
             return False
-        self._settle(-1.0)
+        self._bucket.take(1.0)
         return True
-
-    def _settle(self, change: float) -> None:
-        self._saved = min(self._largest, self.balance + change)
-        self._seen = self._clock()

@@ -3,19 +3,17 @@
 `baton.sampling` has their bounds; errors about them name the option, not the field.
 """
 
-import dataclasses
-import functools
-import inspect
 import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, get_type_hints
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand
 
+from baton.cli.option_group import takes_options
 from baton.errors import InvalidArgumentError
 from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
 
@@ -236,34 +234,7 @@ def takes_sampling(
         without: fields that are not offered.
         defaults: of this command, where they differ.
     """
-    fields = [f for f in dataclasses.fields(SamplingOptions) if f.name not in without]
-    hints = get_type_hints(SamplingOptions, include_extras=True)
-    options = [
-        inspect.Parameter(
-            f.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=defaults.get(f.name, f.default),
-            annotation=hints[f.name],
-        )
-        for f in fields
-    ]
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(command)
-        def with_options(**values: Any) -> None:
-            said = {option.name: values.pop(option.name) for option in options}
-            command(**values, sampling=SamplingOptions(**said))
-
-        own = inspect.signature(command, eval_str=True).parameters.values()
-        parameters = [
-            *(p.replace(kind=p.KEYWORD_ONLY) for p in own if p.name != "sampling"),
-            *options,
-        ]
-        with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        with_options.__annotations__ = {p.name: p.annotation for p in parameters}
-        return with_options
-
-    return decorate
+    return takes_options(SamplingOptions, "sampling", without=without, **defaults)
 
 
 def with_options_named(message: str) -> str:

@@ -1,15 +1,12 @@
 """Options of commands that connect to a cluster which speaks TLS."""
 
-import dataclasses
-import functools
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from baton.cli.option_group import takes_options
 from baton.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -57,29 +54,5 @@ class TlsOptions:
         return Tls(self.tls_ca, self.tls_cert, self.tls_key, self.tls_server_name)
 
 
-def takes_tls(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command every option of `TlsOptions`, as its parameter `tls`."""
-    hints = get_type_hints(TlsOptions, include_extras=True)
-    options = [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=field.default,
-            annotation=hints[field.name],
-        )
-        for field in dataclasses.fields(TlsOptions)
-    ]
-
-    @functools.wraps(command)
-    def with_options(**values: Any) -> None:
-        said = {option.name: values.pop(option.name) for option in options}
-        command(**values, tls=TlsOptions(**said))
-
-    own = inspect.signature(command, eval_str=True).parameters.values()
-    parameters = [
-        *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own if p.name != "tls"),
-        *options,
-    ]
-    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    with_options.__annotations__ = {p.name: p.annotation for p in parameters}
-    return with_options
+takes_tls = takes_options(TlsOptions, "tls")
+"""Gives a command every option of `TlsOptions`, as its parameter `tls`."""
