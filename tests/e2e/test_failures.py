@@ -250,7 +250,7 @@ async def test_redis_may_die_and_come_back_empty(client, wide):
     # A router that starts now knows only what the living workers have said since.
     await asyncio.to_thread(wide.kill, "router")
     await asyncio.to_thread(wide.restart, "router")
-    async with AsyncClient(wide.admin_address) as anew:
+    async with AsyncClient(wide.address, admin_address=wide.admin_address) as anew:
         assert {w.state for w in await anew.list_workers()} == {"ready"}
         assert len(await anew.list_workers()) == 4
         await answers(anew)

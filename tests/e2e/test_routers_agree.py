@@ -49,6 +49,7 @@ class Router:
         self.endpoint = f"127.0.0.1:{free_port(set())}"
         port = self.endpoint.partition(":")[2]
         line = [sys.executable, "-m", "tests.e2e.probed_router", "--port", port]
+        line += ["--admin-port", "0"]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 dying_with_parent([*line, "--redis-url", redis_url]),

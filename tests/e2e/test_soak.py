@@ -92,7 +92,7 @@ async def test_whatever_ends_however_nothing_is_left_behind(size, seed):
         prefill_flags={"num_blocks": 40},
         decode_flags={"num_blocks": 48},
     ) as cluster:
-        async with AsyncClient(cluster.address) as client:
+        async with AsyncClient(cluster.address, admin_address=cluster.admin_address) as client:
             gate = asyncio.Semaphore(IN_FLIGHT)
 
             async def gated(index: int) -> str:
