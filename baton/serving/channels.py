@@ -13,6 +13,7 @@ from baton.serving.certificates import watched
 from baton.tls import Pem, PemFiles, Tls
 
 MAX_MESSAGE_BYTES = 16 * 2**20
+MAX_EARLY_PINGS = 100
 
 # Between `Channels.get` and the call that it is for, at most.
 _HANDOUT_SECONDS = 2.0
@@ -63,9 +64,9 @@ def server_options(
         ("grpc.max_connection_idle_ms", math.ceil(1000 * max_idle_seconds)),
         ("grpc.so_reuseport", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
-        # A server that takes the frequent pings of a busy channel for an attack would hang up. A
-        # ping costs no more than the few bytes of its answer, and no Python.
-        ("grpc.http2.max_ping_strikes", 0),
+        # So many that came sooner, while this side had nothing to say. By default it is two, and a
+        # peer that goes on after it stood still may have that many on their way.
+        ("grpc.http2.max_ping_strikes", MAX_EARLY_PINGS),
     ]
 
 

@@ -6,9 +6,14 @@ import grpc
 import pytest
 
 from baton.rpc_errors import error_of
+from baton.serving.channels import MAX_EARLY_PINGS
 from baton.v1 import inference_pb2 as pb
 
 from .fakes import chunk, serving
+
+# Of HTTP/2.
+SETTINGS, PING, GOAWAY = 4, 6, 7
+ENHANCE_YOUR_CALM = (11).to_bytes(4, "big")
 
 
 async def name(request, context):
@@ -64,3 +69,32 @@ async def test_a_message_over_the_limit_is_an_error_that_a_caller_can_read():
             await running.inference.Generate(pb.GenerateRequest(text="a" * 5000)).read()
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "4096" in str(error_of(caught.value))
+
+
+async def test_a_connection_that_does_nothing_but_ping_is_closed():
+    async with serving(get_model=name) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.server.port)
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS))
+        num_answered, kind = 0, SETTINGS
+        async with asyncio.timeout(10.0):
+            while kind != GOAWAY:
+                assert num_answered < 2 * MAX_EARLY_PINGS
+                writer.write(frame(PING, num_answered.to_bytes(8, "big")))
+                kind, content = await read_frame(reader)
+                while kind not in (PING, GOAWAY):
+                    kind, content = await read_frame(reader)
+                num_answered += kind == PING
+        assert num_answered >= MAX_EARLY_PINGS
+        assert content[4:8] == ENHANCE_YOUR_CALM
+        writer.close()
+        assert (await running.inference.GetModel(pb.GetModelRequest())).name
+
+
+def frame(kind: int, content: bytes = b"") -> bytes:
+    """Of HTTP/2 (RFC 9113, section 4.1), without flags, of the connection itself."""
+    return len(content).to_bytes(3, "big") + bytes([kind, 0]) + bytes(4) + content
+
+
+async def read_frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    head = await reader.readexactly(9)
+    return head[3], await reader.readexactly(int.from_bytes(head[:3], "big"))
