@@ -9,6 +9,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,12 @@ from kvtransfer.unix_peer import GREETING, Door, address_of, host_id, is_same_us
 _PATIENCE = 1.0
 # Copied and then digested while both ends of it are still in a core's second-level cache.
 _PIECE_BYTES = 2**17
+# One core cannot fill the memory's bandwidth; a few can. Less than this is not worth one more.
+_MOST_THREADS = min(4, os.cpu_count() or 1)
+_THREAD_BYTES = 2**22
+
+# Copies some of a run's blocks, in a thread.
+Copy = Callable[[slice], None]
 
 
 class SharedReceiver:
@@ -46,10 +53,17 @@ class SharedReceiver:
         rows = self._pools[run.group]
         if len(run.source_blocks) != len(targets):
             raise DataLossError(f"{len(run.source_blocks)} blocks came for {len(targets)}")
-        copy = _copy_checked if integrity is Integrity.CHECKSUMS else _copy
-        copying = asyncio.get_running_loop().run_in_executor(None, copy, run, rows, pool, targets)
+        copying_of = _checked_copying if integrity is Integrity.CHECKSUMS else _copying
+        copy = copying_of(run, rows, pool, targets)
+        start = asyncio.get_running_loop().run_in_executor
+        copying = asyncio.gather(
+            *(start(None, copy, part) for part in _parts(len(targets), rows.itemsize)),
+            return_exceptions=True,  # it is to end when all of them have
+        )
         try:
-            await asyncio.shield(copying)
+            for error in await asyncio.shield(copying):
+                if error is not None:
+                    raise error
         finally:
             # The targets are somebody else's as soon as this has ended, whatever ends it.
             await ended(copying)
@@ -115,18 +129,30 @@ def _receive_pools(
             os.close(fd)
 
 
-def _copy(run: Run, rows: Rows, pool: KvPool, targets: Sequence[int]) -> None:
-    """In a thread."""
-    pool.copy_rows(rows, _places(run, rows), targets)
+def _parts(num_blocks: int, block_bytes: int) -> list[slice]:
+    """What each thread is to copy."""
+    worth = num_blocks * block_bytes // _THREAD_BYTES
+    num_threads = max(1, min(_MOST_THREADS, worth, num_blocks))
+    bounds = [num_blocks * i // num_threads for i in range(num_threads + 1)]
+    return [slice(*part) for part in pairwise(bounds)]
 
 
-def _copy_checked(run: Run, rows: Rows, pool: KvPool, targets: Sequence[int]) -> None:
-    """In a thread. What is checked is the copy."""
+def _copying(run: Run, rows: Rows, pool: KvPool, targets: Sequence[int]) -> Copy:
+    places = _places(run, rows)
+    return lambda part: pool.copy_rows(rows, places[part], targets[part])
+
+
+def _checked_copying(run: Run, rows: Rows, pool: KvPool, targets: Sequence[int]) -> Copy:
+    """What is checked is the copy."""
     sources = rows.view(np.uint8).reshape(len(rows), -1)
     blocks: Any = pool.content.numpy()
-    places = _places(run, rows).tolist()
-    for i, (there, here) in enumerate(zip(places, targets, strict=True)):
-        run.check_block(i, _copy_digested(sources[there], blocks[here]))
+    pairs = list(enumerate(zip(_places(run, rows).tolist(), targets, strict=True)))
+
+    def copy(part: slice) -> None:
+        for i, (there, here) in pairs[part]:
+            run.check_block(i, _copy_digested(sources[there], blocks[here]))
+
+    return copy
 
 
 def _copy_digested(source: Rows, target: Any) -> int:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -180,6 +181,51 @@ async def test_a_byte_that_is_another_anywhere_in_a_block_is_data_loss(block_byt
                     await receiver.receive(run, target, into, Integrity.CHECKSUMS)
                 source.content[place, at] ^= 1
         receiver.close()
+
+
+@pytest.mark.parametrize("integrity", Integrity)
+@pytest.mark.parametrize("num_blocks", [1, 2, 3, 7, 16])
+async def test_threads_share_the_blocks_of_a_run(num_blocks, integrity, monkeypatch):
+    layouts = (LAYOUT,)
+    monkeypatch.setattr(shm_claimant, "_THREAD_BYTES", 3 * LAYOUT.block_bytes)
+    monkeypatch.setattr(shm_claimant, "_MOST_THREADS", 4)
+    source, target = filled_pool(20), pool_of(20, LAYOUT)
+    places = tuple(range(num_blocks, 0, -1))
+    into = tuple(range(21 - num_blocks, 21))
+    async with Doorkeeper([source]) as keeper:
+        receiver = await attached(keeper.door, layouts)
+        run = await PlaceSender(integrity).send(0, 0, places, source)
+        await receiver.receive(run, target, into, integrity)
+        receiver.close()
+    assert contents(target, into) == contents(source, places)
+
+
+async def test_one_thread_that_fails_does_not_give_up_what_another_still_writes(monkeypatch):
+    monkeypatch.setattr(shm_claimant, "_THREAD_BYTES", 1)
+    monkeypatch.setattr(shm_claimant, "_MOST_THREADS", 2)
+    going_on, copy = threading.Event(), shm_claimant._copy_digested
+    source, target = filled_pool(2), pool_of(2, LAYOUT)
+
+    def slow_for_the_second(source, target):
+        if target.ctypes.data != first:
+            assert going_on.wait(TIMEOUT)
+        return copy(source, target)
+
+    first = target.content[1].data_ptr()
+    monkeypatch.setattr(shm_claimant, "_copy_digested", slow_for_the_second)
+    async with Doorkeeper([source]) as keeper:
+        receiver = await attached(keeper.door, (LAYOUT,))
+        run = await PlaceSender(Integrity.CHECKSUMS).send(0, 0, (1, 2), source)
+        source.content[1, 0] ^= 1
+        receiving = asyncio.create_task(receiver.receive(run, target, (1, 2), Integrity.CHECKSUMS))
+        assert not (await asyncio.wait({receiving}, timeout=0.2))[0]
+        receiving.cancel()
+        assert not (await asyncio.wait({receiving}, timeout=0.2))[0]
+        going_on.set()
+        with pytest.raises((DataLossError, asyncio.CancelledError)):
+            await receiving
+        receiver.close()
+    assert contents(target, (2,)) == contents(source, (2,))
 
 
 async def test_runs_with_checksums_grow_from_a_short_one():
