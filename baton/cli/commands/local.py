@@ -115,7 +115,7 @@ def up(
     def command() -> None:
         from baton.serving.extras import check_extra
 
-        check_extra("local", "a cluster on this machine")
+        check_extra("worker", "a cluster on this machine")
         from baton.cli import up as room
         from baton.cli.local_cluster import LocalCluster
 
@@ -164,7 +164,7 @@ def demo() -> None:
     def command() -> None:
         from baton.serving.extras import check_extra
 
-        check_extra("local", "a cluster on this machine")
+        check_extra("worker", "a cluster on this machine")
         from baton.cli import demo as room
 
         room.run(console())
