@@ -1,6 +1,7 @@
 """`baton up`: a cluster on this machine until told to stop."""
 
 import shlex
+import sys
 import time
 from collections.abc import Sequence
 
@@ -33,15 +34,16 @@ def parse_flags(settings: Sequence[str]) -> dict[str, object]:
 
 def http_port_of(asked: int | None) -> int | None:
     """Where the router serves HTTP. Not asked: at `DEFAULT_HTTP_PORT`, at any free port (0) where
-    that is taken, and nowhere (None) where the extra is not installed.
+    that is taken, and nowhere (None) where the extra is not installed, which is told on stderr.
 
     Raises `FailedPreconditionError` if it is asked for and not installed.
     """
     try:
-        check_extra("http", "--http-port")
-    except FailedPreconditionError:
+        check_extra("http", "--http-port" if asked is not None else "no HTTP is served: it")
+    except FailedPreconditionError as error:
         if asked is not None:
             raise
+        print(f"baton: {error}", file=sys.stderr)
         return None
     if asked is not None:
         return asked

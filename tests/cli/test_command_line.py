@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from baton.cli.main import app
@@ -95,6 +96,26 @@ def test_a_dry_run_prints_the_commands_and_starts_nothing() -> None:
             "--device cpu --kv-cache-dtype fp8_e4m3 --num-blocks 64 --no-prefix-caching"
         )
     assert len({line.split("--port ")[1].split()[0] for line in workers}) == len(workers)
+
+
+def test_without_its_extra_http_is_not_served_and_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`None` is what Python has of a module that is not to be had."""
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+
+    def dry_run(*arguments: str) -> Result:
+        result = CliRunner().invoke(app, ["up", "--dry-run", *arguments])
+        assert "--http-port" not in result.stdout
+        return result
+
+    how = "needs fastapi; pip install 'baton-serve[http]'\n"
+    unasked = dry_run()
+    assert (unasked.exit_code, unasked.stderr) == (0, f"baton: no HTTP is served: it {how}")
+    unwanted = dry_run("--no-http")
+    assert (unwanted.exit_code, unwanted.stderr) == (0, "")
+    asked = dry_run("--http-port", "0")
+    assert (asked.exit_code, asked.stderr) == (1, f"baton: --http-port {how}")
 
 
 def test_a_password_is_in_no_command_line() -> None:
