@@ -163,6 +163,11 @@ class SamplingParams:
         """Sequences that are generated at the same time."""
         return self.beam_width or self.best_of or self.n
 
+    @property
+    def is_ranked(self) -> bool:
+        """Which sequences are returned is known when all have ended."""
+        return self.beam_width > 0 or self.num_sequences > self.n
+
 
 def _between(low: float, high: float) -> tuple[Callable[[Any], bool], str]:
     # Written so that NaN fails.

@@ -398,4 +398,4 @@ def _num_finishing(request: EngineRequest) -> int:
     """Sequences whose end is told: beams only as far as they are returned."""
     if request.purpose is Purpose.PREFILL:
         return 1
-    return request.params.n if request.params.beam_width else request.params.num_sequences
+    return request.params.n if request.params.beam_width else len(request.unfinished)

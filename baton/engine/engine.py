@@ -229,6 +229,7 @@ class Engine:
         if grammar is not None:
             grammar.start(request.token_ids[request.num_prompt_tokens :])
         self._check_several(request)
+        self._check_outputs(request, grammar)
         _check_returnable(request)
         for pool in self.cache.pools:
             needed = self._num_blocks_for(request, pool.layout)
@@ -257,6 +258,35 @@ class Engine:
                 f"is {request.num_prompt_tokens} of {len(request.token_ids)} tokens; must be all "
                 "where several sequences are asked for: they share their prompt only",
             )
+
+    def _check_outputs(self, request: EngineRequest, grammar: "CompiledGrammar | None") -> None:
+        """What several sequences are said to have come to."""
+        params, outputs = request.params, request.outputs
+        if not outputs:
+            return
+        if params.num_sequences == 1 or params.is_ranked:
+            raise InvalidArgumentError(
+                "outputs", "is only for several sequences that are not ranked (n > 1)"
+            )
+        if len(outputs) != params.n:
+            raise InvalidArgumentError(
+                "outputs", f"has {len(outputs)} entries; must have sampling.n = {params.n}, or none"
+            )
+        if not request.unfinished:
+            raise InvalidArgumentError("outputs", "are all complete; nothing is left to generate")
+        for i, output in enumerate(outputs):
+            if not output:
+                continue
+            field = f"outputs[{i}].token_ids"
+            if len(output) >= params.max_tokens:
+                raise InvalidArgumentError(
+                    field,
+                    f"has {len(output)} tokens; must have fewer than sampling.max_tokens = "
+                    f"{params.max_tokens}",
+                )
+            check_token_ids(output, self.info.vocab_size, field)
+            if grammar is not None:
+                grammar.start(output, field)
 
     def num_blocks_for(self, request: EngineRequest) -> int:
         """Blocks of the first cache group that the request can grow to, if nothing else runs."""
@@ -316,6 +346,7 @@ class Engine:
                 kv_source=request.kv_source,
                 num_external_tokens=request.num_external_tokens,
                 sequence_index=request.sequence_index,
+                outputs=request.outputs,
                 priority=request.priority,
                 arrival_time=request.arrival_time,
                 first_token_deadline=request.first_token_deadline,

@@ -44,16 +44,16 @@ class CompiledGrammar:
         if self._template.is_error():
             self.problem = reason_of(self._template.get_error())
 
-    def start(self, token_ids: Sequence[int] = ()) -> "GrammarState":
+    def start(self, token_ids: Sequence[int] = (), field: str = "token_ids") -> "GrammarState":
         """The state after an output of `token_ids`.
 
-        Raises `InvalidArgumentError` if the grammar does not allow that output.
+        Raises `InvalidArgumentError`, naming `field`, if the grammar does not allow that output.
         """
         state = GrammarState(self)
         for i, token_id in enumerate(token_ids):
             if not state.accept(token_id):
                 problem = state.failure or "sampling.grammar does not allow it"
-                raise InvalidArgumentError("token_ids", f"token {i} of the output: {problem}")
+                raise InvalidArgumentError(field, f"token {i} of the output: {problem}")
         return state
 
     def matcher(self) -> tuple[LLMatcher, int]:

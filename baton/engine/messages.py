@@ -38,6 +38,9 @@ class EngineRequest:
         salt, adapter: sequences of unequal ones share no prefix.
         block_hashes: the chain hashes of the leading blocks, if somebody has made them already.
         sequence_index: of the first sequence; more follow it where `params` ask for several.
+        outputs: of several sequences that are not ranked, what each has come to already, in the
+            order of their indices, and behind which it goes on; None for one that has ended, of
+            which nothing is computed or said. `token_ids` are their prompt. Empty: they begin.
         priority: smaller is served first under the policy of that name.
         arrival_time, first_token_deadline: seconds on one monotonic clock, for the policy
             `deadline`; None: no deadline.
@@ -56,10 +59,18 @@ class EngineRequest:
     adapter: bytes = b""
     block_hashes: tuple[BlockHash, ...] = ()
     sequence_index: int = 0
+    outputs: tuple[tuple[int, ...] | None, ...] = ()
     priority: int = 0
     arrival_time: float = 0.0
     first_token_deadline: float | None = None
     return_cost: ReturnCost | None = None
+
+    @property
+    def unfinished(self) -> tuple[tuple[int, ...], ...]:
+        """What each sequence that is to be generated has come to, behind `token_ids`."""
+        if not self.outputs:
+            return ((),) * self.params.num_sequences
+        return tuple(output for output in self.outputs if output is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ class Admission:
 
     def _start_local(self, step: Step, sequence: Sequence) -> bool:
         most = None
-        if sequence.request.steps_together:  # not the block of the token it leaves
+        if sequence.request.leaves_last_token:  # not the block of that token
             most = (sequence.num_tokens - 1) // self._config.block_size
         hit = self._kv.prefixes.find(sequence, needs_logits=True, max_blocks=most)
         span = self._admit(step, sequence, hit)

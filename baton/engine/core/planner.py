@@ -203,5 +203,5 @@ def _goes_on_plainly(span: Span) -> bool:
     """What comes behind this span is known but for the token: no forks, drafts, scores or images,
     and nothing that its grammar or its beams decide."""
     sequence, request = span.sequence, span.sequence.request
-    is_plain = sequence.is_plain and not span.num_drafts and not request.num_unforked
+    is_plain = sequence.is_plain and not span.num_drafts and not request.awaits_fork
     return is_plain and request.params.prompt_logprobs is None and not request.encoder_inputs

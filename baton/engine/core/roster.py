@@ -37,6 +37,7 @@ class Roster:
         self.decoding: Int64Array = NO_SEATS
         self.special: dict[Sequence, None] = {}
         self.speculating: dict[Sequence, None] = {}
+        self.resuming: dict[Sequence, None] = {}
         self.awaiting_kv: dict[str, Sequence] = {}
         self.kept: dict[str, Sequence] = {}
         self.seated: list[Sequence] = []
@@ -84,6 +85,8 @@ class Roster:
         self.special[sequence] = None
         if sequence.request.speculates:
             self.speculating[sequence] = None
+        if sequence.request.outputs:
+            self.resuming[sequence] = None
 
     def settle(self, sequence: Sequence) -> None:
         """A running sequence joins the plain decodes if it is one now."""
@@ -118,9 +121,10 @@ class Roster:
         self.swapped.append(sequences)
         self.swapped.sort(key=lambda group: order_of(group[0]))
 
-    def fork(self, parent: Sequence) -> Sequence:
-        """A sibling that shares the parent's computed blocks and tokens."""
-        index = parent.request.next_index
+    def fork(self, parent: Sequence, index: int | None = None) -> Sequence:
+        """A sibling that shares the parent's computed blocks and tokens. Its index is the next one
+        if None is given."""
+        index = parent.request.next_index if index is None else index
         child = Sequence(parent.request, index, parent.token_ids, parent.num_tokens)
         child.num_cached_tokens = parent.num_cached_tokens
         child.num_scored = parent.num_scored
@@ -130,6 +134,24 @@ class Roster:
         self.seated.append(child)
         self.run(child)
         return child
+
+    def fork_resuming(self) -> None:
+        """Has the sequences that were begun elsewhere go on, each behind what it has come to, where
+        all of their prompt but its last token is computed."""
+        for first in tuple(self.resuming):
+            request = first.request
+            if first.num_tokens > first.num_computed_tokens + 1:
+                continue
+            outputs, request.outputs = request.outputs, ()
+            self.num_promised_seats -= request.num_unforked
+            request.num_unforked = 0
+            for index, output in enumerate(outputs, request.sequence_index):
+                if output is not None and index != first.index:
+                    self.fork(first, index).extend(output)
+            own = outputs[first.index - request.sequence_index]
+            assert own is not None, "begun as a sequence that has ended"
+            first.extend(own)  # last, for the others begin as its prompt
+            del self.resuming[first]
 
     def refresh(self) -> None:
         """Brings `decoding` up to date with `settle` and with those that have left."""
@@ -221,6 +243,7 @@ class Roster:
             self._has_left = True
         self.special.pop(sequence, None)
         self.speculating.pop(sequence, None)
+        self.resuming.pop(sequence, None)
         self.encoder.release_all(sequence.encoder_id)
         self.num_promised_seats -= sequence.request.num_unforked
         sequence.leave()
@@ -285,6 +308,7 @@ class Roster:
         assert set(places) == set(sequences), "a sequence in no place, or one that has ended"
         runs = {s for s in sequences if s.status is SequenceStatus.RUNNING}
         assert self.speculating.keys() == {s for s in runs if s.request.speculates}
+        assert self.resuming.keys() == {s for s in runs if s.request.outputs}
         seated = {s for s in sequences if s.seats is not None}
         assert seated == {s for s in self.seats.owners if s is not None}, "a seat without its owner"
         assert len(seated) + self.seats.num_free == len(self.seats.owners), "a seat is lost"

@@ -120,7 +120,7 @@ class Scheduler:
         that are ranked in the end, of which none can be missing.
         """
         request = self._roster.requests.get(request_id)
-        if request is None or request.num_unforked or request.is_ranked:
+        if request is None or request.awaits_fork or request.params.is_ranked:
             return None
         for sequence in request.sequences:
             if sequence.index == index and sequence.status is not SequenceStatus.KEPT:
@@ -151,8 +151,9 @@ class Scheduler:
         self, request_id: str, token_id: int | None, logprob: float | None = None
     ) -> SequenceProgress | None:
         """The awaited KV of all its tokens is there, and `token_id` follows them. None: the last
-        token is computed once more for its logits, from which the request forks; or only a part of
-        the tokens was awaited, and the rest is computed.
+        token is computed once more, for its logits, from which the request forks, or by each of its
+        sequences before what that has come to; or only a part of the tokens was awaited, and the
+        rest is computed.
 
         Returns None if the request has ended meanwhile, or no token was given.
         """
@@ -198,7 +199,7 @@ class Scheduler:
         None, and no change, unless it runs and the KV of all but that token is computed.
         """
         request = self._roster.requests.get(request_id)
-        if request is None or request.num_unforked or len(request.sequences) > 1:
+        if request is None or request.awaits_fork or len(request.sequences) > 1:
             return None
         (sequence,) = request.sequences
         is_level = sequence.num_tokens == sequence.num_computed_tokens + 1
@@ -229,6 +230,7 @@ class Scheduler:
         """Plans the next step. The plan holds until `apply`; nothing else may be called between,
         except what ends requests, and `schedule_ahead`."""
         self._end_cancelled()
+        self._roster.fork_resuming()
         self._roster.refresh()
         self._kv.begin_step()
         return self._finished(self._planner.fill())
@@ -323,7 +325,7 @@ class Scheduler:
             s
             for s in self._roster.speculating
             if s.num_tokens == s.num_computed_tokens + 1
-            and not s.request.num_unforked
+            and not s.request.awaits_fork
             and s.request.purpose is Purpose.GENERATE
         ]
 

@@ -1,12 +1,15 @@
 """A request and the streams of tokens that continue it. Knows nothing of blocks' content or time.
 
 A request begins as one sequence. Those with several (`n`, `best_of`, beams) fork when the prompt is
-computed, and from then on share its blocks.
+computed, and from then on share its blocks. Of samples that were begun elsewhere each may go on
+behind what it has come to: then the prompt is computed but for its last token, and each sequence
+computes the rest for itself.
 """
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import takewhile
 
 import numpy as np
 
@@ -78,6 +81,8 @@ class Request:
         root: the chain's root (namespace and salt).
         block_hashes: the chain hashes of the leading blocks, if somebody has made them already.
         sequence_index: of the first sequence; random numbers depend on it.
+        outputs: until they fork, what each of several sequences has come to already, in the order
+            of their indices; None for one that has ended and is left out. Empty: they begin.
         priority: smaller is served first under the policy of that name.
         first_token_deadline: when the first token is due, on the clock of `arrival_time`, seconds.
         speculates: drafts may be verified for it.
@@ -102,6 +107,7 @@ class Request:
     purpose: Purpose = Purpose.GENERATE
     block_hashes: tuple[BlockHash, ...] = ()
     sequence_index: int = 0
+    outputs: tuple[tuple[int, ...] | None, ...] = ()
     priority: int = 0
     arrival_time: float = 0.0
     first_token_deadline: float | None = None
@@ -122,7 +128,7 @@ class Request:
             assert self.purpose is Purpose.GENERATE, "given back while others wait for its KV"
             assert self.params.num_sequences == 1, "given back by one sequence of several"
         if self.purpose is Purpose.GENERATE:
-            self.num_unforked = self.params.num_sequences - 1
+            self.num_unforked = self.num_unfinished - 1
         if self.params.beam_width and self.purpose is Purpose.GENERATE:
             self.beams = BeamSearch(
                 width=self.params.beam_width,
@@ -131,17 +137,35 @@ class Request:
                 eos_token_ids=self.eos_token_ids | self.stop_token_ids,
                 max_tokens=self.params.max_tokens,
             )
+        if self.outputs:
+            assert self.purpose is Purpose.GENERATE, "given outputs that nobody goes on with"
+            assert not self.params.is_ranked, "given only some of what would rank them"
+            assert len(self.outputs) == self.params.n, "an output for each sequence, or for none"
+            assert any(output is not None for output in self.outputs), "nothing is left to do"
         self.next_index = self.sequence_index
+
+    @property
+    def num_unfinished(self) -> int:
+        """Sequences that were to be generated when it arrived."""
+        if not self.outputs:
+            return self.params.num_sequences
+        return sum(output is not None for output in self.outputs)
+
+    @property
+    def awaits_fork(self) -> bool:
+        """Its only sequence is yet to become those that were asked for."""
+        return self.num_unforked > 0 or bool(self.outputs)
+
+    @property
+    def leaves_last_token(self) -> bool:
+        """Its sequences, as they are now, are computed but for their last token; what comes then is
+        another step's business."""
+        return self.steps_together or bool(self.outputs)
 
     @property
     def steps_together(self) -> bool:
         """Its sequences are beams, which compute their last tokens in one step or not at all."""
         return self.beams is not None and not self.num_unforked
-
-    @property
-    def is_ranked(self) -> bool:
-        """Which of its sequences are returned is known when all have ended."""
-        return self.beams is not None or self.params.num_sequences > self.params.n
 
     @property
     def length_limit(self) -> int:
@@ -207,9 +231,11 @@ class Sequence:
 
     @classmethod
     def first_of(cls, request: Request) -> "Sequence":
-        """The sequence a request begins as."""
+        """The sequence a request begins as: the first one that has not ended."""
         tokens = np.array(request.token_ids, np.int32)
-        sequence = cls(request, request.sequence_index, tokens, len(tokens))
+        ended = takewhile(lambda output: output is None, request.outputs)
+        index = request.sequence_index + sum(1 for _ in ended)
+        sequence = cls(request, index, tokens, len(tokens))
         sequence.block_hashes = list(request.block_hashes)
         return sequence
 
@@ -301,6 +327,13 @@ class Sequence:
         self.tokens = self.tokens[:num_tokens].copy()
         self.seats, self.own_num_tokens, self.own_num_computed = None, num_tokens, num_computed
         seats.leave(self.seat, seats.block_tables[0].shape[1])
+
+    def extend(self, token_ids: SequenceOf[int]) -> None:
+        """Goes on behind tokens that were chosen elsewhere, with which it did not end. It has a
+        seat."""
+        begin, end = self.num_tokens, self.num_tokens + len(token_ids)
+        self.tokens[begin:end] = token_ids
+        self.num_tokens = self.allowed_at = end
 
     def append(self, token_id: int) -> None:
         """Adds a chosen token and decides whether the sequence ends with it."""

@@ -18,11 +18,12 @@ class SpanCutter:
     def cut(self, step: Step, sequence: Sequence, start: int, budget: int) -> PlannedSpan | None:
         """What of a sequence, from `start` on, fits the budgets; or None.
 
-        A beam leaves its last token to the step that all of them take together, and may have
-        nothing else to compute.
+        A beam leaves its last token to the step that all of them take together, and a prompt that
+        is to fork behind given outputs leaves its own to all of them; it may have nothing else to
+        compute.
         """
         num_tokens, limit = sequence.num_tokens, sequence.request.length_limit
-        if sequence.request.steps_together:
+        if sequence.request.leaves_last_token:
             num_tokens -= 1
             if start == num_tokens:
                 return PlannedSpan(sequence, start, start)

@@ -84,15 +84,22 @@ def ending_of(request: Request, state: int) -> FinishReason | None:
     return request.grammar.ending(state) if isinstance(request.grammar, FakeGrammar) else None
 
 
+def given_to(request: Request, index: int) -> Tokens:
+    """What a sequence of the request has come to elsewhere, behind the prompt. Before it forks."""
+    return (request.outputs[index - request.sequence_index] or ()) if request.outputs else ()
+
+
 def alone(request: Request, index: int) -> tuple[list[int], FinishReason]:
-    """The tokens that a sequence of the request produces with the machine to itself."""
-    tokens = list(request.token_ids)
+    """The tokens that a sequence of the request produces with the machine to itself, behind those
+    it was given."""
+    tokens = [*request.token_ids, *given_to(request, index)]
+    num_given = len(tokens)
     while True:
         tokens.append(next_token(states_of(request, tokens)[-1], index))
         reason = ending_of(request, states_of(request, tokens)[-1])
         reason = reason or request.reason_to_end(tokens[-1], len(tokens))
         if reason is not None:
-            return tokens[len(request.token_ids) :], reason
+            return tokens[num_given:], reason
 
 
 def beams_alone(request: Request) -> list[tuple[tuple[int, ...], float]]:

@@ -38,6 +38,7 @@ from .fakes import (
     alone,
     beams_alone,
     cache_group,
+    given_to,
     next_token,
     score_of,
     states_of,
@@ -73,6 +74,7 @@ class Expected:
     request: Request
     outcomes: dict[int, tuple[list[int], FinishReason]]
     beams: list[tuple[tuple[int, ...], float]]
+    given: dict[int, tuple[int, ...]] = field(default_factory=dict)
     produced: dict[int, list[int]] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
     scored: list[float] = field(default_factory=list)
@@ -85,8 +87,12 @@ class Expected:
     def of(cls, request: Request) -> "Expected":
         if request.beams is not None:
             return cls(request, {}, beams_alone(request))
-        first, count = request.sequence_index, request.num_unforked + 1
-        return cls(request, {i: alone(request, i) for i in range(first, first + count)}, [])
+        count = request.params.num_sequences if request.purpose is Purpose.GENERATE else 1
+        indices = range(request.sequence_index, request.sequence_index + count)
+        if request.outputs:
+            indices = [i for i, o in zip(indices, request.outputs, strict=True) if o is not None]
+        outcomes = {i: alone(request, i) for i in indices}
+        return cls(request, outcomes, [], {i: given_to(request, i) for i in indices})
 
     @property
     def num_tokens(self) -> int:
@@ -157,7 +163,7 @@ class Harness:
         for each in requests:
             expected = self.live[each.request_id] = Expected.of(each)
             for index, (outcome, _) in expected.outcomes.items():
-                tokens = [*each.token_ids, *outcome]
+                tokens = [*each.token_ids, *expected.given[index], *outcome]
                 for _ in range(self.config.max_drafts):  # those right of a draft behind the end
                     tokens.append(next_token(states_of(each, tokens)[-1], index))
                 self._true_states.update(states_of(each, tokens))
@@ -428,7 +434,7 @@ class Harness:
             return
         assert index not in expected.finished, "a sequence goes on after its end"
         produced = expected.produced.setdefault(index, [])
-        given = expected.num_tokens - request.num_prompt_tokens
+        given = expected.num_tokens + len(expected.given[index]) - request.num_prompt_tokens
         assert position == given + len(produced), "a token at another position"
         produced += tokens
         outcome, expected_reason = expected.outcomes[index]
@@ -456,7 +462,8 @@ class Harness:
             if expected is None:
                 continue  # cancelled, which takes effect later
             outcome, _ = expected.outcomes[sequence.index]
-            rest = [*outcome[sequence.num_tokens - expected.num_tokens :], 0, 0, 0, 0, 0]
+            num_arrived = expected.num_tokens + len(expected.given[sequence.index])
+            rest = [*outcome[sequence.num_tokens - num_arrived :], 0, 0, 0, 0, 0]
             chance = crc32(sequence.token_ids.tobytes())
             match chance % 5:
                 case 0:

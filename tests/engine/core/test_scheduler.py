@@ -142,6 +142,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             prompt[-1] = data.draw(st.integers(0, VOCAB_SIZE - 1))
         max_tokens = data.draw(st.just(MAX_TOKENS) | st.integers(1, MAX_TOKENS))
         several = self.draw_several(data)
+        if several.get("temperature") and kind != PREFILL:
+            several["outputs"] = self.draw_outputs(data, several["n"], max_tokens)
         given = 0
         if not several:
             most = min(length - 1, max_tokens - 1)
@@ -177,6 +179,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             return {"beam_width": self.beam_width, "n": data.draw(st.integers(1, self.beam_width))}
         n = min(data.draw(st.sampled_from([1, 1, 1, 2, 3])), self.config.max_num_seqs)
         return {"n": n, "temperature": 1.0} if n > 1 else {}
+
+    def draw_outputs(
+        self, data: st.DataObject, n: int, max_tokens: int
+    ) -> tuple[tuple[int, ...] | None, ...]:
+        """What samples have come to elsewhere; most begin here."""
+        if data.draw(st.booleans()):
+            return ()
+        tokens = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=max_tokens - 1).map(tuple)
+        outputs = data.draw(st.tuples(*[st.none() | tokens] * n))
+        return () if set(outputs) == {None} else outputs
 
     def draw_inputs(
         self, data: st.DataObject, prompt: list[int], end: int
