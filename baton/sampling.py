@@ -302,7 +302,7 @@ def _check_count(field: str, values: Sequence[object], most: int, what: str) -> 
 
 def _refuse(field: str, value: object, bound: str) -> NoReturn:
     shown = "NaN" if isinstance(value, float) and math.isnan(value) else value
-    is_path = field.startswith(("input", "token_ids", "continue_from", "sampling."))
+    is_path = field.startswith(("input", "token_ids", "outputs", "continue_from", "sampling."))
     raise InvalidArgumentError(
         field if is_path else f"sampling.{field}", f"is {shown}; must be {bound}"
     )

@@ -1,15 +1,20 @@
 """How much work a decode worker promises to take. Counts blocks; allocates none."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from baton.errors import OverloadedError
 
 
-def num_blocks_on_arrival(num_tokens: int, num_sequences: int, block_size: int) -> int:
+def num_blocks_on_arrival(num_tokens: int, num_given: Sequence[int], block_size: int) -> int:
     """Blocks of a cache group that a request's tokens take: its sequences share them, but for a
-    last block that each of them writes to."""
-    return -(-num_tokens // block_size) + num_sequences - 1
+    last block that each of them writes to, and for those of what each was given behind them.
+
+    Args: num_given: tokens, of each sequence.
+    """
+    shared = -(-num_tokens // block_size)
+    given = sum(-(-(num_tokens + count) // block_size) - shared for count in num_given)
+    return shared + given + len(num_given) - 1
 
 
 class Capacity:

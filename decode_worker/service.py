@@ -62,6 +62,7 @@ class DecodeService(pb_grpc.DecodeServicer):
             request,
             remaining,
             kv_source=source,
+            outputs=wire.outputs(request),
             block_hashes=hashes,
             return_cost=wire.return_cost(request),
         )
@@ -72,7 +73,8 @@ class DecodeService(pb_grpc.DecodeServicer):
             _check_covers(handle, wanted, block_size)
             fetcher.check(handle)
         grammar = await engine.compile_grammar(params)
-        num_blocks = num_blocks_on_arrival(len(wanted.token_ids), params.num_sequences, block_size)
+        num_given = [len(output) for output in wanted.unfinished]
+        num_blocks = num_blocks_on_arrival(len(wanted.token_ids), num_given, block_size)
         with (
             capacity.promise(num_blocks),
             engine.open(wanted, grammar) as stream,
@@ -98,17 +100,16 @@ class DecodeService(pb_grpc.DecodeServicer):
         Before them, that the prompt is being computed, where it is so here; in place of an ending,
         that the only sequence goes on elsewhere, or was given back."""
         worker, params, gathered = self._worker, wanted.params, []
-        is_ranked = wire.is_ranked(params)
         is_begun = wanted.kv_source is KvSource.EXTERNAL
         with self._departures.open(wanted, stream) as departure:
-            async for batch in stream.updates(None if is_ranked else Pace().turn):
+            async for batch in stream.updates(None if params.is_ranked else Pace().turn):
                 if not is_begun:
                     done, step = worker.engine.engine.work_done, stream.first_step
                     assert step is not None, "an update of no step"
                     cached, arrived = batch[0].num_cached_tokens, wanted.arrival_time
                     yield wire.prefill_is_here(cached, arrived, step, done)
                     is_begun = True
-                if is_ranked:
+                if params.is_ranked:
                     gathered += batch
                     continue
                 for response in wire.responses(batch, params):
@@ -117,7 +118,7 @@ class DecodeService(pb_grpc.DecodeServicer):
                     following = departure.follow(batch[-1], drains=worker.is_draining)
                     async for response in following:
                         yield response
-        if is_ranked:
+        if params.is_ranked:
             for response in wire.ranked_responses(gathered, params):
                 yield response
 

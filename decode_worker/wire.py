@@ -45,6 +45,11 @@ def _seconds(field: str, duration: Duration) -> float:
     return seconds
 
 
+def outputs(message: pb.DecodeGenerateRequest) -> tuple[tuple[int, ...] | None, ...]:
+    """What each of several sequences has come to; None for one that is complete."""
+    return tuple(None if o.is_complete else tuple(o.token_ids) for o in message.outputs)
+
+
 def admitted() -> pb.DecodeGenerateResponse:
     return pb.DecodeGenerateResponse(admitted=pb.DecodeAdmitted())
 
@@ -117,11 +122,6 @@ def responses(
         of_each.setdefault(update.index, []).append(update)
     for index, of_one in of_each.items():
         yield from _of_sequence(index, of_one, params)
-
-
-def is_ranked(params: SamplingParams) -> bool:
-    """Whether all sequences must have ended before it is known which are returned."""
-    return params.beam_width > 0 or params.num_sequences > params.n
 
 
 def ranked_responses(

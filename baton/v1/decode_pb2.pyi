@@ -88,6 +88,7 @@ class DecodeGenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     SALT_FIELD_NUMBER: _builtins.int
     RETURN_COST_FIELD_NUMBER: _builtins.int
+    OUTPUTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request, for logs and traces."""
     num_prompt_tokens: _builtins.int
@@ -118,6 +119,13 @@ class DecodeGenerateRequest(_message.Message):
         may be answered with `preempted`. Only with a handle, for one sequence. Unset: it may not.
         """
 
+    @_builtins.property
+    def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceOutput]:
+        """What several sequences have come to already, behind the prompt that `token_ids` are: an entry for
+        each of the `sampling.n`, in the order of their indices, not all of them complete; or none at all:
+        they begin. Not where they are ranked.
+        """
+
     def __init__(
         self,
         *,
@@ -129,14 +137,43 @@ class DecodeGenerateRequest(_message.Message):
         priority: _builtins.int = ...,
         salt: _builtins.bytes = ...,
         return_cost: Global___ReturnCost | None = ...,
+        outputs: _abc.Iterable[Global___SequenceOutput] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "return_cost", b"return_cost", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "return_cost", b"return_cost", "salt", b"salt", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "num_prompt_tokens", b"num_prompt_tokens", "outputs", b"outputs", "priority", b"priority", "request_id", b"request_id", "return_cost", b"return_cost", "salt", b"salt", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DecodeGenerateRequest: _TypeAlias = DecodeGenerateRequest  # noqa: Y015
+
+@_typing.final
+class SequenceOutput(_message.Message):
+    """What one of several sequences has come to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    IS_COMPLETE_FIELD_NUMBER: _builtins.int
+    is_complete: _builtins.bool
+    """Nothing more is wanted of it, and its tokens are not looked at."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Its tokens, each in [0, vocab_size): fewer than `sampling.max_tokens`."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        is_complete: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_complete", b"is_complete", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SequenceOutput: _TypeAlias = SequenceOutput  # noqa: Y015
 
 @_typing.final
 class ReturnCost(_message.Message):

@@ -60,8 +60,8 @@ class DecodeServicer:
         """Continues a prompt until all its sequences have ended.
 
         The stream is: one `admitted`, one `kv_ready` when a handle was given and one `prefill_started`
-        when none was, any number of `tokens`, one `finished` for each of the `sampling.n` sequences, behind the last of its tokens; then status
-        OK. A worker without room refuses with RESOURCE_EXHAUSTED instead of `admitted`, before anything
+        when none was, any number of `tokens`, one `finished` for each of the `sampling.n` sequences, behind
+        the last of its tokens; then status OK. A worker without room refuses with RESOURCE_EXHAUSTED instead of `admitted`, before anything
         is computed; one that cannot compile the request's grammar, with INVALID_ARGUMENT. Cancelling
         frees everything at any moment.
 
@@ -70,6 +70,9 @@ class DecodeServicer:
         chooses all their first tokens, for which it computes the last prompt token once more. Those that
         are ranked (`best_of`, beams) come once all have ended, the `n` best with their place as their
         index, the best first; the others are not sent.
+
+        With `outputs` each of several sequences goes on behind what it has come to, which is computed as a
+        prompt is, once more from the last prompt token on. Those that are complete are not mentioned.
 
         A sequence that has to make room may be given back, where the request says what that would take:
         then `preempted` ends the stream behind the last token that was chosen, and nothing is held here.

@@ -82,7 +82,7 @@ class RequestSpans:
         self._is_fetching = False
         if self._decode is not None:
             self._decode.stepped(update, times)
-        elif self._prefills:
+        elif self._prefills and update.num_computed_tokens <= len(self._request.token_ids):
             self._computed_chunk(update, times)
         else:
             self._wait_until(times.started)
@@ -135,6 +135,7 @@ class _Decode:
         self._num_tokens = 0
         self._reasons: list[FinishReason] = []
         num_received = len(request.token_ids) - request.num_prompt_tokens
+        num_received += sum(map(len, request.unfinished))
         if num_received:
             self._event("migration", began, {"baton.num_received_tokens": num_received})
 

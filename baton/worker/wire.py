@@ -35,13 +35,14 @@ def engine_request(
     purpose: Purpose = Purpose.GENERATE,
     kv_source: KvSource = KvSource.LOCAL,
     num_external_tokens: int = 0,
+    outputs: tuple[tuple[int, ...] | None, ...] = (),
     block_hashes: tuple[bytes, ...] = (),
     return_cost: ReturnCost | None = None,
 ) -> EngineRequest:
     """The request a message asks for, arriving now.
 
-    `time_remaining` is that of the call, in seconds; None: it has no deadline. `block_hashes` are
-    those of its leading blocks, where somebody has made them. Raises `InvalidArgumentError` for
+    `time_remaining` is that of the call, in seconds; None: it has no deadline. `outputs` and
+    `block_hashes` are those of `EngineRequest`. Raises `InvalidArgumentError` for
     parameters out of bounds; the engine checks the rest.
     """
     arrival = time.monotonic()
@@ -53,6 +54,7 @@ def engine_request(
         purpose=purpose,
         kv_source=kv_source,
         num_external_tokens=num_external_tokens,
+        outputs=outputs,
         block_hashes=block_hashes,
         salt=message.salt,
         priority=message.priority,

@@ -302,7 +302,7 @@ class Cluster:
         prefill, decode = self.pair(placement)
         flight = Flight(job, prefill, decode)
         num_tokens, block_size = job.num_prompt_tokens, self.setup.block_size
-        promise = decode.capacity.promise(num_blocks_on_arrival(num_tokens, 1, block_size))
+        promise = decode.capacity.promise(num_blocks_on_arrival(num_tokens, [0], block_size))
         flight.stack.enter_context(promise)
         self._num_placed += 1
         num_uncached = max(0, num_tokens - placement.num_cached_tokens)

@@ -331,7 +331,7 @@ Refused = Callable[[EngineRequest], EngineRequest]
         pytest.param(TWO, ((5,),), r"outputs: has 1 .* sampling\.n = 2", id="too few"),
         pytest.param(TWO, ((5,), (), ()), "outputs: has 3", id="too many"),
         pytest.param(TWO, (None, None), "outputs: are all complete", id="nothing left"),
-        pytest.param(TWO, ((), (5, 512)), r"outputs\[1\]\.token_ids\[1\]", id="no such token"),
+        pytest.param(TWO, ((), (5, 512)), r"^outputs\[1\]\.token_ids\[1\]", id="no such token"),
         pytest.param(TWO, ((5,) * 14, ()), r"outputs\[0\]\.token_ids: has 14", id="too long"),
     ],
 )  # fmt: skip

@@ -36,7 +36,7 @@ from baton.serving.malformed import Malformed, tolerant
 from baton.v1 import decode_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
 from baton.worker.wire import engine_request
-from decode_worker.wire import return_cost
+from decode_worker.wire import outputs, return_cost
 from kvtransfer import frames
 from kvtransfer.connector import Integrity
 from kvtransfer.handle import Handle, Pairing
@@ -109,6 +109,7 @@ def decode(data: bytes) -> None:
         request,
         1.0,
         kv_source=KvSource.EXTERNAL if handle else KvSource.LOCAL,
+        outputs=outputs(request),
         block_hashes=handle.block_hashes if handle else (),
         return_cost=return_cost(request),
     )
@@ -264,6 +265,14 @@ def _seeds() -> dict[str, tuple[bytes, ...]]:
                     fixed=Duration(nanos=2_000_000), per_token=Duration(nanos=50_000)
                 ),
                 **common,
+            ),
+            decode_pb2.DecodeGenerateRequest(
+                request_id="r",
+                outputs=[
+                    decode_pb2.SequenceOutput(token_ids=[3, 4]),
+                    decode_pb2.SequenceOutput(is_complete=True),
+                ],
+                **{**common, "sampling": to_proto(SamplingParams(n=2, temperature=1.0))},
             ),
         ),
         "end_sequence": (decode_pb2.EndSequenceRequest(request_id="r", sequence_index=1),),
