@@ -43,7 +43,7 @@ class Answer:
         self._told_endings = _endings_of(request.received_endings)
         self._endings: dict[int, wire.Ending] = {}
         self._unfinished = set(range(params.n))
-        self._is_ranked = params.beam_width > 0 or params.num_sequences > params.n
+        self._is_ranked = params.is_ranked
         self._surplus: set[int] = set()
         self._known_surplus: set[int] = set()
         # Of several sequences the decode worker chooses the first tokens.
@@ -52,7 +52,6 @@ class Answer:
         self._num_scored = 1  # The first token of a prompt has no log-probability.
         self._held_back: list[decode_pb2.DecodeGenerateResponse] = []
         self._handed_over_at = math.inf
-        self._num_heard = 0  # tokens of the decode worker, those among them that were shown before
         self._take_received(request.received)
 
     @property
@@ -107,19 +106,20 @@ class Answer:
 
         What is ranked is seen only at its end: there it is 0 for a second, and then not known.
         """
-        if self._takes_first_token:
-            return len(self._outputs[0].token_ids)
         if self._is_ranked and time.monotonic() - self._handed_over_at > _UNSEEN_SECONDS:
             return None
-        return self._num_heard
+        return self.num_output_tokens
 
     # From attempt to attempt.
 
     def work(self) -> Work:
         """What is left to be done."""
-        # Several sequences fork from their prompt and from nowhere else.
-        output = tuple(self._outputs[0].token_ids) if self._takes_first_token else ()
-        return work_of(self._request, output, scored=not self._awaits_prompt)
+        shown = [tuple(output.token_ids) for output in self._outputs]
+        left = self._unfinished
+        if len(shown) > 1:  # a single one is not complete, or nobody would ask
+            left = {index for index in left if self._known_ending(index) is None}
+        outputs = [ids if index in left else None for index, ids in enumerate(shown)]
+        return work_of(self._request, outputs, scored=not self._awaits_prompt)
 
     def admitted(self) -> None:
         """All its workers have taken the request, or what was left of it."""
@@ -131,7 +131,7 @@ class Answer:
     def restart(self) -> None:
         """What is left to be done is done by others from now on. What was shown stays."""
         self.is_prefilling = self.is_handed_over = False
-        self._handed_over_at, self._num_heard = math.inf, 0
+        self._handed_over_at = math.inf
         self._held_back.clear()
         self._surplus.clear()
         self._known_surplus.clear()
@@ -196,7 +196,6 @@ class Answer:
     def _on_tokens(self, message: decode_pb2.DecodeTokens) -> list[pb.GenerateResponse]:
         index, reason = message.sequence_index, message.finish_reason
         tokens = wire.decoded_tokens(message)
-        self._num_heard += len(tokens)
         responses = self._show(index, tokens, reason)
         is_over = index not in self._unfinished and index not in self._known_surplus
         if is_over and reason == pb.FINISH_REASON_UNSPECIFIED and not self._is_ranked:

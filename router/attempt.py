@@ -288,9 +288,7 @@ class Attempt:
         is no source, to compute it."""
         work = self._work
         self._decode_load.enter_context(
-            self._decode.loaded(
-                num_sequences=work.params.num_sequences, num_held_tokens=len(work.token_ids)
-            )
+            self._decode.loaded(num_sequences=work.num_sequences, num_held_tokens=work.num_tokens)
         )
         handle = (
             None
@@ -305,8 +303,9 @@ class Attempt:
         return call
 
     def _return_cost(self) -> ReturnCost | None:
-        """None where the decode worker shall not give it back: of several sequences all would be
-        generated anew, and a prompt that it computed itself no prefill worker has cached."""
+        """None where the decode worker shall not give it back: of several sequences it can spare
+        one and keep the others, and a prompt that it computed itself no prefill worker has
+        cached."""
         if self._prefill is None or not self._may_return or self._work.params.num_sequences > 1:
             return None
         prefill, decode = (scored.candidate for scored in self.placement.chosen)

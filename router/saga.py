@@ -1,9 +1,9 @@
 """The life of one request: attempts in a row, until its answer is complete.
 
 An attempt that comes to nothing is a setback; the next one, on whichever workers are there, goes on
-behind the tokens that the client has. Of several sequences it generates all anew, since an engine
-forks them from their prompt alone; that takes as long as it took before, and what the client has is
-dropped, if it is the same.
+behind the tokens that the client has; of several sequences, each behind its own. What is ranked
+(beams, `best_of`) begins anew: nothing of it is told before its end, and what a search has come to
+(its hypotheses and their scores) only the engine knew that was lost.
 """
 
 import asyncio

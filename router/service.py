@@ -125,8 +125,7 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         if subject == "request_id":
             return wire.explanation(self._placer.recall(request.request_id, tenant.name))
         good = await self._intake.read(request.request, self._fleet.max_model_len, tenant)
-        received = good.received if good.params.num_sequences == 1 else ()
-        return wire.explanation(self._placer.explain(work_of(good, *received)))
+        return wire.explanation(self._placer.explain(work_of(good, good.received)))
 
     async def GetLoad(
         self, _request: admin_pb2.GetLoadRequest, _context: Any

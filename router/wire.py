@@ -148,9 +148,14 @@ def decode_request(
         priority=work.request.priority,
         salt=work.request.tenant.salt,
         return_cost=None if return_cost is None else _return_cost(return_cost),
+        outputs=map(_sequence_output, work.outputs),
     )
     message.sampling.ClearField("prompt_logprobs")
     return message
+
+
+def _sequence_output(output: tuple[int, ...] | None) -> decode_pb2.SequenceOutput:
+    return decode_pb2.SequenceOutput(token_ids=output or (), is_complete=output is None)
 
 
 def _return_cost(cost: ReturnCost) -> decode_pb2.ReturnCost:

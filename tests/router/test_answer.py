@@ -228,10 +228,17 @@ def test_however_often_others_go_on_each_token_is_shown_once_and_in_order(
             break
         work = asked.work()
         begin = len(work.output)
-        assert begin == (len(shown_letters(events, 0)) if len(letters) == 1 else 0)
+        begins = [begin] if len(letters) == 1 else [len(o or ()) for o in work.outputs]
+        for index, at in enumerate(begins or [0] * len(letters)):
+            output = [] if not work.outputs else work.outputs[index]
+            if len(letters) == 1 or output is not None:
+                assert at == len(shown_letters(events, index))
         messages = [READY]
         for index, text in enumerate(letters):
-            at = begin
+            if work.outputs and work.outputs[index] is None:
+                assert (index, LENGTH) in endings(events)
+                continue
+            at = begins[index] if begins else 0
             while at < len(text):
                 size = order.randint(1, len(text) - at)
                 messages.append(tokens(index, at, text[at : at + size]))
@@ -261,7 +268,7 @@ def shown_letters(events: list[pb.GenerateResponse], index: int) -> list[int]:
     ]
 
 
-def test_how_far_an_attempt_has_come_counts_what_it_went_on_behind_or_says_again():
+def test_how_far_an_attempt_has_come_counts_what_it_went_on_behind():
     single, several = answer(), answer(n=2)
     shown(single, READY, tokens(0, 0, "abc"))
     shown(several, READY, tokens(0, 0, "abc"), tokens(1, 0, "a"))
@@ -269,8 +276,37 @@ def test_how_far_an_attempt_has_come_counts_what_it_went_on_behind_or_says_again
     single.restart()
     several.restart()
     shown(single, READY, tokens(0, 3, "d"))
-    shown(several, READY, tokens(0, 0, "ab"))
-    assert (single.place, several.place) == (4, 2)
+    shown(several, READY, tokens(0, 3, "d"), tokens(1, 1, "bc"))
+    assert (single.place, several.place) == (4, 7)
+
+
+def test_each_of_several_sequences_is_asked_for_from_where_it_stands():
+    several = answer(n=4, stop=("bc",), max_tokens=3)
+    assert several.work().outputs == ()
+    shown(several, READY, tokens(0, 0, "a"), tokens(1, 0, "abc"), tokens(2, 0, "ded"))
+    several.restart()
+    several.conclude()
+    work = several.work()
+    assert work.outputs == (tuple(ids("a")), None, None, ())
+    assert (work.token_ids, work.output) == ((5, 6), ())
+    assert (work.num_sequences, work.num_tokens) == (2, 3)
+
+
+def test_one_whose_end_only_its_tokens_tell_is_not_asked_for_before_that_is_told():
+    params = SamplingParams(temperature=1.0, n=2, max_tokens=2)
+    received = (tuple(ids("ab")), tuple(ids("c")))
+    asked = Answer(Request("r", (5, 6), params, received=received), card(), 0.0)
+    assert asked.work().outputs == (None, tuple(ids("c")))
+
+
+@pytest.mark.parametrize("params", [{"n": 2, "best_of": 3}, {"beam_width": 3, "temperature": 0.0}])
+def test_what_is_ranked_begins_anew(params):
+    ranked = answer(**params)
+    shown(ranked, READY, tokens(0, 0, "ab"))
+    ranked.restart()
+    work = ranked.work()
+    assert (work.outputs, work.output) == ((), ())
+    assert (work.num_sequences, work.num_tokens) == (3, 2)
 
 
 @pytest.mark.parametrize("params", [{"best_of": 2}, {"beam_width": 2, "temperature": 0.0}])

@@ -111,7 +111,33 @@ async def test_text_and_stop_strings_go_on_over_the_seam():
     assert (seen.text, seen.finished.stop_string) == ("a", "bcd")
 
 
-async def test_several_sequences_are_generated_anew_and_what_was_sent_is_not_sent_again():
+async def test_each_of_several_sequences_goes_on_behind_its_own_tokens():
+    script = [READY, of(0, tokens(0, 0, 1)), of(1, tokens(0, 2)), of(1, finished())]
+    failing = decode(*script, UnavailableError("gone"))
+    second = decode(READY, of(0, tokens(2, 3)), of(0, finished()), name="d1")
+    async with fleet_of(prefill(first(), RELEASED), failing, second) as fleet:
+        seen = await run(fleet, n=2, temperature=1.0)
+        (begun,), (continued,) = failing.requests, second.requests
+    assert list(begun.outputs) == []
+    assert list(continued.token_ids) == [5, 6, 7]
+    assert [list(o.token_ids) for o in continued.outputs] == [letter_ids()[:2], []]
+    assert [o.is_complete for o in continued.outputs] == [False, True]
+    assert sorted(seen.token_ids) == sorted(letter_ids()[:4])
+    assert seen.finished.usage.num_output_tokens == 4
+    assert second.load == 0
+
+
+async def test_sequences_that_a_client_was_sent_by_another_router_go_on_as_well():
+    script = [READY, of(1, tokens(1, 3)), of(0, tokens(0, 2)), of(1, finished()), of(0, finished())]
+    async with fleet_of(prefill(first(), RELEASED), decode(*script)) as fleet:
+        received = ((), tuple(letter_ids()[:1]))
+        seen = await run(fleet, received=received, n=2, temperature=1.0)
+        (asked,) = fleet.member("d0").requests
+    assert [list(o.token_ids) for o in asked.outputs] == [[], letter_ids()[:1]]
+    assert sorted(seen.token_ids) == sorted(letter_ids()[2:4])
+
+
+async def test_what_a_worker_generates_anew_all_the_same_is_not_sent_again():
     script = [READY, of(0, tokens(0, 0, 1)), of(1, tokens(0, 2)), of(1, finished())]
     failing = decode(*script, UnavailableError("gone"))
     second = decode(
