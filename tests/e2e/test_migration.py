@@ -18,6 +18,7 @@ from baton.generation import AsyncGeneration
 from baton.sampling import SamplingParams
 
 from .checkpoints import prompt_of
+from .scraped import scrape
 from .watch import load_of, until, until_nothing_is_held
 from .ways import CODE, SEEDED, answer_of, check_same, with_late_stop_string
 from .wide import listed, made_whole, name_of, stopped
@@ -110,6 +111,59 @@ async def test_a_decode_worker_may_be_killed(client, pair, at, num_migrations):
     await until_nothing_is_held(pair)
 
 
+def tokens_computed(cluster: LocalCluster, name: str) -> tuple[float, float]:
+    """By a worker since it started: those of decodes, and those that it was behind by."""
+    family = scrape(cluster.metrics_endpoints[name])["baton_step_tokens_total"]
+    decode, prompt = (
+        family.total("baton_step_tokens_total", kind=kind) for kind in ("decode", "prompt")
+    )
+    return decode, prompt
+
+
+async def ending_early(client: AsyncClient, params: SamplingParams) -> SamplingParams:
+    """The same with a stop string that ends one of its sequences early, and no other."""
+    texts = [c.text for c in await client.generate(CODE, params).completions()]
+    parts = [text[at : at + 6] for text in texts for at in range(20, 60)]
+    stop = next(part for part in parts if sum(part in text for text in texts) == 1)
+    return replace(params, stop=(stop,))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="seeded"),
+        pytest.param(
+            {"repetition_penalty": 1.2, "logprobs": True, "top_logprobs": 2},
+            id="penalties",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+async def test_several_sequences_go_on_where_each_of_them_stood(client, pair, changes):
+    """One has ended by then; of the others the second worker chooses what is missing, and no
+    token that was there."""
+    params = await ending_early(client, replace(SEEDED, n=4, **changes))
+    undisturbed = await answer_of(client.generate(CODE, params))
+    before: dict[str, tuple[float, float]] = {}
+
+    async def kill(seen: Told) -> None:
+        before.update({name: tokens_computed(pair, name) for name in ("decode-0", "decode-1")})
+        await killer(pair, "decode")(seen)
+
+    at = sum(len(completion.token_ids) for completion in undisturbed[0]) // 2
+    generation = client.generate(CODE, params)
+    seen = await told(generation, at, kill)
+    assert generation.finished.usage.num_migrations == 1
+    check_same("several", await answer_of(generation), undisturbed)
+    (second,) = (p.name for p in pair.processes if p.role == "decode" and p.is_running)
+    num_chosen, num_replayed = (
+        now - then for now, then in zip(tokens_computed(pair, second), before[second], strict=True)
+    )
+    assert 0 < num_chosen <= len(seen.token_ids) - at
+    assert num_replayed > 0
+    await until_nothing_is_held(pair)
+
+
 async def computed(
     client: AsyncClient, cluster: LocalCluster, prompt: list[int]
 ) -> AsyncGeneration:
@@ -180,7 +234,7 @@ async def test_a_decode_worker_that_falls_silent_is_replaced_and_wakes_up_to_not
 
 @pytest.mark.slow
 async def test_what_cannot_be_handed_over_is_given_up_when_a_drain_takes_too_long(client, pair):
-    """Several sequences fork from their prompt, so they are generated anew, by another worker."""
+    """Several sequences are not handed over; another worker computes what they have come to."""
     several = replace(PLAIN, max_tokens=1500, n=2, temperature=0.9, seed=3)
     prompt = prompt_of(40, seed=12)
     generation = client.generate(prompt, several)
