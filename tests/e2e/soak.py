@@ -111,7 +111,7 @@ class _Soak:
         return time.monotonic() > self._ends_at
 
     async def run(self, seconds: float) -> Report:
-        # Several sequences begin anew with every worker they lose, and end when there is peace.
+        # What is ranked begins anew with every worker it loses, and ends when there is peace.
         patience = seconds + BACK_WITHIN
         async with AsyncClient(
             self._cluster.address, timeout=patience, wait_for_ready=True

@@ -1,0 +1,61 @@
+"""The spans of samples that were begun elsewhere: the prompt's chunks, then one `decode` that says
+how much was there."""
+
+from dataclasses import replace
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from baton.engine.async_engine import AsyncEngine
+from baton.engine.messages import EngineRequest
+from baton.sampling import SamplingParams
+from baton.serving.telemetry import stages
+from baton.worker.request_spans import request_spans
+
+from .reference import alone, engine_of, prompt_of
+
+SAMPLES = SamplingParams(max_tokens=60, ignore_eos=True, temperature=1.0, seed=5, n=3)
+PROMPT = prompt_of(40)
+
+
+async def spans_of(
+    model: str, request: EngineRequest, monkeypatch: pytest.MonkeyPatch
+) -> list[ReadableSpan]:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(stages, "_tracer", provider.get_tracer("baton"))
+    engine = AsyncEngine(engine_of(model, max_num_batched_tokens=24))
+    engine.start()
+    try:
+        with (
+            stages.stage_of_call("generate"),
+            engine.open(request) as stream,
+            request_spans("w", request, stream),
+        ):
+            async for _ in stream.updates():
+                pass
+    finally:
+        await engine.stop()
+        provider.shutdown()
+    return [s for s in exporter.get_finished_spans() if s.name in ("prefill.chunk", "decode")]
+
+
+async def test_what_was_given_is_part_of_the_decode_and_not_of_the_prompt(checkpoint, monkeypatch):
+    model = checkpoint("llama")
+    (whole,) = alone(model, [PROMPT], SAMPLES)
+    request = EngineRequest("r", tuple(PROMPT), SAMPLES, len(PROMPT), arrival_time=0.0)
+    outputs = (tuple(whole[0][:50]), None, tuple(whole[2][:30]))
+    *chunks, decode = await spans_of(model, replace(request, outputs=outputs), monkeypatch)
+    ranges = [
+        (c.attributes["baton.prefill.begin"], c.attributes["baton.prefill.end"]) for c in chunks
+    ]
+    assert ranges == [(0, 24), (24, 39)]
+    assert decode.name == "decode"
+    assert [(e.name, dict(e.attributes)) for e in decode.events] == [
+        ("migration", {"baton.num_received_tokens": 80}),
+        ("first token", {}),
+    ]
+    assert decode.attributes["baton.decode.num_tokens"] == 10 + 30
+    assert decode.start_time >= chunks[-1].end_time - 1000
