@@ -128,7 +128,7 @@ class Request:
             assert self.purpose is Purpose.GENERATE, "given back while others wait for its KV"
             assert self.params.num_sequences == 1, "given back by one sequence of several"
         if self.purpose is Purpose.GENERATE:
-            self.num_unforked = self.num_unfinished - 1
+            self.num_unforked = self.params.num_sequences - self.outputs.count(None) - 1
         if self.params.beam_width and self.purpose is Purpose.GENERATE:
             self.beams = BeamSearch(
                 width=self.params.beam_width,
@@ -143,13 +143,6 @@ class Request:
             assert len(self.outputs) == self.params.n, "an output for each sequence, or for none"
             assert any(output is not None for output in self.outputs), "nothing is left to do"
         self.next_index = self.sequence_index
-
-    @property
-    def num_unfinished(self) -> int:
-        """Sequences that were to be generated when it arrived."""
-        if not self.outputs:
-            return self.params.num_sequences
-        return sum(output is not None for output in self.outputs)
 
     @property
     def awaits_fork(self) -> bool:
