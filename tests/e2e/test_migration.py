@@ -235,7 +235,9 @@ async def test_a_decode_worker_that_falls_silent_is_replaced_and_wakes_up_to_not
 @pytest.mark.slow
 async def test_what_cannot_be_handed_over_is_given_up_when_a_drain_takes_too_long(client, pair):
     """Several sequences are not handed over; another worker computes what they have come to."""
-    several = replace(PLAIN, max_tokens=1500, n=2, temperature=0.9, seed=3)
+    # With seed 3 a draw falls on the border of two tokens, to a billionth: which of them it is
+    # depends on the rounding of KV that was computed in other chunks.
+    several = replace(PLAIN, max_tokens=1500, n=2, temperature=0.9, seed=6)
     prompt = prompt_of(40, seed=12)
     generation = client.generate(prompt, several)
 

@@ -131,7 +131,7 @@ def test_each_sequence_goes_on_as_if_it_had_been_here(
             engine.add_request(resumed(random_prompt(length), params, outputs))
             check_goes_on(drain(engine)["rest"], whole, outputs)
             assert_idle(engine)
-    if way in ("recomputing", "swapping"):
+    if way in ("recomputing", "swapping") and name != "stopping late":  # which needs less room
         assert engine.stats().num_preemptions > 0
 
 
