@@ -227,6 +227,7 @@ class Worker:
     """A worker as the router knows it.
 
     `role` is "prefill" or "decode"; `state` is "ready", "draining", "unreachable" or "starting".
+    `version` is that of Baton; empty: not said.
     """
 
     id: str
@@ -237,6 +238,7 @@ class Worker:
     num_requests: int
     num_indexed_blocks: int
     admin_endpoint: str
+    version: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1 import decode_pb2, decode_pb2_grpc, kv_transfer_pb2, prefill_pb2, prefill_pb2_grpc
 from baton.v1 import inference_pb2 as pb
+from baton.version import version
 from router.model_card import read_model_card
 
 STREAM = "/baton.bench.Relay/Stream"
@@ -153,6 +154,7 @@ def _record(role: Any, endpoint: str, tokenizer_hash: bytes) -> WorkerRecord:
         block_size=16,
         max_model_len=MAX_MODEL_LEN,
         num_blocks=MAX_MODEL_LEN,
+        version=version(),
     )
 
 

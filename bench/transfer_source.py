@@ -22,6 +22,7 @@ from baton.engine.kv_pool import KvPool, KvShape, plan_layout, pool_bytes
 from baton.engine.shared_memory import SharedMemory
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
+from baton.version import version
 from baton.worker.memory import keep_freed_memory
 from bench import transfer_bare
 from kvtransfer.extent import Extent
@@ -50,7 +51,7 @@ def pool_of(block_bytes: int) -> KvPool:
 
 
 def pairing_of(pool: KvPool) -> Pairing:
-    return Pairing(b"bench", (pool.layout,))
+    return Pairing(version(), b"bench", (pool.layout,))
 
 
 def source_blocks(num_blocks: int) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -80,8 +81,15 @@ class KvFetcher:
         self._sources.close()
 
     def check(self, handle: Handle) -> None:
-        """Raises `FailedPreconditionError` if the two workers may not pair."""
-        self._pairing.check(handle.pairing, handle.source_worker)
+        """Raises `FailedPreconditionError` if the two workers may not pair.
+
+        A handle of a router of before does not say the source's version; its fingerprint, in which
+        the version is bound, does so, and the source itself will check.
+        """
+        theirs = handle.pairing
+        if not theirs.version:
+            theirs = replace(theirs, version=self._pairing.version)
+        self._pairing.check(theirs, handle.source_worker)
 
     async def fetch(
         self, handle: Handle, allocation: ExternalAllocation, timeout: float

@@ -10,6 +10,7 @@ from kvtransfer.connector import Connector, Integrity
 LEASE_ID_BYTES = 16
 # Groups, and shapes in one, that a refusal names: the other side may claim any number.
 _MOST_NAMED = 4
+_LONGEST_VERSION = 64  # likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,19 +18,27 @@ class Pairing:
     """What two workers must have in common before any block moves.
 
     Attributes:
+        version: of Baton; empty: not said, as by workers of before, and no worker's own.
         layouts: one per cache group, in the order of the groups.
     """
 
+    version: str
     fingerprint: bytes
     layouts: tuple[KvLayout, ...]
 
     def check(self, other: "Pairing", other_name: str) -> None:
         """Raises `FailedPreconditionError`, naming both values, unless the two are equal."""
+        if self.version != other.version:
+            theirs = other.version[:_LONGEST_VERSION] or "not said"
+            raise FailedPreconditionError(
+                f"this worker's version of Baton is {self.version}, that of {other_name} is "
+                f"{theirs}: blocks are exchanged within one version, so finish the upgrade"
+            )
         if self.fingerprint != other.fingerprint:
             raise FailedPreconditionError(
                 f"this worker's model fingerprint is {self.fingerprint.hex()}, that of "
                 f"{other_name} is {other.fingerprint.hex()}: they serve different models or "
-                "versions, or compute them in other ways (dtype, kernels, deterministic, "
+                "revisions, or compute them in other ways (dtype, kernels, deterministic, "
                 "kv_cache_dtype)"
             )
         if self.layouts != other.layouts:

@@ -124,7 +124,7 @@ def _check(request: pb.FetchRequest, served: ServedPools) -> None:
             f"this worker's epoch is {served.epoch}, the handle's is {request.source_epoch}: "
             "it has restarted or changed its role since"
         )
-    other = Pairing(request.fingerprint, layouts_of(request.layouts))
+    other = Pairing(request.baton_version, request.fingerprint, layouts_of(request.layouts))
     served.pairing.check(other, request.claimant or "the claimant")
 
 

@@ -25,6 +25,7 @@ class Candidate:
         max_held_tokens: tokens whose KV it has room for; None: not known.
         last_turn: grows from request to request that it is given; 0 before the first.
         rates: how long things take there; None: nothing was learned.
+        version: of Baton; part of `pairing`. Empty: not said.
         source: another worker that holds more of the prompt and could give it to this one; empty if
             there is none, or nobody has looked (`router.prefix_source`).
         num_source_tokens: how much that one holds.
@@ -47,3 +48,4 @@ class Candidate:
     num_source_recent_tokens: float = 0.0
     excluded: str = ""
     rates: Rates | None = None
+    version: str = ""

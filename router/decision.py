@@ -7,8 +7,8 @@ record come to the same. Knows nothing of where questions come from.
 from dataclasses import dataclass
 
 from router.candidate import Candidate
-from router.placement import Placement, place, place_again
-from router.policy import PolicyName, alone_policy_named, policy_named
+from router.placement import Placement, has_version_gap, place, place_again
+from router.policy import Policy, PolicyName, alone_policy_named, policy_named
 
 Pair = tuple[str, str]
 """The ids of a prefill and a decode worker."""
@@ -36,7 +36,8 @@ class Rules:
     """How a router decides: its settings, as far as they matter here.
 
     Attributes:
-        conditional_disaggregation: decode workers may compute prompts, if the policy knows when.
+        conditional_disaggregation: decode workers may compute prompts, if the policy knows when;
+            else only while no two workers of one version could.
     """
 
     policy: PolicyName = "baton"
@@ -44,15 +45,26 @@ class Rules:
 
     def decide(self, question: Question) -> Placement | None:
         """None if nobody can take the request."""
-        may_be_alone = self.conditional_disaggregation and not question.needs_prefill
         return place(
             question.request_id,
             question.num_tokens,
             question.candidates,
             question.broken,
             policy_named(self.policy),
-            alone_policy_named(self.policy) if may_be_alone else None,
+            self._alone(question),
         )
+
+    def _alone(self, question: Question) -> Policy | None:
+        """What a decode worker costs that computes the prompt itself; None: none is to. Where no
+        prefill worker may hand over to any decode worker, one has to, whatever the settings say:
+        an upgrade loses nothing."""
+        if question.needs_prefill:
+            return None
+        alone = alone_policy_named(self.policy)
+        if alone is not None and self.conditional_disaggregation:
+            return alone
+        has_to = has_version_gap(question.candidates)
+        return alone or policy_named(self.policy) if has_to else None
 
     def decide_again(self, question: Question, decode: str) -> str | None:
         """Who goes on with a request that runs on `decode`; None if no other worker can."""

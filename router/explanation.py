@@ -1,14 +1,23 @@
 """Why a placement came out as it did, as sentences for people. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from router.decision import Decision, Question
-from router.placement import Placement, Scored, why_none
+from router.placement import (
+    Placement,
+    Role,
+    Scored,
+    has_version_gap,
+    ready_versions,
+    why_none,
+)
 
 Choice = tuple[Scored, ...]
 """The workers of one way to run a request."""
 
 _NUM_TERMS = 3  # of those that decide, the greatest
+_MOST_NAMED = 4  # of workers and versions
+_OTHER: dict[Role, Role] = {"prefill": "decode", "decode": "prefill"}
 
 
 def why(decision: Decision) -> str:
@@ -16,6 +25,11 @@ def why(decision: Decision) -> str:
     placement, question = decision.placement, decision.question
     if placement is None:
         return why_none(list(question.candidates))
+    return " ".join((_why_chosen(decision, placement), *_of_versions(question)))
+
+
+def _why_chosen(decision: Decision, placement: Placement) -> str:
+    question = decision.question
     unit = _unit(decision)
     winner = placement.chosen
     others = [choice for choice in choices(placement, question) if choice != winner]
@@ -46,6 +60,37 @@ def choices(placement: Placement, question: Question) -> Iterator[Choice]:
     for single in placement.alone:
         if not single.candidate.excluded:
             yield (single,)
+
+
+def _of_versions(question: Question) -> Iterator[str]:
+    """What an upgrade that is under way has to do with it."""
+    candidates = question.candidates
+    versions = {role: ready_versions(candidates, role) for role in _OTHER}
+    if has_version_gap(candidates):
+        prefills, decodes = (_listed(map(_said, sorted(versions[role]))) for role in _OTHER)
+        yield (
+            f"Prefill workers are of version {prefills}, decode workers of {decodes}, and exchange "
+            "blocks with their like alone: until the upgrade is finished, decode workers compute "
+            "prompts themselves."
+        )
+        return
+    left_out = [
+        f"{c.worker} ({_said(c.version)})"
+        for c in candidates
+        if not c.excluded and c.version not in versions[_OTHER[c.role]]
+    ]
+    if left_out and all(versions.values()):
+        yield f"Without a partner of the same version: {_listed(left_out)}."
+
+
+def _listed(names: Iterable[str]) -> str:
+    some = list(names)
+    more = [f"{len(some) - _MOST_NAMED} more"] if len(some) > _MOST_NAMED else []
+    return ", ".join(some[:_MOST_NAMED] + more)
+
+
+def _said(version: str) -> str:
+    return version or "not said"
 
 
 def _cost(choice: Choice) -> float:

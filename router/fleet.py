@@ -48,6 +48,7 @@ class Member:
     """One worker, as this router sees it.
 
     Attributes:
+        pairing: workers hand blocks to each other only if theirs is equal.
         namespace: what the chain hashes of its blocks start from.
         bytes_per_token: of KV, over all layers.
         max_held_tokens: tokens of all its sequences at most; None where every layer has a window.
@@ -61,6 +62,7 @@ class Member:
         self.was_asked = asyncio.Event()
         self.load = Load()
         # What stays as it is as long as the epoch does is asked for with each request.
+        self.pairing = record.pairing
         self.namespace = record.namespace
         self.layouts = KvLayouts.FromString(record.layout).layouts
         self.bytes_per_token = sum(one.block_bytes / one.block_size for one in self.layouts)
@@ -75,10 +77,6 @@ class Member:
     def admin_endpoint(self) -> str:
         """Where its admin service is reached."""
         return self.record.admin_endpoint or self.record.endpoint
-
-    @property
-    def pairing(self) -> bytes:
-        return self.record.fingerprint + self.record.layout
 
     @property
     def state(self) -> State:
@@ -125,6 +123,7 @@ class Member:
                 max_held_tokens=self.max_held_tokens,
                 excluded=excluded,
                 rates=self.model.rates,
+                version=self.record.version,
             )
         return self._candidate
 
@@ -330,12 +329,15 @@ class Fleet:
         self._watches[worker] = asyncio.create_task(self._watch(self._members[worker]))
 
     def _pool_of(self, record: WorkerRecord) -> PoolModel:
-        """What is known of the workers that this one may stand in for."""
-        pairing = record.fingerprint + record.layout
-        prefill = self._pools.setdefault(("prefill", pairing), PoolModel())
-        if record.role == "prefill":
-            return prefill
-        return self._pools.setdefault(("decode", pairing), PoolModel(prefill))
+        """What is known of the workers that this one may stand in for. Of those that pair with
+        none of before, as a new version's, it is at first what the latest ones take."""
+        pairing = record.pairing
+        if ("prefill", pairing) not in self._pools:
+            former = [pool for (role, _), pool in self._pools.items() if role == "prefill"]
+            prefill = PoolModel(former[-1] if former else None)
+            self._pools["prefill", pairing] = prefill
+            self._pools["decode", pairing] = PoolModel(prefill)
+        return self._pools[record.role, pairing]
 
     async def _watch(self, member: Member) -> None:
         """Follows one worker's readiness until it has left."""

@@ -73,6 +73,7 @@ class Load:
         max_held_tokens: int | None,
         excluded: str = "",
         rates: Rates | None = None,
+        version: str = "",
     ) -> Candidate:
         """The worker under this load, as placement sees it."""
         return Candidate(
@@ -88,4 +89,5 @@ class Load:
             last_turn=self.last_turn,
             excluded=excluded,
             rates=rates,
+            version=version,
         )

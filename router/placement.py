@@ -7,7 +7,7 @@ mean.
 """
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +17,17 @@ from router.candidate import Candidate, Role
 from router.cost_model import PULL
 from router.policy import Policy, Terms, baton
 
-__all__ = ["Candidate", "Placement", "Role", "Scored", "place", "place_again", "why_none"]
+__all__ = [
+    "Candidate",
+    "Placement",
+    "Role",
+    "Scored",
+    "has_version_gap",
+    "place",
+    "place_again",
+    "ready_versions",
+    "why_none",
+]
 
 
 class Scored(NamedTuple):
@@ -114,6 +124,18 @@ def place_again(
     return min(scored, key=_order).candidate.worker if scored else None
 
 
+def ready_versions(candidates: Iterable[Candidate], role: Role) -> frozenset[str]:
+    """Of those in this role that can take work."""
+    return frozenset(c.version for c in candidates if c.role == role and not c.excluded)
+
+
+def has_version_gap(candidates: Collection[Candidate]) -> bool:
+    """Whether there are workers of both roles that can take work, and no two of one version: a
+    moment of an upgrade in which nobody can hand over to anybody."""
+    prefills, decodes = (ready_versions(candidates, role) for role in ("prefill", "decode"))
+    return bool(prefills and decodes) and prefills.isdisjoint(decodes)
+
+
 def why_none(candidates: list[Candidate]) -> str:
     """A sentence on why no placement is possible."""
     for role in ("prefill", "decode"):
@@ -122,6 +144,8 @@ def why_none(candidates: list[Candidate]) -> str:
             return f"no {role} worker is known"
         if "" not in reasons:
             return f"no {role} worker can take work: {', '.join(sorted(reasons))}"
+    if has_version_gap(candidates):
+        return "no prefill and decode worker are of one version; finish the upgrade"
     return "no prefill and decode worker serve the same model with the same KV layout"
 
 

@@ -195,4 +195,5 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
             state=_STATES[member.state],
             num_requests=member.load.num_sequences,
             num_indexed_blocks=self._fleet.index.num_blocks(record.id),
+            version=record.version,
         )

@@ -104,7 +104,8 @@ class RouterSettings(ServingSettings):
     conditional_disaggregation: bool = Field(
         True,
         description="Let a decode worker compute a prompt itself where little of it is uncached "
-        "there and that is expected to take less than handing it over (policy baton alone).",
+        "there and that is expected to take less than handing it over (policy baton alone). Off, "
+        "it does so only while an upgrade leaves no two workers of one version.",
     )
     admission: AdmissionName = Field(
         "predicted",

@@ -122,6 +122,7 @@ def handle(
         source_endpoint=source.record.kv_endpoint,
         source_epoch=source.record.epoch,
         lease_id=lease_id,
+        baton_version=source.record.version,
         fingerprint=source.record.fingerprint,
         layouts=source.layouts,
         num_tokens=len(work.token_ids),

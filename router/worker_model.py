@@ -76,8 +76,9 @@ class PoolModel:
     """What the workers of one role that may take each other's place have in common.
 
     Args:
-        twin: the pool that computes prompts of the same model. What they take is as there until
-            this one has computed some itself; else a pool thought slow would never be tried.
+        twin: a pool that computes prompts of the same model, for this one's decode workers or in a
+            version before. What they take is as there until this one has computed some itself; else
+            a pool thought slow would never be tried.
     """
 
     def __init__(self, twin: "PoolModel | None" = None) -> None:

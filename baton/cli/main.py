@@ -25,12 +25,9 @@ def main() -> None:
 def _print_version(wanted: bool) -> None:
     if not wanted:
         return
-    from importlib.metadata import PackageNotFoundError, version
+    from baton.version import version
 
-    try:
-        print(f"baton {version('baton-serve')}")
-    except PackageNotFoundError:
-        print("baton, not installed: run from its sources")
+    print(f"baton {version()}")
     raise typer.Exit
 
 

@@ -22,7 +22,7 @@ def print_table(workers: list[Worker], console: Console) -> None:
     if not workers:
         console.print("the router knows no worker yet")
         return
-    table = Table("worker", "role", "endpoint", "state", box=None)
+    table = Table("worker", "role", "version", "endpoint", "state", box=None)
     table.add_column("requests", justify="right")
     table.add_column("cached blocks", justify="right")
     for worker in workers:
@@ -30,6 +30,7 @@ def print_table(workers: list[Worker], console: Console) -> None:
         table.add_row(
             worker.id,
             worker.role,
+            worker.version or "not said",
             worker.endpoint,
             f"[{style}]{worker.state}[/]" if style else worker.state,
             str(worker.num_requests),

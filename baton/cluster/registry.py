@@ -23,7 +23,7 @@ Role = Literal["prefill", "decode"]
 
 _ROLES: dict[str, Role] = {"prefill": "prefill", "decode": "decode"}
 
-_OPTIONAL = {b"max_num_batched_tokens", b"metrics_endpoint", b"admin_endpoint"}
+_OPTIONAL = {b"max_num_batched_tokens", b"metrics_endpoint", b"admin_endpoint", b"version"}
 
 _INTERVAL = 1.0  # seconds between renewals
 _TTL = 5.0  # seconds a record outlives its last renewal
@@ -56,7 +56,8 @@ class WorkerRecord:
         kv_endpoint: "host:port" where its blocks are fetched from.
         epoch: grows each time it starts (`new_epoch`) or changes its role.
         model: the name under which the model is asked for.
-        fingerprint: identifies weights and configuration; the model of the prefix namespace.
+        fingerprint: identifies weights and configuration, the way of computing and the version; the
+            model of the prefix namespace.
         layout: the serialized layouts of all cache groups (`baton.v1.KvLayouts`), opaque here.
         tokenizer_hash: identifies the tokenizer.
         kv_dtype: the element type of the cache, such as "float32".
@@ -67,6 +68,7 @@ class WorkerRecord:
         max_num_batched_tokens: tokens of one step at most; 0: not said, as by workers of before.
         metrics_endpoint: "host:port" where it serves its metrics; empty: nowhere, or not said.
         admin_endpoint: "host:port" of its admin service; empty: not said, and it is at `endpoint`.
+        version: of Baton; empty: not said, as by workers of before.
     """
 
     id: str
@@ -86,6 +88,12 @@ class WorkerRecord:
     max_num_batched_tokens: int = 0
     metrics_endpoint: str = ""
     admin_endpoint: str = ""
+    version: str = ""
+
+    @property
+    def pairing(self) -> bytes:
+        """Workers hand blocks to each other only if theirs is equal. Opaque."""
+        return b"\0".join((self.version.encode(), self.fingerprint, self.layout))
 
     @property
     def namespace(self) -> PrefixNamespace:
@@ -114,6 +122,7 @@ class WorkerRecord:
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "metrics_endpoint": self.metrics_endpoint,
             "admin_endpoint": self.admin_endpoint,
+            "version": self.version,
         }
 
     @classmethod
@@ -144,6 +153,7 @@ class WorkerRecord:
             max_num_batched_tokens=int(fields.get(b"max_num_batched_tokens", 0)),
             metrics_endpoint=fields.get(b"metrics_endpoint", b"").decode(),
             admin_endpoint=fields.get(b"admin_endpoint", b"").decode(),
+            version=fields.get(b"version", b"").decode(),
         )
 
 

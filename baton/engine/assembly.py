@@ -24,6 +24,7 @@ from baton.engine.messages import ModelInfo
 from baton.engine.runner import DecoderModel
 from baton.engine.transformers_model import AttentionHook, ProbedLayer, probe
 from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder
+from baton.version import version
 
 LoadProgress = Callable[[str, float], None]
 
@@ -75,7 +76,8 @@ def assemble(
     weights = loader.fingerprint(hf_model.config, hf_model)
     model = backend.decoder(hf_model, hook)
     plan = _cache_plan(config, layers, dtype, device, folder)
-    fingerprint = loader.bound_to(weights, model.execution + describe(plan.scales or []))
+    execution = model.execution + describe(plan.scales or [])
+    fingerprint = loader.bound_to(weights, execution, version())
     on_progress("allocating the KV cache", 0.9)
     cache = allocate(config, plan, model, backend, device, max_len)
     attention = backend.attention(cache)

@@ -154,14 +154,17 @@ def fingerprint(config: PretrainedConfig, model: PreTrainedModel) -> bytes:
     return digest.digest()[:16]
 
 
-def bound_to(model: bytes, execution: str) -> bytes:
+def bound_to(model: bytes, execution: str, version: str) -> bytes:
     """16 bytes that two workers share exactly when their KV means the same.
 
     Args:
         model: its `fingerprint`.
         execution: names how it is computed, and how the content of the cache is arranged.
+        version: of Baton. What a name means may be another thing in each (ADR 0026).
     """
-    return hashlib.sha256(model + execution.encode()).digest()[:16]
+    named = execution.encode()
+    digest = hashlib.sha256(model + len(named).to_bytes(4, "little") + named + version.encode())
+    return digest.digest()[:16]
 
 
 def tokenizer_hash(path: str) -> bytes:

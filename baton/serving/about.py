@@ -3,9 +3,11 @@
 import functools
 import platform
 import time
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
 
 from baton.v1 import admin_pb2 as pb
+from baton.version import version
 
 # Libraries whose versions decide how a process behaves, of whichever it has.
 LIBRARIES = (
@@ -24,10 +26,10 @@ LIBRARIES = (
 @functools.cache
 def versions() -> dict[str, str]:
     """Of Baton, of Python, and of those libraries that are installed, by name."""
-    found = {"python": platform.python_version()}
-    for name, distribution in (("baton", "baton-serve"), *((n, n) for n in LIBRARIES)):
+    found = {"baton": version(), "python": platform.python_version()}
+    for name in LIBRARIES:
         try:
-            found[name] = version(distribution)
+            found[name] = installed(name)
         except PackageNotFoundError:
             continue
     return found

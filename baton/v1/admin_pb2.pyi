@@ -164,6 +164,7 @@ class WorkerInfo(_message.Message):
     NUM_REQUESTS_FIELD_NUMBER: _builtins.int
     NUM_INDEXED_BLOCKS_FIELD_NUMBER: _builtins.int
     ADMIN_ENDPOINT_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Its id, unique in the cluster."""
     role: _inference_pb2.WorkerRole.ValueType
@@ -180,6 +181,8 @@ class WorkerInfo(_message.Message):
     """Blocks the router believes to be cached there."""
     admin_endpoint: _builtins.str
     """Where this service of the worker is reached, "host:port"."""
+    version: _builtins.str
+    """Its version of Baton; it hands blocks to its like alone. Empty: not said, as by workers of before."""
     def __init__(
         self,
         *,
@@ -191,10 +194,11 @@ class WorkerInfo(_message.Message):
         num_requests: _builtins.int = ...,
         num_indexed_blocks: _builtins.int = ...,
         admin_endpoint: _builtins.str = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin_endpoint", b"admin_endpoint", "endpoint", b"endpoint", "epoch", b"epoch", "id", b"id", "num_indexed_blocks", b"num_indexed_blocks", "num_requests", b"num_requests", "role", b"role", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin_endpoint", b"admin_endpoint", "endpoint", b"endpoint", "epoch", b"epoch", "id", b"id", "num_indexed_blocks", b"num_indexed_blocks", "num_requests", b"num_requests", "role", b"role", "state", b"state", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -589,7 +593,7 @@ class WorkerFacts(_message.Message):
     model: _builtins.str
     """The name of its model."""
     fingerprint: _builtins.bytes
-    """Identifies weights, configuration and the way of computing."""
+    """Identifies weights, configuration, the way of computing and the version of Baton."""
     layouts: _builtins.str
     """The layouts of its cache, as a sentence part for people; equal where the layouts are."""
     kv_endpoint: _builtins.str

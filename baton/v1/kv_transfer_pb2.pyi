@@ -101,6 +101,7 @@ class KvHandle(_message.Message):
     BLOCK_HASHES_FIELD_NUMBER: _builtins.int
     INTEGRITY_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    BATON_VERSION_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version of this message: 1."""
     source_worker: _builtins.str
@@ -121,6 +122,10 @@ class KvHandle(_message.Message):
     """How the payload is proved unharmed."""
     tenant: _builtins.str
     """As `PrefillRequest.tenant`: the lease is found under the same only."""
+    baton_version: _builtins.str
+    """The source's version of Baton. Empty: the router does not know it; the source will say at the
+    Fetch whether the two pair.
+    """
     @_builtins.property
     def layouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvLayout]:
         """The layouts of the source's blocks, one per cache group."""
@@ -139,10 +144,11 @@ class KvHandle(_message.Message):
         block_hashes: _builtins.bytes = ...,
         integrity: Global___Integrity.ValueType = ...,
         tenant: _builtins.str = ...,
+        baton_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "fingerprint", b"fingerprint", "integrity", b"integrity", "layouts", b"layouts", "lease_id", b"lease_id", "num_tokens", b"num_tokens", "source_endpoint", b"source_endpoint", "source_epoch", b"source_epoch", "source_worker", b"source_worker", "tenant", b"tenant", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["baton_version", b"baton_version", "block_hashes", b"block_hashes", "fingerprint", b"fingerprint", "integrity", b"integrity", "layouts", b"layouts", "lease_id", b"lease_id", "num_tokens", b"num_tokens", "source_endpoint", b"source_endpoint", "source_epoch", b"source_epoch", "source_worker", b"source_worker", "tenant", b"tenant", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -324,7 +330,7 @@ Global___KvLayouts: _TypeAlias = KvLayouts  # noqa: Y015
 class KvLayout(_message.Message):
     """The bytes of one block of a cache group: of the layers that see the same tokens. All groups have
     the same block size, so that a sequence has as many blocks in each. Two workers pair only if the
-    layouts of all their groups are equal.
+    layouts of all their groups are equal, and so are their versions of Baton and fingerprints.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -422,6 +428,7 @@ class FetchRequest(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     CONNECTOR_FIELD_NUMBER: _builtins.int
     INTEGRITY_FIELD_NUMBER: _builtins.int
+    BATON_VERSION_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.bytes
     """The claimed lease: 16 bytes."""
     source_epoch: _builtins.int
@@ -440,6 +447,8 @@ class FetchRequest(_message.Message):
     """The way in which blocks are to come."""
     integrity: Global___Integrity.ValueType
     """How they are to be proved unharmed. Unspecified: as `INTEGRITY_XXH3_64`."""
+    baton_version: _builtins.str
+    """The claimant's version of Baton. Empty: not said, which is no version that a source has."""
     @_builtins.property
     def layouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvLayout]:
         """The claimant's block layouts, one per cache group."""
@@ -456,10 +465,11 @@ class FetchRequest(_message.Message):
         tenant: _builtins.str = ...,
         connector: Global___Connector.ValueType = ...,
         integrity: Global___Integrity.ValueType = ...,
+        baton_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claimant", b"claimant", "connector", b"connector", "fingerprint", b"fingerprint", "integrity", b"integrity", "layouts", b"layouts", "lease_id", b"lease_id", "num_held_blocks", b"num_held_blocks", "source_epoch", b"source_epoch", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["baton_version", b"baton_version", "claimant", b"claimant", "connector", b"connector", "fingerprint", b"fingerprint", "integrity", b"integrity", "layouts", b"layouts", "lease_id", b"lease_id", "num_held_blocks", b"num_held_blocks", "source_epoch", b"source_epoch", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -80,7 +80,7 @@ class KvTransferServicer:
         `result`; it then stays open until the lease is confirmed, because it is the lease's heartbeat:
         when it breaks, the lease is over. A Fetch may come before its Prefill and then waits for it,
         bounded by the lease's time limit. NOT_FOUND: the lease is over or never came.
-        FAILED_PRECONDITION: fingerprint or layouts differ, the epoch is another's, or the connector or
+        FAILED_PRECONDITION: version, fingerprint or layouts differ, the epoch is another's, or the connector or
         the integrity method is not offered; nothing has moved.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

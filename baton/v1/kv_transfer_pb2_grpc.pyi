@@ -48,7 +48,7 @@ class KvTransferStub:
     `result`; it then stays open until the lease is confirmed, because it is the lease's heartbeat:
     when it breaks, the lease is over. A Fetch may come before its Prefill and then waits for it,
     bounded by the lease's time limit. NOT_FOUND: the lease is over or never came.
-    FAILED_PRECONDITION: fingerprint or layouts differ, the epoch is another's, or the connector or
+    FAILED_PRECONDITION: version, fingerprint or layouts differ, the epoch is another's, or the connector or
     the integrity method is not offered; nothing has moved.
     """
     Confirm: _grpc.UnaryUnaryMultiCallable[_kv_transfer_pb2.ConfirmRequest, _kv_transfer_pb2.ConfirmResponse]
@@ -78,7 +78,7 @@ class KvTransferAsyncStub(KvTransferStub):
     `result`; it then stays open until the lease is confirmed, because it is the lease's heartbeat:
     when it breaks, the lease is over. A Fetch may come before its Prefill and then waits for it,
     bounded by the lease's time limit. NOT_FOUND: the lease is over or never came.
-    FAILED_PRECONDITION: fingerprint or layouts differ, the epoch is another's, or the connector or
+    FAILED_PRECONDITION: version, fingerprint or layouts differ, the epoch is another's, or the connector or
     the integrity method is not offered; nothing has moved.
     """
     Confirm: _aio.UnaryUnaryMultiCallable[_kv_transfer_pb2.ConfirmRequest, _kv_transfer_pb2.ConfirmResponse]  # type: ignore[assignment]
@@ -117,7 +117,7 @@ class KvTransferServicer(metaclass=_abc_1.ABCMeta):
         `result`; it then stays open until the lease is confirmed, because it is the lease's heartbeat:
         when it breaks, the lease is over. A Fetch may come before its Prefill and then waits for it,
         bounded by the lease's time limit. NOT_FOUND: the lease is over or never came.
-        FAILED_PRECONDITION: fingerprint or layouts differ, the epoch is another's, or the connector or
+        FAILED_PRECONDITION: version, fingerprint or layouts differ, the epoch is another's, or the connector or
         the integrity method is not offered; nothing has moved.
         """
 

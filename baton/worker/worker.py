@@ -30,6 +30,7 @@ from baton.serving.process import settle
 from baton.serving.server import Server
 from baton.serving.telemetry.exposition import Exposition
 from baton.serving.telemetry.serving import serve_metrics
+from baton.version import version
 from baton.worker.memory import keep_freed_memory
 from baton.worker.settings import WorkerSettings
 from kvtransfer.handle import Pairing
@@ -174,7 +175,7 @@ class Worker:
     def pairing(self) -> Pairing:
         """What another worker must share to exchange blocks with this one."""
         engine = self.engine.engine
-        return Pairing(engine.info.fingerprint, engine.cache.layouts)
+        return Pairing(version(), engine.info.fingerprint, engine.cache.layouts)
 
     async def drain(self) -> None:
         """Takes no new work from now on."""
@@ -316,6 +317,7 @@ class Worker:
             max_num_batched_tokens=engine.max_num_batched_tokens,
             metrics_endpoint=self._metrics_endpoint,
             admin_endpoint=self.server.admin_endpoint,
+            version=version(),
         )
 
     def _on_progress(self, phase: str, fraction: float) -> None:

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from baton.cli.main import app
 from baton.cli.process import Process
+from baton.version import version
 
 from .conftest import baton
 
@@ -43,7 +44,7 @@ def test_the_help_of_each_command_has_an_example(command: str) -> None:
 def test_the_version_is_printed() -> None:
     result = CliRunner().invoke(app, ["--version"])
     assert result.exit_code == 0
-    assert result.output.startswith("baton")
+    assert result.output == f"baton {version()}\n"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typer.testing import CliRunner, Result
 from baton import Client, SamplingParams
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.main import app
+from baton.version import version
 
 pytestmark = pytest.mark.e2e
 
@@ -105,6 +106,7 @@ def test_workers_are_listed_as_a_table_and_as_json(cluster: LocalCluster, wide: 
         assert process.name in table
         assert process.endpoint in table
     assert table.count("ready") == 2
+    assert table.count(version()) == 2
     lines = invoke(cluster, "workers", "--json").stdout.splitlines()
     assert [json.loads(line)["role"] for line in lines] == ["decode", "prefill"]
 

@@ -129,6 +129,23 @@ def test_workers_that_cannot_pair_are_named_with_both_values() -> None:
     assert "float32, but decode-0: bfloat16" in found.text
 
 
+def test_workers_of_two_versions_are_told_apart_and_compared_with_their_like() -> None:
+    newer = {"versions": {"baton": "1.1"}}
+    facts = WorkerFacts("d", "tiny", b"\2" * 16, "float32", "127.0.0.1:1", "cpu")
+    answers = {name: _Answer(info(), 0.0) for name in ("prefill-0", "decode-0")} | {
+        name: _Answer(info(worker=facts, **newer), 0.0) for name in ("prefill-1", "decode-1")
+    }
+    apart, *each = _pairing(answers)
+    assert apart.level is Level.NOTE
+    assert "1.0: prefill-0, decode-0; 1.1: prefill-1, decode-1" in apart.text
+    assert [f.level for f in each] == [Level.OK] * 2
+    assert each[1].text.startswith("those of 1.1 can exchange blocks")
+    unlike = _Answer(info(**newer), 0.0)
+    *_, found = _pairing({**answers, "decode-1": unlike})
+    assert found.level is Level.FAULT
+    assert "020202020202, but decode-1: 010101010101" in found.text
+
+
 def test_versions_that_differ_are_notes_and_clocks_that_do_are_faults() -> None:
     newer = info(versions={"baton": "1.1", "torch": "2.14"})
     answers = {"router": _Answer(info(), 0.2), "decode-0": _Answer(newer, -40.0)}

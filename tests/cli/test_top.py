@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from textual.widgets import DataTable, Static
@@ -12,8 +13,10 @@ from baton.cli.local_cluster import LocalCluster
 from baton.cli.top.app import Top
 from baton.cli.top.snapshot import Snapshot, Watch
 from baton.cli.top.tables import REQUEST_COLUMNS, WORKER_COLUMNS, bar, in_bytes
+from baton.cli.top.tables import headline as top_line
 from baton.client import AsyncClient, Client
 from baton.sampling import SamplingParams
+from baton.version import version
 
 from .conftest import baton
 
@@ -119,6 +122,18 @@ class LateWatch(Watch):
             await self.may_end.wait()
         self._is_first = False
         return await super().look()
+
+
+async def test_the_headline_says_which_versions_workers_are_of_while_they_differ(
+    cluster: LocalCluster,
+) -> None:
+    async with Watch(cluster.admin_address) as watch:
+        snapshot = await watch.look()
+        one, other = snapshot.workers
+        assert "versions" not in top_line(snapshot, "a:1")
+        newer = replace(other, worker=replace(other.worker, version="99.0"))
+        said = top_line(replace(snapshot, workers=(one, newer)), "a:1")
+        assert str(said).endswith(f"  versions: {version()}, 99.0")
 
 
 async def test_a_look_that_ends_when_its_user_has_left_shows_nothing() -> None:

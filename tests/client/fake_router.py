@@ -105,7 +105,7 @@ class FakeRouter(InferenceServicer, AdminServicer):
 
     async def ListWorkers(self, request, context):  # noqa: N802
         worker = admin.WorkerInfo(
-            id="d0", role=2, endpoint="127.0.0.1:1", epoch=7, state=1, num_requests=2
+            id="d0", role=2, endpoint="127.0.0.1:1", epoch=7, state=1, num_requests=2, version="1.3"
         )
         return admin.ListWorkersResponse(workers=[worker])
 

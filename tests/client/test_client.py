@@ -280,6 +280,7 @@ def test_the_other_calls_answer_in_plain_values(client):
     assert (model.name, model.max_model_len, model.eos_token_ids) == ("tiny", 64, (0,))
     worker = client.list_workers()[0]
     assert (worker.id, worker.role, worker.state, worker.epoch) == ("d0", "decode", "ready", 7)
+    assert worker.version == "1.3"
     client.abort("r-1")
     with pytest.raises(errors.NotFoundError, match="no request other"):
         client.abort("other")

@@ -147,4 +147,6 @@ def record(number: int) -> WorkerRecord:
         num_blocks=50_000,
         max_num_batched_tokens=2048,
         metrics_endpoint="10.123.45.67:9464",
+        admin_endpoint="10.123.45.67:50053",
+        version="10.11.12rc1",
     )

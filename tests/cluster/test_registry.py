@@ -86,6 +86,18 @@ def test_a_record_survives_the_way_through_redis_fields() -> None:
     assert WorkerRecord.from_fields(fields | {b"unknown": b"?"}) == replace(RECORD, draining=True)
 
 
+def test_a_record_of_a_worker_of_before_has_no_version_and_pairs_with_its_like_alone() -> None:
+    fields = {name.encode(): str(value).encode() for name, value in RECORD.to_fields().items()}
+    named = WorkerRecord.from_fields(fields | {b"version": b"1.2.3"})
+    del fields[b"version"]
+    unnamed = WorkerRecord.from_fields(fields)
+    assert (named.version, unnamed.version) == ("1.2.3", "")
+    assert unnamed.pairing == replace(unnamed, id="other", epoch=9).pairing
+    others = [named, replace(named, version="1.2.4"), replace(named, fingerprint=b"")]
+    others += [replace(named, layout=b"")]
+    assert len({other.pairing for other in [unnamed, *others]}) == 5
+
+
 @pytest.mark.parametrize("change", [{b"role": b"both"}, {b"epoch": b"x"}, {b"model": b"\xff"}])
 def test_a_malformed_record_is_a_value_error(change: dict[bytes, bytes]) -> None:
     fields = {name.encode(): b"1" for name in RECORD.to_fields()} | {b"role": b"decode"}

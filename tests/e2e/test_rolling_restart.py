@@ -155,6 +155,7 @@ async def handle_of(
         source_endpoint=record.kv_endpoint,
         source_epoch=record.epoch,
         lease_id=lease_id,
+        baton_version=record.version,
         fingerprint=record.fingerprint,
         layouts=kv_transfer_pb2.KvLayouts.FromString(record.layout).layouts,
         num_tokens=num_tokens,

@@ -222,6 +222,7 @@ async def test_a_decode_worker_refuses_a_handle_before_anything_moves(
 async def test_a_source_that_is_not_there_ends_the_decode_as_unavailable(workers, cluster):
     record = await prefill_record(cluster)
     gone = handle(
+        baton_version=record.version,
         fingerprint=record.fingerprint,
         layouts=kv_transfer_pb2.KvLayouts.FromString(record.layout).layouts,
     )
@@ -258,6 +259,7 @@ async def test_a_worker_ends_a_request_whose_blocks_are_on_their_way(workers, cl
     early = handle(
         source_endpoint=record.kv_endpoint,
         source_epoch=record.epoch,
+        baton_version=record.version,
         fingerprint=record.fingerprint,
         layouts=kv_transfer_pb2.KvLayouts.FromString(record.layout).layouts,
     )

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from baton.cluster.prefix import PrefixNamespace
 from baton.engine.core.block_pool import NULL_BLOCK
 from baton.engine.core.sequence import FinishReason, KvSource, Purpose
+from baton.engine.loader import bound_to
 from baton.engine.messages import EngineRequest, SequenceUpdate
 from baton.engine.sampler import Sampler
 from baton.errors import OverloadedError
@@ -576,3 +578,14 @@ def test_two_loads_of_a_checkpoint_agree_on_what_their_cache_means(
     assert one.info.fingerprint != load(checkpoints["llama_yarn"]).info.fingerprint
     reduced = load(checkpoints["llama"], dtype="bfloat16")
     assert one.info.fingerprint != reduced.info.fingerprint
+
+
+def test_what_a_cache_means_is_bound_to_the_version_so_no_other_one_finds_its_prefixes() -> None:
+    model, ways = (
+        bytes(16),
+        [("eager", "1.2"), ("eager", "1.3"), ("eager1", ".2"), ("eager1.2", "")],
+    )
+    prints = [bound_to(model, *way) for way in ways]
+    assert prints[0] == bound_to(model, "eager", "1.2")
+    roots = {PrefixNamespace(print_, b"", "float32", 16).root() for print_ in prints}
+    assert len(set(prints)) == len(roots) == 4

@@ -60,7 +60,7 @@ from router.intake import Intake, Request
 from router.model_card import ModelCard, read_model_card
 
 LAYOUT = plan_layout([KvShape(2, 8, 8)] * 2, torch.float32, 4, None)
-PAIRING = Pairing(b"model", (LAYOUT,))
+PAIRING = Pairing("1.2.3", b"model", (LAYOUT,))
 NUM_TOKENS = 12
 TABLE = (3, 1, 2)
 LEASE = bytes(range(16))
@@ -126,7 +126,8 @@ def fetch(data: bytes) -> None:
     claim_of(request)
     connector = connector_of(request.connector)
     integrity_of(request.integrity or kv_transfer_pb2.INTEGRITY_XXH3_64).of(connector)
-    PAIRING.check(Pairing(request.fingerprint, layouts_of(request.layouts)), request.claimant)
+    other = Pairing(request.baton_version, request.fingerprint, layouts_of(request.layouts))
+    PAIRING.check(other, request.claimant)
 
 
 def confirm(data: bytes) -> None:
@@ -228,6 +229,7 @@ def _seeds() -> dict[str, tuple[bytes, ...]]:
         source_endpoint="127.0.0.1:1",
         source_epoch=7,
         lease_id=LEASE,
+        baton_version="1.2.3",
         fingerprint=b"model",
         layouts=layouts_to_messages((LAYOUT,)),
         num_tokens=NUM_TOKENS,
@@ -281,6 +283,7 @@ def _seeds() -> dict[str, tuple[bytes, ...]]:
                 lease_id=LEASE,
                 source_epoch=7,
                 claimant="decode-0",
+                baton_version="1.2.3",
                 fingerprint=b"model",
                 layouts=handle.layouts,
                 tenant="acme",

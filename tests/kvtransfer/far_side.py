@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from loopback import CLAIMANT, EPOCH, HYBRID, MODEL, allocation, filled_pool, pool_of
+from loopback import CLAIMANT, EPOCH, HYBRID, MODEL, VERSION, allocation, filled_pool, pool_of
 
 from baton.serving.channels import Channels
 from baton.serving.server import Server
@@ -28,7 +28,7 @@ from kvtransfer.service import KvTransferService, ServedPools, add_to_server
 from kvtransfer.shm_source import Doorkeeper
 
 NUM_BLOCKS = 600
-PAIRING = Pairing(MODEL, HYBRID)
+PAIRING = Pairing(VERSION, MODEL, HYBRID)
 
 
 class HoldingService(KvTransferService):

@@ -33,6 +33,7 @@ LEASE = bytes(range(16))
 BLOCK_SIZE = 4
 WINDOW = 6
 MODEL = b"model-a!"
+VERSION = "1.2.3"
 
 Tables = tuple[tuple[int, ...], ...]
 
@@ -111,7 +112,7 @@ class Transfer:
             "source_endpoint": self.endpoint,
             "source_epoch": EPOCH,
             "lease_id": LEASE,
-            "pairing": Pairing(MODEL, tuple(pool.layout for pool in self.sources)),
+            "pairing": Pairing(VERSION, MODEL, tuple(pool.layout for pool in self.sources)),
             "num_tokens": num_blocks * BLOCK_SIZE,
             "block_hashes": (),
         }
@@ -130,7 +131,7 @@ async def transfer(
     nixl_problem: str = "",
 ) -> AsyncIterator[Transfer]:
     """Both ends on one event loop. `servicer` replaces ours; `pairing` is the target's."""
-    ours, theirs = Pairing(MODEL, layouts), pairing or Pairing(MODEL, layouts)
+    ours, theirs = Pairing(VERSION, MODEL, layouts), pairing or Pairing(VERSION, MODEL, layouts)
     sources = [filled_pool(num_blocks, layout) for layout in ours.layouts]
     targets = [pool_of(num_blocks, layout) for layout in theirs.layouts]
     leases = LeaseTable() if leases is None else leases

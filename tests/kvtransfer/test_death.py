@@ -18,6 +18,7 @@ from loopback import (
     EPOCH,
     HYBRID,
     MODEL,
+    VERSION,
     WINDOW,
     allocation,
     contents,
@@ -39,7 +40,7 @@ from kvtransfer.lease_machine import LeaseState
 NUM_BLOCKS = 600
 NUM_TOKENS = 2000
 LEASE = bytes(range(16))
-PAIRING = Pairing(MODEL, HYBRID)
+PAIRING = Pairing(VERSION, MODEL, HYBRID)
 COUNT = -(-NUM_TOKENS // BLOCK_SIZE)
 FIRST = (NUM_TOKENS - WINDOW) // BLOCK_SIZE
 # A silent peer is noticed within 2 s, and what follows from it takes no second.

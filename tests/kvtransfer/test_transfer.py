@@ -16,6 +16,7 @@ from loopback import (
     LEASE,
     MODEL,
     PLAIN,
+    VERSION,
     WINDOW,
     WINDOWED,
     Tables,
@@ -45,7 +46,7 @@ from kvtransfer.handle import FirstToken, Pairing
 from kvtransfer.wire import fetch_request
 
 TOKEN = FirstToken(0, 42, TokenLogprobs(-1.5, (42, 7), (-1.5, -2.0)))
-PAIRING = Pairing(MODEL, PLAIN)
+PAIRING = Pairing(VERSION, MODEL, PLAIN)
 TIMEOUT = 10.0
 
 
@@ -201,7 +202,7 @@ async def test_a_handle_of_an_earlier_life_is_refused_before_anything_moves():
 
 
 async def test_a_worker_refuses_to_pair_with_another_model_and_names_both():
-    async with transfer(pairing=Pairing(b"model-b!", PLAIN)) as ends:
+    async with transfer(pairing=Pairing(VERSION, b"model-b!", PLAIN)) as ends:
         with pytest.raises(FailedPreconditionError) as caught:
             ends.fetcher.check(ends.handle(1))
         assert b"model-a!".hex() in str(caught.value)
@@ -215,6 +216,47 @@ async def test_a_worker_refuses_to_pair_with_another_model_and_names_both():
         assert isinstance(failure, FailedPreconditionError)
         assert b"model-a!".hex() in str(failure)
         assert b"model-b!".hex() in str(failure)
+
+
+async def test_a_worker_refuses_to_pair_with_another_version_and_names_both():
+    """Whatever else is alike, and before anything moves: here, and at the source."""
+    newer = Pairing("1.3.0", MODEL, PLAIN)
+    async with transfer(pairing=newer) as ends:
+        with pytest.raises(FailedPreconditionError, match=r"is 1\.3\.0, .* prefill-0 is 1\.2\.3"):
+            ends.fetcher.check(ends.handle(1))
+        with ends.lease(1) as lease:
+            lease.advance(((1,),), 1)
+            failure = await failure_of(
+                ends.fetcher.fetch(ends.handle(1), allocation((2,)), TIMEOUT)
+            )
+            assert not lease.is_claimed
+        assert isinstance(failure, FailedPreconditionError)
+        assert "is 1.2.3, that of decode-0 is 1.3.0" in str(failure)
+        assert "finish the upgrade" in str(failure)
+
+
+async def test_a_claimant_that_does_not_say_its_version_has_another_one():
+    async with transfer() as ends:
+        request = fetch_request(ends.handle(1), CLAIMANT, replace(PAIRING, version=""), 0)
+        stub = pb_grpc.KvTransferStub(ends.channels.get(ends.endpoint))
+        with ends.lease(1) as lease:
+            failure = await failure_of(stub.Fetch(request, timeout=TIMEOUT).read())
+            assert not lease.is_claimed
+        assert isinstance(failure, FailedPreconditionError)
+        assert "that of decode-0 is not said" in str(failure)
+
+
+async def test_a_handle_of_a_router_that_knows_no_versions_is_good_for_two_workers_alike():
+    async with transfer() as ends:
+        unsaid = ends.handle(1, pairing=replace(PAIRING, version=""))
+        ends.fetcher.check(unsaid)
+        other = replace(unsaid, pairing=replace(unsaid.pairing, fingerprint=b"model-b!"))
+        with pytest.raises(FailedPreconditionError, match="fingerprint"):
+            ends.fetcher.check(other)
+        with ends.lease(1) as lease:
+            lease.advance(((1,),), 1)
+            lease.complete(TOKEN, nothing)
+            await ends.fetcher.fetch(unsaid, allocation((2,)), TIMEOUT)
 
 
 SHAPES = [KvShape(2, 8, 8)] * 2
@@ -233,12 +275,12 @@ SHAPES = [KvShape(2, 8, 8)] * 2
     ids=["dtype", "fp8", "block size", "layers", "window", "groups"],
 )
 async def test_a_worker_refuses_other_layouts_and_names_both(layouts, named):
-    async with transfer(pairing=Pairing(MODEL, tuple(layouts))) as ends:
+    async with transfer(pairing=Pairing(VERSION, MODEL, tuple(layouts))) as ends:
         with pytest.raises(FailedPreconditionError) as caught:
             ends.fetcher.check(ends.handle())
         assert named in str(caught.value)
         assert "float32, block size 4" in str(caught.value)
-        request = fetch_request(ends.handle(), CLAIMANT, Pairing(MODEL, tuple(layouts)), 0)
+        request = fetch_request(ends.handle(), CLAIMANT, Pairing(VERSION, MODEL, tuple(layouts)), 0)
         stub = pb_grpc.KvTransferStub(ends.channels.get(ends.endpoint))
         failure = await failure_of(stub.Fetch(request, timeout=TIMEOUT).read())
         assert isinstance(failure, FailedPreconditionError)
@@ -247,7 +289,7 @@ async def test_a_worker_refuses_other_layouts_and_names_both(layouts, named):
 
 def test_a_handle_without_layouts_is_refused():
     with pytest.raises(FailedPreconditionError, match="no cache group"):
-        PAIRING.check(Pairing(MODEL, ()), "prefill-0")
+        PAIRING.check(Pairing(VERSION, MODEL, ()), "prefill-0")
 
 
 def test_a_refusal_is_short_however_much_the_other_side_claims():
@@ -256,8 +298,11 @@ def test_a_refusal_is_short_however_much_the_other_side_claims():
     shapes = tuple(LayerLayout(0, heads, 1, 1) for heads in range(1000))
     for other in (many, (replace(layout, layers=shapes),)):
         with pytest.raises(FailedPreconditionError, match=r"99\d more") as caught:
-            PAIRING.check(Pairing(MODEL, other), "prefill-0")
+            PAIRING.check(Pairing(VERSION, MODEL, other), "prefill-0")
         assert len(str(caught.value)) < 1000
+    with pytest.raises(FailedPreconditionError) as caught:
+        PAIRING.check(Pairing("9" * 10**5, MODEL, PLAIN), "prefill-0")
+    assert len(str(caught.value)) < 1000
 
 
 def test_layouts_of_equal_size_that_place_their_heads_otherwise_are_told_apart():
@@ -265,7 +310,7 @@ def test_layouts_of_equal_size_that_place_their_heads_otherwise_are_told_apart()
     theirs = plan_layout([KvShape(4, 4, 4)] * 2, torch.float32, 4)
     assert ours.block_bytes == theirs.block_bytes
     with pytest.raises(FailedPreconditionError) as caught:
-        Pairing(b"m", (ours,)).check(Pairing(b"m", (theirs,)), "prefill-0")
+        Pairing(VERSION, b"m", (ours,)).check(Pairing(VERSION, b"m", (theirs,)), "prefill-0")
     mine, other = str(caught.value).split(", that of prefill-0 is ")
     assert mine.removeprefix("this worker's KV layout is ") != other.split(":")[0]
 

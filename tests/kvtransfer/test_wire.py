@@ -5,7 +5,7 @@ from baton.engine.core.plan import TokenLogprobs
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import prefill_pb2
-from kvtransfer.handle import FirstToken
+from kvtransfer.handle import FirstToken, Pairing
 from kvtransfer.wire import (
     first_token_of,
     first_token_to_message,
@@ -20,6 +20,7 @@ def handle(**changes: object) -> pb.KvHandle:
     fields: dict[str, object] = {
         "version": 1,
         "lease_id": LEASE,
+        "baton_version": "1.2.3",
         "fingerprint": b"model",
         "layouts": layouts_to_messages(HYBRID),
         "num_tokens": 9,
@@ -53,7 +54,8 @@ def test_a_result_may_bring_no_token_but_not_several():
 
 def test_a_handle_survives_its_message():
     read = handle_of(handle())
-    assert (read.lease_id, read.pairing.layouts, read.num_tokens) == (LEASE, HYBRID, 9)
+    assert (read.lease_id, read.num_tokens) == (LEASE, 9)
+    assert read.pairing == Pairing("1.2.3", b"model", HYBRID)
     assert read.block_hashes == (bytes(16), bytes(16))
 
 

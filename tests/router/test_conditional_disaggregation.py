@@ -97,6 +97,28 @@ def test_it_can_be_turned_off_and_some_requests_never_take_part():
     assert decided(near, needs_prefill=True) is None
 
 
+NEWER = {"pairing": b"newer", "version": "1.3"}
+
+
+@pytest.mark.parametrize("rules", [Rules(p, c) for p in POLICY_NAMES for c in (True, False)])
+def test_a_prompt_is_computed_by_a_decode_worker_while_no_two_workers_are_of_one_version(rules):
+    newer = replace(PREFILL, worker="new", **NEWER)
+    old = replace(PREFILL, excluded="draining")
+    assert chosen(newer, DECODE, rules=rules) == ("", "d")
+    assert chosen(newer, old, DECODE, rules=rules) == ("", "d")
+    decided_for_prefill = decided(newer, DECODE, needs_prefill=True, rules=rules)
+    assert decided_for_prefill is None
+
+
+def test_as_soon_as_two_workers_are_of_one_version_they_do_it():
+    rules = Rules(conditional_disaggregation=False)
+    newer = [replace(c, worker=f"{c.worker}-new", **NEWER) for c in (PREFILL, DECODE)]
+    assert chosen(newer[0], DECODE, newer[1], rules=rules) == ("p-new", "d-new")
+    assert chosen(PREFILL, DECODE, newer[1], rules=rules) == ("p", "d")
+    unlike = replace(PREFILL, pairing=b"another")  # model of the same version: no upgrade
+    assert decided(unlike, DECODE, rules=rules) is None
+
+
 def test_equal_decode_workers_share_what_is_computed_alone_and_keep_theirs_when_one_leaves():
     workers = [replace(DECODE, worker=f"d{i}") for i in range(4)]
     names = [f"request-{i}" for i in range(64)]

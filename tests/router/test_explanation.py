@@ -63,6 +63,24 @@ def test_a_decode_worker_that_computes_the_prompt_is_said_to_be_alone():
     assert "interruption" in far
 
 
+def test_who_has_no_partner_of_its_version_is_named():
+    newer = replace(OTHER, worker="newer", pairing=b"newer", version="1.3")
+    said = why(decided(HOLDER, newer, DECODE))
+    assert said.startswith("holder with decode cost ")
+    assert said.endswith("Without a partner of the same version: newer (1.3).")
+    lonely = replace(DECODE, worker="lonely", pairing=b"older", version="1.1")
+    assert "newer (1.3), lonely (1.1)" in why(decided(HOLDER, newer, DECODE, lonely))
+    assert "version" not in why(decided(HOLDER, replace(newer, excluded="draining"), DECODE))
+
+
+def test_while_no_two_are_of_one_version_that_is_why_a_decode_worker_is_alone():
+    newer = replace(OTHER, worker="newer", pairing=b"newer", version="1.3")
+    said = why(decided(newer, replace(DECODE, version="1.2")))
+    assert said.startswith("decode alone costs ")
+    assert "Prefill workers are of version 1.3, decode workers of 1.2" in said
+    assert "until the upgrade is finished" in said
+
+
 def test_a_policy_that_does_not_count_seconds_is_not_said_to():
     said = why(decided(HOLDER, OTHER, DECODE, rules=Rules("prefix-only")))
     assert "uncached +512" in said

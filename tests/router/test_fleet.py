@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1.kv_transfer_pb2 import KvLayout, KvLayouts
 from router.fleet import Fleet, Member
-from router.worker_model import PoolModel
+from router.worker_model import PoolModel, WorkDone, WorkerModel
 
 TOKENIZER = b"t" * 16
 
@@ -95,6 +95,28 @@ def reason(fleet: Fleet) -> str | None:
     """Why the one worker cannot take work; None while it is unknown."""
     candidates = fleet.candidates((1, 2, 3))
     return candidates[0].excluded if candidates else None
+
+
+async def test_workers_of_another_version_pair_with_none_of_before_and_are_thought_as_fast():
+    async with worker_and_fleet() as (server, fleet, redis):
+        old = record_of(server, version="1.2")
+        new = replace(old, id="v", version="1.3", fingerprint=b"g")
+        async with AsyncExitStack() as stack:
+            for number, record in enumerate((old, new), 1):
+                await stack.enter_async_context(registered(redis, record))
+                await until(lambda n=number: len(fleet.members) == n)
+            one, other = fleet.candidates((1, 2, 3))
+            assert (one.version, other.version) == ("1.3", "1.2")
+            assert one.pairing != other.pairing
+            newer, older = fleet.members
+            assert newer.namespace != older.namespace
+            before = newer.model.rates
+            done = WorkDone(num_steps=100, num_prompt_tokens=10**5, seconds=1000.0)
+            prefill = fleet._pool_of(replace(old, role="prefill"))
+            WorkerModel(prefill).worked(done)
+            learned = older.model.rates.prefill_seconds_per_token
+            assert learned > before.prefill_seconds_per_token
+            assert newer.model.rates.prefill_seconds_per_token == learned
 
 
 async def test_a_worker_takes_work_once_it_says_that_it_is_ready():

@@ -3,7 +3,7 @@ from dataclasses import replace
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from router.placement import Candidate, Placement, place, why_none
+from router.placement import Candidate, Placement, has_version_gap, place, why_none
 
 NUM_TOKENS = 256
 
@@ -126,6 +126,17 @@ def test_why_nothing_can_be_placed_is_a_sentence():
     assert why_none([prefill]) == "no decode worker is known"
     assert why_none([prefill, drained]) == "no decode worker can take work: draining"
     assert "same KV layout" in why_none([prefill, replace(decode, pairing=b"b")])
+
+
+def test_where_versions_differ_that_is_why_nothing_can_be_placed():
+    prefill, decode = equals(1)
+    newer = replace(decode, pairing=b"b", version="1.3")
+    assert has_version_gap([prefill, newer])
+    assert "one version; finish the upgrade" in why_none([prefill, newer])
+    for others in ([newer], [decode, newer, replace(prefill, excluded="draining")], []):
+        assert not has_version_gap(others)
+    assert not has_version_gap([prefill, newer, decode])
+    assert has_version_gap([prefill, newer, replace(decode, excluded="draining")])
 
 
 @given(request_ids, clusters)

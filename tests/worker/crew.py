@@ -64,6 +64,7 @@ class Member:
             source_endpoint=self.worker.kv_server.endpoint,
             source_epoch=self.worker.epoch,
             lease_id=lease_id,
+            baton_version=pairing.version,
             fingerprint=pairing.fingerprint,
             layouts=layouts_to_messages(pairing.layouts),
             num_tokens=num_tokens,

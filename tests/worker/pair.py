@@ -150,6 +150,7 @@ class Pair:
             source_endpoint=self.prefill.kv_server.endpoint,
             source_epoch=self.prefill.epoch,
             lease_id=lease_id,
+            baton_version=pairing.version,
             fingerprint=pairing.fingerprint,
             layouts=layouts_to_messages(pairing.layouts),
             num_tokens=num_tokens,

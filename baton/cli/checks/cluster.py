@@ -1,7 +1,7 @@
 """A running cluster, asked process by process from here."""
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,10 +9,12 @@ from baton.cli.checks.encryption import encryption
 from baton.cli.checks.finding import Finding, fault, note, ok
 from baton.cli.session import admin_session, session
 from baton.client import Client, Info, Worker
+from baton.client_types import WorkerFacts
 from baton.errors import BatonError
 from baton.sampling import SamplingParams
 from baton.serving.access import WORKER_NAME
 from baton.tls import Tls
+from baton.version import NOT_INSTALLED
 
 _TIMEOUT = 5.0
 _SKEW = 1.0
@@ -134,23 +136,34 @@ def _versions(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
 
 
 def _pairing(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
-    """Whether every worker can exchange blocks with every other."""
-    facts = {n: a.info.worker for n, a in answers.items() if a.info.worker is not None}
-    if not facts:
-        return
+    """Whether every worker can exchange blocks with every other of its version."""
+    workers: defaultdict[str, dict[str, WorkerFacts]] = defaultdict(dict)
+    for name, answer in answers.items():
+        if answer.info.worker is not None:
+            workers[_version(answer)][name] = answer.info.worker
+    if len(workers) > 1:
+        said = "; ".join(f"{v}: {', '.join(facts)}" for v, facts in sorted(workers.items()))
+        how = "finish the upgrade, or take it back: workers exchange blocks within one version"
+        yield note("pairing", f"the versions of workers differ: {said}", how)
+    for version, facts in sorted(workers.items()):
+        who = "all workers" if len(workers) == 1 else f"those of {version}"
+        yield _pairing_of(who, facts)
+
+
+def _pairing_of(who: str, facts: Mapping[str, WorkerFacts]) -> Finding:
+    """Whether these workers, which are of one version, can exchange blocks."""
     prints = {name: fact.fingerprint.hex()[:12] for name, fact in facts.items()}
     layouts = {name: fact.layouts for name, fact in facts.items()}
     if len(set(prints.values())) > 1:
         how = "start all with the same model, revision, dtype, and --deterministic or without"
         text = f"models or the way they are computed differ: {_apart(prints)}"
-        yield fault("pairing", text, how)
-    elif len(set(layouts.values())) > 1:
+        return fault("pairing", text, how)
+    if len(set(layouts.values())) > 1:
         how = "start all with the same dtype, kv_cache_dtype and block size"
-        yield fault("pairing", f"layouts of the caches differ: {_apart(layouts)}", how)
-    else:
-        devices = ", ".join(sorted({fact.device for fact in facts.values()}))
-        model = next(iter(facts.values())).model
-        yield ok("pairing", f"all workers can exchange blocks ({model} on {devices})")
+        return fault("pairing", f"layouts of the caches differ: {_apart(layouts)}", how)
+    devices = ", ".join(sorted({fact.device for fact in facts.values()}))
+    model = next(iter(facts.values())).model
+    return ok("pairing", f"{who} can exchange blocks ({model} on {devices})")
 
 
 def _redis(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
@@ -187,7 +200,7 @@ def _request(address: str, token: str, tls: Tls | None) -> Finding:
 
 
 def _version(answer: _Answer) -> str:
-    return answer.info.versions.get("baton", "from its sources")
+    return answer.info.versions.get("baton", NOT_INSTALLED)
 
 
 def _apart(values: Mapping[str, str]) -> str:

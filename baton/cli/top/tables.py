@@ -42,15 +42,17 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def headline(snapshot: Snapshot, address: str) -> Text:
-    """The cluster in a line."""
+    """The cluster in a line; the versions of its workers as long as they differ."""
     router, balance = snapshot.router, snapshot.balance
     tokens = sum(sight.rates.tokens for sight in snapshot.workers)
     moved = sum(sight.rates.transferred_bytes for sight in snapshot.workers)
+    versions = sorted({sight.worker.version or "not said" for sight in snapshot.workers})
     return Text.assemble(
         (address, "bold"),
         f"  running {router.num_running}  waiting {router.num_waiting}",
         f"  {tokens:,.0f} tokens/s  {in_bytes(moved)}/s handed over",
         f"  pressure: prefill {balance.prefill_pressure:.2f} decode {balance.decode_pressure:.2f}",
+        (f"  versions: {', '.join(versions)}" if len(versions) > 1 else "", "yellow"),
     )
 
 

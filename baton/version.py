@@ -1,0 +1,17 @@
+"""Which version of Baton this is: what processes show of themselves, and what two workers have in
+common that exchange KV (ADR 0026)."""
+
+import functools
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
+
+NOT_INSTALLED = "from its sources"
+
+
+@functools.cache
+def version() -> str:
+    """That of the installed package, such as "0.1.0"; `NOT_INSTALLED` where there is none."""
+    try:
+        return installed("baton-serve")
+    except PackageNotFoundError:
+        return NOT_INSTALLED
