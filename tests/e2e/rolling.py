@@ -1,6 +1,7 @@
 """A cluster with two routers, each of whose processes may be replaced while requests run."""
 
 import asyncio
+import os
 import signal
 import time
 from collections import Counter
@@ -10,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.ports import free_port
@@ -20,6 +22,7 @@ from baton.errors import BatonError
 from baton.models import locate
 from baton.sampling import SamplingParams
 
+from .release import environment_of
 from .watch import load_of
 
 # On a machine that is busy with other tests.
@@ -99,17 +102,21 @@ class Pools:
         """Has work done that starts processes, while this event loop goes on."""
         await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    async def replace(self, process: Process) -> None:
+    async def replace(self, process: Process, release: Path | None = None) -> None:
         """Ends a process as an orchestrator does and starts its successor once it has gone: a
         router's where clients look for it, a worker's anywhere. Returns when all routers can use
-        it."""
-        await self.run(partial(self._replace, process))
+        it.
+
+        Args:
+            release: a folder with another version of Baton, which the successor is of.
+        """
+        await self.run(partial(self._replace, process, release))
 
     def wait_whole(self) -> None:
         """Waits until all routers can use all workers."""
         self._wait_back(self.routers[-1], {})
 
-    def _replace(self, process: Process) -> None:
+    def _replace(self, process: Process, release: Path | None) -> None:
         self._end(process)
         if process.role != "router":
             taken: set[int] = {process.port}
@@ -117,7 +124,8 @@ class Pools:
             process.admin_port = _new_port(taken)
             process.metrics_port = _new_port(taken)
         before = self._epochs()
-        process.start(process.log_path.parent)
+        with patch.dict(os.environ, {} if release is None else environment_of(release)):
+            process.start(process.log_path.parent)
         self._wait_back(process, before)
 
     def _wait_back(self, process: Process, before: Mapping[str, int]) -> None:
@@ -168,9 +176,13 @@ def _new_port(taken: set[int]) -> int:
 
 
 @contextmanager
-def pools(logs: Path, **flags: object) -> Iterator[Pools]:
+def pools(logs: Path, worker_drain_s: float = 5.0, **flags: object) -> Iterator[Pools]:
     """Two routers and two workers of each role, with these flags of the routers."""
-    worker_flags = {"max_num_batched_tokens": 64, "num_blocks": 1024}
+    worker_flags = {
+        "max_num_batched_tokens": 64,
+        "num_blocks": 1024,
+        "drain_timeout_s": worker_drain_s,
+    }
     cluster = LocalCluster(
         num_prefill=2, num_decode=2, worker_flags=worker_flags, router_flags=flags, log_dir=logs
     )

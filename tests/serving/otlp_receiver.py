@@ -21,6 +21,7 @@ class Told:
 
     name: str
     service: str = ""
+    version: str = ""
     trace_id: str = ""
     span_id: str = ""
     parent_id: str = ""
@@ -60,9 +61,10 @@ class Collector(pb_grpc.TraceServiceServicer):
 
     def Export(self, request: Any, _context: Any) -> pb.ExportTraceServiceResponse:  # noqa: N802
         for of_process in request.resource_spans:
-            service = dict(_attributes(of_process.resource.attributes))["service.name"]
+            told = dict(_attributes(of_process.resource.attributes))
+            who = told["service.name"], told.get("service.version", "")
             for of_scope in of_process.scope_spans:
-                self.spans += [_told(span, service) for span in of_scope.spans]
+                self.spans += [_told(span, *who) for span in of_scope.spans]
         return pb.ExportTraceServiceResponse()
 
     def trace_of(self, request_id: str, *expected: str, within: float = 10.0) -> list[Told]:
@@ -134,10 +136,11 @@ def collector_that(how: str) -> Iterator[str]:
             yield running.endpoint
 
 
-def _told(span: Any, service: str) -> Told:
+def _told(span: Any, service: str, version: str) -> Told:
     return Told(
         name=span.name,
         service=service,
+        version=version,
         trace_id=span.trace_id.hex(),
         span_id=span.span_id.hex(),
         parent_id=span.parent_span_id.hex(),

@@ -17,6 +17,8 @@ from uuid import uuid4
 
 from opentelemetry import trace
 
+from baton.version import version
+
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -97,6 +99,7 @@ def _provider(role: str, exporter: "SpanExporter") -> "TracerProvider":
     own = {
         "service.name": f"baton-{role}",
         "service.namespace": "baton",
+        "service.version": version(),
         "service.instance.id": uuid4().hex,
         "baton.role": role,
     }

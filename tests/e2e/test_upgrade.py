@@ -1,0 +1,204 @@
+"""Every process of a cluster is replaced by one of another version under load, and no request
+notices."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from baton.cli.process import Process
+from baton.client import AsyncClient, Client
+from baton.engine import Engine, EngineConfig
+from baton.engine.core.plan import TokenLogprobs
+from baton.models import locate
+from baton.sampling import SamplingParams
+from baton.version import version
+from tests.serving.otlp_receiver import Collector, Told, collecting
+
+from . import release
+from .checkpoints import prompt_of
+from .rolling import Pools, Question, Toll, is_busy, pools, questions_of, under_load
+from .watch import until_nothing_is_held
+from .wide import HANDOFFS
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+
+GREEDY = SamplingParams(max_tokens=100, ignore_eos=True)
+SEEDED = replace(GREEDY, temperature=0.9, seed=17)
+SEVERAL = replace(SEEDED, n=2, max_tokens=40)
+# Runs on when a decode worker has no more time.
+LONG = replace(GREEDY, max_tokens=1900)
+# What is computed anew, in other steps, differs in last bits. A token that was chosen by more of a
+# margin, in nats, stays the same.
+CLEAR = 1e-3
+
+NUM_READERS = 6
+NUM_LONG = 3
+OLD, NEW = version(), release.VERSION
+
+
+@pytest.fixture(scope="module")
+def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where another version is installed."""
+    packages = release.install(tmp_path_factory.mktemp("release"))
+    assert release.version_in(packages) == f"baton {NEW}"
+    assert OLD != NEW
+    return packages
+
+
+@pytest.fixture(scope="module")
+def questions() -> list[Question]:
+    wanted = [
+        (prompt_of(length, seed=length), params)
+        for length in (7, 60, 300, 700)
+        for params in (GREEDY, SEEDED, SEVERAL)
+    ]
+    return questions_of(wanted)
+
+
+@pytest.fixture(scope="module")
+def long() -> Question:
+    """Every token of its answer is chosen clearly."""
+    engine = Engine.from_pretrained(locate("tiny"), EngineConfig(device="cpu", dtype="float32"))
+    prompts = [prompt_of(50, seed=seed) for seed in range(1, 6)]
+    told = replace(LONG, logprobs=True, top_logprobs=2)
+    (margin, prompt, answer) = max(
+        (min(map(margin_of, completion.logprobs)), prompt, completion.token_ids)
+        for prompt, result in zip(prompts, engine.generate(prompts, [told] * 5), strict=True)
+        for completion in result.completions
+    )
+    assert margin > CLEAR
+    return Question(tuple(prompt), LONG, (answer,))
+
+
+def margin_of(logprobs: TokenLogprobs) -> float:
+    """By how many nats the chosen token is likelier than any other."""
+    first, second = logprobs.top_logprobs
+    return first - second
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    """Gets the traces of what is started while it is there."""
+    with collecting() as running:
+        told = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": running.endpoint,
+            "OTEL_BSP_SCHEDULE_DELAY": "50",
+            "OTEL_BSP_MAX_QUEUE_SIZE": "100000",
+        }
+        with patch.dict(os.environ, told):
+            yield running
+
+
+@pytest.mark.parametrize("first", ["prefill", "decode"])
+async def test_every_process_is_replaced_by_another_version_and_nothing_is_lost(
+    first, newer, collector, questions, long, tmp_path
+):
+    with pools(tmp_path, worker_drain_s=1.0, **HANDOFFS) as running:
+        early, late = (of_role(running, role) for role in roles_from(first))
+        async with under_load(running, questions, NUM_READERS) as toll:
+            async with going_on(running, long) as answers:
+                if first == "decode":
+                    await upgrade(running, running.routers, newer, toll)
+                await upgrade(running, early, newer, toll)
+                check_gap(running)
+                before = len(collector.spans)
+                await toll.more(2 * NUM_READERS)
+                check_gap(running)
+                assert not named(collector.spans[before:], "kv.send"), "nobody is of one version"
+                await upgrade(running, late, newer, toll)
+            if first == "prefill":
+                await upgrade(running, running.routers, newer, toll)
+            await toll.more(2 * NUM_READERS)
+        assert toll.failures == {}
+        assert answers
+        assert set(answers) == {long.answer[0]}
+        assert {w.version for w in listed(running)} == {NEW}
+        await until_nothing_is_held(running.cluster)
+        assert not is_busy(running.routers[1])
+    print(f"\n{toll}; {len(answers)} long answers; seconds to the end: {running.drains}")
+    check_transfers(collector.spans)
+    # Some went on in a version other than that in which they began.
+    went_on = [r for r in decoded_in(collector.spans).values() if r == {OLD, NEW}]
+    print(f"{len(went_on)} requests were decoded in both versions")
+    assert went_on
+
+
+def roles_from(first: str) -> tuple[str, str]:
+    return (first, "decode" if first == "prefill" else "prefill")
+
+
+def of_role(running: Pools, role: str) -> list[Process]:
+    return [process for process in running.workers if process.role == role]
+
+
+async def upgrade(running: Pools, processes: list[Process], packages: Path, toll: Toll) -> None:
+    """One after the other, as they are busy."""
+    for process in processes:
+        await running.replace(process, packages)
+        await toll.more(NUM_READERS)
+
+
+@asynccontextmanager
+async def going_on(running: Pools, question: Question) -> AsyncIterator[list[tuple[int, ...]]]:
+    """Long answers are being written for the length of the block; those that are done."""
+    answers: list[tuple[int, ...]] = []
+    over = asyncio.Event()
+
+    async def read(client: AsyncClient) -> None:
+        while not over.is_set():
+            generation = client.generate(list(question.prompt), question.params)
+            answers.append(tuple(await generation.token_ids()))
+
+    async with AsyncClient(running.addresses, timeout=120.0) as client, asyncio.TaskGroup() as all_:
+        for _ in range(NUM_LONG):
+            all_.create_task(read(client))
+        try:
+            yield answers
+        finally:
+            over.set()
+
+
+def listed(running: Pools):
+    with Client(running.routers[0].admin_endpoint) as asking:
+        return asking.list_workers()
+
+
+def check_gap(running: Pools) -> None:
+    """No prefill worker is of a decode worker's version, and each router says what follows."""
+    versions = {role: {w.version for w in listed(running) if w.role == role} for role in
+                ("prefill", "decode")}  # fmt: skip
+    assert sorted(map(sorted, versions.values())) == [[OLD], [NEW]]
+    for router in running.routers:
+        with Client(router.admin_endpoint) as asking:
+            explained = asking.explain(prompt_of(200))
+        assert explained.placement.prefill_worker == ""
+        (prefills,), (decodes,) = versions["prefill"], versions["decode"]
+        said = f"Prefill workers are of version {prefills}, decode workers of {decodes}"
+        assert said in explained.reason
+
+
+def named(spans: list[Told], name: str) -> list[Told]:
+    return [span for span in spans if span.name == name]
+
+
+def check_transfers(spans: list[Told]) -> None:
+    """Blocks went from each version to itself, and between the two it was not even tried."""
+    claims = {span.span_id: span for span in named(spans, "kv.transfer")}
+    sent = named(spans, "kv.send")
+    pairs = {(s.version, claims[s.parent_id].version) for s in sent if s.parent_id in claims}
+    assert pairs == {(OLD, OLD), (NEW, NEW)}
+    assert [c.reason for c in claims.values() if "version" in c.reason] == []
+
+
+def decoded_in(spans: list[Told]) -> dict[str, set[str]]:
+    """The versions in which each request was decoded."""
+    found: dict[str, set[str]] = {}
+    for span in named(spans, "decode"):
+        found.setdefault(span.trace_id, set()).add(span.version)
+    return found
