@@ -34,7 +34,8 @@ from typing import IO
 from setproctitle import setproctitle
 
 _PRELOADED = ("prefill_worker.service", "decode_worker.service")
-_NOT_ASKED = ("BATON_", "PYTEST_")  # by what is imported; workers ask later, of their own
+# By what is imported; workers ask later, of their own.
+_NOT_ASKED = ("BATON_", "PYTEST_", "OTEL_BSP_", "OTEL_EXPORTER_", "OTEL_SERVICE_", "OTEL_TRACES_")
 _MAX_REQUEST = 1 << 20
 _MAX_ANSWER = 64
 _PR_SET_PDEATHSIG = 1

@@ -151,6 +151,7 @@ def test_a_changed_environment_is_imported_for_anew(monkeypatch: pytest.MonkeyPa
     """Without starting any: the server of this process has nothing to do."""
     first = ForkServer.shared()
     monkeypatch.setenv("BATON_LOG_LEVEL", "debug")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     assert ForkServer.shared() is first
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     second = ForkServer.shared()
