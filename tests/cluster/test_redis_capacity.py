@@ -20,7 +20,7 @@ from baton.cluster.registry import Registration, WorkerRecord
 from baton.cluster.subscriber import EventSubscriber
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
-NUM_BLOCKS = 100_000
+NUM_BLOCKS = 50_000
 BLOCKS_PER_BATCH = 32
 _PATIENCE = 120.0
 
