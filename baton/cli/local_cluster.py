@@ -11,6 +11,7 @@ import os
 import signal
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
@@ -34,7 +35,7 @@ START_TIMEOUT = 120.0
 STOP_TIMEOUT = 10.0
 
 _POLL_INTERVAL = 0.1
-_MAX_STARTS = 4  # of one process, each on another port
+_MAX_MOVES = 3  # of one process in a row, each to another port
 # Requests in flight may take this long to end; well below the time after which all are killed.
 _DRAIN_TIMEOUT = 5.0
 _STOP_ORDER: tuple[Role, ...] = ("router", "decode", "prefill")
@@ -85,6 +86,7 @@ class LocalCluster:
     ) -> None:
         self._ports: set[int] = set()
         self._gone: dict[str, set[int]] = {}  # epochs of workers that have been replaced
+        self._num_moves = Counter[str]()  # of each process since it was told to start
         self._may_move_router = port == 0
         self._may_move_admin = admin_port == 0
         self._may_move_http = http_port == 0
@@ -218,6 +220,7 @@ class LocalCluster:
         # On the same port it could pass for the one before until the router reads its new record.
         worker = self.process(name).worker_id
         self._gone[worker] = {w.epoch for w in self._listed() if w.id == worker}
+        self._num_moves[name] = 0
         self.process(name).start(self._log_dir or Path(self._folder.name))
         self.wait_ready(timeout)
 
@@ -290,7 +293,8 @@ class LocalCluster:
     def _move_those_without_port(self) -> None:
         """Starts those again, on other ports, that found theirs taken."""
         for process in self.processes:
-            lost = process.lost_port if process.num_starts < _MAX_STARTS else None
+            may_move = self._num_moves[process.name] < _MAX_MOVES
+            lost = process.lost_port if may_move else None
             if lost is None:
                 continue
             is_router = process is self._router
@@ -304,6 +308,7 @@ class LocalCluster:
                 process.port = self._free_port()
             else:
                 continue
+            self._num_moves[process.name] += 1
             process.start(process.log_path.parent)
 
     def _pool(self, role: Role, number: int, flags: Flags) -> Iterator[Process]:

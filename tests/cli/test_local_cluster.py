@@ -73,6 +73,21 @@ def test_a_port_for_metrics_that_was_taken_meanwhile_is_exchanged_alone(tmp_path
             assert b"baton_requests_in_flight 0.0" in told.read()
 
 
+@pytest.mark.slow
+def test_a_port_that_was_taken_is_exchanged_however_often_the_process_was_started() -> None:
+    with router_alone() as cluster:
+        router = cluster.process("router")
+        for _ in range(3):
+            cluster.kill("router")
+            cluster.restart("router")
+        cluster.kill("router")
+        with socket.create_server(("127.0.0.1", router.admin_port)) as other:
+            cluster.restart("router")
+            assert router.admin_port != other.getsockname()[1]
+        with Client(cluster.admin_address) as client:
+            assert client.list_workers() == []
+
+
 def test_metrics_that_are_turned_off_have_no_endpoint() -> None:
     cluster = router_alone(router_flags={"metrics": False})
     assert cluster.metrics_endpoints == {}
