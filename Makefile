@@ -7,7 +7,8 @@ CONTAINER ?= docker
 VERSION   := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 ON_ALL_CORES := -n logical --maxprocesses 8 --dist worksteal
-# Tests that start processes, which mostly wait: those of a file share a cluster.
+# Tests that start processes, which mostly wait: those of a file share a cluster. The slower of them
+# go one by one, for they break what others would have to notice in time.
 FILES_ON_ALL_CORES := -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
@@ -36,7 +37,7 @@ test: $(VENV)/.dev  ## the tests, about 10 minutes on 2 cores
 
 test-full: $(VENV)/.dev  ## the slower tests, about 45 minutes on 2 cores
 	$(BIN)/pytest $(ON_ALL_CORES) -m 'slow and not (gpu or e2e)'
-	$(BIN)/pytest $(FILES_ON_ALL_CORES) -m 'slow and e2e and not gpu'
+	$(BIN)/pytest -m 'slow and e2e and not gpu'
 
 soak: $(VENV)/.dev  ## ten minutes of random faults: nothing lost, wrong or held
 	$(BIN)/python -m tests.e2e.soak
