@@ -6,10 +6,8 @@ BIN    := $(VENV)/bin
 CONTAINER ?= docker
 VERSION   := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
+# Of tests that start no cluster: those do it one by one, for they mind how long things take.
 ON_ALL_CORES := -n logical --maxprocesses 8 --dist worksteal
-# Tests that start processes, which mostly wait: those of a file share a cluster. The slower of them
-# go one by one, for they break what others would have to notice in time.
-FILES_ON_ALL_CORES := -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-full soak check bench gpu protos dashboards chart dist lock audit images clean
@@ -33,7 +31,7 @@ demo: $(BIN)/baton  ## a local cluster, three prompts, a table
 
 test: $(VENV)/.dev  ## the tests, about 10 minutes on 2 cores
 	$(BIN)/pytest $(ON_ALL_CORES) -m 'not (slow or gpu or e2e)'
-	$(BIN)/pytest $(FILES_ON_ALL_CORES) -m 'e2e and not (slow or gpu)'
+	$(BIN)/pytest -m 'e2e and not (slow or gpu)'
 
 test-full: $(VENV)/.dev  ## the slower tests, about 45 minutes on 2 cores
 	$(BIN)/pytest $(ON_ALL_CORES) -m 'slow and not (gpu or e2e)'
