@@ -125,13 +125,13 @@ class Sources:
             if self._on_cpu:
                 raise UnavailableError("the pools of this worker are in host memory")
             ipc = _offered(described.ipc)
-            opening = asyncio.to_thread(cuda_ipc.attach, ipc, self._pools, self._cuda)
-            return await opening, "both see one GPU's memory"
+            mapped = await _opened(partial(cuda_ipc.attach, ipc, self._pools, self._cuda))
+            return mapped, "both see one GPU's memory"
         if connector is Connector.SHM:
             if not self._on_cpu:
                 raise UnavailableError("the pools of this worker are not in host memory")
             door, layouts = _offered(described.door), [pool.layout for pool in self._pools]
-            receiver = await asyncio.to_thread(shm_claimant.attach, door, layouts, self._socket_dir)
+            receiver = await _opened(partial(shm_claimant.attach, door, layouts, self._socket_dir))
             receiver.watch(partial(self._drop, source))
             return receiver, "both are on one host and of one user"
         if self._nixl_problem:
@@ -170,6 +170,24 @@ class Sources:
             choosing.cancel()
         elif not choosing.cancelled() and choosing.exception() is None:
             choosing.result().receiver.close()
+
+
+_Opened = TypeVar("_Opened", bound=Receiver)
+
+
+async def _opened(attach: Callable[[], _Opened]) -> _Opened:
+    """What `attach` opens, in a thread. If nobody waits for it any more, it is closed again."""
+    opening = asyncio.get_running_loop().run_in_executor(None, attach)
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(_close_unwanted)
+        raise
+
+
+def _close_unwanted(opening: "asyncio.Future[_Opened]") -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 def _why_not(problem: tuple[Connector, str]) -> str:

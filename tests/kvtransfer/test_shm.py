@@ -322,6 +322,36 @@ async def test_a_source_that_could_not_say_is_asked_again(monkeypatch):
     ways.close()
 
 
+async def test_pools_that_are_mapped_when_nobody_wants_them_any_more_are_let_go(monkeypatch):
+    asked, going_on, receivers = threading.Event(), threading.Event(), []
+
+    def attach_slowly(*arguments):
+        asked.set()
+        assert going_on.wait(TIMEOUT)
+        receivers.append(attach(*arguments))
+        return receivers[0]
+
+    monkeypatch.setattr(shm_claimant, "attach", attach_slowly)
+    pools = two_pools()
+    async with Doorkeeper(two_pools()) as keeper:
+        mapped = num_mapped()
+
+        async def describe(_endpoint, _wanted):
+            return Description(7, keeper.door, "nothing to offer")
+
+        ways = sources.Sources(pools, "shm", describe, NixlReader(()))
+        asking = asyncio.create_task(ways.way("source", 7))
+        assert await asyncio.to_thread(asked.wait, TIMEOUT)
+        ways.close()
+        going_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        async with asyncio.timeout(TIMEOUT):
+            while not receivers or receivers[0].is_open or keeper.num_readers:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        assert num_mapped() == mapped
+
+
 @pytest.fixture
 def short_path() -> Iterator[Path]:
     """A folder whose name leaves room for that of a socket, which has 107 bytes at most."""
