@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
@@ -18,10 +18,12 @@ from baton.cli.ports import free_port
 from baton.cli.process import Process
 from baton.client import AsyncClient, Client
 from baton.engine import Engine, EngineConfig
+from baton.engine.core.plan import TokenLogprobs
 from baton.errors import BatonError
 from baton.models import locate
 from baton.sampling import SamplingParams
 
+from .checkpoints import prompt_of
 from .release import environment_of
 from .watch import load_of
 
@@ -29,6 +31,9 @@ from .watch import load_of
 _STARTS_WITHIN = 60.0
 _STOPS_WITHIN = 30.0
 _ANSWERS_WITHIN = 30.0
+
+_ALONE = EngineConfig(device="cpu", dtype="float32", num_blocks=1024)
+_CLEAR = 1e-3  # nats; what is computed anew, in other steps, differs in last bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +46,30 @@ class Question:
     answer: tuple[tuple[int, ...], ...]
 
 
+def clear_question(params: SamplingParams) -> Question:
+    """One whose greedy answer is the same wherever it is computed anew: every token of it is chosen
+    by more than what other steps may change. `params` ask for one greedy sequence."""
+    prompts = [prompt_of(50, seed=seed) for seed in range(1, 6)]
+    engine = Engine.from_pretrained(locate("tiny"), _ALONE)
+    told = replace(params, logprobs=True, top_logprobs=2)
+    margin, prompt, answer = max(
+        (min(map(_margin_of, completion.logprobs)), prompt, completion.token_ids)
+        for prompt, result in zip(prompts, engine.generate(prompts, [told] * 5), strict=True)
+        for completion in result.completions
+    )
+    assert margin > _CLEAR
+    return Question(tuple(prompt), params, (answer,))
+
+
+def _margin_of(logprobs: TokenLogprobs) -> float:
+    """By how many nats the chosen token is likelier than any other."""
+    first, second = logprobs.top_logprobs
+    return first - second
+
+
 def questions_of(wanted: Sequence[tuple[Sequence[int], SamplingParams]]) -> list[Question]:
     """With their answers, computed in this process."""
-    config = EngineConfig(device="cpu", dtype="float32", num_blocks=512)
-    engine = Engine.from_pretrained(locate("tiny"), config)
+    engine = Engine.from_pretrained(locate("tiny"), _ALONE)
     results = engine.generate([list(prompt) for prompt, _ in wanted], [p for _, p in wanted])
     return [
         Question(tuple(prompt), params, tuple(c.token_ids for c in result.completions))

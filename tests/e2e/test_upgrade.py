@@ -13,16 +13,22 @@ import pytest
 
 from baton.cli.process import Process
 from baton.client import AsyncClient, Client
-from baton.engine import Engine, EngineConfig
-from baton.engine.core.plan import TokenLogprobs
-from baton.models import locate
 from baton.sampling import SamplingParams
 from baton.version import version
 from tests.serving.otlp_receiver import Collector, Told, collecting
 
 from . import release
 from .checkpoints import prompt_of
-from .rolling import Pools, Question, Toll, is_busy, pools, questions_of, under_load
+from .rolling import (
+    Pools,
+    Question,
+    Toll,
+    clear_question,
+    is_busy,
+    pools,
+    questions_of,
+    under_load,
+)
 from .watch import until_nothing_is_held
 from .wide import HANDOFFS
 
@@ -33,9 +39,6 @@ SEEDED = replace(GREEDY, temperature=0.9, seed=17)
 SEVERAL = replace(SEEDED, n=2, max_tokens=40)
 # Runs on when a decode worker has no more time.
 LONG = replace(GREEDY, max_tokens=1900)
-# What is computed anew, in other steps, differs in last bits. A token that was chosen by more of a
-# margin, in nats, stays the same.
-CLEAR = 1e-3
 
 NUM_READERS = 6
 NUM_LONG = 3
@@ -63,23 +66,7 @@ def questions() -> list[Question]:
 
 @pytest.fixture(scope="module")
 def long() -> Question:
-    """Every token of its answer is chosen clearly."""
-    engine = Engine.from_pretrained(locate("tiny"), EngineConfig(device="cpu", dtype="float32"))
-    prompts = [prompt_of(50, seed=seed) for seed in range(1, 6)]
-    told = replace(LONG, logprobs=True, top_logprobs=2)
-    (margin, prompt, answer) = max(
-        (min(map(margin_of, completion.logprobs)), prompt, completion.token_ids)
-        for prompt, result in zip(prompts, engine.generate(prompts, [told] * 5), strict=True)
-        for completion in result.completions
-    )
-    assert margin > CLEAR
-    return Question(tuple(prompt), LONG, (answer,))
-
-
-def margin_of(logprobs: TokenLogprobs) -> float:
-    """By how many nats the chosen token is likelier than any other."""
-    first, second = logprobs.top_logprobs
-    return first - second
+    return clear_question(LONG)
 
 
 @pytest.fixture
