@@ -201,19 +201,23 @@ async def test_a_handle_of_an_earlier_life_is_refused_before_anything_moves():
         assert f"is {EPOCH - 1}" in str(failure)
 
 
+async def refusal_before_anything_moves(ends) -> FailedPreconditionError:
+    """Of the source, where the claimant has not checked."""
+    with ends.lease(1) as lease:
+        lease.advance(((1,),), 1)
+        failure = await failure_of(ends.fetcher.fetch(ends.handle(1), allocation((2,)), TIMEOUT))
+        assert not lease.is_claimed
+    assert isinstance(failure, FailedPreconditionError)
+    return failure
+
+
 async def test_a_worker_refuses_to_pair_with_another_model_and_names_both():
     async with transfer(pairing=Pairing(VERSION, b"model-b!", PLAIN)) as ends:
         with pytest.raises(FailedPreconditionError) as caught:
             ends.fetcher.check(ends.handle(1))
         assert b"model-a!".hex() in str(caught.value)
         assert b"model-b!".hex() in str(caught.value)
-        with ends.lease(1) as lease:
-            lease.advance(((1,),), 1)
-            failure = await failure_of(
-                ends.fetcher.fetch(ends.handle(1), allocation((2,)), TIMEOUT)
-            )
-            assert not lease.is_claimed
-        assert isinstance(failure, FailedPreconditionError)
+        failure = await refusal_before_anything_moves(ends)
         assert b"model-a!".hex() in str(failure)
         assert b"model-b!".hex() in str(failure)
 
@@ -224,13 +228,7 @@ async def test_a_worker_refuses_to_pair_with_another_version_and_names_both():
     async with transfer(pairing=newer) as ends:
         with pytest.raises(FailedPreconditionError, match=r"is 1\.3\.0, .* prefill-0 is 1\.2\.3"):
             ends.fetcher.check(ends.handle(1))
-        with ends.lease(1) as lease:
-            lease.advance(((1,),), 1)
-            failure = await failure_of(
-                ends.fetcher.fetch(ends.handle(1), allocation((2,)), TIMEOUT)
-            )
-            assert not lease.is_claimed
-        assert isinstance(failure, FailedPreconditionError)
+        failure = await refusal_before_anything_moves(ends)
         assert "is 1.2.3, that of decode-0 is 1.3.0" in str(failure)
         assert "finish the upgrade" in str(failure)
 
