@@ -38,7 +38,7 @@ test-full: $(VENV)/.dev  ## the slower tests, about 45 minutes on 2 cores
 	$(BIN)/pytest -m 'slow and e2e and not gpu'
 
 soak: $(VENV)/.dev  ## ten minutes of random faults: nothing lost, wrong or held
-	$(BIN)/python -m tests.e2e.soak
+	$(BIN)/python -m tests.support.cluster.soak
 
 check: $(VENV)/.dev  ## lint, types, imports, protos, kernels for every GPU
 	$(BIN)/ruff check .

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.support.repository import ROOT
+
 ROOMS = ("baton", "router", "prefill_worker", "decode_worker", "kvtransfer", "kernels", "bench",
          "helm", "protos")  # fmt: skip
 # Compiles kernels in processes of its own, for `make check`; nothing of another's reaches it.

@@ -5,14 +5,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psutil
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
+from tests.support.waiting import wait_until
 
 BATON = [sys.executable, "-m", "baton.cli.main"]
 
@@ -74,16 +74,8 @@ def descendants(pid: int) -> list[psutil.Process]:
 def started(process: subprocess.Popen[str], number: int) -> list[psutil.Process]:
     """The processes it has started, Redis and the server that forks workers among them, once there
     are `number`."""
-    eventually(lambda: len(descendants(process.pid)) >= number, within=30)
+    wait_until(lambda: len(descendants(process.pid)) >= number, within=30)
     return descendants(process.pid)
-
-
-def eventually(condition: Callable[[], bool], within: float = 10.0) -> None:
-    """Returns once the condition holds, or fails."""
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, f"it did not happen within {within} s"
-        time.sleep(0.02)
 
 
 def gone(processes: list[psutil.Process]) -> bool:

@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 from baton.cli.main import app
 from baton.cli.process import Process
 from baton.version import version
-
-from .conftest import baton
+from tests.cli.conftest import baton
 
 HELP = """
 import sys

@@ -2,7 +2,7 @@ import signal
 
 import pytest
 
-from .conftest import baton, gone, interrupt, running, started
+from tests.cli.conftest import baton, gone, interrupt, running, started
 
 pytestmark = pytest.mark.e2e
 

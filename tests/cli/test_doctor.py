@@ -19,8 +19,7 @@ from baton.cli.local_cluster import LocalCluster
 from baton.cli.main import app
 from baton.client import Info
 from baton.client_types import WorkerFacts
-
-from .conftest import eventually
+from tests.support.waiting import wait_until
 
 Findings = dict[str, tuple[str, str, str]]
 
@@ -198,7 +197,7 @@ def test_a_cluster_that_is_well_has_no_fault_and_answers(own: LocalCluster) -> N
 def test_what_is_broken_in_a_cluster_is_named(own: LocalCluster) -> None:
     own.kill("decode-0", signal.SIGSTOP)
     try:
-        eventually(lambda: examined("--admin", own.admin_address)[0] == 1, within=20)
+        wait_until(lambda: examined("--admin", own.admin_address)[0] == 1, within=20)
         _, found = examined("--admin", own.admin_address)
         assert found["decode workers"][0] == "fault"  # first unreachable, then not known any more
     finally:
@@ -207,7 +206,7 @@ def test_what_is_broken_in_a_cluster_is_named(own: LocalCluster) -> None:
     assert own.redis is not None
     own.redis.stop()
     try:
-        eventually(lambda: examined("--admin", own.admin_address)[0] == 1, within=20)
+        wait_until(lambda: examined("--admin", own.admin_address)[0] == 1, within=20)
         assert examined("--admin", own.admin_address)[1]["Redis"][0] == "fault"
     finally:
         own.redis.start()

@@ -4,14 +4,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from baton.cli.fork_server import ForkedProcess, ForkServer
+from tests.support.repository import ROOT
+from tests.support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.e2e,
@@ -29,7 +30,7 @@ sys.exit(3)
 _PARENT = """
 import sys, time
 from pathlib import Path
-from test_fork_server import Nursery
+from tests.cli.test_fork_server import Nursery
 start = Nursery(Path(sys.argv[1]))
 print(start(seconds=60.0).pid, flush=True)
 time.sleep(60.0)
@@ -76,12 +77,12 @@ def test_it_has_arguments_environment_imports_log_and_an_end_of_its_own(start: N
 def test_it_looks_and_is_signalled_like_any_process(start: Nursery) -> None:
     child = start("--port", "1", seconds=60.0)
     seen = psutil.Process(child.pid)
-    _until(lambda: "forked_module --port 1" in " ".join(seen.cmdline()))
+    wait_until(lambda: "forked_module --port 1" in " ".join(seen.cmdline()))
     assert os.getpgid(child.pid) == child.pid
     with pytest.raises(subprocess.TimeoutExpired):
         child.wait(0.05)
     child.send_signal(signal.SIGSTOP)
-    _until(lambda: seen.status() == psutil.STATUS_STOPPED)
+    wait_until(lambda: seen.status() == psutil.STATUS_STOPPED)
     child.send_signal(signal.SIGKILL)
     assert child.wait(10.0) == -signal.SIGKILL
     child.send_signal(signal.SIGKILL)  # to nobody
@@ -90,7 +91,7 @@ def test_it_looks_and_is_signalled_like_any_process(start: Nursery) -> None:
 def test_it_is_told_of_no_other_s_files(start: Nursery) -> None:
     first = start(seconds=60.0)
     second = start(seconds=60.0)
-    _until(lambda: "forked_module" in " ".join(psutil.Process(second.pid).cmdline()))
+    wait_until(lambda: "forked_module" in " ".join(psutil.Process(second.pid).cmdline()))
     descriptors = [
         sorted(p.name for p in Path(f"/proc/{child.pid}/fd").iterdir()) for child in (first, second)
     ]
@@ -119,12 +120,12 @@ def test_all_end_with_the_server(start: Nursery) -> None:
     assert server is not None
     server.kill()
     assert child.wait(10.0) == -signal.SIGKILL
-    _until(lambda: not seen.is_running() or seen.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: not seen.is_running() or seen.status() == psutil.STATUS_ZOMBIE)
     assert not start.server.is_running
 
 
 def test_all_end_with_the_process_that_started_them(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": _path(tmp_path, Path(__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": _path(tmp_path, ROOT)}
     command = [sys.executable, "-c", _PARENT, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as parent:
         assert parent.stdout is not None
@@ -132,19 +133,12 @@ def test_all_end_with_the_process_that_started_them(tmp_path: Path) -> None:
         server = child.parent()
         assert server is not None
         parent.kill()
-    _until(lambda: not (child.is_running() or server.is_running()))
+    wait_until(lambda: not (child.is_running() or server.is_running()))
 
 
 def _path(*folders: Path) -> str:
     before = os.environ.get("PYTHONPATH")
     return os.pathsep.join([*map(str, folders), *([before] if before else [])])
-
-
-def _until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10.0
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_changed_environment_is_imported_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,7 @@ from baton.cli.ports import free_port
 from baton.cli.process import Process
 from baton.client import Client
 from baton.errors import DeadlineExceededError, UnavailableError
-
-from .conftest import eventually
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -40,7 +39,7 @@ def test_it_starts_serves_and_leaves_nothing_behind() -> None:
 def test_a_process_that_dies_is_told_of_and_can_be_started_again() -> None:
     with router_alone() as cluster:
         os.kill(cluster.process("router").pid, signal.SIGKILL)
-        eventually(lambda: not cluster.process("router").is_running)
+        wait_until(lambda: not cluster.process("router").is_running)
         with pytest.raises(UnavailableError, match="router was killed by SIGKILL"):
             cluster.check()
         cluster.restart("router")

@@ -17,8 +17,8 @@ from baton.cli.top.tables import headline as top_line
 from baton.client import AsyncClient, Client
 from baton.sampling import SamplingParams
 from baton.version import version
-
-from .conftest import baton
+from tests.cli.conftest import baton
+from tests.support.waiting import until
 
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
 
@@ -168,9 +168,3 @@ def rows(app: Top, table: str) -> list[str]:
 
 def headline(app: Top) -> str:
     return str(app.query_one("#headline", Static).render())
-
-
-async def until(holds) -> None:
-    async with asyncio.timeout(20.0):
-        while not holds():  # noqa: ASYNC110 - looks from outside
-            await asyncio.sleep(0.05)

@@ -7,8 +7,8 @@ import urllib.request
 import pytest
 
 from baton.cli.ports import is_free
-
-from .conftest import baton, eventually, gone, interrupt, running, started
+from tests.cli.conftest import baton, gone, interrupt, running, started
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -59,7 +59,7 @@ def test_a_parent_that_is_killed_leaves_no_children() -> None:
     with running(*ARGUMENTS) as up:
         processes = started(up, 5)
         up.kill()
-        eventually(lambda: gone(processes))
+        wait_until(lambda: gone(processes))
 
 
 def test_http_is_at_its_port_unless_that_is_taken_or_nobody_wants_it() -> None:

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from .fake_router import FakeRouter, running
+from tests.support.router.fake_router import FakeRouter, running
 
 
 @pytest.fixture

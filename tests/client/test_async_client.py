@@ -5,8 +5,7 @@ import pytest
 import pytest_asyncio
 
 from baton import AsyncClient, SamplingParams, errors
-
-from .fake_router import ANSWER, TWO, accepted
+from tests.support.router.fake_router import ANSWER, TWO, accepted
 
 
 @pytest_asyncio.fixture

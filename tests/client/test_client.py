@@ -6,8 +6,7 @@ import pytest
 from baton import Client, SamplingParams, errors
 from baton.client import FinishReason, Message, TokenLogprobs
 from baton.v1 import inference_pb2 as pb
-
-from .fake_router import (
+from tests.support.router.fake_router import (
     ANSWER,
     TWO,
     FakeRouter,

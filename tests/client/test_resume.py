@@ -9,8 +9,15 @@ from baton.client_progress import Progress
 from baton.client_resume import MAX_FAILURES, Resumption, Routers
 from baton.rpc_errors import DETAILS_KEY
 from baton.v1 import inference_pb2 as pb
-
-from .fake_router import FakeRouter, accepted, finished, free_port, of, running, tokens
+from tests.support.router.fake_router import (
+    FakeRouter,
+    accepted,
+    finished,
+    free_port,
+    of,
+    running,
+    tokens,
+)
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 

@@ -1,16 +1,12 @@
-"""A real Redis for every test, and a patient way to wait for what background tasks do."""
+"""Real Redis server and client for each test."""
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from redis.asyncio import Redis
 
 from baton.cluster.embedded import EmbeddedRedis
 from baton.cluster.redis import connect
-
-Eventually = Callable[..., object]
 
 
 @pytest.fixture
@@ -24,16 +20,3 @@ async def redis(server: EmbeddedRedis) -> AsyncIterator[Redis]:
     client = connect(server.url)
     yield client
     await client.aclose()
-
-
-@pytest.fixture
-def eventually() -> Eventually:
-    """`await eventually(condition, within=5.0)` returns once `condition()` holds, or fails."""
-
-    async def wait(condition: Callable[[], bool], within: float = 5.0) -> None:
-        deadline = time.monotonic() + within
-        while not condition():
-            assert time.monotonic() < deadline, f"it did not happen within {within} s"
-            await asyncio.sleep(0.01)
-
-    return wait

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from redis.asyncio import Redis
@@ -12,8 +12,7 @@ from baton.cluster.keys import notices_key
 from baton.cluster.notices import Notices
 from baton.cluster.redis import connect, transact
 from baton.cluster.turn import Turn
-
-Eventually = Callable[..., Awaitable[None]]
+from tests.support.waiting import until
 
 KEY = "{baton}:turn"
 
@@ -31,20 +30,18 @@ async def speaking(redis: Redis, *names: str, life: float = 5.0) -> AsyncIterato
         yield routers
 
 
-async def test_each_router_hears_all_others(redis: Redis, eventually: Eventually) -> None:
+async def test_each_router_hears_all_others(redis: Redis) -> None:
     async with speaking(redis, "a", "b", "c") as (a, b, c):
-        await eventually(lambda: sorted(a.others) == [b"I am b", b"I am c"])
-        await eventually(lambda: sorted(b.others) == [b"I am a", b"I am c"])
-        await eventually(lambda: sorted(c.others) == [b"I am a", b"I am b"])
+        await until(lambda: sorted(a.others) == [b"I am b", b"I am c"])
+        await until(lambda: sorted(b.others) == [b"I am a", b"I am c"])
+        await until(lambda: sorted(c.others) == [b"I am a", b"I am b"])
 
 
-async def test_a_router_that_falls_silent_does_not_count_and_is_forgotten(
-    redis: Redis, eventually: Eventually
-) -> None:
+async def test_a_router_that_falls_silent_does_not_count_and_is_forgotten(redis: Redis) -> None:
     async with speaking(redis, "a", life=0.2) as (a,):
         async with speaking(redis, "b"):
-            await eventually(lambda: a.others == [b"I am b"])
-        await eventually(lambda: a.others == [])
+            await until(lambda: a.others == [b"I am b"])
+        await until(lambda: a.others == [])
         deadline = time.monotonic() + 5.0
         while (await transact(redis, ("HGETALL", notices_key())))[0].keys() != {b"a"}:
             assert time.monotonic() < deadline
@@ -52,15 +49,15 @@ async def test_a_router_that_falls_silent_does_not_count_and_is_forgotten(
 
 
 async def test_routers_hear_each_other_again_after_redis_was_lost(
-    server: EmbeddedRedis, redis: Redis, eventually: Eventually
+    server: EmbeddedRedis, redis: Redis
 ) -> None:
     async with speaking(redis, "a", "b", life=0.3) as (a, b):
-        await eventually(lambda: a.others == [b"I am b"])
+        await until(lambda: a.others == [b"I am b"])
         port = server.port
         server.stop()
-        await eventually(lambda: a.others == b.others == [])
+        await until(lambda: a.others == b.others == [])
         with EmbeddedRedis(port):
-            await eventually(lambda: a.others == [b"I am b"], within=10.0)
+            await until(lambda: a.others == [b"I am b"], within=10.0)
 
 
 async def test_only_one_has_the_turn_until_its_time_is_over(

@@ -3,7 +3,6 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import psutil
@@ -13,6 +12,7 @@ from redis.exceptions import RedisError
 from baton.cluster.embedded import EmbeddedRedis, _server_binary
 from baton.cluster.redis import check_answers, connect, transact
 from baton.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
+from tests.support.waiting import until
 
 PARENT = """
 import os, signal
@@ -68,15 +68,13 @@ async def test_commands_that_reach_beyond_redis_are_disabled(server: EmbeddedRed
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")
-async def test_it_dies_with_a_parent_that_is_killed(
-    eventually: Callable[..., Awaitable[None]],
-) -> None:
+async def test_it_dies_with_a_parent_that_is_killed() -> None:
     parent = await asyncio.create_subprocess_exec(
         sys.executable, "-c", PARENT, stdout=asyncio.subprocess.PIPE
     )
     output, _ = await parent.communicate()
     assert parent.returncode == -signal.SIGKILL
-    await eventually(lambda: not listens(int(output)))
+    await until(lambda: not listens(int(output)))
 
 
 @pytest.fixture

@@ -1,15 +1,12 @@
 """What Baton takes of a Redis, against what `docs/operations.md` tells people to have."""
 
-import asyncio
 import os
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
-from redis_servers import RedisServer, system_redis
 
 from baton.cluster.events import KvEvents
 from baton.cluster.index import LocalityIndex
@@ -18,8 +15,11 @@ from baton.cluster.publisher import EventPublisher
 from baton.cluster.redis import connect, transact
 from baton.cluster.registry import Registration, WorkerRecord
 from baton.cluster.subscriber import EventSubscriber
+from tests.support.redis_servers import RedisServer, system_redis
+from tests.support.repository import ROOT
+from tests.support.waiting import until
 
-PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+PAGE = ROOT / "docs" / "operations.md"
 NUM_BLOCKS = 50_000
 BLOCKS_PER_BATCH = 32
 _PATIENCE = 120.0
@@ -45,13 +45,6 @@ def figure(server: RedisServer, section: str, name: str) -> int:
     return value
 
 
-async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + _PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.002)
-
-
 class Cache:
     """A worker's, full of blocks that are told of as they come and go."""
 
@@ -68,7 +61,7 @@ class Cache:
             self._blocks += stored
             self._publisher.publish(KvEvents(stored=stored, removed=removed))
             # As an engine's steps come: not all at once.
-            await until(self._is_published, "events did not reach Redis")
+            await until(self._is_published, _PATIENCE, "the events' way to Redis")
 
     def _is_published(self) -> bool:
         return self._publisher.published == self._publisher.sequence
@@ -102,7 +95,7 @@ async def test_blocks_take_no_more_of_redis_than_the_page_says(server):
         subscriber.start()
         subscriber.follow("w", 1)
         full = NUM_BLOCKS - BLOCKS_PER_BATCH
-        await until(lambda: index.num_blocks("w") >= full, "the router's start")
+        await until(lambda: index.num_blocks("w") >= full, _PATIENCE, "the router's start")
         sent = figure(server, "stats", "total_net_output_bytes") - sent
         check(sent / NUM_BLOCKS, bounds, "sent to each router")
         await subscriber.stop()
@@ -113,7 +106,7 @@ async def test_a_worker_s_record_takes_no_more_of_redis_than_the_page_says(serve
     async with connected(server) as redis:
         worker = Registration(redis, record(1))
         worker.start()
-        await until(lambda: server.ask("SCARD", workers_key()) == 1, "registration")
+        await until(lambda: server.ask("SCARD", workers_key()) == 1, _PATIENCE, "registration")
         keys = workers_key(), record_key(worker.record.id)
         # Of all its fields: by default Redis weighs five of them, chosen at random.
         exactly = ("SAMPLES", 0)

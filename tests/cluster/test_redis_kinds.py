@@ -4,21 +4,13 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
-from redis_servers import (
-    Certificates,
-    RedisServer,
-    Replicated,
-    redis_cluster,
-    sentinels,
-    system_redis,
-)
 
 from baton.cluster.events import KvEvents
 from baton.cluster.index import LocalityIndex
@@ -29,8 +21,15 @@ from baton.cluster.registry import Registration, WorkerRecord
 from baton.cluster.subscriber import EventSubscriber
 from baton.cluster.watcher import RegistryWatcher
 from baton.errors import InvalidArgumentError, UnavailableError
-
-Eventually = Callable[..., Awaitable[None]]
+from tests.support.redis_servers import (
+    Certificates,
+    RedisServer,
+    Replicated,
+    redis_cluster,
+    sentinels,
+    system_redis,
+)
+from tests.support.waiting import until
 
 BLOCKS = [bytes([number]) * 16 for number in range(1, 21)]
 RECORD = WorkerRecord(
@@ -92,17 +91,17 @@ def replicated(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Repli
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.slow
 async def test_after_a_failover_all_goes_on_with_the_promoted_replica(
-    replicated: Replicated, eventually: Eventually, signum: int
+    replicated: Replicated, signum: int
 ) -> None:
     check_answers(replicated.url)
     async with working(replicated.url) as cluster:
         cluster.publisher.publish(KvEvents(stored=tuple(BLOCKS[:3])))
-        await eventually(lambda: cluster.knows(3), within=10.0)
+        await until(lambda: cluster.knows(3), within=10.0)
         replicated.master.signal(signum)
         cluster.publisher.publish(KvEvents(stored=tuple(BLOCKS[3:5])))
         await asyncio.to_thread(replicated.until_promoted)
         cluster.publisher.publish(KvEvents(stored=(BLOCKS[5],)))
-        await eventually(lambda: cluster.knows(6) and not cluster.is_stale, within=15.0)
+        await until(lambda: cluster.knows(6) and not cluster.is_stale, within=15.0)
         newcomer = connect(replicated.url)
         assert await transact(newcomer, ("SMEMBERS", "{baton}:workers")) == [{b"w"}]
         await newcomer.aclose()
@@ -110,22 +109,18 @@ async def test_after_a_failover_all_goes_on_with_the_promoted_replica(
 
 
 @pytest.mark.slow
-async def test_a_master_that_returns_as_a_replica_is_not_written_to(
-    replicated: Replicated, eventually: Eventually
-) -> None:
+async def test_a_master_that_returns_as_a_replica_is_not_written_to(replicated: Replicated) -> None:
     async with working(replicated.url) as cluster:
-        await eventually(lambda: cluster.watcher.records, within=10.0)
+        await until(lambda: cluster.watcher.records, within=10.0)
         replicated.master.kill()
         await asyncio.to_thread(replicated.until_promoted)
-        await eventually(lambda: not cluster.is_stale, within=15.0)
+        await until(lambda: not cluster.is_stale, within=15.0)
         replicated.master.start()
         cluster.publisher.publish(KvEvents(stored=tuple(BLOCKS[:4])))
-        await eventually(lambda: cluster.knows(4), within=15.0)
+        await until(lambda: cluster.knows(4), within=15.0)
 
 
-async def test_a_cluster_is_used_by_any_of_its_nodes(
-    tmp_path: Path, eventually: Eventually
-) -> None:
+async def test_a_cluster_is_used_by_any_of_its_nodes(tmp_path: Path) -> None:
     """One node is enough of a cluster here. The URL has another one that is not there, too."""
     server = RedisServer(tmp_path, "--save", "", "--cluster-enabled", "yes")
     try:
@@ -133,11 +128,11 @@ async def test_a_cluster_is_used_by_any_of_its_nodes(
         rights = [*LEAST_RIGHTS.split(), "+cluster|slots"]
         server.ask("ACL", "SETUSER", "baton", "on", ">pw", *rights)
         url = f"redis+cluster://baton:pw@127.0.0.1:1,{server.node}"
-        await eventually(lambda: "'cluster_state': 'ok'" in str(server.ask("CLUSTER INFO")))
+        await until(lambda: "'cluster_state': 'ok'" in str(server.ask("CLUSTER INFO")))
         check_answers(url)
         async with working(url) as cluster:
             cluster.publisher.publish(KvEvents(stored=tuple(BLOCKS[:3])))
-            await eventually(lambda: cluster.knows(3))
+            await until(lambda: cluster.knows(3))
     finally:
         server.kill()
 
@@ -165,25 +160,24 @@ def server_with_users(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 async def test_a_user_with_the_least_rights_is_enough(
-    server_with_users: RedisServer, eventually: Eventually, caplog: pytest.LogCaptureFixture
+    server_with_users: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = f"redis://baton:s3cret%2F%3F@{server_with_users.node}/0"
     check_answers(url)
     async with working(url) as cluster:
         for number in range(6):
             cluster.publisher.publish(KvEvents(stored=(BLOCKS[number],)))
-            await eventually(lambda: cluster.knows(number + 1))  # noqa: B023
+            await until(lambda: cluster.knows(number + 1))  # noqa: B023
         await asyncio.sleep(0.5)  # the worker's renewals while nothing happens
         assert not cluster.is_stale
         await cluster.registration.stop()
-        await eventually(lambda: not cluster.watcher.records)
+        await until(lambda: not cluster.watcher.records)
     assert not caplog.records
 
 
 @pytest.mark.parametrize("user", ["baton:wr0ng", ":wr0ng", "nobody:wr0ng"])
 async def test_a_wrong_password_is_an_error_without_it(
     server_with_users: RedisServer,
-    eventually: Eventually,
     caplog: pytest.LogCaptureFixture,
     user: str,
 ) -> None:
@@ -192,7 +186,7 @@ async def test_a_wrong_password_is_an_error_without_it(
     with pytest.raises(UnavailableError, match="invalid username-password pair") as caught:
         check_answers(url)
     async with working(url) as cluster:
-        await eventually(lambda: caplog.text.count("going on without Redis") == 6)  # each loop
+        await until(lambda: caplog.text.count("going on without Redis") == 6)  # each loop
         assert cluster.is_stale
     assert "wr0ng" not in caplog.text + str(caught.value)
 
@@ -214,12 +208,12 @@ def tls_server(tmp_path: Path, certificates: Certificates) -> Iterator[RedisServ
 
 
 async def test_over_tls_with_a_certificate_of_our_own(
-    tls_server: RedisServer, certificates: Certificates, eventually: Eventually
+    tls_server: RedisServer, certificates: Certificates
 ) -> None:
     url = f"rediss://{tls_server.node}/0{certificates.query()}"
     async with working(url) as cluster:
         cluster.publisher.publish(KvEvents(stored=tuple(BLOCKS[:3])))
-        await eventually(lambda: cluster.knows(3), within=30.0)
+        await until(lambda: cluster.knows(3), within=30.0)
 
 
 async def test_a_client_without_a_certificate_is_refused_where_one_is_asked_for(
@@ -267,9 +261,7 @@ async def eventually_done(redis: Redis, *command: str | int) -> None:
     raise AssertionError(f"{command} was not done")
 
 
-async def test_a_cluster_over_tls(
-    tmp_path: Path, certificates: Certificates, eventually: Eventually
-) -> None:
+async def test_a_cluster_over_tls(tmp_path: Path, certificates: Certificates) -> None:
     options = (
         *certificates.server_options(certificates.server),
         *("--tls-cluster", "yes", "--cluster-enabled", "yes", "--tls-auth-clients", "yes"),
@@ -281,15 +273,13 @@ async def test_a_cluster_over_tls(
         await eventually_done(nodes, "CLUSTER", "ADDSLOTSRANGE", 0, 16383)
         async with working(url) as cluster:
             cluster.publisher.publish(KvEvents(stored=tuple(BLOCKS[:3])))
-            await eventually(lambda: cluster.knows(3), within=30.0)
+            await until(lambda: cluster.knows(3), within=30.0)
     finally:
         await nodes.aclose()
         server.kill()
 
 
-async def test_sentinels_over_tls(
-    tmp_path: Path, certificates: Certificates, eventually: Eventually
-) -> None:
+async def test_sentinels_over_tls(tmp_path: Path, certificates: Certificates) -> None:
     options = (*certificates.server_options(certificates.server), "--tls-replication", "yes")
     master = RedisServer(tmp_path, "--save", "", *options, binary=system_redis())
     path = tmp_path / "sentinel.conf"
@@ -298,7 +288,7 @@ async def test_sentinels_over_tls(
     try:
         async with working(f"rediss+sentinel://{sentinel.node}/mine{certificates.query()}") as c:
             c.publisher.publish(KvEvents(stored=tuple(BLOCKS[:3])))
-            await eventually(lambda: c.knows(3), within=30.0)
+            await until(lambda: c.knows(3), within=30.0)
     finally:
         sentinel.kill()
         master.kill()

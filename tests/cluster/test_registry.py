@@ -1,7 +1,7 @@
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
@@ -18,8 +18,7 @@ from baton.cluster.registry import (
     new_epoch,
 )
 from baton.cluster.watcher import RegistryWatcher
-
-Eventually = Callable[..., Awaitable[None]]
+from tests.support.waiting import until
 
 RECORD = WorkerRecord(
     id="prefill-0",
@@ -120,85 +119,80 @@ def test_epochs_grow_with_the_clock() -> None:
     assert new_epoch() >= first
 
 
-async def test_a_worker_joins_changes_and_leaves(cluster: Cluster, eventually: Eventually) -> None:
+async def test_a_worker_joins_changes_and_leaves(cluster: Cluster) -> None:
     watcher = cluster.watch()
     assert watcher.stale
     registration = cluster.register(RECORD)
-    await eventually(lambda: dict(watcher.records) == {RECORD.id: RECORD})
+    await until(lambda: dict(watcher.records) == {RECORD.id: RECORD})
     assert not watcher.stale
     draining = replace(RECORD, draining=True)
     registration.update(draining)
-    await eventually(lambda: watcher.records[RECORD.id] == draining)
+    await until(lambda: watcher.records[RECORD.id] == draining)
     await registration.stop()
-    await eventually(lambda: not watcher.records, within=2.0)
+    await until(lambda: not watcher.records, within=2.0)
     assert cluster.changes == [(RECORD.id, RECORD), (RECORD.id, draining), (RECORD.id, None)]
 
 
-async def test_a_record_that_is_not_renewed_expires_and_its_id_is_pruned(
-    cluster: Cluster, eventually: Eventually
-) -> None:
+async def test_a_record_that_is_not_renewed_expires_and_its_id_is_pruned(cluster: Cluster) -> None:
     registration = cluster.register(RECORD, ttl=0.3)
     watcher = cluster.watch(grace=0.5)
-    await eventually(lambda: RECORD.id in watcher.records)
+    await until(lambda: RECORD.id in watcher.records)
     await registration._loop.stop()
-    await eventually(lambda: not watcher.records)
-    await eventually(lambda: not watcher._listed)
+    await until(lambda: not watcher.records)
+    await until(lambda: not watcher._listed)
     assert await transact(cluster.redis, ("SMEMBERS", workers_key())) == [set()]
 
 
-async def test_stopping_leaves_the_record_of_a_successor_alone(
-    cluster: Cluster, eventually: Eventually
-) -> None:
+async def test_stopping_leaves_the_record_of_a_successor_alone(cluster: Cluster) -> None:
     watcher = cluster.watch()
     old = cluster.register(RECORD)
-    await eventually(lambda: RECORD.id in watcher.records)
+    await until(lambda: RECORD.id in watcher.records)
     await old._loop.stop()
     successor = replace(RECORD, epoch=6)
     cluster.register(successor)
-    await eventually(lambda: watcher.records[RECORD.id] == successor)
+    await until(lambda: watcher.records[RECORD.id] == successor)
     await old.stop()
     assert await transact(cluster.redis, ("EXISTS", record_key(RECORD.id))) == [1]
 
 
-async def test_flushing_redis_loses_no_worker(cluster: Cluster, eventually: Eventually) -> None:
+async def test_flushing_redis_loses_no_worker(cluster: Cluster) -> None:
     watcher = cluster.watch()
     cluster.register(RECORD, interval=0.3)
-    await eventually(lambda: RECORD.id in watcher.records)
+    await until(lambda: RECORD.id in watcher.records)
     for _ in range(3):
         await transact(cluster.redis, ("FLUSHALL",))
-        await eventually(lambda: not watcher._listed)
-        await eventually(lambda: watcher._listed == {RECORD.id})
+        await until(lambda: not watcher._listed)
+        await until(lambda: watcher._listed == {RECORD.id})
     assert cluster.changes == [(RECORD.id, RECORD)]
 
 
 async def test_a_worker_that_stays_away_after_a_flush_leaves_after_the_grace(
-    cluster: Cluster, eventually: Eventually
+    cluster: Cluster,
 ) -> None:
     watcher = cluster.watch(grace=0.4)
     await cluster.write(RECORD)
-    await eventually(lambda: RECORD.id in watcher.records)
+    await until(lambda: RECORD.id in watcher.records)
     await transact(cluster.redis, ("FLUSHALL",))
-    await eventually(lambda: not watcher._listed)
+    await until(lambda: not watcher._listed)
     assert RECORD.id in watcher.records
-    await eventually(lambda: not watcher.records)
+    await until(lambda: not watcher.records)
 
 
 async def test_everything_refills_when_redis_is_killed_and_another_one_started(
     cluster: Cluster,
     server: EmbeddedRedis,
-    eventually: Eventually,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     watcher = cluster.watch()
     cluster.register(RECORD)
-    await eventually(lambda: RECORD.id in watcher.records)
+    await until(lambda: RECORD.id in watcher.records)
     os.kill(server.pid, signal.SIGKILL)
-    await eventually(lambda: watcher.stale)
-    await eventually(lambda: "registration of prefill-0: going on without" in caplog.text)
+    await until(lambda: watcher.stale)
+    await until(lambda: "registration of prefill-0: going on without" in caplog.text)
     assert dict(watcher.records) == {RECORD.id: RECORD}
     with EmbeddedRedis(server.port):
-        await eventually(lambda: not watcher.stale)
-        await eventually(lambda: watcher._listed == {RECORD.id})
+        await until(lambda: not watcher.stale)
+        await until(lambda: watcher._listed == {RECORD.id})
         await cluster.stack.aclose()
     assert cluster.changes == [(RECORD.id, RECORD)]
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
@@ -207,45 +201,43 @@ async def test_everything_refills_when_redis_is_killed_and_another_one_started(
 
 
 async def test_a_redis_that_hangs_makes_the_watcher_stale_and_nothing_else(
-    cluster: Cluster, server: EmbeddedRedis, eventually: Eventually
+    cluster: Cluster, server: EmbeddedRedis
 ) -> None:
     watcher = cluster.watch()
     cluster.register(RECORD, ttl=10.0)
-    await eventually(lambda: RECORD.id in watcher.records)
+    await until(lambda: RECORD.id in watcher.records)
     os.kill(server.pid, signal.SIGSTOP)
-    await eventually(lambda: watcher.stale)
+    await until(lambda: watcher.stale)
     os.kill(server.pid, signal.SIGCONT)
-    await eventually(lambda: not watcher.stale)
+    await until(lambda: not watcher.stale)
     assert cluster.changes == [(RECORD.id, RECORD)]
 
 
-async def test_an_older_epoch_is_ignored_until_the_newer_one_is_given_up(
-    cluster: Cluster, eventually: Eventually
-) -> None:
+async def test_an_older_epoch_is_ignored_until_the_newer_one_is_given_up(cluster: Cluster) -> None:
     watcher = cluster.watch(grace=0.4)
     await cluster.write(RECORD)
-    await eventually(lambda: RECORD.id in watcher.records)
+    await until(lambda: RECORD.id in watcher.records)
     older = replace(RECORD, epoch=4)
     await cluster.write(older)
-    await eventually(lambda: len(cluster.changes) == 3)
+    await until(lambda: len(cluster.changes) == 3)
     assert cluster.changes == [(RECORD.id, RECORD), (RECORD.id, None), (RECORD.id, older)]
 
 
 async def test_a_malformed_record_is_ignored_and_named_once(
-    cluster: Cluster, eventually: Eventually, caplog: pytest.LogCaptureFixture
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     await transact(cluster.redis, ("HSET", record_key("odd"), "role", "?"))
     await transact(cluster.redis, ("SADD", workers_key(), "odd"))
     watcher = cluster.watch()
     cluster.register(RECORD)
-    await eventually(lambda: list(watcher.records) == [RECORD.id])
+    await until(lambda: list(watcher.records) == [RECORD.id])
     polls = watcher._seen[RECORD.id]
-    await eventually(lambda: watcher._seen[RECORD.id] > polls)
+    await until(lambda: watcher._seen[RECORD.id] > polls)
     assert caplog.text.count("ignoring the record of worker 'odd'") == 1
 
 
 async def test_a_listener_that_fails_does_not_end_the_watching(
-    cluster: Cluster, eventually: Eventually, caplog: pytest.LogCaptureFixture
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(worker: str, record: WorkerRecord | None) -> None:
         raise RuntimeError("no")
@@ -255,5 +247,5 @@ async def test_a_listener_that_fails_does_not_end_the_watching(
     cluster.stack.push_async_callback(watcher.stop)
     cluster.register(RECORD)
     cluster.register(replace(RECORD, id="decode-0", role="decode"))
-    await eventually(lambda: len(watcher.records) == 2)
+    await until(lambda: len(watcher.records) == 2)
     assert "listener failed" in caplog.text

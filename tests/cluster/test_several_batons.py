@@ -1,7 +1,7 @@
 """Several Batons on one database of one Redis, each by the prefix in its URL, see nothing of each
 other."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -18,8 +18,7 @@ from baton.cluster.registry import Registration, WorkerRecord
 from baton.cluster.subscriber import EventSubscriber
 from baton.cluster.turn import Turn
 from baton.cluster.watcher import RegistryWatcher
-
-Eventually = Callable[..., Awaitable[None]]
+from tests.support.waiting import until
 
 RECORD = WorkerRecord(
     id="w",
@@ -75,15 +74,13 @@ async def baton(server: EmbeddedRedis, name: str) -> AsyncIterator[Baton]:
         yield Baton(redis, block, records, index, notices, turn)
 
 
-async def test_they_see_nothing_of_each_other(
-    server: EmbeddedRedis, eventually: Eventually
-) -> None:
+async def test_they_see_nothing_of_each_other(server: EmbeddedRedis) -> None:
     names = ["blue", "green", ""]
     async with AsyncExitStack() as stack:
         batons = [await stack.enter_async_context(baton(server, name)) for name in names]
         for one in batons:
-            await eventually(lambda one=one: bool(one.records))
-            await eventually(lambda one=one: one.index.match([one.block]) == {"w": 1})
+            await until(lambda one=one: bool(one.records))
+            await until(lambda one=one: one.index.match([one.block]) == {"w": 1})
         for one, name in zip(batons, names, strict=True):
             record = one.records["w"]
             assert record is not None

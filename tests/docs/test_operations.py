@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 import yaml
@@ -12,8 +11,8 @@ from typer.testing import CliRunner
 from baton.cli.main import app
 from baton.roles import RoleSettings
 from router.settings import RouterSettings
+from tests.support.repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 RULES = ROOT / "helm" / "baton" / "rules" / "baton.yaml"
 

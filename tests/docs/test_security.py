@@ -3,15 +3,14 @@
 import ast
 import re
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from baton.serving.settings import ServingSettings
 from decode_worker.settings import DecodeSettings
 from router.settings import RouterSettings
+from tests.support.repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 PROMISED, REST = DOCUMENT.split("## What an operator must do\n")
 NAMED = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", DOCUMENT)

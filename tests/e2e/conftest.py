@@ -6,8 +6,7 @@ import pytest
 
 from baton.cli.local_cluster import LocalCluster
 from baton.client import AsyncClient
-
-from .wide import HANDOFFS, made_whole
+from tests.support.cluster.wide import HANDOFFS, made_whole
 
 
 @pytest.fixture(scope="session")

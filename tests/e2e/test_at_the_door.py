@@ -18,8 +18,7 @@ from baton.sampling import SamplingParams
 from baton.serving.tokens import new_token
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceStub
-
-from .watch import until_nothing_is_held
+from tests.support.cluster.watch import until_nothing_is_held
 
 pytestmark = pytest.mark.e2e
 

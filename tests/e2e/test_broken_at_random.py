@@ -2,7 +2,7 @@
 
 import pytest
 
-from .soak import run
+from tests.support.cluster.soak import run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

@@ -20,13 +20,12 @@ from baton.cli.local_cluster import LocalCluster
 from baton.client import AsyncClient
 from baton.errors import OverloadedError, UnavailableError
 from baton.sampling import SamplingParams
-
-from .door import Cut, Door, Trouble, door_to
-from .watch import until_nothing_is_held
+from tests.support.cluster.door import Cut, Door, Trouble, door_to
+from tests.support.cluster.watch import until_nothing_is_held
+from tests.support.repository import ROOT
 
 pytestmark = pytest.mark.e2e
 
-ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "clients"
 PROTOS = ROOT / "protos"
 PROMPT = "def main("

@@ -9,11 +9,11 @@ from baton.cli.local_cluster import LocalCluster
 from baton.client import AsyncClient, Client
 from baton.models import locate
 from baton.sampling import SamplingParams
-
-from .checkpoints import is_greedy, prompt_of
-from .watch import until, until_nothing_is_held
-from .ways import CODE, WAYS, answer_of, check_same
-from .wide import listed, name_of
+from tests.support.cluster.checkpoints import is_greedy, prompt_of
+from tests.support.cluster.watch import until_nothing_is_held
+from tests.support.cluster.ways import CODE, WAYS, answer_of, check_same
+from tests.support.cluster.wide import listed, name_of
+from tests.support.waiting import until_observed
 
 pytestmark = pytest.mark.e2e
 
@@ -107,7 +107,7 @@ async def test_a_conversation_goes_on_where_its_last_answer_was_written(usual):
                 candidates = asking.explain([*prompt, *answer]).placement.candidates
             return max(c.num_cached_tokens for c in candidates) > 300
 
-        await until(is_known, what="the decode worker's blocks in the index")
+        await until_observed(is_known, what="the decode worker's blocks in the index")
         following = [*prompt, *answer, *prompt_of(7, seed=71)]
         second = client.generate(following, SamplingParams(max_tokens=20, ignore_eos=True))
         assert is_greedy(TINY, following, await second.token_ids())

@@ -1,7 +1,5 @@
 """Who connects to whom in a running cluster, against the list that firewalls are made from."""
 
-import time
-from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import psutil
@@ -11,8 +9,8 @@ from baton import Client, SamplingParams
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.ports import free_port
 from baton.serving.edges import EDGES, WORKERS
-
-from .wide import HANDOFFS
+from tests.support.cluster.wide import HANDOFFS
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -44,13 +42,6 @@ def connections(cluster: LocalCluster, kv_ports: dict[int, str]) -> Found:
     return found
 
 
-def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + _PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
-
-
 def test_processes_connect_to_whom_the_list_says_and_to_nobody_else():
     listed: Found = {(e.source, e.target, e.port) for e in EDGES}
     taken: set[int] = set()
@@ -77,5 +68,5 @@ def test_processes_connect_to_whom_the_list_says_and_to_nobody_else():
             seen.update(connections(cluster, kv_ports))
             return wanted <= seen
 
-        until(all_seen, f"not seen: {wanted - seen}")
+        wait_until(all_seen, _PATIENCE, f"a connection of {wanted - seen}")
     assert seen <= listed, seen - listed

@@ -21,10 +21,10 @@ from baton.errors import (
 )
 from baton.generation import AsyncGeneration
 from baton.sampling import SamplingParams
-
-from .checkpoints import prompt_of
-from .watch import load_of, until, until_nothing_is_held
-from .wide import HANDOFFS, listed, made_whole
+from tests.support.cluster.checkpoints import prompt_of
+from tests.support.cluster.watch import load_of, until_nothing_is_held
+from tests.support.cluster.wide import HANDOFFS, listed, made_whole
+from tests.support.waiting import until_observed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -174,7 +174,7 @@ async def test_pools_follow_the_load_of_all_routers_and_what_runs_goes_on(elasti
             load(client, 1500, PROMPTS, num_at_once=4),
             load(other, 1500, PROMPTS, num_at_once=4),
         ):
-            await until(
+            await until_observed(
                 lambda: (num_of(elastic, "prefill"), num_of(elastic, "decode")) == (3, 1),
                 within=90.0,
                 what="a third prefill worker",
@@ -187,7 +187,7 @@ async def test_pools_follow_the_load_of_all_routers_and_what_runs_goes_on(elasti
             load(client, 20, ANSWERS, num_at_once=12),
             load(other, 20, ANSWERS, num_at_once=12),
         ):
-            await until(
+            await until_observed(
                 lambda: num_of(elastic, "decode") >= 2, within=90.0, what="a second decode worker"
             )
     await until_nothing_is_held(elastic, within=3.0)
@@ -209,7 +209,9 @@ async def test_a_worker_killed_between_its_roles_comes_back_and_nothing_is_lost(
         generation, name = await held_open(client, cluster)
         worker = cluster.process(name)
         changing = asyncio.create_task(client.set_role(worker.worker_id, "prefill"))
-        await until(lambda: load_of(worker.admin_endpoint).state == "draining", what="the drain")
+        await until_observed(
+            lambda: load_of(worker.admin_endpoint).state == "draining", what="the drain"
+        )
         await asyncio.to_thread(cluster.kill, name)
         with pytest.raises(UnavailableError):
             await changing
@@ -218,7 +220,7 @@ async def test_a_worker_killed_between_its_roles_comes_back_and_nothing_is_lost(
         await asyncio.to_thread(cluster.restart, name)
         assert roles(cluster)[name] == "decode"
         await client.set_role(worker.worker_id, "prefill")
-        await until(lambda: num_of(cluster, "prefill") == 3, what="the change")
+        await until_observed(lambda: num_of(cluster, "prefill") == 3, what="the change")
     await until_nothing_is_held(cluster, within=3.0)
 
 
@@ -232,7 +234,7 @@ async def test_roles_are_changed_by_hand_but_for_the_last_of_each(by_hand):
             while len(leaving := [n for n, r in roles(cluster).items() if r == other]) > 1:
                 number = num_of(cluster, role)
                 await client.set_role(ids[leaving[0]], role)
-                await until(lambda: num_of(cluster, role) == number + 1, what="the change")  # noqa: B023
+                await until_observed(lambda: num_of(cluster, role) == number + 1, what="the change")  # noqa: B023
             with pytest.raises(FailedPreconditionError, match=f"the only {other} worker"):
                 await client.set_role(ids[leaving[0]], role)
             assert num_of(cluster, role) == 3

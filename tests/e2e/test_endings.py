@@ -15,10 +15,10 @@ from baton.client_types import Load
 from baton.errors import CancelledError, DeadlineExceededError
 from baton.generation import AsyncGeneration
 from baton.sampling import SamplingParams
-
-from .checkpoints import prompt_of
-from .watch import loads, until, until_nothing_is_held
-from .wide import HANDOFFS
+from tests.support.cluster.checkpoints import prompt_of
+from tests.support.cluster.watch import loads, until_nothing_is_held
+from tests.support.cluster.wide import HANDOFFS
+from tests.support.waiting import until_observed
 
 pytestmark = pytest.mark.e2e
 
@@ -115,7 +115,7 @@ async def brought_to(
     await until_nothing_is_held(cluster)
     blockers, victim = await stage(client)
     await victim.wait_accepted()
-    await until(lambda: is_there(loads(cluster)), within=3.0, what="the stage")
+    await until_observed(lambda: is_there(loads(cluster)), within=3.0, what="the stage")
     return blockers, victim
 
 
@@ -136,7 +136,9 @@ def holds_no_more_than(blockers: list[AsyncGeneration]) -> Callable[[Loads], boo
 async def check_all_is_back(blockers: list[AsyncGeneration], cluster: LocalCluster) -> None:
     """The ended request's share first, while what it waited for goes on; then the rest."""
     holds = holds_no_more_than(blockers)
-    await until(lambda: holds(loads(cluster)), within=1.0, what="the request's end everywhere")
+    await until_observed(
+        lambda: holds(loads(cluster)), within=1.0, what="the request's end everywhere"
+    )
     for blocker in blockers:
         blocker.cancel()
     await until_nothing_is_held(cluster)

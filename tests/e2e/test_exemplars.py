@@ -10,11 +10,10 @@ import pytest
 from baton.cli.local_cluster import LocalCluster
 from baton.client import Client
 from baton.sampling import SamplingParams
-from tests.serving.otlp_receiver import collecting
-
-from .prometheus import prometheus
-from .scraped import scrape_all
-from .wide import HANDOFFS
+from tests.support.cluster.prometheus import prometheus
+from tests.support.cluster.scraped import scrape_all
+from tests.support.cluster.wide import HANDOFFS
+from tests.support.serving.otlp_receiver import collecting
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

@@ -18,10 +18,19 @@ from baton.models import locate
 from baton.sampling import SamplingParams
 from baton.v1 import admin_pb2
 from baton.v1.admin_pb2_grpc import AdminStub
-
-from .checkpoints import is_greedy, prompt_of
-from .watch import load_of, loads, until, until_nothing_is_held
-from .wide import HANDOFFS, LONG, SHORT, listed, made_whole, name_of, prefilling, streaming
+from tests.support.cluster.checkpoints import is_greedy, prompt_of
+from tests.support.cluster.watch import load_of, loads, until_nothing_is_held
+from tests.support.cluster.wide import (
+    HANDOFFS,
+    LONG,
+    SHORT,
+    listed,
+    made_whole,
+    name_of,
+    prefilling,
+    streaming,
+)
+from tests.support.waiting import until_observed
 
 pytestmark = pytest.mark.e2e
 
@@ -51,7 +60,7 @@ async def client(wide: LocalCluster) -> AsyncIterator[AsyncClient]:
         yield open_client
 
 
-async def failure_of(generation: AsyncGeneration) -> BatonError:
+async def prompt_failure_of(generation: AsyncGeneration) -> BatonError:
     began = time.monotonic()
     with pytest.raises(BatonError) as caught:
         await generation.text()
@@ -83,7 +92,7 @@ async def test_a_repeated_prompt_goes_where_it_is_cached(client, wide):
     first = client.generate(prompt, SHORT)
     await first.text()
     place = (await first.wait_accepted()).placement
-    await until(
+    await until_observed(
         lambda: all(
             worker.num_indexed_blocks >= 12
             for worker in listed(wide).values()
@@ -109,7 +118,7 @@ async def test_a_router_killed_in_the_middle_leaves_nothing_held(wide):
         waiting, _ = await prefilling(client, wide)
         wide.kill("router")
         for ended in (generation, waiting):
-            assert isinstance(await failure_of(ended), UnavailableError)
+            assert isinstance(await prompt_failure_of(ended), UnavailableError)
     await until_nothing_is_held(wide)
 
 
@@ -135,19 +144,19 @@ async def test_a_router_that_restarts_under_load_refuses_nothing(wide):
 
     async with AsyncClient(wide.address, wait_for_ready=True, resume=False) as client:
         asking = [asyncio.create_task(ask_again(client, 700 + i)) for i in range(8)]
-        await until(lambda: served > 8, within=10.0, what="service")
+        await until_observed(lambda: served > 8, within=10.0, what="service")
         wide.kill("router")
         assert wide.redis is not None
         router, redis = wide.process("router"), wide.redis.pid
         os.kill(redis, signal.SIGSTOP)
         try:
             router.start(router.log_path.parent)
-            await until(lambda: listens(router.port), within=30.0, what="its start")
+            await until_observed(lambda: listens(router.port), within=30.0, what="its start")
             await asyncio.sleep(1.5)  # they have all found it by now
         finally:
             os.kill(redis, signal.SIGCONT)
         served = 0
-        await until(lambda: served > 8, within=10.0, what="service")
+        await until_observed(lambda: served > 8, within=10.0, what="service")
         over.set()
         await asyncio.gather(*asking)
     # What was on its way when the router was killed is lost; what reached the next one is not.
@@ -165,7 +174,9 @@ async def test_a_decode_worker_that_is_told_to_end_finishes_its_streams_and_take
     await anext(generation)
     leaving = wide.process(name_of(wide, accepted.placement.decode_worker))
     leaving.signal(signal.SIGTERM)
-    await until(lambda: listed(wide)[leaving.name].state != "ready", within=2.0, what="the drain")
+    await until_observed(
+        lambda: listed(wide)[leaving.name].state != "ready", within=2.0, what="the drain"
+    )
     for i in range(8):
         new = client.generate(prompt_of(12, seed=200 + i), SHORT)
         place = (await new.wait_accepted()).placement
@@ -173,7 +184,7 @@ async def test_a_decode_worker_that_is_told_to_end_finishes_its_streams_and_take
         assert len(await new.token_ids()) == SHORT.max_tokens
     assert len(await generation.token_ids()) == 400
     assert await asyncio.to_thread(leaving.wait, time.monotonic() + 5.0)
-    await until(lambda: leaving.name not in listed(wide), within=3.0, what="its leaving")
+    await until_observed(lambda: leaving.name not in listed(wide), within=3.0, what="its leaving")
 
 
 async def test_a_router_that_is_told_to_end_finishes_its_streams_first(client, wide):
@@ -181,10 +192,10 @@ async def test_a_router_that_is_told_to_end_finishes_its_streams_first(client, w
     generation = client.generate(prompt_of(5), SamplingParams(max_tokens=400, ignore_eos=True))
     await anext(generation)
     router.signal(signal.SIGTERM)
-    await until(
+    await until_observed(
         lambda: load_of(wide.admin_address).state == "draining", within=2.0, what="the drain"
     )
-    failure = await failure_of(client.generate(prompt_of(9), SHORT))
+    failure = await prompt_failure_of(client.generate(prompt_of(9), SHORT))
     assert isinstance(failure, UnavailableError)
     assert len(await generation.token_ids()) == 400
     assert await asyncio.to_thread(router.wait, time.monotonic() + 5.0)
@@ -216,14 +227,14 @@ def drain(cluster: LocalCluster, name: str) -> None:
 async def test_a_cluster_that_drains_altogether_refuses_at_once(client, wide):
     drain(wide, "decode-0")
     drain(wide, "decode-1")
-    failure = await failure_of(client.generate(prompt_of(9), SHORT))
+    failure = await prompt_failure_of(client.generate(prompt_of(9), SHORT))
     assert isinstance(failure, UnavailableError)
-    await until(
+    await until_observed(
         lambda: {w.state for n, w in listed(wide).items() if "decode" in n} == {"draining"},
         within=3.0,
         what="that the router knows",
     )
-    failure = await failure_of(client.generate(prompt_of(9), SHORT))
+    failure = await prompt_failure_of(client.generate(prompt_of(9), SHORT))
     assert isinstance(failure, UnavailableError)
     assert "no decode worker can take work: draining" in str(failure)
 

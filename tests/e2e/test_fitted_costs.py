@@ -12,8 +12,7 @@ from baton.cli.local_cluster import LocalCluster
 from baton.v1 import prefill_pb2
 from baton.v1.prefill_pb2_grpc import PrefillStub
 from router.rates import PRIOR
-
-from .wide import HANDOFFS
+from tests.support.cluster.wide import HANDOFFS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

@@ -15,11 +15,11 @@ from baton.generation import AsyncGeneration
 from baton.sampling import SamplingParams
 from baton.v1 import admin_pb2
 from baton.v1.admin_pb2_grpc import AdminStub
-
-from .checkpoints import prompt_of
-from .watch import loads, until, until_nothing_is_held
-from .ways import CODE, SEEDED, answer_of, check_same, with_late_stop_string
-from .wide import listed, name_of, stopped
+from tests.support.cluster.checkpoints import prompt_of
+from tests.support.cluster.watch import loads, until_nothing_is_held
+from tests.support.cluster.ways import CODE, SEEDED, answer_of, check_same, with_late_stop_string
+from tests.support.cluster.wide import listed, name_of, stopped
+from tests.support.waiting import until_observed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -61,7 +61,7 @@ async def all_on_one(
 ) -> dict[str, AsyncGeneration]:
     """Generations of which each has told some tokens, all decoded by the first decode worker."""
     with stopped(cluster, "decode-1"):
-        await until(
+        await until_observed(
             lambda: listed(cluster)["decode-1"].state == "unreachable", within=4.0, what="silence"
         )
         running = {n: client.generate(prompt, p) for n, (prompt, p) in wanted.items()}  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ async def all_on_one(
         for name in set(running) - FORKING:
             await anext(running[name])
             await anext(running[name])
-    await until(lambda: is_ready(cluster, "decode-1"), within=4.0, what="its return")
+    await until_observed(lambda: is_ready(cluster, "decode-1"), within=4.0, what="its return")
     return running
 
 
@@ -161,7 +161,7 @@ async def test_where_nobody_can_take_over_the_answer_ends_where_it_is(client, pa
     short = replace(LONG, max_tokens=200)
     running = await all_on_one(client, pair, {"r": (prompt_of(60, seed=50), short)})
     await drain(pair, "decode-1")
-    await until(lambda: listed(pair)["decode-1"].state == "draining", what="the drain")
+    await until_observed(lambda: listed(pair)["decode-1"].state == "draining", what="the drain")
     await drain(pair, "decode-0")
     tokens = await running["r"].token_ids()
     assert (len(tokens), running["r"].finished.usage.num_migrations) == (200, 0)

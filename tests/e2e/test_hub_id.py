@@ -8,8 +8,7 @@ import pytest
 from baton import Client, SamplingParams
 from baton.cli.local_cluster import LocalCluster
 from baton.models import locate
-
-from .checkpoints import greedy
+from tests.support.cluster.checkpoints import greedy
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 

@@ -6,7 +6,6 @@ import re
 import socket
 import urllib.request
 from contextlib import ExitStack
-from pathlib import Path
 
 import psutil
 import pytest
@@ -16,12 +15,12 @@ from baton.client import AsyncClient
 from baton.errors import InvalidArgumentError
 from baton.sampling import SamplingParams
 from baton.serving.telemetry.scrape_server import MAX_CONNECTIONS
-
-from .scraped import scrape_all, total
+from tests.support.cluster.scraped import scrape_all, total
+from tests.support.repository import ROOT
 
 pytestmark = pytest.mark.e2e
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "telemetry.md"
+DOCUMENT = ROOT / "docs" / "telemetry.md"
 DURATION = "gen_ai_server_request_duration_seconds"
 TTFT = "gen_ai_server_time_to_first_token_seconds"
 PER_TOKEN = "gen_ai_server_time_per_output_token_seconds"

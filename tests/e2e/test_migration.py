@@ -16,12 +16,12 @@ from baton.client_types import FinishReason, Placement
 from baton.errors import InternalError
 from baton.generation import AsyncGeneration
 from baton.sampling import SamplingParams
-
-from .checkpoints import prompt_of
-from .scraped import scrape
-from .watch import load_of, until, until_nothing_is_held
-from .ways import CODE, SEEDED, answer_of, check_same, with_late_stop_string
-from .wide import listed, made_whole, name_of, stopped
+from tests.support.cluster.checkpoints import prompt_of
+from tests.support.cluster.scraped import scrape
+from tests.support.cluster.watch import load_of, until_nothing_is_held
+from tests.support.cluster.ways import CODE, SEEDED, answer_of, check_same, with_late_stop_string
+from tests.support.cluster.wide import listed, made_whole, name_of, stopped
+from tests.support.waiting import until_observed
 
 pytestmark = pytest.mark.e2e
 
@@ -171,7 +171,7 @@ async def computed(
     generation = client.generate(prompt, replace(PLAIN, max_tokens=20))
     name = name_of(cluster, (await generation.wait_accepted()).placement.prefill_worker)
     endpoint = cluster.process(name).admin_endpoint
-    await until(lambda: load_of(endpoint).num_running == 1, within=2.0, what="the prefill")
+    await until_observed(lambda: load_of(endpoint).num_running == 1, within=2.0, what="the prefill")
     return generation
 
 
@@ -270,9 +270,11 @@ async def strike_twice(
         return token_ids
 
     reading = asyncio.create_task(read())
-    await until(lambda: len(token_ids) >= 20, what="the first tokens")
+    await until_observed(lambda: len(token_ids) >= 20, what="the first tokens")
     cluster.kill(first, signum)
-    await until(lambda: listed(cluster)[second].num_requests == 1, what="the second attempt")
+    await until_observed(
+        lambda: listed(cluster)[second].num_requests == 1, what="the second attempt"
+    )
     shown_by_first = len(token_ids)
     # One of them may be the prefill worker's, before the second one has anything to compute.
     while len(token_ids) < shown_by_first + 3:  # noqa: ASYNC110 - no slower than a token
@@ -287,13 +289,13 @@ async def test_a_request_at_which_two_decode_workers_die_is_given_to_no_third(cl
     with pytest.raises(InternalError, match="poison"):
         await reading
     prefills = [p.admin_endpoint for p in pair.processes if p.role == "prefill"]
-    await until(lambda: not any(load_of(e).num_held_blocks for e in prefills), within=1.0)
+    await until_observed(lambda: not any(load_of(e).num_held_blocks for e in prefills), within=1.0)
 
 
 @pytest.mark.slow
 async def test_a_request_at_which_two_decode_workers_fall_silent_is_not_to_blame(client, pair):
     generation, reading = await strike_twice(client, pair, signal.SIGSTOP, seed=15)
-    await until(
+    await until_observed(
         lambda: {listed(pair)[f"decode-{i}"].state for i in range(2)} == {"unreachable"},
         within=4.0,
         what="their silence",
@@ -318,7 +320,7 @@ async def test_the_router_keeps_no_connection_to_what_is_gone(client, pair):
     assert seen.token_ids == undisturbed
     made_whole(pair)
     await until_nothing_is_held(pair)
-    await until(lambda: router.num_fds() <= before, within=5.0, what="that all are closed")
+    await until_observed(lambda: router.num_fds() <= before, within=5.0, what="that all are closed")
 
 
 @pytest.mark.slow
@@ -327,7 +329,7 @@ async def test_every_way_of_choosing_tokens_survives_its_decode_worker(client, p
     undisturbed = {n: await answer_of(client.generate(CODE, p)) for n, p in ways.items()}
     # All on one worker, and the other one there again when it dies.
     with stopped(pair, "decode-1"):
-        await until(
+        await until_observed(
             lambda: listed(pair)["decode-1"].state == "unreachable", within=4.0, what="its silence"
         )
         running = {name: client.generate(CODE, params) for name, params in ways.items()}

@@ -11,9 +11,8 @@ from baton.cli.local_cluster import LocalCluster
 from baton.client import AsyncClient
 from baton.generation import AsyncGeneration
 from baton.sampling import SamplingParams
-
-from .checkpoints import prompt_of
-from .network import (
+from tests.support.cluster.checkpoints import prompt_of
+from tests.support.cluster.network import (
     REDIS,
     Damage,
     Network,
@@ -24,8 +23,9 @@ from .network import (
     reordered,
     truncated,
 )
-from .watch import until, until_nothing_is_held
-from .wide import HANDOFFS, listed, made_whole, name_of
+from tests.support.cluster.watch import until_nothing_is_held
+from tests.support.cluster.wide import HANDOFFS, listed, made_whole, name_of
+from tests.support.waiting import until_observed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -56,8 +56,10 @@ async def cluster(networked: tuple[LocalCluster, Network]) -> AsyncIterator[Loca
     yield cluster
     network.heal()
     await until_nothing_is_held(cluster, within=SILENCE)
-    await until(lambda: {w.state for w in listed(cluster).values()} == {"ready"}, 10.0, "readiness")
-    await until(lambda: no_more(num_files(cluster), before), 10.0, f"return to {before}")
+    await until_observed(
+        lambda: {w.state for w in listed(cluster).values()} == {"ready"}, 10.0, "readiness"
+    )
+    await until_observed(lambda: no_more(num_files(cluster), before), 10.0, f"return to {before}")
 
 
 @pytest.fixture

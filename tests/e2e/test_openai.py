@@ -12,8 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from baton.cli.local_cluster import LocalCluster
 from baton.client import AsyncClient
 from baton.sampling import Grammar, GrammarKind, SamplingParams
-
-from .watch import until_nothing_is_held
+from tests.support.cluster.watch import until_nothing_is_held
 
 pytestmark = pytest.mark.e2e
 

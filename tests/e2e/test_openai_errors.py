@@ -20,10 +20,10 @@ from baton.cli.local_cluster import LocalCluster
 from baton.cli.ports import HOST, free_port
 from baton.client import AsyncClient
 from baton.errors import NotFoundError
-
-from .checkpoints import prompt_of
-from .watch import held, load_of, loads, until, until_nothing_is_held
-from .wide import HANDOFFS
+from tests.support.cluster.checkpoints import prompt_of
+from tests.support.cluster.watch import held, load_of, loads, until_nothing_is_held
+from tests.support.cluster.wide import HANDOFFS
+from tests.support.waiting import until_observed
 
 pytestmark = pytest.mark.e2e
 
@@ -222,7 +222,7 @@ async def test_a_prompt_over_the_limit_is_refused(ai):
 async def test_a_client_that_leaves_ends_its_request_at_once(cluster, ai, stream):
     await until_nothing_is_held(cluster)
     asking = asyncio.create_task(_read_all(ai, stream))
-    await until(lambda: loads(cluster)["decode-0"].num_running == 1, what="the decoding")
+    await until_observed(lambda: loads(cluster)["decode-0"].num_running == 1, what="the decoding")
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     await until_nothing_is_held(cluster)
@@ -246,7 +246,7 @@ async def test_a_client_that_leaves_ends_all_its_prompts(cluster, ai):
     answer = await ai.completions.create(prompt=[[5, 6], [7, 8]], stream=True, **LONG)
     async for _ in answer:
         break
-    await until(lambda: num_requests(cluster) == 2, what="both requests")
+    await until_observed(lambda: num_requests(cluster) == 2, what="both requests")
     await answer.close()
     await until_nothing_is_held(cluster)
 
@@ -260,7 +260,7 @@ async def test_a_connection_that_is_cut_off_ends_its_request(cluster):
         b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         b"content-length: %d\r\n\r\n%b" % (len(body), body)
     )
-    await until(lambda: loads(cluster)["decode-0"].num_running == 1, what="the decoding")
+    await until_observed(lambda: loads(cluster)["decode-0"].num_running == 1, what="the decoding")
     writer.transport.abort()
     await until_nothing_is_held(cluster)
 
@@ -381,7 +381,7 @@ async def test_a_draining_router_ends_what_it_has_and_takes_no_more(small):
         await anext(chunks)
         small.kill("router", signal.SIGTERM)
         endpoint = small.admin_address
-        await until(lambda: load_of(endpoint).state == "draining", what="the drain")
+        await until_observed(lambda: load_of(endpoint).state == "draining", what="the drain")
         with pytest.raises(openai.InternalServerError) as caught:
             await ai.chat.completions.create(messages=MESSAGES, **LONG)
         assert caught.value.status_code == 503
@@ -389,7 +389,7 @@ async def test_a_draining_router_ends_what_it_has_and_takes_no_more(small):
             assert (await client.get("/health")).status_code == 503
         rest = [chunk async for chunk in chunks]
         assert rest[-1].choices[0].finish_reason == "length"
-    await until(lambda: not small.process("router").is_running, what="its end")
+    await until_observed(lambda: not small.process("router").is_running, what="its end")
     assert held(small) == {}
 
 

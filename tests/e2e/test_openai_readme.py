@@ -3,15 +3,15 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
+from tests.support.repository import ROOT
 
 pytestmark = pytest.mark.e2e
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+README = ROOT / "README.md"
 
 
 def blocks(language: str) -> list[str]:

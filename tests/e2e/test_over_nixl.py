@@ -10,18 +10,17 @@ import pytest
 
 from baton.cli.local_cluster import LocalCluster
 from baton.client import AsyncClient
-
-from .test_handing_over import (
+from tests.e2e.test_handing_over import (
     killed_amid_its_drain,
     test_a_client_that_leaves_during_a_drain_leaves_nothing,
     test_a_crowd_is_handed_over_and_nothing_is_computed_twice,
     test_either_worker_may_be_killed_while_it_hands_over,
 )
-from .test_prefix_sharing import (
+from tests.e2e.test_prefix_sharing import (
     test_a_prefix_comes_from_a_busy_prefill_worker_or_is_computed,
     test_the_next_turn_of_a_conversation_computes_only_what_is_new,
 )
-from .wide import HANDOFFS, made_whole
+from tests.support.cluster.wide import HANDOFFS, made_whole
 
 __all__ = [
     "test_a_client_that_leaves_during_a_drain_leaves_nothing",

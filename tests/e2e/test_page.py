@@ -14,8 +14,8 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
 from baton.cli.local_cluster import LocalCluster
-
-from .watch import loads, until, until_nothing_is_held
+from tests.support.cluster.watch import loads, until_nothing_is_held
+from tests.support.waiting import until_observed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -125,7 +125,7 @@ def test_an_answer_streams_and_can_be_stopped(page, cluster):
 async def test_a_page_that_is_left_ends_its_request(page, cluster):
     await until_nothing_is_held(cluster)
     ask(page, "class A:", temperature="1", max_tokens="1900")
-    await until(lambda: loads(cluster)["decode-0"].num_running == 1, what="the answer")
+    await until_observed(lambda: loads(cluster)["decode-0"].num_running == 1, what="the answer")
     page.get("about:blank")
     await until_nothing_is_held(cluster)
 

@@ -14,12 +14,12 @@ import pytest
 from baton.cli.local_cluster import LocalCluster
 from baton.client import AsyncClient
 from baton.sampling import SamplingParams
-
-from .prometheus import Prometheus, prometheus
+from tests.support.cluster.prometheus import Prometheus, prometheus
+from tests.support.repository import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(180)]
 
-BOARDS = Path(__file__).parents[2] / "helm" / "baton" / "dashboards"
+BOARDS = ROOT / "helm" / "baton" / "dashboards"
 # In place of what Grafana fills in.
 FILLED_IN = {"$__rate_interval": "20s", "$instance": ".*"}
 PATIENCE = 60.0

@@ -7,8 +7,7 @@ import pytest
 
 from baton import Client, SamplingParams
 from baton.cli.local_cluster import LocalCluster
-
-from .wide import HANDOFFS
+from tests.support.cluster.wide import HANDOFFS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

@@ -9,10 +9,10 @@ import pytest
 from baton.cli.local_cluster import LocalCluster
 from baton.client import AsyncClient
 from baton.sampling import SamplingParams
-
-from .checkpoints import prompt_of
-from .watch import load_of, loads, until, until_nothing_is_held
-from .wide import listed, name_of, stopped
+from tests.support.cluster.checkpoints import prompt_of
+from tests.support.cluster.watch import load_of, loads, until_nothing_is_held
+from tests.support.cluster.wide import listed, name_of, stopped
+from tests.support.waiting import until_observed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -28,7 +28,9 @@ async def client(pair: LocalCluster) -> AsyncIterator[AsyncClient]:
 
 async def until_known(cluster: LocalCluster, name: str, num_blocks: int) -> None:
     """The router has heard of what a worker has cached."""
-    await until(lambda: listed(cluster)[name].num_indexed_blocks >= num_blocks, what="the news")
+    await until_observed(
+        lambda: listed(cluster)[name].num_indexed_blocks >= num_blocks, what="the news"
+    )
 
 
 async def conversation(
@@ -41,7 +43,7 @@ async def conversation(
     for turn in range(3):
         if not shares:
             await client.flush_cache()
-            await until(
+            await until_observed(
                 lambda: not any(w.num_indexed_blocks for w in listed(cluster).values()),
                 what="the news",
             )
@@ -71,7 +73,7 @@ async def test_the_next_turn_of_a_conversation_computes_only_what_is_new(client,
     undisturbed, all_tokens, _ = await conversation(client, pair, shares=False)
     assert all_tokens == 321 + 542
     await client.flush_cache()
-    await until(
+    await until_observed(
         lambda: not any(w.num_indexed_blocks for w in listed(pair).values()), what="the news"
     )
     answers, num_computed, num_pulled = await conversation(client, pair, shares=True)
@@ -97,14 +99,14 @@ async def test_a_prefix_comes_from_a_busy_prefill_worker_or_is_computed(client, 
     prompt = [*prefix, *prompt_of(30, seed=71)]
     undisturbed = await client.generate(prompt, TURN).token_ids()
     await client.flush_cache()
-    await until(
+    await until_observed(
         lambda: not any(w.num_indexed_blocks for w in listed(pair).values()), what="the news"
     )
     holder = await busy_with(client, pair, prefix)
     before = totals(pair)
     long = client.generate([*prefix, *prompt_of(1100, seed=72)], replace(TURN, max_tokens=2))
     assert name_of(pair, (await long.wait_accepted()).placement.prefill_worker) == holder
-    await until(
+    await until_observed(
         lambda: load_of(pair.process(holder).admin_endpoint).num_running == 1, what="the prefill"
     )
     generation = client.generate(prompt, TURN)

@@ -14,10 +14,10 @@ from baton.client import AsyncClient
 from baton.cluster.redis import connect, transact
 from baton.models import locate
 from baton.sampling import SamplingParams
-
-from .checkpoints import is_greedy, prompt_of
-from .watch import until, until_nothing_is_held
-from .wide import listed
+from tests.support.cluster.checkpoints import is_greedy, prompt_of
+from tests.support.cluster.watch import until_nothing_is_held
+from tests.support.cluster.wide import listed
+from tests.support.waiting import until_observed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -90,7 +90,7 @@ async def test_a_redis_restored_from_an_old_copy_brings_no_dead_worker_back(pair
     now = {name: worker.epoch for name, worker in listed(pair).items()}
     assert now["decode-1"] > before.pop("decode-1")
     assert before.items() <= now.items()
-    await until(
+    await until_observed(
         lambda: {w.state for w in listed(pair).values()} == {"ready"}, within=2.0, what="readiness"
     )
 
@@ -110,7 +110,7 @@ async def test_without_redis_a_prompt_goes_where_this_router_placed_its_prefix(p
                 assert again.finished.usage.num_cached_prompt_tokens >= 288
     finally:
         pair.redis.start()
-    await until(lambda: len(listed(pair)) == 4, within=5.0, what="the workers' return")
+    await until_observed(lambda: len(listed(pair)) == 4, within=5.0, what="the workers' return")
 
 
 async def copy_of(redis) -> dict[bytes, bytes]:

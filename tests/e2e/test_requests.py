@@ -24,9 +24,9 @@ from baton.rpc_errors import error_of
 from baton.sampling import SamplingParams
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import sampling_pb2
-
-from .checkpoints import prompt_of
-from .watch import held, num_steps, until, until_nothing_is_held
+from tests.support.cluster.checkpoints import prompt_of
+from tests.support.cluster.watch import held, num_steps, until_nothing_is_held
+from tests.support.waiting import until_observed
 
 pytestmark = pytest.mark.e2e
 
@@ -321,7 +321,7 @@ async def test_the_locality_index_learns_what_was_computed(client, cluster):
         with Client(cluster.admin_address) as asking:
             return all(worker.num_indexed_blocks > 0 for worker in asking.list_workers())
 
-    await until(is_indexed, within=3.0, what="an event of every worker")
+    await until_observed(is_indexed, within=3.0, what="an event of every worker")
 
 
 async def test_flushing_the_caches_makes_a_prompt_new_again(client):

@@ -13,11 +13,17 @@ from baton.cli.ports import free_port
 from baton.cli.process import Process
 from baton.client import AsyncClient
 from baton.errors import UnavailableError
-
-from .checkpoints import prompt_of
-from .watch import until_nothing_is_held
-from .ways import CODE, GREEDY, SEEDED, answer_of, check_same, with_late_stop_string
-from .wide import HANDOFFS
+from tests.support.cluster.checkpoints import prompt_of
+from tests.support.cluster.watch import until_nothing_is_held
+from tests.support.cluster.ways import (
+    CODE,
+    GREEDY,
+    SEEDED,
+    answer_of,
+    check_same,
+    with_late_stop_string,
+)
+from tests.support.cluster.wide import HANDOFFS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

@@ -10,11 +10,10 @@ from baton.client import AsyncClient
 from baton.models import locate
 from baton.sampling import SamplingParams
 from router.recovery import MAX_RETURNS
-
-from .checkpoints import is_greedy, prompt_of
-from .watch import loads, until_nothing_is_held
-from .ways import CODE, SEEDED, answer_of, check_same, with_late_stop_string
-from .wide import HANDOFFS
+from tests.support.cluster.checkpoints import is_greedy, prompt_of
+from tests.support.cluster.watch import loads, until_nothing_is_held
+from tests.support.cluster.ways import CODE, SEEDED, answer_of, check_same, with_late_stop_string
+from tests.support.cluster.wide import HANDOFFS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

@@ -20,11 +20,19 @@ from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1.decode_pb2_grpc import DecodeStub
 from baton.v1.prefill_pb2_grpc import PrefillStub
-
-from .checkpoints import prompt_of
-from .rolling import Pools, Question, clear_question, is_busy, pools, questions_of, under_load
-from .watch import held, load_of, until, until_nothing_is_held
-from .wide import HANDOFFS
+from tests.support.cluster.checkpoints import prompt_of
+from tests.support.cluster.rolling import (
+    Pools,
+    Question,
+    clear_question,
+    is_busy,
+    pools,
+    questions_of,
+    under_load,
+)
+from tests.support.cluster.watch import held, load_of, until_nothing_is_held
+from tests.support.cluster.wide import HANDOFFS
+from tests.support.waiting import until_observed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -58,7 +66,7 @@ async def test_every_process_is_replaced_under_load_and_nothing_is_lost(whole, q
     busy: set[str] = set()
     async with under_load(whole, questions, NUM_READERS) as toll:
         for process in [*whole.workers, *whole.routers]:
-            await until(lambda p=process: is_busy(p), what=f"work for {process.name}")
+            await until_observed(lambda p=process: is_busy(p), what=f"work for {process.name}")
             busy.add(process.name)
             await whole.replace(process)
             await toll.more(NUM_READERS)
@@ -92,7 +100,7 @@ async def test_what_a_router_has_no_time_to_end_goes_on_with_another(tmp_path):
             for _ in range(3):
                 await anext(generation)
             first = running.routers[0]
-            await until(lambda: is_busy(first), what="the request")
+            await until_observed(lambda: is_busy(first), what="the request")
             await running.replace(first)
             assert tuple(await generation.token_ids()) == long.answer[0]
             assert generation.num_resumed == 1
@@ -126,7 +134,9 @@ async def test_a_prefill_worker_that_is_told_to_end_does_not_while_a_lease_is_he
             while (await prefill.read()).WhichOneof("event") != "result":
                 pass
             giver.signal(signal.SIGTERM)
-            await until(lambda: load_of(giver.admin_endpoint).state == "draining", what="the drain")
+            await until_observed(
+                lambda: load_of(giver.admin_endpoint).state == "draining", what="the drain"
+            )
             # A second longer than a process takes to end that has nothing left to do.
             assert not await asyncio.to_thread(giver.wait, time.monotonic() + 3.0)
             assert load_of(giver.admin_endpoint).num_leases == 1

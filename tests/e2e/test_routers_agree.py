@@ -25,15 +25,15 @@ from baton.cluster.redis import connect
 from baton.cluster.subscriber import EventSubscriber
 from baton.errors import OverloadedError, UnavailableError
 from baton.sampling import SamplingParams
-
-from .checkpoints import prompt_of
-from .probed_router import contents
-from .watch import held, until
-from .wide import listed
+from tests.support.cluster.checkpoints import prompt_of
+from tests.support.cluster.probed_router import contents
+from tests.support.cluster.watch import held
+from tests.support.cluster.wide import listed
+from tests.support.repository import ROOT
+from tests.support.waiting import until_observed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
-ROOT = Path(__file__).parents[2]
 NUM_EACH = 3
 VICTIMS = ("prefill-0", "decode-2", "prefill-1", "decode-0")
 NUM_CLIENTS = 6
@@ -48,7 +48,7 @@ class Router:
         self._log = folder / f"router-{number}.log"
         self.endpoint = f"127.0.0.1:{free_port(set())}"
         port = self.endpoint.partition(":")[2]
-        line = [sys.executable, "-m", "tests.e2e.probed_router", "--port", port]
+        line = [sys.executable, "-m", "tests.support.cluster.probed_router", "--port", port]
         line += ["--admin-port", "0"]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -134,7 +134,7 @@ async def test_two_routers_come_to_the_same_and_count_nothing_that_is_over(crowd
             await replace(cluster, name, pause=chance.uniform(0.0, 1.5))
         await asyncio.sleep(2.0)
     assert len(answered) > 20
-    await until(lambda: not held(cluster), within=5.0, what="that nothing is held")
+    await until_observed(lambda: not held(cluster), within=5.0, what="that nothing is held")
 
     epochs = {worker.id: worker.epoch for worker in listed(cluster).values()}
     reader = connect(cluster.redis_url)
@@ -143,14 +143,14 @@ async def test_two_routers_come_to_the_same_and_count_nothing_that_is_over(crowd
     for worker, epoch in epochs.items():
         subscriber.follow(worker, epoch)
     subscriber.start()
-    await until(lambda: subscriber.is_warm, what="a third reader")
+    await until_observed(lambda: subscriber.is_warm, what="a third reader")
 
     def agree() -> bool:
         one, two = (router.beliefs() for router in routers)
         return one == two and one["blocks"] == contents(index)
 
     try:
-        await until(agree, within=10.0, what="agreement")
+        await until_observed(agree, within=10.0, what="agreement")
     finally:
         await subscriber.stop()
         await reader.aclose()
@@ -171,4 +171,4 @@ async def replace(cluster: LocalCluster, name: str, pause: float) -> None:
     cluster.kill(name)
     await asyncio.sleep(pause)
     process.start(process.log_path.parent)
-    await until(is_back, within=90.0, what=f"{name}'s return")
+    await until_observed(is_back, within=90.0, what=f"{name}'s return")

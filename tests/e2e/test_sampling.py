@@ -16,10 +16,10 @@ from baton.engine import Engine, EngineConfig
 from baton.errors import InvalidArgumentError
 from baton.models import locate
 from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
-
-from .checkpoints import beams, prompt_of, reference
-from .watch import load_of, num_steps, until, until_nothing_is_held
-from .wide import HANDOFFS
+from tests.support.cluster.checkpoints import beams, prompt_of, reference
+from tests.support.cluster.watch import load_of, num_steps, until_nothing_is_held
+from tests.support.cluster.wide import HANDOFFS
+from tests.support.waiting import until_observed
 
 pytestmark = pytest.mark.e2e
 
@@ -129,7 +129,9 @@ async def test_what_a_sequence_held_is_free_once_it_has_met_its_stop_string(clie
         if chunk.finish_reason is FinishReason.STOP_STRING:
             assert chunk.sequence_index == 1
             has_ended = True
-            await until(lambda: load_of(endpoint).num_running == 1, within=2.0, what="its end")
+            await until_observed(
+                lambda: load_of(endpoint).num_running == 1, within=2.0, what="its end"
+            )
             assert generation.finished is None
     assert has_ended, "it has met no stop string"
     completions = await generation.completions()

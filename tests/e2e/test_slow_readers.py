@@ -10,9 +10,9 @@ import pytest
 from baton.cli.local_cluster import LocalCluster
 from baton.client import AsyncClient
 from baton.sampling import SamplingParams
-
-from .checkpoints import prompt_of
-from .watch import loads, until, until_nothing_is_held
+from tests.support.cluster.checkpoints import prompt_of
+from tests.support.cluster.watch import loads, until_nothing_is_held
+from tests.support.waiting import until_observed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -41,7 +41,9 @@ async def test_those_who_do_not_read_cost_little_and_hold_nobody_up(pair):
         await asyncio.gather(*(generation.wait_accepted() for generation in stalled))
         assert await longest_gap(other) < 1.0
         # The workers do not wait for readers: their blocks are back when all is computed.
-        await until(lambda: is_computed(pair), within=30.0, what="the end of the computing")
+        await until_observed(
+            lambda: is_computed(pair), within=30.0, what="the end of the computing"
+        )
         assert router.memory_info().rss - before < 8 * 2**20
         for generation in stalled:
             assert await generation.token_ids() == undisturbed

@@ -16,9 +16,8 @@ from baton.errors import (
 )
 from baton.models import locate
 from baton.sampling import SamplingParams
-
-from .checkpoints import is_greedy, prompt_of
-from .watch import load_of, until_nothing_is_held
+from tests.support.cluster.checkpoints import is_greedy, prompt_of
+from tests.support.cluster.watch import load_of, until_nothing_is_held
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

@@ -10,10 +10,9 @@ from baton.cli.local_cluster import LocalCluster
 from baton.client import AsyncClient
 from baton.errors import NotFoundError, UnauthenticatedError
 from baton.sampling import SamplingParams
-
-from .checkpoints import prompt_of
-from .watch import until_nothing_is_held
-from .wide import HANDOFFS
+from tests.support.cluster.checkpoints import prompt_of
+from tests.support.cluster.watch import until_nothing_is_held
+from tests.support.cluster.wide import HANDOFFS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
-from serving.replacing import replace
 from typer.testing import CliRunner
 
 from baton import AsyncClient, Client, SamplingParams, Tls
@@ -25,8 +24,8 @@ from baton.cli.main import app
 from baton.cli.tls_folder import TlsFolder
 from baton.errors import PermissionDeniedError, UnauthenticatedError, UnavailableError
 from baton.serving.access import WORKER_NAME
-
-from .wide import HANDOFFS
+from tests.support.cluster.wide import HANDOFFS
+from tests.support.serving.replacing import replace
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

@@ -12,8 +12,7 @@ from baton.client import AsyncClient
 from baton.client_types import FinishReason
 from baton.models import locate
 from baton.sampling import SamplingParams
-
-from .checkpoints import (
+from tests.support.cluster.checkpoints import (
     FAMILIES,
     MAX_LEN,
     beams,
@@ -22,8 +21,8 @@ from .checkpoints import (
     prompt_of,
     save_checkpoint,
 )
-from .watch import load_of, until_nothing_is_held
-from .wide import HANDOFFS
+from tests.support.cluster.watch import load_of, until_nothing_is_held
+from tests.support.cluster.wide import HANDOFFS
 
 pytestmark = pytest.mark.e2e
 

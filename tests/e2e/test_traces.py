@@ -19,11 +19,10 @@ from baton.client_wire import generate_request
 from baton.errors import InvalidArgumentError, OverloadedError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from baton.v1.inference_pb2_grpc import InferenceStub
-from tests.serving.otlp_receiver import Collector, Told, collecting, collector_that
-
-from .checkpoints import prompt_of
-from .watch import load_of, until_nothing_is_held
-from .wide import HANDOFFS, made_whole, name_of
+from tests.support.cluster.checkpoints import prompt_of
+from tests.support.cluster.watch import load_of, until_nothing_is_held
+from tests.support.cluster.wide import HANDOFFS, made_whole, name_of
+from tests.support.serving.otlp_receiver import Collector, Told, collecting, collector_that
 
 pytestmark = pytest.mark.e2e
 

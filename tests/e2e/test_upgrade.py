@@ -15,11 +15,9 @@ from baton.cli.process import Process
 from baton.client import AsyncClient, Client
 from baton.sampling import SamplingParams
 from baton.version import version
-from tests.serving.otlp_receiver import Collector, Told, collecting
-
-from . import release
-from .checkpoints import prompt_of
-from .rolling import (
+from tests.support.cluster import release
+from tests.support.cluster.checkpoints import prompt_of
+from tests.support.cluster.rolling import (
     Pools,
     Question,
     Toll,
@@ -29,8 +27,9 @@ from .rolling import (
     questions_of,
     under_load,
 )
-from .watch import until_nothing_is_held
-from .wide import HANDOFFS
+from tests.support.cluster.watch import until_nothing_is_held
+from tests.support.cluster.wide import HANDOFFS
+from tests.support.serving.otlp_receiver import Collector, Told, collecting
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -22,15 +22,15 @@ from baton.errors import (
     UnavailableError,
 )
 from baton.models import locate
-from baton.rpc_errors import error_of
 from baton.v1 import admin_pb2, decode_pb2, kv_transfer_pb2, prefill_pb2, sampling_pb2
 from baton.v1 import inference_pb2 as pb
 from baton.v1.admin_pb2_grpc import AdminStub
 from baton.v1.decode_pb2_grpc import DecodeStub
 from baton.v1.prefill_pb2_grpc import PrefillStub
-
-from .checkpoints import is_greedy, prompt_of
-from .watch import held, until, until_nothing_is_held
+from tests.support.cluster.checkpoints import is_greedy, prompt_of
+from tests.support.cluster.watch import held, until_nothing_is_held
+from tests.support.failures import failure_of
+from tests.support.waiting import until_observed
 
 pytestmark = pytest.mark.e2e
 
@@ -83,12 +83,6 @@ def to_prefill(
 ) -> prefill_pb2.PrefillRequest:
     fields = {"lease_id": next(_names).to_bytes(16, "big"), **fields}
     return prefill_pb2.PrefillRequest(**request(prompt, output or [], 12), **fields)
-
-
-async def failure_of(call: Any) -> Exception:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await read_to_end(call)
-    return error_of(caught.value)
 
 
 async def read_to_end(call: Any) -> None:
@@ -266,7 +260,7 @@ async def test_a_worker_ends_a_request_whose_blocks_are_on_their_way(workers, cl
     wanted = to_decode(prompt_of(20), handle=early)
     call = workers.decode.Generate(wanted, timeout=10.0)
     assert (await call.read()).HasField("admitted")
-    await until(lambda: "blocks" in held(cluster).get("decode-0", ""), within=2.0)
+    await until_observed(lambda: "blocks" in held(cluster).get("decode-0", ""), within=2.0)
     await workers.decode_admin.Abort(admin_pb2.AbortRequest(request_id=wanted.request_id))
     assert isinstance(await failure_of(call), CancelledError)
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import baton.models
-
-from .checkpoints import FAMILIES, save_random
-from .oracle import Oracle
+from tests.support.engine.checkpoints import FAMILIES, save_random
+from tests.support.engine.oracle import Oracle
 
 torch.set_num_threads(1)
 

@@ -26,10 +26,9 @@ from baton.errors import (
     UnavailableError,
 )
 from baton.sampling import SamplingParams
-
-from .conftest import Checkpoints
-from .oracle import Oracle
-from .prompts import NUM_TOKENS, random_prompt
+from tests.engine.conftest import Checkpoints
+from tests.support.engine.oracle import Oracle
+from tests.support.engine.prompts import NUM_TOKENS, random_prompt
 
 NOTHING = CacheEvents((), (), False)
 PROMPT = random_prompt(40)

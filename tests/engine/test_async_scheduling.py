@@ -9,10 +9,17 @@ from baton.engine.core.sequence import KvSource, Purpose
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, StepOutput
 from baton.sampling import SamplingParams
-
-from .conftest import Checkpoints
-from .engines import assert_idle, drain, load, mostly_slow, output_of, request, tokens
-from .prompts import random_prompt
+from tests.engine.conftest import Checkpoints
+from tests.support.engine.engines import (
+    assert_idle,
+    drain,
+    load,
+    mostly_slow,
+    output_of,
+    request,
+    tokens,
+)
+from tests.support.engine.prompts import random_prompt
 
 KINDS = {
     "greedy": SamplingParams(max_tokens=20, ignore_eos=True),

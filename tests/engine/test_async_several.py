@@ -17,12 +17,11 @@ from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, SequenceUpdate, StepOutput
 from baton.errors import CancelledError
 from baton.sampling import SamplingParams
-
-from .conftest import Checkpoints
-from .engines import load, output_of
-from .oracle import Oracle
-from .prompts import NUM_TOKENS, random_prompt
-from .test_async_engine import assert_empty, running, settled
+from tests.engine.conftest import Checkpoints
+from tests.engine.test_async_engine import assert_empty, running, settled
+from tests.support.engine.engines import load, output_of
+from tests.support.engine.oracle import Oracle
+from tests.support.engine.prompts import NUM_TOKENS, random_prompt
 
 PROMPT = random_prompt(40)
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)

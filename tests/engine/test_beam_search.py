@@ -11,12 +11,11 @@ from baton.engine.core.sequence import FinishReason, KvSource
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, SequenceUpdate
 from baton.sampling import EarlyStopping, SamplingParams
-
-from .checkpoints import BLOCK_SIZE
-from .conftest import Checkpoints
-from .engines import assert_idle, drain, load, mostly_slow, output_of, request
-from .oracle import Oracle
-from .prompts import random_prompt
+from tests.engine.conftest import Checkpoints
+from tests.support.engine.checkpoints import BLOCK_SIZE
+from tests.support.engine.engines import assert_idle, drain, load, mostly_slow, output_of, request
+from tests.support.engine.oracle import Oracle
+from tests.support.engine.prompts import random_prompt
 
 NUM_TOKENS = 12
 # So many that some beam ends early, and so few that not all do.

@@ -17,15 +17,14 @@ from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest
 from baton.errors import InvalidArgumentError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
-
-from .conftest import Checkpoints
-from .engines import assert_idle, drain, load, mostly_slow, output_of, request
-from .oracle import Oracle
-from .test_async_engine import assert_empty, running
-from .test_async_several import read
-from .test_everything_at_once import KINDS, told
-from .test_several_sequences import alone
-from .test_speculation import Oracular
+from tests.engine.conftest import Checkpoints
+from tests.engine.test_async_engine import assert_empty, running
+from tests.engine.test_async_several import read
+from tests.engine.test_everything_at_once import KINDS, told
+from tests.engine.test_several_sequences import alone
+from tests.engine.test_speculation import Oracular
+from tests.support.engine.engines import assert_idle, drain, load, mostly_slow, output_of, request
+from tests.support.engine.oracle import Oracle
 
 PEOPLE = ("Tom", "Lily", "Timmy", "a little dog")
 SCHEMA = {

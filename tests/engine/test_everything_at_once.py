@@ -13,11 +13,10 @@ from baton.engine.core.sequence import FinishReason
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, SequenceUpdate
 from baton.sampling import EarlyStopping, SamplingParams
-
-from .checkpoints import BLOCK_SIZE
-from .conftest import Checkpoints
-from .engines import assert_idle, drain, load, mostly_slow, request
-from .prompts import random_prompt, sharing_prompts
+from tests.engine.conftest import Checkpoints
+from tests.support.engine.checkpoints import BLOCK_SIZE
+from tests.support.engine.engines import assert_idle, drain, load, mostly_slow, request
+from tests.support.engine.prompts import random_prompt, sharing_prompts
 
 GREEDY = SamplingParams(max_tokens=14, ignore_eos=True)
 RANDOM = replace(GREEDY, temperature=1.3, seed=9)

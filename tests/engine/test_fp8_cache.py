@@ -13,12 +13,18 @@ from baton.engine.kv_scales import KvScales
 from baton.engine.loader import resolve_kv_dtype
 from baton.errors import InvalidArgumentError, UnsupportedModelError
 from baton.sampling import SamplingParams
-
-from .checkpoints import BLOCK_SIZE
-from .conftest import Checkpoints
-from .engines import assert_idle, load, mostly_slow, tokens
-from .prompts import random_prompt
-from .quantising import NUMBERS, Generated, Scales, add_scales, decided, rounded
+from tests.engine.conftest import Checkpoints
+from tests.support.engine.checkpoints import BLOCK_SIZE
+from tests.support.engine.engines import assert_idle, load, mostly_slow, tokens
+from tests.support.engine.prompts import random_prompt
+from tests.support.engine.quantisation import (
+    NUMBERS,
+    Generated,
+    Scales,
+    add_scales,
+    decided,
+    rounded,
+)
 
 FP8 = "fp8_e4m3"
 NUM_TOKENS = 8

@@ -16,11 +16,10 @@ from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, SequenceUpdate
 from baton.errors import InvalidArgumentError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
-
-from .checkpoints import BLOCK_SIZE
-from .conftest import Checkpoints
-from .engines import assert_idle, drain, load, mostly_slow
-from .prompts import random_prompt
+from tests.engine.conftest import Checkpoints
+from tests.support.engine.checkpoints import BLOCK_SIZE
+from tests.support.engine.engines import assert_idle, drain, load, mostly_slow
+from tests.support.engine.prompts import random_prompt
 
 NUM_TOKENS = 14
 SEEDED = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, temperature=1.5, seed=2**40 + 1)

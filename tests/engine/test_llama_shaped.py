@@ -7,8 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from baton.engine.llama_shaped import is_dense, why_unknown
-
-from .checkpoints import FAMILIES
+from tests.support.engine.checkpoints import FAMILIES
 
 
 def model_of(config: PretrainedConfig) -> Any:

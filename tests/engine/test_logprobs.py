@@ -9,12 +9,11 @@ from baton.engine.core.plan import TokenLogprobs
 from baton.engine.core.sequence import Purpose
 from baton.engine.messages import EngineRequest, SequenceUpdate
 from baton.sampling import SamplingParams
-
-from .checkpoints import BLOCK_SIZE, VOCAB_SIZE
-from .conftest import Checkpoints
-from .engines import assert_idle, drain, load, mostly_slow, output_of, request
-from .oracle import Oracle
-from .prompts import NUM_TOKENS, random_prompt
+from tests.engine.conftest import Checkpoints
+from tests.support.engine.checkpoints import BLOCK_SIZE, VOCAB_SIZE
+from tests.support.engine.engines import assert_idle, drain, load, mostly_slow, output_of, request
+from tests.support.engine.oracle import Oracle
+from tests.support.engine.prompts import NUM_TOKENS, random_prompt
 
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=True, top_logprobs=5)
 RANDOM = replace(GREEDY, temperature=1.3, top_k=40, top_p=0.9, min_p=0.01, seed=4)

@@ -4,17 +4,14 @@ what is said where they cannot run."""
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.errors import InvalidArgumentError
-
-from .conftest import Checkpoints
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.engine.conftest import Checkpoints
+from tests.support.repository import ROOT
 
 
 def run(selection: str, names: str, timeout: float) -> None:

@@ -4,11 +4,18 @@ import pytest
 
 from baton.engine.core.policy import POLICIES
 from baton.sampling import SamplingParams
-
-from .conftest import Checkpoints
-from .engines import assert_idle, drain, load, mostly_slow, output_of, request, tokens
-from .oracle import Oracle
-from .prompts import NUM_TOKENS, random_prompt
+from tests.engine.conftest import Checkpoints
+from tests.support.engine.engines import (
+    assert_idle,
+    drain,
+    load,
+    mostly_slow,
+    output_of,
+    request,
+    tokens,
+)
+from tests.support.engine.oracle import Oracle
+from tests.support.engine.prompts import NUM_TOKENS, random_prompt
 
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
 RANDOM = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, temperature=1.5, seed=11)

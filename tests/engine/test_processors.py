@@ -9,11 +9,10 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from baton.engine.core.sequence import FinishReason
 from baton.sampling import SamplingParams
-
-from .conftest import Checkpoints
-from .engines import assert_idle, drain, load, mostly_slow, output_of, request
-from .oracle import Oracle
-from .prompts import random_prompt
+from tests.engine.conftest import Checkpoints
+from tests.support.engine.engines import assert_idle, drain, load, mostly_slow, output_of, request
+from tests.support.engine.oracle import Oracle
+from tests.support.engine.prompts import random_prompt
 
 NUM_TOKENS = 16
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)

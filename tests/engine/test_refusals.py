@@ -22,10 +22,9 @@ from baton.errors import (
     UnsupportedModelError,
 )
 from baton.sampling import SamplingParams
-
-from .checkpoints import FAMILIES, MAX_LEN, VOCAB_SIZE
-from .conftest import Checkpoints
-from .prompts import random_prompt
+from tests.engine.conftest import Checkpoints
+from tests.support.engine.checkpoints import FAMILIES, MAX_LEN, VOCAB_SIZE
+from tests.support.engine.prompts import random_prompt
 
 
 def load(path: Path | str, **changes: object) -> Engine:

@@ -10,11 +10,10 @@ from baton.engine.core.sequence import FinishReason
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest
 from baton.sampling import SamplingParams
-
-from .checkpoints import BLOCK_SIZE
-from .conftest import Checkpoints
-from .engines import assert_idle, drain, load, mostly_slow, output_of, request
-from .prompts import NUM_TOKENS, random_prompt
+from tests.engine.conftest import Checkpoints
+from tests.support.engine.checkpoints import BLOCK_SIZE
+from tests.support.engine.engines import assert_idle, drain, load, mostly_slow, output_of, request
+from tests.support.engine.prompts import NUM_TOKENS, random_prompt
 
 RANDOM = SamplingParams(
     max_tokens=NUM_TOKENS, ignore_eos=True, temperature=1.5, top_p=0.95, seed=2**40 + 1

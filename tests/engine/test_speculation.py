@@ -11,12 +11,19 @@ from baton.engine.core.sequence import KvSource, Purpose
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest
 from baton.sampling import SamplingParams
-
-from .checkpoints import VOCAB_SIZE
-from .conftest import Checkpoints
-from .engines import assert_idle, drain, load, mostly_slow, output_of, request, tokens
-from .oracle import Oracle
-from .prompts import random_prompt
+from tests.engine.conftest import Checkpoints
+from tests.support.engine.checkpoints import VOCAB_SIZE
+from tests.support.engine.engines import (
+    assert_idle,
+    drain,
+    load,
+    mostly_slow,
+    output_of,
+    request,
+    tokens,
+)
+from tests.support.engine.oracle import Oracle
+from tests.support.engine.prompts import random_prompt
 
 NUM_TOKENS = 40
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)

@@ -5,9 +5,8 @@ import time
 from baton.engine.step_times import StepClock, TimeSpent
 from baton.models import locate
 from baton.sampling import SamplingParams
-
-from .engines import load, request
-from .prompts import random_prompt
+from tests.support.engine.engines import load, request
+from tests.support.engine.prompts import random_prompt
 
 
 def test_the_parts_of_each_step_make_up_its_time() -> None:

@@ -12,12 +12,19 @@ from baton.engine.messages import EngineRequest, SequenceUpdate
 from baton.engine.sampler import Sampler
 from baton.errors import OverloadedError
 from baton.sampling import SamplingParams
-
-from .checkpoints import BLOCK_SIZE, VOCAB_SIZE
-from .conftest import Checkpoints
-from .engines import assert_idle, drain, load, mostly_slow, output_of, request, tokens
-from .oracle import Oracle
-from .prompts import NUM_TOKENS, awkward_prompts, random_prompt, sharing_prompts
+from tests.engine.conftest import Checkpoints
+from tests.support.engine.checkpoints import BLOCK_SIZE, VOCAB_SIZE
+from tests.support.engine.engines import (
+    assert_idle,
+    drain,
+    load,
+    mostly_slow,
+    output_of,
+    request,
+    tokens,
+)
+from tests.support.engine.oracle import Oracle
+from tests.support.engine.prompts import NUM_TOKENS, awkward_prompts, random_prompt, sharing_prompts
 
 FUSED = [
     "llama", "llama_biased", "llama_yarn", "llama_llama3_rope", "qwen2", "qwen2_hybrid", "qwen3",

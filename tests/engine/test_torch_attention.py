@@ -16,8 +16,7 @@ from baton.engine.kv_pool import KvCache, KvPool, KvShape, LayerPlace, plan_layo
 from baton.engine.kv_scales import FP8, KvScales
 from baton.engine.mask_rule import MaskRule
 from baton.engine.torch_attention import TorchAttention, TorchBatch
-
-from .quantising import rounded
+from tests.support.engine.quantisation import rounded
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}

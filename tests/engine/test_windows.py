@@ -6,12 +6,11 @@ from baton.engine.core.block_pool import NULL_BLOCK
 from baton.engine.engine import Engine
 from baton.errors import InvalidArgumentError
 from baton.sampling import SamplingParams
-
-from .checkpoints import MAX_LEN
-from .conftest import Checkpoints
-from .engines import assert_idle, load, mostly_slow, output_of, request, tokens
-from .oracle import Oracle
-from .prompts import NUM_TOKENS, awkward_prompts, random_prompt, sharing_prompts
+from tests.engine.conftest import Checkpoints
+from tests.support.engine.checkpoints import MAX_LEN
+from tests.support.engine.engines import assert_idle, load, mostly_slow, output_of, request, tokens
+from tests.support.engine.oracle import Oracle
+from tests.support.engine.prompts import NUM_TOKENS, awkward_prompts, random_prompt, sharing_prompts
 
 HYBRID = {"gemma3": 9, "gpt_oss": 20, "qwen2_hybrid": 21, "gemma2": 24, "cohere2": 9, "gemma3n": 9}
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)

@@ -3,9 +3,8 @@
 from baton.engine.work_meter import WorkDone
 from baton.models import locate
 from baton.sampling import SamplingParams
-
-from .engines import assert_idle, load
-from .prompts import random_prompt
+from tests.support.engine.engines import assert_idle, load
+from tests.support.engine.prompts import random_prompt
 
 
 def test_every_token_is_counted_once_as_of_a_prompt_or_of_a_decode() -> None:

@@ -16,7 +16,7 @@ MOST_BYTES_PER_BYTE = 400
 MOST_BYTES_BESIDE = 2**20
 
 with atheris.instrument_imports(include=["baton", "kvtransfer", "router"]):
-    from .targets import TARGETS, check
+    from tests.support.fuzz_targets import TARGETS, check
 
 
 def main() -> None:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .targets import TARGETS, Target, check
+from tests.support.fuzz_targets import TARGETS, Target, check
+from tests.support.repository import ROOT
 
 NUM_RUNS = 10_000
 MOST_SECONDS = 10
@@ -85,7 +86,7 @@ def test_atheris_finds_nothing(name, tmp_path: Path):
         capture_output=True,
         text=True,
         timeout=240,
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     found = re.search(r"Done (\d+) runs", done.stderr)

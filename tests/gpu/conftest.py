@@ -9,9 +9,9 @@ import pytest
 
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from tests.engine.checkpoints import save_random
-from tests.gpu.engines import FAMILIES
-from tests.kernels.interpreter import IS_INTERPRETED, configure
+from tests.support.engine.checkpoints import save_random
+from tests.support.kernels.engine_families import FAMILIES
+from tests.support.kernels.interpreter import IS_INTERPRETED, configure
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,9 +18,9 @@ from kvtransfer.cuda_ipc import IpcOffer, IpcReceiver, IpcRegion, attach
 from kvtransfer.cuda_memory import DriverMemory
 from kvtransfer.payload import PayloadReceiver, PayloadSender
 from kvtransfer.run import Run, checksums_of
-from tests.gpu.far_pool import NUM_BLOCKS, filled, layouts
+from tests.support.kernels.far_pool import NUM_BLOCKS, filled, layouts
+from tests.support.repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 SOURCES = tuple(range(NUM_BLOCKS, 0, -1))
 TARGETS = tuple((7 * i) % NUM_BLOCKS + 1 for i in range(NUM_BLOCKS))
 
@@ -41,7 +40,7 @@ def far_pool(device) -> Iterator[tuple["subprocess.Popen[str]", IpcOffer]]:
     if device != "cuda":
         pytest.skip("the interpreter has no memory of a GPU for others to open")
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.gpu.far_pool"],
+        [sys.executable, "-m", "tests.support.kernels.far_pool"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

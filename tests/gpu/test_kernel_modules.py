@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from baton.engine.kernel_modules import swap_modules
-from tests.gpu.engines import GENERIC, GREEDY, tokens
+from tests.support.kernels.engine_families import GENERIC, GREEDY, tokens
 
 torch.set_num_threads(1)
 

@@ -11,7 +11,7 @@ import torch
 from baton.engine.sampler import Sampler
 from baton.engine.triton_choice import TritonChooser
 from baton.sampling import SamplingParams
-from tests.kernels.kernel_checks import pairwise
+from tests.support.kernels.comparison import pairwise
 
 VOCAB_SIZE, CAPACITY = 170, 64
 EOS = frozenset({3})

@@ -20,10 +20,10 @@ from baton.engine.triton_attention import TritonAttention
 from baton.engine.triton_model import TritonModel
 from baton.errors import InvalidArgumentError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
-from tests.engine.checkpoints import save_random
-from tests.engine.oracle import Oracle
-from tests.engine.quantising import add_scales, decided
-from tests.gpu.engines import COMMON, GREEDY, KNOWN, PROMPTS, VOCAB_SIZE, tokens
+from tests.support.engine.checkpoints import save_random
+from tests.support.engine.oracle import Oracle
+from tests.support.engine.quantisation import add_scales, decided
+from tests.support.kernels.engine_families import COMMON, GREEDY, KNOWN, PROMPTS, VOCAB_SIZE, tokens
 
 torch.set_num_threads(1)
 

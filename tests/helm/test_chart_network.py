@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
-from rendered_chart import (
+
+from baton.serving.edges import EDGES, PORTS, Edge
+from tests.support.rendered_chart import (
     PRESETS,
     PROCESSES,
     WORKERS,
@@ -18,8 +20,6 @@ from rendered_chart import (
     values_of,
     workloads,
 )
-
-from baton.serving.edges import EDGES, PORTS, Edge
 
 ANY = "any port"
 REDIS_PORT = 6379

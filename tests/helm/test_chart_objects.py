@@ -11,7 +11,8 @@ import pytest
 import yaml
 from kubernetes_validate.utils import all_versions
 from packaging.version import Version
-from rendered_chart import (
+
+from tests.support.rendered_chart import (
     CHART,
     EVERYTHING,
     NAMESPACE,

@@ -16,7 +16,15 @@ import grpc
 import pytest
 import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from rendered_chart import (
+
+from baton import Client, SamplingParams
+from baton.cli.certs import Authority, write
+from baton.cli.ports import HOST, free_port
+from baton.cluster.child import dying_with_parent
+from baton.cluster.embedded import _server_binary
+from baton.serving.access import identity_in
+from baton.tls import Tls
+from tests.support.rendered_chart import (
     ROOT,
     component,
     container_of,
@@ -27,14 +35,6 @@ from rendered_chart import (
     values_of,
     workloads,
 )
-
-from baton import Client, SamplingParams
-from baton.cli.certs import Authority, write
-from baton.cli.ports import HOST, free_port
-from baton.cluster.child import dying_with_parent
-from baton.cluster.embedded import _server_binary
-from baton.serving.access import identity_in
-from baton.tls import Tls
 
 KINDS = ("startup", "readiness", "liveness")
 

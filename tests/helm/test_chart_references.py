@@ -3,7 +3,8 @@
 import re
 
 import pytest
-from rendered_chart import (
+
+from tests.support.rendered_chart import (
     CHART,
     PRESETS,
     component,

@@ -2,7 +2,8 @@
 
 import helm_python as helm
 import pytest
-from rendered_chart import render
+
+from tests.support.rendered_chart import render
 
 REDIS = {"redis": {"url": "redis://:$(REDIS_PASSWORD)@redis:6379/0"}}
 GRPC = {"enabled": True, "host": "grpc.example"}

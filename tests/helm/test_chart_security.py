@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from rendered_chart import (
+
+from tests.support.rendered_chart import (
     PRESETS,
     container_of,
     of_kind,

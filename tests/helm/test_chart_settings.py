@@ -5,8 +5,14 @@ import sys
 
 import pytest
 import yaml
-from e2e.prometheus import promtool
-from rendered_chart import (
+
+from baton.serving.server import LIVENESS, READINESS
+from baton.serving.settings import load
+from baton.serving.telemetry.serving import CHECKS
+from decode_worker.settings import DecodeSettings
+from router.settings import RouterSettings
+from tests.support.cluster.prometheus import promtool
+from tests.support.rendered_chart import (
     EVERYTHING,
     PRESETS,
     PROCESSES,
@@ -23,12 +29,6 @@ from rendered_chart import (
     values_of,
     workloads,
 )
-
-from baton.serving.server import LIVENESS, READINESS
-from baton.serving.settings import load
-from baton.serving.telemetry.serving import CHECKS
-from decode_worker.settings import DecodeSettings
-from router.settings import RouterSettings
 
 # Every worker has those of both roles.
 SETTINGS = {"router": RouterSettings, "prefill": DecodeSettings, "decode": DecodeSettings}

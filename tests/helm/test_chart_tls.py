@@ -1,7 +1,9 @@
 """Certificates of the chart, and what processes make of them."""
 
 import pytest
-from rendered_chart import (
+
+from baton.serving.access import ROUTER_NAME, WORKER_NAME, Identity, identity_in
+from tests.support.rendered_chart import (
     NAMESPACE,
     PROCESSES,
     chart,
@@ -13,8 +15,6 @@ from rendered_chart import (
     render,
     workloads,
 )
-
-from baton.serving.access import ROUTER_NAME, WORKER_NAME, Identity, identity_in
 
 ISSUED = {"enabled": True, "certManager": {"issuer": "baton", "hosts": ["llm.example"]}}
 NAMED = {"enabled": True, "existingSecrets": {p: f"{p}-secret" for p in PROCESSES}}

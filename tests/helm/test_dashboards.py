@@ -16,7 +16,9 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard, Panel, RowPanel
 
-HELM = Path(__file__).parents[2] / "helm"
+from tests.support.repository import ROOT
+
+HELM = ROOT / "helm"
 BOARDS = sorted((HELM / "baton" / "dashboards").glob("*.json"))
 
 register_default_plugins()

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from e2e.prometheus import RULES, promtool
+
+from tests.support.cluster.prometheus import RULES, promtool
 
 CASES = Path(__file__).with_name("rules.test.yaml")
 BOARDS = RULES.parents[1] / "dashboards"

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-BOARDS = sorted((Path(__file__).parents[2] / "helm" / "baton" / "dashboards").glob("*.json"))
+from tests.support.repository import ROOT
+
+BOARDS = sorted((ROOT / "helm" / "baton" / "dashboards").glob("*.json"))
 GRAMMAR = ("@grafana/lezer-traceql@1.0.0", "@lezer/common@1.5.5", "@lezer/lr@1.4.12")
 
 # Says for each query of stdin where it is no TraceQL: a list of positions.

@@ -5,10 +5,10 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import container_file
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
+from tests.support import container_file
 
 
 @pytest.fixture(scope="session")

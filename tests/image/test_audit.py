@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from container_file import ROOT
 
 from baton.cli.ports import HOST, free_port
+from tests.support.container_file import ROOT
 
 AUDIT = ROOT / "helm" / "image" / "audit.py"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

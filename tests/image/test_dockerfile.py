@@ -9,7 +9,8 @@ import tomllib
 
 import pytest
 import yaml
-from container_file import DOCKERFILE, ROOT, context, environment, lineage, read
+
+from tests.support.container_file import DOCKERFILE, ROOT, context, environment, lineage, read
 
 IMAGES = ("router", "worker")
 CHART = ROOT / "helm" / "baton"

@@ -12,7 +12,6 @@ import urllib.request
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import container_file
 import pytest
 
 from baton import Client, SamplingParams
@@ -20,6 +19,7 @@ from baton.cli.ports import HOST, free_port
 from baton.cluster.child import dying_with_parent
 from baton.cluster.embedded import EmbeddedRedis
 from baton.errors import UnavailableError
+from tests.support import container_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(600)]
 

@@ -6,10 +6,11 @@ import tomllib
 from functools import cache
 
 import pytest
-from container_file import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from tests.support.container_file import ROOT
 
 FOLDER = ROOT / "helm" / "image"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

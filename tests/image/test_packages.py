@@ -8,7 +8,8 @@ import tomllib
 import zipfile
 
 import pytest
-from container_file import ROOT
+
+from tests.support.container_file import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(600)]
 

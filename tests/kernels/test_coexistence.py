@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.repository import ROOT
 
 
 def test_the_third_party_distribution_called_kernels_is_not_installed() -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +11,7 @@ import triton.language as tl
 from kernels import compile as tool
 from kernels.launch import check_fp8
 from kernels.variant import Variant
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.repository import ROOT
 
 
 @triton.jit

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.repository import ROOT
 
 # Runs where nothing of ours is installed but torch, triton, transformers, numpy, pytest and grpcio,
 # with what these bring along.

@@ -3,12 +3,10 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
+from tests.support.repository import ROOT
 
 # What takes long, and is told by the rest as well where it is far off.
 LONG = "in_any_batch or of_any_size or is_shared_out or tiles_of_the_mode or ties_are_ordered"

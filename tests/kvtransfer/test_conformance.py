@@ -6,11 +6,20 @@ from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-import grpc
 import pytest
-from held import num_mapped, open_files
-from held_clock import HeldClock
-from loopback import (
+
+from baton.engine.core.block_pool import NULL_BLOCK
+from baton.errors import DataLossError, NotFoundError, UnavailableError
+from kvtransfer import payload, service, shm_source
+from kvtransfer.connector import Integrity
+from kvtransfer.handle import FirstToken, Handle
+from kvtransfer.lease_machine import LeaseState
+from kvtransfer.lease_table import LeaseTable
+from kvtransfer.run import Run
+from tests.support.failures import failure_of
+from tests.support.kvtransfer.clock import HeldClock
+from tests.support.kvtransfer.held import num_mapped, open_files
+from tests.support.kvtransfer.loopback import (
     BLOCK_SIZE,
     HYBRID,
     LAYOUT,
@@ -21,16 +30,7 @@ from loopback import (
     transfer,
     untouched,
 )
-
-from baton.engine.core.block_pool import NULL_BLOCK
-from baton.errors import BatonError, DataLossError, NotFoundError, UnavailableError
-from baton.rpc_errors import error_of
-from kvtransfer import payload, service, shm_source
-from kvtransfer.connector import Integrity
-from kvtransfer.handle import FirstToken, Handle
-from kvtransfer.lease_machine import LeaseState
-from kvtransfer.lease_table import LeaseTable
-from kvtransfer.run import Run
+from tests.support.waiting import until
 
 TOKEN = FirstToken(0, 42)
 TIMEOUT = 10.0
@@ -68,19 +68,6 @@ def handle_of(ends: Transfer, way, num_blocks: int, **changes: Any) -> Handle:
 
 def nothing() -> None:
     """What a lease calls to free its blocks, where that does not matter."""
-
-
-async def until(condition, within: float = 5.0) -> None:
-    async with asyncio.timeout(within):
-        while not condition():  # noqa: ASYNC110 - looks from outside
-            await asyncio.sleep(0.002)
-
-
-async def failure_of(awaitable: Any) -> BatonError:
-    with pytest.raises((BatonError, grpc.RpcError)) as caught:
-        await awaitable
-    error = caught.value
-    return error_of(error) if isinstance(error, grpc.RpcError) else error
 
 
 async def test_blocks_go_where_they_belong_however_they_lie(way):
@@ -284,7 +271,7 @@ class LateConfirm(service.KvTransferService):
 
 @pytest.fixture
 def late_confirm(monkeypatch):
-    monkeypatch.setattr("loopback.KvTransferService", LateConfirm)
+    monkeypatch.setattr("tests.support.kvtransfer.loopback.KvTransferService", LateConfirm)
 
 
 @pytest.mark.usefixtures("late_confirm")

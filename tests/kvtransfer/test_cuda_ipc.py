@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from loopback import HYBRID, allocation, contents, filled_pool, pool_of, transfer
 
 from baton.engine.kv_pool import KvPool
 from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
@@ -18,6 +17,14 @@ from kvtransfer.cuda_memory import DriverMemory
 from kvtransfer.handle import FirstToken
 from kvtransfer.run import Run, checksums_of
 from kvtransfer.unix_peer import host_id
+from tests.support.kvtransfer.loopback import (
+    HYBRID,
+    allocation,
+    contents,
+    filled_pool,
+    pool_of,
+    transfer,
+)
 
 CPU = torch.device("cpu")
 UUID = bytes(range(16))

@@ -7,12 +7,27 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import grpc
 import pytest
 import torch
-from far_sides import PATIENCE, FarSide, FarSides
-from held import abstract_sockets, num_mapped, open_files, orphaned_segments, shared_files
-from loopback import (
+
+from baton.engine.core.block_pool import NULL_BLOCK
+from baton.errors import BatonError, NotFoundError, UnavailableError
+from baton.serving.channels import Channels
+from baton.v1.kv_transfer_pb2 import ConfirmRequest
+from baton.v1.kv_transfer_pb2_grpc import KvTransferStub
+from kvtransfer.client import KvFetcher
+from kvtransfer.handle import FirstToken, Handle, Pairing
+from kvtransfer.lease_machine import LeaseState
+from tests.support.failures import failure_of
+from tests.support.kvtransfer.far_sides import PATIENCE, FarSide, FarSides
+from tests.support.kvtransfer.held import (
+    abstract_sockets,
+    num_mapped,
+    open_files,
+    orphaned_segments,
+    shared_files,
+)
+from tests.support.kvtransfer.loopback import (
     BLOCK_SIZE,
     CLAIMANT,
     EPOCH,
@@ -26,16 +41,7 @@ from loopback import (
     pool_of,
     transfer,
 )
-
-from baton.engine.core.block_pool import NULL_BLOCK
-from baton.errors import BatonError, NotFoundError, UnavailableError
-from baton.rpc_errors import error_of
-from baton.serving.channels import Channels
-from baton.v1.kv_transfer_pb2 import ConfirmRequest
-from baton.v1.kv_transfer_pb2_grpc import KvTransferStub
-from kvtransfer.client import KvFetcher
-from kvtransfer.handle import FirstToken, Handle, Pairing
-from kvtransfer.lease_machine import LeaseState
+from tests.support.waiting import until
 
 NUM_BLOCKS = 600
 NUM_TOKENS = 2000
@@ -67,19 +73,6 @@ def far_side(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FarSides]:
     sides = FarSides(tmp_path_factory.mktemp("far"))
     yield sides
     sides.close()
-
-
-async def until(condition, within: float = BOUND) -> None:
-    async with asyncio.timeout(within):
-        while not condition():  # noqa: ASYNC110 - looks from outside
-            await asyncio.sleep(0.01)
-
-
-async def failure_of(awaitable: Any) -> BatonError:
-    with pytest.raises((BatonError, grpc.RpcError)) as caught:
-        await awaitable
-    error = caught.value
-    return error_of(error) if isinstance(error, grpc.RpcError) else error
 
 
 async def failure_of_one_heard(call: Callable[[], Any]) -> BatonError:

@@ -16,6 +16,7 @@ from kvtransfer.handle import FirstToken
 from kvtransfer.lease import Claim, Lease
 from kvtransfer.lease_machine import LeaseState
 from kvtransfer.lease_table import LeaseTable
+from tests.support.waiting import settled
 
 ID, OTHER_ID = b"a" * 16, b"b" * 16
 CLAIM = Claim(ID, "d", "acme")
@@ -26,12 +27,6 @@ TABLES = ((1, 2, 3),)
 
 def nothing() -> None:
     """What a lease calls to free its blocks, where that does not matter."""
-
-
-async def settled() -> None:
-    """Lets every task that can run do so."""
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 async def test_a_confirmed_lease_cannot_be_confirmed_again():

@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import pytest
-from held_clock import HeldClock
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -20,17 +19,14 @@ from kvtransfer.handle import FirstToken
 from kvtransfer.lease import Claim, Lease
 from kvtransfer.lease_machine import LeaseState
 from kvtransfer.lease_table import LeaseTable
+from tests.support.kvtransfer.clock import HeldClock
+from tests.support.waiting import settled
 
 IDS = [b"a" * 16, b"b" * 16]
 TOKEN = FirstToken(0, 42)
 EXTENT = Extent(num_tokens=11, block_size=4)
 TIME_LIMIT = 10.0
 ENDINGS = {LeaseState.RELEASED, LeaseState.EXPIRED, LeaseState.FAILED}
-
-
-async def settled() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 class Leases(RuleBasedStateMachine):

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from loopback import HYBRID, LAYOUT, allocation, contents, filled_pool, pool_of, transfer
 
 from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
 from baton.v1.kv_transfer_pb2 import DescribeResponse
@@ -21,6 +20,15 @@ from kvtransfer.nixl_source import NixlSource
 from kvtransfer.offers import Description, description_of, description_to_message
 from kvtransfer.run import Run
 from kvtransfer.unix_peer import Door
+from tests.support.kvtransfer.loopback import (
+    HYBRID,
+    LAYOUT,
+    allocation,
+    contents,
+    filled_pool,
+    pool_of,
+    transfer,
+)
 
 TIMEOUT = 10.0
 COUNTS = st.integers(0, 2**64 - 1)

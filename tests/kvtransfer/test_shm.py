@@ -13,17 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from held import abstract_sockets, num_mapped, open_files
-from loopback import (
-    HYBRID,
-    LAYOUT,
-    allocation,
-    contents,
-    filled_pool,
-    layout_of,
-    pool_of,
-    transfer,
-)
 
 from baton.engine.kv_pool import KvPool
 from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
@@ -36,6 +25,18 @@ from kvtransfer.run import Run
 from kvtransfer.shm_claimant import attach
 from kvtransfer.shm_source import Doorkeeper, PlaceSender
 from kvtransfer.unix_peer import GREETING, Door, abstract
+from tests.support.kvtransfer.held import abstract_sockets, num_mapped, open_files
+from tests.support.kvtransfer.loopback import (
+    HYBRID,
+    LAYOUT,
+    allocation,
+    contents,
+    filled_pool,
+    layout_of,
+    pool_of,
+    transfer,
+)
+from tests.support.repository import ROOT
 
 TIMEOUT = 10.0
 
@@ -374,7 +375,7 @@ async def test_a_folder_may_take_the_place_of_the_network_namespace(short_path):
 # Attaches as a process of another network namespace; argv: the door's address and host, the folder.
 ELSEWHERE = """
 import sys
-from loopback import HYBRID
+from tests.support.kvtransfer.loopback import HYBRID
 from kvtransfer.shm_claimant import attach
 from kvtransfer.unix_peer import Door
 
@@ -400,12 +401,10 @@ async def test_a_worker_of_another_network_namespace_finds_the_pools_by_the_fold
 
     async def outcome(door: Door, *folder: str) -> tuple[int, str]:
         command = [*APART, *python, door.address, door.host, *folder]
-        here = Path(__file__).parent
-        search = os.pathsep.join(map(str, (here, here.parents[1])))
         ran = await asyncio.to_thread(
             subprocess.run,
             command,
-            env={**os.environ, "PYTHONPATH": search},
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
             timeout=120,

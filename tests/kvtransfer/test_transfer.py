@@ -1,13 +1,29 @@
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
-import grpc
 import pytest
 import torch
 import xxhash
-from loopback import (
+
+from baton.engine.core.block_pool import NULL_BLOCK
+from baton.engine.core.plan import TokenLogprobs
+from baton.engine.kv_pool import KvLayout, KvShape, LayerLayout, plan_layout
+from baton.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
+from baton.v1 import kv_transfer_pb2 as pb
+from baton.v1 import kv_transfer_pb2_grpc as pb_grpc
+from baton.v1 import prefill_pb2
+from kvtransfer.handle import FirstToken, Pairing
+from kvtransfer.wire import fetch_request
+from tests.support.failures import failure_of
+from tests.support.kvtransfer.loopback import (
     BLOCK_SIZE,
     CLAIMANT,
     EPOCH,
@@ -26,24 +42,7 @@ from loopback import (
     transfer,
     untouched,
 )
-
-from baton.engine.core.block_pool import NULL_BLOCK
-from baton.engine.core.plan import TokenLogprobs
-from baton.engine.kv_pool import KvLayout, KvShape, LayerLayout, plan_layout
-from baton.errors import (
-    DataLossError,
-    FailedPreconditionError,
-    InternalError,
-    InvalidArgumentError,
-    NotFoundError,
-    UnavailableError,
-)
-from baton.rpc_errors import error_of
-from baton.v1 import kv_transfer_pb2 as pb
-from baton.v1 import kv_transfer_pb2_grpc as pb_grpc
-from baton.v1 import prefill_pb2
-from kvtransfer.handle import FirstToken, Pairing
-from kvtransfer.wire import fetch_request
+from tests.support.waiting import until
 
 TOKEN = FirstToken(0, 42, TokenLogprobs(-1.5, (42, 7), (-1.5, -2.0)))
 PAIRING = Pairing(VERSION, MODEL, PLAIN)
@@ -52,20 +51,6 @@ TIMEOUT = 10.0
 
 def nothing() -> None:
     """What a lease of these tests calls to free its blocks."""
-
-
-async def until(condition: Callable[[], bool], within: float = 5.0) -> None:
-    async with asyncio.timeout(within):
-        while not condition():  # noqa: ASYNC110 - looks from outside
-            await asyncio.sleep(0.005)
-
-
-async def failure_of(awaitable: Any) -> Exception:
-    """What it raises, as the type it left the other side as."""
-    with pytest.raises(Exception) as caught:
-        await awaitable
-    error = caught.value
-    return error_of(error) if isinstance(error, grpc.RpcError) else error
 
 
 async def test_blocks_flow_as_they_are_filled_and_the_tokens_with_the_last():

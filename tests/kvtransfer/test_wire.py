@@ -1,5 +1,4 @@
 import pytest
-from loopback import HYBRID, LEASE
 
 from baton.engine.core.plan import TokenLogprobs
 from baton.errors import FailedPreconditionError, InvalidArgumentError
@@ -14,6 +13,7 @@ from kvtransfer.wire import (
     layouts_to_messages,
     serialize_layouts,
 )
+from tests.support.kvtransfer.loopback import HYBRID, LEASE
 
 
 def handle(**changes: object) -> pb.KvHandle:

@@ -6,7 +6,12 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import (
+
+from baton.errors import InternalError
+from baton.serving.pace import Pace
+from baton.v1 import inference_pb2 as pb
+from router.wire import coalesced
+from tests.support.router.scripted import (
     PREFILL_ADMITTED,
     READY,
     Cue,
@@ -24,11 +29,6 @@ from scripted import (
     seen_of,
     tokens,
 )
-
-from baton.errors import InternalError
-from baton.serving.pace import Pace
-from baton.v1 import inference_pb2 as pb
-from router.wire import coalesced
 
 
 async def test_tokens_that_come_at_once_go_out_together():

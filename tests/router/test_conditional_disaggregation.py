@@ -5,7 +5,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import (
+
+from baton.errors import InternalError, UnavailableError
+from baton.v1 import decode_pb2, prefill_pb2
+from router.candidate import Candidate
+from router.cost_model import CostModel
+from router.decision import DEFAULT_RULES, Question, Rules
+from router.policy import POLICY_NAMES
+from router.rates import Rates
+from tests.support.router.scripted import (
     ADMITTED,
     READY,
     Cue,
@@ -22,14 +30,6 @@ from scripted import (
     seen_of,
     tokens,
 )
-
-from baton.errors import InternalError, UnavailableError
-from baton.v1 import decode_pb2, prefill_pb2
-from router.candidate import Candidate
-from router.cost_model import CostModel
-from router.decision import DEFAULT_RULES, Question, Rules
-from router.policy import POLICY_NAMES
-from router.rates import Rates
 
 NUM_TOKENS = 1024
 PREFILL = Candidate("p", "prefill", b"")

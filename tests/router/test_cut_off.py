@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from scripted import (
+
+from baton.errors import UnavailableError
+from tests.support.router.scripted import (
     PREFILL_ADMITTED,
     READY,
     RELEASED,
@@ -22,8 +24,6 @@ from scripted import (
     saga_of,
     tokens,
 )
-
-from baton.errors import UnavailableError
 
 SILENCE_BOUND = 2.0
 

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,14 +25,9 @@ from baton.serving.settings import ServingSettings
 from baton.v1.kv_transfer_pb2 import KvLayout, KvLayouts
 from router.fleet import Fleet, Member
 from router.worker_model import PoolModel, WorkDone, WorkerModel
+from tests.support.waiting import until
 
 TOKENIZER = b"t" * 16
-
-
-async def until(condition: Callable[[], bool], within: float = 5.0) -> None:
-    async with asyncio.timeout(within):
-        while not condition():  # noqa: ASYNC110 - looks from outside
-            await asyncio.sleep(0.01)
 
 
 def record_of(server: Server, **changes: Any) -> WorkerRecord:

@@ -4,7 +4,11 @@ import asyncio
 from typing import Any
 
 import pytest
-from scripted import (
+
+from baton.errors import CancelledError, NotFoundError, OverloadedError
+from baton.v1 import inference_pb2 as pb
+from baton.v1 import kv_sharing_pb2, prefill_pb2
+from tests.support.router.scripted import (
     DRAINING,
     HANDED_OVER,
     PREFILL_ADMITTED,
@@ -29,10 +33,6 @@ from scripted import (
     suspended,
     tokens,
 )
-
-from baton.errors import CancelledError, NotFoundError, OverloadedError
-from baton.v1 import inference_pb2 as pb
-from baton.v1 import kv_sharing_pb2, prefill_pb2
 
 # The prompt of `saga_of` has three tokens.
 BEFORE = [READY, tokens(0, 0, 1)]

@@ -3,7 +3,19 @@
 import asyncio
 
 import pytest
-from scripted import (
+
+from baton.errors import (
+    CancelledError,
+    DataLossError,
+    DeadlineExceededError,
+    InternalError,
+    OverloadedError,
+    UnavailableError,
+)
+from baton.v1 import inference_pb2 as pb
+from baton.v1 import prefill_pb2
+from router.backoff import Backoff
+from tests.support.router.scripted import (
     ADMITTED,
     PREFILL_ADMITTED,
     READY,
@@ -27,18 +39,6 @@ from scripted import (
     seen_of,
     tokens,
 )
-
-from baton.errors import (
-    CancelledError,
-    DataLossError,
-    DeadlineExceededError,
-    InternalError,
-    OverloadedError,
-    UnavailableError,
-)
-from baton.v1 import inference_pb2 as pb
-from baton.v1 import prefill_pb2
-from router.backoff import Backoff
 
 
 async def test_another_worker_goes_on_behind_the_tokens_that_were_sent():

@@ -1,7 +1,7 @@
 """Two routers over one Redis, each with half of the load: what they see, and who acts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -19,18 +19,13 @@ from router.prospects import Prospects
 from router.rates import Rates
 from router.rebalancer import Rebalancer
 from router.role_balance import Hysteresis
+from tests.support.waiting import until
 
 RATES = Rates(prefill_seconds_per_token=1e-3)
 OBJECTIVES = Objectives(ttft=1.0)
 MARKS = Hysteresis(dwell_seconds=0.3, cooldown_seconds=5.0)
 IDLE_GATE = cast("Gate", SimpleNamespace(num_waiting=0, num_waiting_tokens=0))
 NOTHING_PLACED = cast("Prospects", SimpleNamespace(num_in_flight=0, num_tokens_in_flight=0))
-
-
-async def until(condition: Callable[[], bool], within: float = 10.0) -> None:
-    async with asyncio.timeout(within):
-        while not condition():  # noqa: ASYNC110 - looks from outside
-            await asyncio.sleep(0.01)
 
 
 @dataclass

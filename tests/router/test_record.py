@@ -19,6 +19,7 @@ from router.record_file import RecordFile
 from router.record_format import RecordReader, decision_line, header_line
 from router.recorder import Recorder
 from router.replay import read_record, replay
+from tests.support.waiting import wait_until
 
 TOKENS = tuple(range(1000, 1064))
 HASHES = hash_chain(b"root", TOKENS, 16)
@@ -170,7 +171,7 @@ def test_a_full_disk_loses_lines_and_nothing_else(tmp_path, caplog):
     record = recorder(path)
     for i in range(10):
         record.decided(decided(f"lost{i}"), list)
-    _until(lambda: record.num_lost == 10)
+    wait_until(lambda: record.num_lost == 10)
     assert len([r for r in caplog.records if "No space left" in r.getMessage()]) == 1
     path.unlink()
     record._resume_at = 0.0
@@ -228,12 +229,3 @@ def test_another_version_and_a_file_that_is_not_there_are_named(tmp_path):
         list(read_record(tmp_path / "r"))
     with pytest.raises(NotFoundError, match="nothing"):
         list(read_record(tmp_path / "nothing"))
-
-
-def _until(condition) -> None:
-    waited = threading.Event()
-    for _ in range(1000):
-        if condition():
-            return
-        waited.wait(0.01)
-    raise AssertionError("it did not happen")

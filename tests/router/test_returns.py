@@ -2,7 +2,20 @@
 pause."""
 
 import pytest
-from scripted import (
+
+from baton.errors import InternalError, OverloadedError
+from baton.sampling import SamplingParams
+from baton.v1 import decode_pb2, kv_sharing_pb2
+from router.backoff import Backoff
+from router.budget import RetryBudget
+from router.candidate import Candidate
+from router.intake import Request
+from router.placer import Placer
+from router.rates import PRIOR, Rates
+from router.recovery import MAX_RETURNS, MAX_SETBACKS
+from router.return_cost import return_cost
+from router.work import work_of
+from tests.support.router.scripted import (
     ADMITTED,
     PREFILL_ADMITTED,
     READY,
@@ -20,19 +33,6 @@ from scripted import (
     run,
     tokens,
 )
-
-from baton.errors import InternalError, OverloadedError
-from baton.sampling import SamplingParams
-from baton.v1 import decode_pb2, kv_sharing_pb2
-from router.backoff import Backoff
-from router.budget import RetryBudget
-from router.candidate import Candidate
-from router.intake import Request
-from router.placer import Placer
-from router.rates import PRIOR, Rates
-from router.recovery import MAX_RETURNS, MAX_SETBACKS
-from router.return_cost import return_cost
-from router.work import work_of
 
 PREEMPTED = decode_pb2.DecodeGenerateResponse(preempted=decode_pb2.DecodePreempted())
 NOTHING_LEFT = RetryBudget(largest=0.0, per_second=0.0)

@@ -3,7 +3,22 @@
 import asyncio
 
 import pytest
-from scripted import (
+
+from baton.errors import (
+    CancelledError,
+    DataLossError,
+    InvalidArgumentError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+)
+from baton.params_wire import from_proto, to_proto
+from baton.sampling import Grammar, GrammarKind, SamplingParams
+from baton.serving.tenant import Tenant
+from baton.v1 import inference_pb2 as pb
+from router.budget import RetryBudget
+from router.recovery import MAX_SETBACKS
+from tests.support.router.scripted import (
     ADMITTED,
     READY,
     RELEASED,
@@ -23,21 +38,6 @@ from scripted import (
     seen_of,
     tokens,
 )
-
-from baton.errors import (
-    CancelledError,
-    DataLossError,
-    InvalidArgumentError,
-    NotFoundError,
-    OverloadedError,
-    UnavailableError,
-)
-from baton.params_wire import from_proto, to_proto
-from baton.sampling import Grammar, GrammarKind, SamplingParams
-from baton.serving.tenant import Tenant
-from baton.v1 import inference_pb2 as pb
-from router.budget import RetryBudget
-from router.recovery import MAX_SETBACKS
 
 
 async def test_a_request_is_the_first_token_and_the_rest_in_order():

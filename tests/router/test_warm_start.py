@@ -1,9 +1,7 @@
 """A router that starts with nothing but Redis: no worker answers."""
 
-import asyncio
 import socket
 import time
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
@@ -16,6 +14,7 @@ from baton.cluster.registry import Registration, WorkerRecord
 from baton.serving.channels import Channels
 from bench.warm import EPOCH, holds_exactly, publish
 from router.fleet import Fleet
+from tests.support.waiting import until
 
 NUM_WORKERS = 8
 TOKENIZER = b"t" * 16
@@ -24,12 +23,6 @@ NOWHERE = "127.0.0.1:1"
 RECORD = WorkerRecord(
     "", "prefill", NOWHERE, NOWHERE, EPOCH, "tiny", b"f", b"", TOKENIZER, "float32", 16, 2048, 1000
 )
-
-
-async def until(condition: Callable[[], bool], within: float = 60.0) -> None:
-    async with asyncio.timeout(within):
-        while not condition():  # noqa: ASYNC110 - looks from outside
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("num_blocks", [40_000, pytest.param(1_000_000, marks=pytest.mark.slow)])

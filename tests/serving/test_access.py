@@ -28,8 +28,9 @@ from baton.serving.channels import channel_options
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.tls import PemFiles, Tls
+from tests.support.repository import ROOT
 
-PROTOS = Path(__file__).parents[2] / "protos"
+PROTOS = ROOT / "protos"
 ROLES: tuple[Role, ...] = get_args(Role)
 CA = Authority()
 

@@ -17,8 +17,7 @@ from baton.v1 import admin_pb2
 from baton.v1 import inference_pb2 as pb
 from baton.v1.admin_pb2_grpc import AdminServicer, AdminStub, add_AdminServicer_to_server
 from baton.v1.inference_pb2_grpc import InferenceStub, add_InferenceServicer_to_server
-
-from .fakes import ScriptedInference
+from tests.support.serving.fakes import ScriptedInference
 
 
 class Patient(AdminServicer):

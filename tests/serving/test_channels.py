@@ -3,8 +3,7 @@ import pytest
 from baton.serving.channels import Channels
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceStub
-
-from .fakes import serving
+from tests.support.serving.fakes import serving
 
 
 async def answer(request, context):

@@ -5,8 +5,7 @@ import pytest
 from baton.errors import DeadlineExceededError
 from baton.serving.deadline import Deadline
 from baton.v1 import inference_pb2 as pb
-
-from .fakes import serving
+from tests.support.serving.fakes import serving
 
 
 class Clock:

@@ -2,20 +2,12 @@ import asyncio
 import logging
 
 import grpc
-import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton import errors
-from baton.rpc_errors import error_of
 from baton.v1 import inference_pb2 as pb
-
-from .fakes import chunk, serving
-
-
-async def failure_of(call) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value
+from tests.support.failures import failure_of, status_of
+from tests.support.serving.fakes import chunk, serving
 
 
 async def drained(call) -> list[str]:
@@ -27,7 +19,7 @@ async def test_a_unary_handler_s_error_reaches_the_caller_with_its_details():
         raise errors.OverloadedError("full", retry_after=1.5)
 
     async with serving(get_model=get_model) as running:
-        error = error_of(await failure_of(running.inference.GetModel(pb.GetModelRequest())))
+        error = await failure_of(running.inference.GetModel(pb.GetModelRequest()))
     assert (type(error), error.retry_after) == (errors.OverloadedError, 1.5)
 
 
@@ -39,7 +31,7 @@ async def test_an_error_in_the_middle_of_a_stream_comes_after_what_was_sent():
     async with serving(generate) as running:
         call = running.inference.Generate(pb.GenerateRequest())
         assert (await call.read()).tokens.text == "a"
-        error = error_of(await failure_of(call.read()))
+        error = await failure_of(call.read())
     assert (error.field, error.problem) == ("text", "is bad")
 
 
@@ -50,7 +42,7 @@ async def test_an_unexpected_exception_is_logged_and_does_not_leak(caplog):
 
     async with serving(generate) as running:
         with caplog.at_level(logging.ERROR):
-            error = await failure_of(running.inference.Generate(pb.GenerateRequest()).read())
+            error = await status_of(running.inference.Generate(pb.GenerateRequest()).read())
     assert error.code() is grpc.StatusCode.INTERNAL
     assert "secret" not in str(error.details()) + str(error.trailing_metadata())
     assert "the secret" in caplog.text
@@ -62,13 +54,13 @@ async def test_an_abort_by_the_handler_passes_untouched():
         await context.abort(grpc.StatusCode.OUT_OF_RANGE, "mine")
 
     async with serving(get_model=get_model) as running:
-        error = await failure_of(running.inference.GetModel(pb.GetModelRequest()))
+        error = await status_of(running.inference.GetModel(pb.GetModelRequest()))
     assert (error.code(), error.details()) == (grpc.StatusCode.OUT_OF_RANGE, "mine")
 
 
 async def test_a_call_the_service_does_not_offer_is_unimplemented():
     async with serving() as running:
-        error = await failure_of(running.inference.Tokenize(pb.TokenizeRequest()))
+        error = await status_of(running.inference.Tokenize(pb.TokenizeRequest()))
     assert error.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -82,7 +74,7 @@ async def test_the_error_of_a_call_further_up_passes_through():
             return await worker.inference.GetModel(request)
 
         async with serving(get_model=forward) as router:
-            error = error_of(await failure_of(router.inference.GetModel(pb.GetModelRequest())))
+            error = await failure_of(router.inference.GetModel(pb.GetModelRequest()))
     assert type(error) is errors.FailedPreconditionError
     assert str(error) == "layouts differ"
 

@@ -8,8 +8,7 @@ import pytest
 from baton.rpc_errors import error_of
 from baton.serving.channels import MAX_EARLY_PINGS
 from baton.v1 import inference_pb2 as pb
-
-from .fakes import chunk, serving
+from tests.support.serving.fakes import chunk, serving
 
 # Of HTTP/2.
 SETTINGS, PING, GOAWAY = 4, 6, 7

@@ -1,12 +1,10 @@
 import pytest
 
 from baton.errors import InvalidArgumentError
-from baton.rpc_errors import error_of
 from baton.serving.malformed import Malformed, tolerant
 from baton.v1 import inference_pb2 as pb
-
-from .fakes import chunk, serving
-from .test_interceptors import failure_of
+from tests.support.failures import failure_of
+from tests.support.serving.fakes import chunk, serving
 
 parse = tolerant(pb.GenerateRequest.FromString)
 
@@ -55,7 +53,7 @@ async def test_a_malformed_request_is_an_invalid_argument_and_never_reaches_the_
 
     async with serving(generate) as running:
         raw = running.channel.unary_stream("/baton.v1.Inference/Generate")
-        error = error_of(await failure_of(raw(broken(text="good")).read()))
+        error = await failure_of(raw(broken(text="good")).read())
     assert isinstance(error, InvalidArgumentError)
     assert (error.field, error.problem) == ("input.text", "is not valid UTF-8; text must be")
     assert reached == []
@@ -67,7 +65,7 @@ async def test_a_long_message_in_any_script_fits_the_header():
         yield
 
     async with serving(generate) as running:
-        error = error_of(await failure_of(running.inference.Generate(pb.GenerateRequest()).read()))
+        error = await failure_of(running.inference.Generate(pb.GenerateRequest()).read())
     assert isinstance(error, InvalidArgumentError)
     assert error.field.startswith("模")
     assert error.problem.endswith("…")

@@ -14,8 +14,7 @@ from baton.serving.logs import JsonFormatter, name_request
 from baton.serving.telemetry.propagation import outgoing
 from baton.serving.telemetry.stages import is_sampled, stage
 from baton.v1 import inference_pb2 as pb
-
-from .fakes import chunk, serving
+from tests.support.serving.fakes import chunk, serving
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = (f"00-{TRACE}-{CALLER}-{flags}" for flags in ("01", "00"))

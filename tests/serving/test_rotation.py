@@ -24,9 +24,8 @@ from baton.serving.settings import ServingSettings
 from baton.tls import PemFiles, Tls
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import add_InferenceServicer_to_server
-
-from .fakes import ScriptedInference
-from .replacing import replace
+from tests.support.serving.fakes import ScriptedInference
+from tests.support.serving.replacing import replace
 
 # Long enough to be looked at, and to be used.
 SHORT = timedelta(seconds=4)

@@ -18,8 +18,7 @@ from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceStub
-
-from .fakes import chunk, serving
+from tests.support.serving.fakes import chunk, serving
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 from baton.serving.telemetry.tracing import FLUSH_SECONDS, exporter_wanted
-from tests.serving.otlp_receiver import collecting, collector_that
+from tests.support.serving.otlp_receiver import collecting, collector_that
 
 NUM_SPANS = 20_000  # were they all kept, memory would grow three times as much as it may
 # Were it waited for, each batch of 512 spans would take the ten seconds after which it is given up.
@@ -44,7 +44,7 @@ def make_spans(number: int, **variables: str) -> tuple[subprocess.CompletedProce
     environment = {k: v for k, v in os.environ.items() if not k.startswith("OTEL_")} | variables
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "tests.serving.span_maker", str(number)],
+        [sys.executable, "-m", "tests.support.serving.span_maker", str(number)],
         capture_output=True,
         text=True,
         env=environment,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine.checkpoints import FAMILIES, save_random
 
 import baton.models
+from tests.support.engine.checkpoints import FAMILIES, save_random
 
 torch.set_num_threads(1)
 

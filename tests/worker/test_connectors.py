@@ -10,9 +10,8 @@ from baton.sampling import SamplingParams
 from baton.v1 import admin_pb2
 from baton.v1.kv_transfer_pb2 import DescribeRequest
 from baton.v1.kv_transfer_pb2_grpc import KvTransferStub
-
-from .pair import TIMEOUT, Answer, pair_of, rest_of
-from .reference import alone, prompt_of
+from tests.support.worker.pair import TIMEOUT, Answer, pair_of, rest_of
+from tests.support.worker.reference import alone, prompt_of
 
 GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)
 LENGTHS = (1, 16, 75, 160)

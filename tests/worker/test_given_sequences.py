@@ -11,9 +11,8 @@ from baton.rpc_errors import error_of
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from baton.v1 import admin_pb2, decode_pb2
 from baton.v1 import inference_pb2 as pb
-
-from .pair import TIMEOUT, Pair, pair_of, rest_of
-from .reference import alone, engine_of, prompt_of
+from tests.support.worker.pair import TIMEOUT, Pair, pair_of, rest_of
+from tests.support.worker.reference import alone, engine_of, prompt_of
 
 SAMPLES = SamplingParams(max_tokens=30, ignore_eos=True, temperature=1.0, seed=5, n=4)
 WAYS = {

@@ -16,10 +16,9 @@ from baton.errors import (
 from baton.rpc_errors import error_of
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from baton.v1 import decode_pb2
-
-from .crew import Crew, Member, crew_of, new_lease_id, tokens_of
-from .pair import TIMEOUT, rest_of
-from .reference import alone, prompt_of
+from tests.support.worker.crew import Crew, Member, crew_of, new_lease_id, tokens_of
+from tests.support.worker.pair import TIMEOUT, rest_of
+from tests.support.worker.reference import alone, prompt_of
 
 GREEDY = SamplingParams(max_tokens=150, ignore_eos=True)
 SEEDED = replace(GREEDY, temperature=0.9, seed=7)

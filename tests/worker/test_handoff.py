@@ -4,15 +4,14 @@ import asyncio
 
 import grpc
 import pytest
-from engine.checkpoints import FAMILIES, save_random
 
 from baton.cluster.prefix import hash_chain
 from baton.sampling import SamplingParams
 from baton.v1.kv_transfer_pb2_grpc import KvTransferStub
 from kvtransfer.wire import fetch_request, handle_of
-
-from .pair import TIMEOUT, Answer, Pair, pair_of
-from .reference import alone, engine_of, prompt_of
+from tests.support.engine.checkpoints import FAMILIES, save_random
+from tests.support.worker.pair import TIMEOUT, Answer, Pair, pair_of
+from tests.support.worker.reference import alone, engine_of, prompt_of
 
 GREEDY = SamplingParams(max_tokens=10, ignore_eos=True)
 LENGTHS = (1, 15, 16, 17, 32, 75, 160)

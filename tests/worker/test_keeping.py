@@ -8,9 +8,8 @@ from baton.errors import UnavailableError
 from baton.rpc_errors import error_of
 from baton.sampling import SamplingParams
 from baton.v1 import admin_pb2
-
-from .pair import TIMEOUT, Answer, Pair, pair_of, rest_of
-from .reference import alone, prompt_of
+from tests.support.worker.pair import TIMEOUT, Answer, Pair, pair_of, rest_of
+from tests.support.worker.reference import alone, prompt_of
 
 GREEDY = SamplingParams(max_tokens=6, ignore_eos=True, logprobs=True, prompt_logprobs=1)
 

@@ -10,9 +10,8 @@ from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, kv_sharing_pb2, prefill_pb2
 from baton.v1 import kv_transfer_pb2 as kv
 from kvtransfer.wire import fetch_request, handle_of
-
-from .pair import Pair, pair_of
-from .reference import prompt_of
+from tests.support.worker.pair import Pair, pair_of
+from tests.support.worker.reference import prompt_of
 
 GREEDY = SamplingParams(max_tokens=4, ignore_eos=True)
 CODE = grpc.StatusCode

@@ -9,9 +9,8 @@ from google.protobuf.duration_pb2 import Duration
 
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2
-
-from .pair import Pair, pair_of, rest_of
-from .reference import alone, prompt_of
+from tests.support.worker.pair import Pair, pair_of, rest_of
+from tests.support.worker.reference import alone, prompt_of
 
 GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
 WAYS = {

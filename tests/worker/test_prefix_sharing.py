@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import grpc
 import pytest
 
 from baton.errors import (
@@ -14,7 +13,6 @@ from baton.errors import (
     NotFoundError,
     UnavailableError,
 )
-from baton.rpc_errors import error_of
 from baton.sampling import SamplingParams
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
@@ -24,10 +22,10 @@ from kvtransfer.extent import Extent
 from kvtransfer.lease import Claim
 from kvtransfer.lease_table import LeaseTable
 from kvtransfer.service import KvTransferService, ServedPools, add_to_server
-
-from .crew import Crew, Member, crew_of, new_lease_id
-from .pair import TIMEOUT, rest_of
-from .reference import alone, prompt_of
+from tests.support.failures import failure_of
+from tests.support.worker.crew import Crew, Member, crew_of, new_lease_id
+from tests.support.worker.pair import TIMEOUT, rest_of
+from tests.support.worker.reference import alone, prompt_of
 
 ANSWER = SamplingParams(max_tokens=40, ignore_eos=True)
 ONE = SamplingParams(max_tokens=1, ignore_eos=True)
@@ -43,12 +41,6 @@ async def shared(
         yield lease_id, (await call.read()).shared.num_blocks
     finally:
         call.cancel()
-
-
-async def failure_of(call: Any) -> Exception:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await rest_of(call)
-    return error_of(caught.value)
 
 
 async def flush(member: Member) -> None:

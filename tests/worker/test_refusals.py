@@ -1,29 +1,17 @@
 """What both workers refuse before anything is computed, and what they say of themselves."""
 
-from typing import Any
-
-import grpc
-import pytest
-
 from baton.engine.core.policy import POLICIES
 from baton.engine.core.settings import Preemption
-from baton.errors import BatonError, InvalidArgumentError, OverloadedError
-from baton.rpc_errors import error_of
+from baton.errors import InvalidArgumentError, OverloadedError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from baton.v1 import admin_pb2
 from baton.worker.settings import WorkerSettings
-
-from .pair import TIMEOUT, pair_of
-from .reference import prompt_of
+from tests.support.failures import failure_of
+from tests.support.worker.pair import TIMEOUT, pair_of
+from tests.support.worker.reference import prompt_of
 
 GREEDY = SamplingParams(max_tokens=6, ignore_eos=True)
 BROKEN = SamplingParams(max_tokens=6, grammar=Grammar(GrammarKind.REGEX, "(["))
-
-
-async def failure_of(call: Any) -> BatonError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call.read()
-    return error_of(caught.value)
 
 
 async def test_a_grammar_that_does_not_compile_is_refused_by_either_worker(checkpoint):

@@ -13,8 +13,7 @@ from baton.engine.messages import EngineRequest
 from baton.sampling import SamplingParams
 from baton.serving.telemetry import stages
 from baton.worker.request_spans import request_spans
-
-from .reference import alone, engine_of, prompt_of
+from tests.support.worker.reference import alone, engine_of, prompt_of
 
 SAMPLES = SamplingParams(max_tokens=60, ignore_eos=True, temperature=1.0, seed=5, n=3)
 PROMPT = prompt_of(40)

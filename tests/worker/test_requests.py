@@ -16,9 +16,8 @@ from baton.sampling import Grammar, GrammarKind, SamplingParams
 from baton.v1 import decode_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
 from baton.worker.wire import engine_request
-
-from .pair import pair_of
-from .reference import alone
+from tests.support.worker.pair import pair_of
+from tests.support.worker.reference import alone
 
 PHONE = Grammar(GrammarKind.REGEX, r"[0-9]{3}-[0-9]{3}")
 PERSON = Grammar(

@@ -1,12 +1,10 @@
 """A worker changes its role with the model that it has, and its life before is over."""
 
 import asyncio
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
-import grpc
 import pytest
 
 from baton.cluster.embedded import EmbeddedRedis
@@ -15,21 +13,20 @@ from baton.cluster.redis import connect
 from baton.cluster.subscriber import EventSubscriber
 from baton.cluster.watcher import RegistryWatcher
 from baton.errors import (
-    BatonError,
     DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
     UnavailableError,
 )
-from baton.rpc_errors import error_of
 from baton.sampling import SamplingParams
 from baton.v1 import admin_pb2, decode_pb2
 from baton.v1 import inference_pb2 as pb
-
-from .crew import Crew, Member, crew_of, new_lease_id, tokens_of
-from .pair import TIMEOUT, rest_of
-from .reference import alone, prompt_of
+from tests.support.failures import failure_of
+from tests.support.waiting import until
+from tests.support.worker.crew import Crew, Member, crew_of, new_lease_id, tokens_of
+from tests.support.worker.pair import TIMEOUT, rest_of
+from tests.support.worker.reference import alone, prompt_of
 
 PREFILL, DECODE = pb.WORKER_ROLE_PREFILL, pb.WORKER_ROLE_DECODE
 GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
@@ -38,18 +35,6 @@ GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
 async def set_role(member: Member, role: Any, **fields: Any) -> int:
     request = admin_pb2.SetRoleRequest(role=role, **fields)
     return int((await member.admin.SetRole(request, timeout=TIMEOUT)).epoch)
-
-
-async def failure_of(asked: Any) -> BatonError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await asked
-    return error_of(caught.value)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(TIMEOUT):
-        while not condition():  # noqa: ASYNC110 - looks from outside
-            await asyncio.sleep(0.002)
 
 
 async def state_of(member: Member) -> int:
@@ -90,12 +75,12 @@ async def test_work_of_the_other_role_is_refused_for_another_worker_to_do(checkp
     async with crew_of(checkpoint("llama"), "prefill", "decode") as crew:
         prefill, decode = crew.members
         call, _ = prefill.to_decode(prompt_of(9), GREEDY)
-        failure = await failure_of(rest_of(call))
+        failure = await failure_of(call)
         assert isinstance(failure, UnavailableError)
         assert "in the prefill role now" in str(failure)
         wanted = decode.prefill_request(prompt_of(9))
         assert isinstance(
-            await failure_of(rest_of(decode.prefill.Prefill(wanted, timeout=TIMEOUT))),
+            await failure_of(decode.prefill.Prefill(wanted, timeout=TIMEOUT)),
             UnavailableError,
         )
 
@@ -111,7 +96,7 @@ async def test_what_is_cached_stays_and_handles_of_the_life_before_are_refused(c
         assert await giver.answer(prompt, GREEDY) == answer
         assert giver.num_computed_tokens - before < len(prompt)
         call, _ = taker.to_decode(prompt, GREEDY, handle=former)
-        failure = await failure_of(rest_of(call))
+        failure = await failure_of(call)
         assert isinstance(failure, FailedPreconditionError)
         assert "changed its role" in str(failure)
         ended = decode_pb2.EndSequenceRequest(request_id="r", epoch=former.source_epoch)

@@ -5,14 +5,13 @@ from typing import Any
 
 import grpc
 import pytest
-from engine.checkpoints import FAMILIES, save_random
 
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2
 from baton.v1 import inference_pb2 as pb
-
-from .pair import Answer, Pair, pair_of, rest_of
-from .reference import alone, engine_of, prompt_of
+from tests.support.engine.checkpoints import FAMILIES, save_random
+from tests.support.worker.pair import Answer, Pair, pair_of, rest_of
+from tests.support.worker.reference import alone, engine_of, prompt_of
 
 SAMPLES = SamplingParams(max_tokens=9, ignore_eos=True, temperature=1.0, seed=5, n=3)
 BEST = SamplingParams(max_tokens=9, ignore_eos=True, temperature=1.0, seed=5, n=2, best_of=5)

@@ -9,7 +9,12 @@ from typing import Any
 import grpc
 import psutil
 import pytest
-from e2e.network import (
+
+from baton.errors import BatonError, DataLossError, UnavailableError
+from baton.models import locate
+from baton.rpc_errors import error_of
+from baton.sampling import SamplingParams
+from tests.support.cluster.network import (
     Damage,
     Link,
     corrupted,
@@ -20,14 +25,8 @@ from e2e.network import (
     reordered,
     truncated,
 )
-
-from baton.errors import BatonError, DataLossError, UnavailableError
-from baton.models import locate
-from baton.rpc_errors import error_of
-from baton.sampling import SamplingParams
-
-from .pair import TIMEOUT, Answer, Pair, pair_of, rest_of
-from .reference import alone, prompt_of
+from tests.support.worker.pair import TIMEOUT, Answer, Pair, pair_of, rest_of
+from tests.support.worker.reference import alone, prompt_of
 
 GREEDY = SamplingParams(max_tokens=6, ignore_eos=True)
 
@@ -70,7 +69,7 @@ async def handed_over(pair: Pair, prompt: list[int]) -> list[list[int]]:
     return [output.token_ids for output in answer.outputs]
 
 
-async def failure_of(pair: Pair, prompt: list[int], after: Any) -> BatonError:
+async def handoff_failure(pair: Pair, prompt: list[int], after: Any) -> BatonError:
     """What the decode worker says of a handoff; the router then ends the other call."""
     prefilling, decoding = await begun(pair, prompt)
     await prefilling.read()
@@ -111,7 +110,7 @@ async def test_a_transfer_that_is_cut_ends_by_its_silence(directions):
                 getattr(link, direction).is_cut = True
 
         # Noticed by silence, and not by the deadline, which is far.
-        assert isinstance(await failure_of(pair, prompt, cut), UnavailableError)
+        assert isinstance(await handoff_failure(pair, prompt, cut), UnavailableError)
         link.there.is_cut = link.back.is_cut = False
         await until_back(pair, before)
         assert await handed_over(pair, prompt) == expected
@@ -138,7 +137,7 @@ async def test_blocks_that_the_wire_damages_are_a_typed_error_and_never_tokens(n
         async def damage() -> None:
             link.back.damage = once(DAMAGES[name])
 
-        failure = await failure_of(pair, prompt, damage)
+        failure = await handoff_failure(pair, prompt, damage)
         assert isinstance(failure, UnavailableError | DataLossError), failure
         assert link.back.num_damaged == 1
         link.back.damage = None

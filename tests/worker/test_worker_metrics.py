@@ -8,11 +8,10 @@ from baton.roles import RoleSettings, assemble
 from baton.sampling import SamplingParams
 from baton.v1 import inference_pb2 as pb
 from baton.worker.worker import Worker
-
-from .crew import crew_of
-from .pair import COMMON
-from .reference import prompt_of
-from .test_role_changes import set_role
+from tests.support.worker.crew import crew_of
+from tests.support.worker.pair import COMMON
+from tests.support.worker.reference import prompt_of
+from tests.worker.test_role_changes import set_role
 
 STATES = ("held", "cached", "free")
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)

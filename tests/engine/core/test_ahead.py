@@ -4,9 +4,8 @@ import pytest
 
 from baton.engine.core.plan import StepPlan
 from baton.engine.core.sequence import KvSource, Purpose, Request
-
-from .fakes import FakeGrammar, cache_group
-from .harness import Harness, request
+from tests.support.scheduler.fakes import FakeGrammar, cache_group
+from tests.support.scheduler.harness import Harness, request
 
 
 def decoding(harness: Harness) -> StepPlan:

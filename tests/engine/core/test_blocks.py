@@ -7,9 +7,8 @@ from hypothesis import given
 from baton.engine.core.block_pool import NULL_BLOCK
 from baton.engine.core.plan import StepPlan
 from baton.engine.core.sequence import Purpose, Sequence
-
-from .fakes import cache_group
-from .harness import Harness, request
+from tests.support.scheduler.fakes import cache_group
+from tests.support.scheduler.harness import Harness, request
 
 
 def only(harness: Harness, name: str) -> Sequence:

@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 
 from baton.engine.core.sequence import FinishReason, KvSource, Purpose
 from baton.engine.core.settings import Preemption, ReturnCost
-
-from .fakes import cache_group
-from .harness import Harness, request
+from tests.support.scheduler.fakes import cache_group
+from tests.support.scheduler.harness import Harness, request
 
 CHEAP = ReturnCost(0.0, 0.0, 1.0)
 

@@ -4,9 +4,8 @@ import pytest
 
 from baton.engine.core.block_pool import NULL_BLOCK
 from baton.engine.core.sequence import KvSource, Purpose, Sequence
-
-from .fakes import cache_group
-from .harness import Harness, request
+from tests.support.scheduler.fakes import cache_group
+from tests.support.scheduler.harness import Harness, request
 
 
 def sequence_of(harness: Harness, name: str) -> Sequence:

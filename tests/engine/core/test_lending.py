@@ -9,9 +9,8 @@ from baton.engine.core.block_pool import NULL_BLOCK, BlockPool
 from baton.engine.core.cache_group import CacheGroup
 from baton.engine.core.prefix_cache import PrefixCache
 from baton.engine.core.sequence import FinishReason, KvSource, Purpose
-
-from .fakes import cache_group
-from .harness import ROOTS, Harness, request
+from tests.support.scheduler.fakes import cache_group
+from tests.support.scheduler.harness import ROOTS, Harness, request
 
 PROMPT = [1, 2, 3] * 6  # 18 tokens, 4 in a block
 

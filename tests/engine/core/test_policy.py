@@ -19,9 +19,8 @@ from baton.engine.core.policy import (
 from baton.engine.core.scheduler import Scheduler
 from baton.engine.core.sequence import Purpose
 from baton.engine.core.settings import SchedulerConfig
-
-from .fakes import cache_group
-from .harness import Harness, request
+from tests.support.scheduler.fakes import cache_group
+from tests.support.scheduler.harness import Harness, request
 
 
 def order_served(policy: str, **requests: dict[str, Any]) -> list[str]:

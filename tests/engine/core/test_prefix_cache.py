@@ -8,9 +8,8 @@ from baton.engine.core.block_pool import NULL_BLOCK
 from baton.engine.core.encoder_inputs import EncoderInput
 from baton.engine.core.plan import StepPlan
 from baton.engine.core.sequence import KvSource
-
-from .fakes import cache_group
-from .harness import ROOTS, Harness, request
+from tests.support.scheduler.fakes import cache_group
+from tests.support.scheduler.harness import ROOTS, Harness, request
 
 PROMPT = [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
 

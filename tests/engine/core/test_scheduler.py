@@ -19,9 +19,8 @@ from baton.engine.core.plan import StepPlan
 from baton.engine.core.policy import POLICIES
 from baton.engine.core.sequence import KvSource, Purpose, Request
 from baton.engine.core.settings import Preemption, ReturnCost
-
-from .fakes import VOCAB_SIZE, FakeGrammar, cache_group
-from .harness import ROOTS, Harness, request
+from tests.support.scheduler.fakes import VOCAB_SIZE, FakeGrammar, cache_group
+from tests.support.scheduler.harness import ROOTS, Harness, request
 
 MAX_PROMPT = 14
 MAX_TOKENS = 10

@@ -5,9 +5,8 @@ import pytest
 from baton.engine.core.encoder_inputs import EncoderInput
 from baton.engine.core.sequence import FinishReason, KvSource
 from baton.sampling import EarlyStopping
-
-from .fakes import cache_group
-from .harness import Harness, request
+from tests.support.scheduler.fakes import cache_group
+from tests.support.scheduler.harness import Harness, request
 
 
 def test_siblings_are_numbered_from_the_first_and_differ() -> None:

@@ -5,9 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from baton.engine.core.sequence import KvSource, Purpose, Sequence
-
-from .fakes import VOCAB_SIZE, cache_group
-from .harness import Harness, request
+from tests.support.scheduler.fakes import VOCAB_SIZE, cache_group
+from tests.support.scheduler.harness import Harness, request
 
 Guess = Callable[[list[int]], list[int]]
 

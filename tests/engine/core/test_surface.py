@@ -3,8 +3,7 @@
 from threading import Thread
 
 from baton.engine.core.sequence import Purpose
-
-from .harness import Harness, request
+from tests.support.scheduler.harness import Harness, request
 
 
 def test_several_requests_come_and_end_at_once() -> None:

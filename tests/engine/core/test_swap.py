@@ -5,9 +5,8 @@ import pytest
 from baton.engine.core.plan import StepPlan
 from baton.engine.core.sequence import KvSource
 from baton.engine.core.settings import Preemption
-
-from .fakes import cache_group
-from .harness import Harness, request
+from tests.support.scheduler.fakes import cache_group
+from tests.support.scheduler.harness import Harness, request
 
 
 def swapping(num_blocks: int = 4, num_host_blocks: int = 20, **config: object) -> Harness:

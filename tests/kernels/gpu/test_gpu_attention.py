@@ -5,7 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attention_cases import (
+
+from kernels.attention_inputs import HEAD_DIMS
+from kernels.attention_plan import plan_splits
+from kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack
+from kernels.attention_tiling import AttentionTiling, choose_tiling
+from kernels.paged_decode import paged_decode
+from tests.support.kernels.attention_cases import (
     Case,
     attend,
     cut_at_random,
@@ -16,13 +22,7 @@ from attention_cases import (
     prefill,
     share,
 )
-from kernel_checks import FLOATS, pairwise
-
-from kernels.attention_inputs import HEAD_DIMS
-from kernels.attention_plan import plan_splits
-from kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack
-from kernels.attention_tiling import AttentionTiling, choose_tiling
-from kernels.paged_decode import paged_decode
+from tests.support.kernels.comparison import FLOATS, pairwise
 
 pytestmark = pytest.mark.gpu
 TYPES = pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from kernel_checks import FLOATS, assert_close, random
 
 from kernels.expert_choice import choose_experts, reference_choose_experts
 from kernels.experts import (
@@ -13,6 +12,7 @@ from kernels.experts import (
     route,
 )
 from kernels.linear import linear, reference_linear
+from tests.support.kernels.comparison import FLOATS, assert_close, random
 
 pytestmark = pytest.mark.gpu
 DTYPES = pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from cache_cases import Step, assert_stored, rotary_table, step_of
-from kernel_checks import FLOATS, FP8, assert_close, random
 
 from kernels.block_copy import copy_blocks
 from kernels.cache_write import write_kv
 from kernels.rotary import HeadNorms, Rotation, reference_rotate, rotate_and_write
+from tests.support.kernels.cache_cases import Step, assert_stored, rotary_table, step_of
+from tests.support.kernels.comparison import FLOATS, FP8, assert_close, random
 
 pytestmark = pytest.mark.gpu
 SHAPES = pytest.mark.parametrize(

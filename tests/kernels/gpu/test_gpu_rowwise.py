@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from kernel_checks import FLOATS, assert_close, poisoned, random
 
 from kernels.activation import (
     clamped_swiglu,
@@ -11,6 +10,7 @@ from kernels.activation import (
     silu_and_multiply,
 )
 from kernels.norm import add_rms_norm, reference_rms_norm, rms_norm
+from tests.support.kernels.comparison import FLOATS, assert_close, poisoned, random
 
 pytestmark = pytest.mark.gpu
 DTYPES = pytest.mark.parametrize("dtype", FLOATS, ids=str)

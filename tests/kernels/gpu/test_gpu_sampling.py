@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from kernel_checks import FLOATS, assert_close
-from sampling_cases import KINDS, chosen_by_the_cpu, params_of, places, rows_of
 
 from kernels.bitmask import reference_restrict, restrict
 from kernels.penalties import History, Penalties, penalise, reference_penalise
@@ -17,6 +15,14 @@ from kernels.token_rules import (
     ban,
     reference_add_biases,
     reference_ban,
+)
+from tests.support.kernels.comparison import FLOATS, assert_close
+from tests.support.kernels.sampling_cases import (
+    KINDS,
+    chosen_by_the_cpu,
+    params_of,
+    places,
+    rows_of,
 )
 
 pytestmark = pytest.mark.gpu

@@ -3,7 +3,7 @@ interprets kernels or compiles them, from the moment that Triton is imported."""
 
 import pytest
 
-from tests.kernels.interpreter import IS_INTERPRETED, configure
+from tests.support.kernels.interpreter import IS_INTERPRETED, configure
 
 collect_ignore_glob = [] if IS_INTERPRETED else ["test_*.py"]
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from kernel_checks import FLOATS, apart, assert_close, pairwise, poisoned, random
 
 from kernels.activation import (
     clamped_swiglu,
@@ -10,6 +9,7 @@ from kernels.activation import (
     reference_silu_and_multiply,
     silu_and_multiply,
 )
+from tests.support.kernels.comparison import FLOATS, apart, assert_close, pairwise, poisoned, random
 
 CPU = torch.device("cpu")
 

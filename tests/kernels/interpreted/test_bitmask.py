@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from kernel_checks import apart, pairwise
 
 from baton.engine.logits_processors import restrict as restrict_by_the_cpu
 from kernels.bitmask import reference_restrict, restrict
+from tests.support.kernels.comparison import apart, pairwise
 
 
 @pytest.mark.parametrize(

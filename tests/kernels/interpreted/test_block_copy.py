@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from kernel_checks import pairwise
 
 from kernels.block_copy import copy_blocks, reference_copy_blocks
+from tests.support.kernels.comparison import pairwise
 
 
 def pool_of(num_blocks: int, block_bytes: int, gap: int = 0) -> torch.Tensor:

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from cache_cases import assert_stored, rotary_table, step_of
-from kernel_checks import FLOATS, FP8, assert_close, pairwise, poisoned, random
 
 from baton.engine.kv_pool import KvPool
 from kernels.cache_write import CacheBlocks, reference_write_kv, write_kv
 from kernels.rotary import HeadNorms, Rotation, reference_rotate, rotate_and_write
+from tests.support.kernels.cache_cases import assert_stored, rotary_table, step_of
+from tests.support.kernels.comparison import FLOATS, FP8, assert_close, pairwise, poisoned, random
 
 CPU = torch.device("cpu")
 HEAD_DIMS = (64, 80, 96, 128, 256)

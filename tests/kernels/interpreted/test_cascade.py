@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from attention_cases import decode, make_case, share
-from kernel_checks import pairwise
 
 from kernels.attention_tiling import Tiling
+from tests.support.kernels.attention_cases import decode, make_case, share
+from tests.support.kernels.comparison import pairwise
 
 TILING, SHARED = Tiling(16, 32, 4, 2), Tiling(32, 64, 4, 2)
 SPLIT = 64

@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from attention_cases import Case, decode, make_case, poisoned_workspace
-from kernel_checks import FLOATS, pairwise
 
 from kernels.attention_inputs import HEAD_DIMS, check_model
 from kernels.attention_plan import plan_splits
 from kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack
 from kernels.attention_tiling import Tiling, choose_tiling
 from kernels.paged_decode import paged_decode
+from tests.support.kernels.attention_cases import Case, decode, make_case, poisoned_workspace
+from tests.support.kernels.comparison import FLOATS, pairwise
 
 TILING = Tiling(16, 32, 4, 2)
 SPLIT = 64

@@ -2,7 +2,10 @@
 
 import pytest
 import torch
-from attention_cases import (
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+from kernels.attention_tiling import Tiling, choose_tiling
+from tests.support.kernels.attention_cases import (
     Case,
     attend,
     cut_at_random,
@@ -12,10 +15,7 @@ from attention_cases import (
     prefill,
     share,
 )
-from kernel_checks import pairwise
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-from kernels.attention_tiling import Tiling, choose_tiling
+from tests.support.kernels.comparison import pairwise
 
 TILING = Tiling(32, 32, 4, 2)
 SPLIT = 64

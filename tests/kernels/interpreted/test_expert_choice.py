@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from kernel_checks import FLOATS, apart, assert_close, pairwise, random
 
 from kernels.expert_choice import choose_experts, reference_choose_experts
+from tests.support.kernels.comparison import FLOATS, apart, assert_close, pairwise, random
 
 CPU = torch.device("cpu")
 

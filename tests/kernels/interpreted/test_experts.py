@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from kernel_checks import FLOATS, assert_close, pairwise, poisoned, random
 
 from kernels.experts import (
     BLOCK_ROWS,
@@ -12,6 +11,7 @@ from kernels.experts import (
     reference_expert_linear,
     route,
 )
+from tests.support.kernels.comparison import FLOATS, assert_close, pairwise, poisoned, random
 
 CPU = torch.device("cpu")
 CASES = pairwise(

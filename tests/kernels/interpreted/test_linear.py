@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from kernel_checks import FLOATS, apart, assert_close, pairwise, poisoned, random
 
 from kernels.linear import linear, reference_linear, splits
+from tests.support.kernels.comparison import FLOATS, apart, assert_close, pairwise, poisoned, random
 
 CPU = torch.device("cpu")
 CASES = pairwise(

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from kernel_checks import FLOATS, apart, assert_close, pairwise, poisoned, random
 
 from kernels.norm import MAX_WIDTH, add_rms_norm, reference_rms_norm, rms_norm
+from tests.support.kernels.comparison import FLOATS, apart, assert_close, pairwise, poisoned, random
 
 CPU = torch.device("cpu")
 CASES = pairwise(

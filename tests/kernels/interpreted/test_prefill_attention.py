@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from attention_cases import attend, make_case, prefill
-from kernel_checks import FLOATS, pairwise
 
 from kernels.attention_inputs import HEAD_DIMS
 from kernels.attention_tiling import Tiling, choose_tiling
+from tests.support.kernels.attention_cases import attend, make_case, prefill
+from tests.support.kernels.comparison import FLOATS, pairwise
 
 TILING = Tiling(32, 32, 4, 2)
 # One token in all, chunks that begin and end anywhere in a block, a whole prompt, no token.

@@ -5,14 +5,20 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from kernel_checks import FLOATS, assert_close, pairwise
-from sampling_cases import KINDS, chosen_by_the_cpu, params_of, places, rows_of
 
 from baton.engine.random import uniform as uniform_of_the_cpu
 from baton.sampling import SamplingParams
 from kernels.philox import uniform
 from kernels.row_summary import Tiling, reference_token_logprobs, token_logprobs
 from kernels.sampling import MOST_TOKENS, Plan, sample
+from tests.support.kernels.comparison import FLOATS, assert_close, pairwise
+from tests.support.kernels.sampling_cases import (
+    KINDS,
+    chosen_by_the_cpu,
+    params_of,
+    places,
+    rows_of,
+)
 
 CPU = torch.device("cpu")
 # Small enough that a few thousand tokens are many tiles, and that rows are left over.

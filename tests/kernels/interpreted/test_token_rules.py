@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from kernel_checks import apart, pairwise
 
 from kernels.penalties import History
 from kernels.token_rules import (
@@ -13,6 +12,7 @@ from kernels.token_rules import (
     reference_add_biases,
     reference_ban,
 )
+from tests.support.kernels.comparison import apart, pairwise
 
 
 def cells(num_rows: int, vocab_size: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,313 @@
+"""`python -m tests.e2e.soak`: requests for some minutes while everything is broken at random.
+
+Two workers of each role, a router and a Redis are killed, stopped, flushed and restarted, and the
+network between them is cut, one way or both, slowed, and damages blocks, each in its own time; some
+clients leave. Every other answer is compared with the undisturbed one.
+"""
+
+import argparse
+import asyncio
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+
+from baton.cli.local_cluster import LocalCluster
+from baton.cli.process import Process
+from baton.client import AsyncClient, Client
+from baton.cluster.redis import connect, transact
+from baton.errors import BatonError, OverloadedError, UnavailableError
+from baton.sampling import SamplingParams
+from tests.support.cluster.checkpoints import prompt_of
+from tests.support.cluster.network import (
+    REDIS,
+    Network,
+    corrupted,
+    duplicated,
+    once,
+    reordered,
+    truncated,
+)
+from tests.support.cluster.watch import held
+from tests.support.cluster.ways import CODE, WAYS
+
+IN_FLIGHT = 20
+SHARE_LEAVING = 0.1
+# A worker that was killed is there again within this, on a machine that is busy.
+BACK_WITHIN = 60.0
+HELD_WITHIN = 5.0
+# Seconds that a process stays away: a model of some size takes a while to be loaded, and a request
+# that loses two workers within a few tokens is taken for poison.
+AWAY = (0.0, 10.0)
+
+Prompt = str | list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request, and the tokens of its sequences when nothing disturbs it."""
+
+    prompt: Prompt
+    params: SamplingParams
+    answer: list[tuple[int, ...]]
+
+    def __str__(self) -> str:
+        length = len(self.prompt)
+        return f"a prompt of {length}, {self.params}"
+
+
+@dataclass
+class Report:
+    """What became of everything."""
+
+    num_requests: int = 0
+    num_left: int = 0
+    num_migrations: int = 0
+    num_resumed: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    lost: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    faults: Counter[str] = field(default_factory=Counter)
+    held: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = {
+            "requests": f"{self.num_requests}, of which {self.num_left} left by their clients",
+            "faults": f"{self.faults.total()}: {_listed(self.faults)}",
+            "migrations": f"{self.num_migrations}, and {self.num_resumed} to another router",
+            "refused": f"{self.refused.total()} {_listed(self.refused)}",
+            "lost": f"{len(self.lost)} {self.lost[:8] or ''}",
+            "wrong": f"{len(self.wrong)} {self.wrong[:3] or ''}",
+            "held at end": f"{len(self.held)} {self.held or ''}",
+        }
+        return "\n".join(f"{name:12} {value}".rstrip() for name, value in lines.items())
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
+
+
+def run(seconds: float, seed: int = 0) -> Report:
+    """A whole soak: about as long as `seconds`, and the start of a cluster and its answers."""
+    flags = {"max_num_batched_tokens": 64, "num_blocks": 1024}
+    cluster = LocalCluster(num_prefill=2, num_decode=2, worker_flags=flags)
+    with Network(cluster, in_place={"decode-1"}) as network, cluster:
+        return asyncio.run(_Soak(cluster, network, random.Random(seed)).run(seconds))
+
+
+def _shortened(params: SamplingParams, seed: int) -> SamplingParams:
+    """The same in fewer tokens; how many is the seed's choice."""
+    max_tokens = (40, 80, 160, 240)[seed % 4]
+    min_tokens = min(params.min_tokens, max_tokens)
+    return replace(params, seed=seed, max_tokens=max_tokens, min_tokens=min_tokens)
+
+
+class _Soak:
+    def __init__(self, cluster: LocalCluster, network: Network, chance: random.Random) -> None:
+        self._cluster = cluster
+        self._network = network
+        self._chance = chance
+        self._report = Report()
+        self._ends_at = 0.0
+
+    @property
+    def _is_over(self) -> bool:
+        return time.monotonic() > self._ends_at
+
+    async def run(self, seconds: float) -> Report:
+        # What is ranked begins anew with every worker it loses, and ends when there is peace.
+        patience = seconds + BACK_WITHIN
+        async with AsyncClient(
+            self._cluster.address, timeout=patience, wait_for_ready=True
+        ) as client:
+            questions = await self._questions(client)
+            self._ends_at = time.monotonic() + seconds
+            lanes = [
+                self._break_again(self._worker_fault("prefill"), 4.0),
+                self._break_again(self._worker_fault("decode"), 4.0),
+                self._break_again(self._network_fault, 5.0),
+                self._break_again(self._redis_fault, 10.0),
+                self._break_again(self._router_fault, 20.0),
+            ]
+            asking = [self._ask_again(client, questions) for _ in range(IN_FLIGHT)]
+            async with asyncio.timeout(seconds + 2 * BACK_WITHIN):
+                await asyncio.gather(*lanes, *asking)
+        await self._note_held()
+        return self._report
+
+    # Requests.
+
+    async def _questions(self, client: AsyncClient) -> list[Question]:
+        """With their answers, while all is well."""
+        prompts: list[Prompt] = [CODE, *(prompt_of(n, seed=n) for n in (3, 120, 600))]
+        asked = [
+            (prompt, _shortened(params, seed))
+            for seed, prompt in enumerate(prompts)
+            for params in WAYS.values()
+        ]
+        gate = asyncio.Semaphore(IN_FLIGHT)
+
+        async def answered(prompt: Prompt, params: SamplingParams) -> Question:
+            async with gate:
+                completions = await client.generate(prompt, params).completions()
+            return Question(prompt, params, [c.token_ids for c in completions])
+
+        return await asyncio.gather(*(answered(*each) for each in asked))
+
+    async def _ask_again(self, client: AsyncClient, questions: list[Question]) -> None:
+        while not self._is_over:
+            question = self._chance.choice(questions)
+            self._report.num_requests += 1
+            began = time.monotonic()
+            try:
+                await self._ask(client, question)
+            except (UnavailableError, OverloadedError) as error:
+                self._report.refused[f"{type(error).__name__}: {error}"] += 1
+                await asyncio.sleep(0.2)
+            except BatonError as error:
+                lasted = time.monotonic() - began
+                self._report.lost.append(
+                    f"{type(error).__name__}: {error} (after {lasted:.0f} s; {question})"
+                )
+
+    async def _ask(self, client: AsyncClient, question: Question) -> None:
+        async with client.generate(question.prompt, question.params) as generation:
+            if self._chance.random() < SHARE_LEAVING:
+                self._report.num_left += 1
+                for _ in range(self._chance.randrange(20)):
+                    await anext(generation, None)
+                return
+            completions = await generation.completions()
+        assert generation.finished is not None
+        self._report.num_migrations += generation.finished.usage.num_migrations
+        self._report.num_resumed += generation.num_resumed
+        if [c.token_ids for c in completions] != question.answer:
+            self._report.wrong.append(str(question))
+
+    # Faults.
+
+    async def _break_again(self, fault: Callable[[], Awaitable[str]], mean_pause: float) -> None:
+        """One fault after the other, until it is over; the last one is repaired too."""
+        while not self._is_over:
+            await asyncio.sleep(self._chance.uniform(0.0, 2.0 * mean_pause))
+            if not self._is_over:
+                self._report.faults[await fault()] += 1
+
+    def _worker_fault(self, role: str) -> Callable[[], Awaitable[str]]:
+        async def fault() -> str:
+            victim = self._cluster.process(f"{role}-{self._chance.randrange(2)}")
+            if self._chance.random() < 0.5:
+                await self._stop_for_a_while(victim)
+                return f"{role} stopped"
+            await self._kill_and_restart(victim)
+            return f"{role} killed"
+
+        return fault
+
+    async def _router_fault(self) -> str:
+        await self._kill_and_restart(self._cluster.process("router"))
+        return "router killed"
+
+    async def _network_fault(self) -> str:
+        """Between a router and a worker, or two workers, for a while."""
+        numbers = self._chance.randrange(2), self._chance.randrange(2)
+        prefill, decode = f"prefill-{numbers[0]}", f"decode-{numbers[1]}"
+        kind = self._chance.choice(["cut", "slow", "damage"])
+        links = [("router", prefill), ("router", decode), (decode, prefill)]
+        there, back = self._chance.choice(links)
+        if kind == "damage":
+            there, back = "decode-0", prefill  # to the other one they go by no network
+        if kind == "cut":
+            direction = self._chance.choice(["there", "back", "both"])
+            with self._network.cut(there, back, direction):
+                await asyncio.sleep(self._chance.uniform(0.2, 5.0))
+            return f"network cut {'both ways' if direction == 'both' else 'one way'}"
+        way = self._network.link(there, back).back
+        try:
+            if kind == "slow":
+                way.delay = self._chance.uniform(0.01, 0.2)
+                await asyncio.sleep(self._chance.uniform(0.2, 5.0))
+                return "network slowed"
+            num_before = way.num_damaged
+            way.damage = once(self._chance.choice([corrupted, truncated, reordered, duplicated]))
+            for _ in range(100):  # until blocks come by
+                await asyncio.sleep(0.05)
+                if way.num_damaged > num_before:
+                    return "blocks damaged"
+            return "no block to damage"
+        finally:
+            way.delay, way.damage = 0.0, None
+
+    async def _redis_fault(self) -> str:
+        redis = self._cluster.redis
+        assert redis is not None
+        kind = self._chance.choice(["flush", "kill", "slow", "cut"])
+        if kind in ("slow", "cut"):
+            links = [self._network.link(p.name, REDIS) for p in self._cluster.processes]
+            for link in links:
+                link.back.delay, link.back.is_cut = 2.0 * (kind == "slow"), kind == "cut"
+            await asyncio.sleep(self._chance.uniform(1.0, 5.0))
+            for link in links:
+                link.back.delay, link.back.is_cut = 0.0, False
+            return "Redis slowed to 2 s" if kind == "slow" else "Redis cut off"
+        if kind == "flush":
+            client = connect(redis.url)
+            await transact(client, ("FLUSHALL",))
+            await client.aclose()
+            return "Redis flushed"
+        redis.stop()
+        await asyncio.sleep(self._chance.uniform(0.0, 3.0))
+        redis.start()
+        return "Redis killed"
+
+    async def _stop_for_a_while(self, victim: Process) -> None:
+        victim.signal(signal.SIGSTOP)
+        await asyncio.sleep(self._chance.uniform(0.2, 5.0))
+        victim.signal(signal.SIGCONT)
+        await self._until_back(victim)
+
+    async def _kill_and_restart(self, victim: Process) -> None:
+        victim.signal(signal.SIGKILL)
+        await asyncio.sleep(self._chance.uniform(*AWAY))
+        victim.start(victim.log_path.parent)
+        await self._until_back(victim)
+
+    async def _until_back(self, victim: Process) -> None:
+        """Until the router gives it work. Fails after a while."""
+        async with asyncio.timeout(BACK_WITHIN):
+            while not await asyncio.to_thread(self._is_back, victim):  # noqa: ASYNC110
+                await asyncio.sleep(0.2)
+
+    def _is_back(self, victim: Process) -> bool:
+        try:
+            with Client(self._cluster.admin_address, timeout=2.0) as client:
+                workers = {w.id: w.state for w in client.list_workers()}
+        except BatonError:
+            return False
+        return victim.role == "router" or workers.get(victim.worker_id) == "ready"
+
+    async def _note_held(self) -> None:
+        deadline = time.monotonic() + HELD_WITHIN
+        while time.monotonic() < deadline:
+            self._report.held = await asyncio.to_thread(held, self._cluster)
+            if not self._report.held:
+                return
+            await asyncio.sleep(0.1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.e2e.soak", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600.0, help="how long (default 600)")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="of all that is chance")
+    arguments = parser.parse_args()
+    print(f"soak: {arguments.seconds:g} s, seed {arguments.seed}", flush=True)
+    report = run(arguments.seconds, arguments.seed)
+    print(report)
+    sys.exit(bool(report.lost or report.wrong or report.held))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Looking at a running cluster from outside, patiently."""
+
+import asyncio
+import time
+
+from baton.cli.local_cluster import LocalCluster
+from baton.client import Client
+from baton.client_types import Load
+
+
+def load_of(endpoint: str) -> Load:
+    with Client(endpoint, timeout=5.0) as client:
+        return client.get_load()
+
+
+def loads(cluster: LocalCluster) -> dict[str, Load]:
+    """What every running process is doing, by name."""
+    return {p.name: load_of(p.admin_endpoint) for p in cluster.processes if p.is_running}
+
+
+def held(cluster: LocalCluster) -> dict[str, str]:
+    """What is held by whom; empty if nothing is."""
+    found = {}
+    for name, load in loads(cluster).items():
+        counts = {
+            "running": load.num_running,
+            "waiting": load.num_waiting,
+            "blocks": load.num_held_blocks,
+            "leases": load.num_leases,
+            "promised": load.num_promised_blocks,
+        }
+        if any(counts.values()):
+            found[name] = str({k: v for k, v in counts.items() if v})
+    return found
+
+
+async def until_nothing_is_held(cluster: LocalCluster, within: float = 1.0) -> None:
+    """The invariant: all is back within a second. A look at every process is not instant, so the
+    last one may begin before the second is over."""
+    deadline = time.monotonic() + within
+    while True:
+        began = time.monotonic()
+        found = await asyncio.to_thread(held, cluster)
+        if not found:
+            return
+        assert began < deadline, f"still held after {within} s: {found}"
+
+
+def num_steps(cluster: LocalCluster) -> dict[str, int]:
+    return {n: load.num_steps for n, load in loads(cluster).items() if n != "router"}

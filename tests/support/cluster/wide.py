@@ -1,0 +1,73 @@
+"""A cluster of two workers of each role, to be broken and made whole again."""
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+
+from baton.cli.local_cluster import LocalCluster
+from baton.client import AsyncClient, Client
+from baton.client_types import Worker
+from baton.generation import AsyncGeneration
+from baton.sampling import SamplingParams
+from tests.support.cluster.checkpoints import prompt_of
+from tests.support.cluster.watch import load_of
+from tests.support.waiting import until_observed
+
+# A router with it sends every prompt through a prefill worker: for tests of the handoff.
+HANDOFFS = {"conditional_disaggregation": False}
+LONG = SamplingParams(max_tokens=1900, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=8, ignore_eos=True)
+
+
+def made_whole(cluster: LocalCluster) -> LocalCluster:
+    """The cluster with all its processes running and taking work."""
+    for process in cluster.processes:
+        process.signal(signal.SIGCONT)
+        if process.is_running and load_of(process.admin_endpoint).state == "draining":
+            cluster.kill(process.name)
+    for process in cluster.processes:
+        if not process.is_running:
+            cluster.restart(process.name)
+    cluster.wait_ready()
+    return cluster
+
+
+def name_of(cluster: LocalCluster, worker_id: str) -> str:
+    return next(
+        p.name for p in cluster.processes if p.role != "router" and p.worker_id == worker_id
+    )
+
+
+def listed(cluster: LocalCluster) -> dict[str, Worker]:
+    with Client(cluster.admin_address) as client:
+        return {name_of(cluster, w.id): w for w in client.list_workers()}
+
+
+async def streaming(client: AsyncClient, cluster: LocalCluster) -> tuple[AsyncGeneration, str]:
+    """A generation that is being decoded, and the name of the process that does it."""
+    generation = client.generate(prompt_of(5), LONG)
+    accepted = await generation.wait_accepted()
+    await anext(generation)
+    await anext(generation)
+    return generation, name_of(cluster, accepted.placement.decode_worker)
+
+
+async def prefilling(client: AsyncClient, cluster: LocalCluster) -> tuple[AsyncGeneration, str]:
+    """A generation whose prompt is being computed, and the name of the process that does it."""
+    generation = client.generate(prompt_of(2000, seed=time.monotonic_ns() % 1000), SHORT)
+    accepted = await generation.wait_accepted()
+    name = name_of(cluster, accepted.placement.prefill_worker)
+    endpoint = cluster.process(name).admin_endpoint
+    await until_observed(lambda: load_of(endpoint).num_running == 1, within=2.0, what="the prefill")
+    return generation, name
+
+
+@contextlib.contextmanager
+def stopped(cluster: LocalCluster, name: str) -> Iterator[None]:
+    """A process that says nothing for the length of the block."""
+    cluster.kill(name, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        cluster.kill(name, signal.SIGCONT)

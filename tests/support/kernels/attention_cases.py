@@ -1,0 +1,190 @@
+"""Ragged batches over a paged pool, for tests of attention on any device.
+
+Whatever attention must not read is NaN: other layers' part of the pool, blocks of nobody, and what
+a block holds behind the last token of its sequence.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from kernels.attention_inputs import PagedKv, ScoreRule
+from kernels.attention_plan import SharedPrefix, Spans, plan_splits, plan_tiles
+from kernels.attention_plan_arrays import SplitArrays
+from kernels.attention_reference import reference_attention
+from kernels.attention_tiling import AttentionTiling, Tiling
+from kernels.paged_attention import AttentionArrays, paged_attention, plan_attention
+from kernels.paged_decode import Workspace, paged_decode
+from kernels.paged_prefill import paged_prefill
+from tests.support.kernels.comparison import apart, assert_close, poisoned, random
+
+FP8 = torch.float8_e4m3fn
+# Weights are rounded to the type of the queries before they meet the values.
+SLACK = {torch.bfloat16: 2.0, torch.float16: 2.0, torch.float32: 2.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    query: torch.Tensor
+    kv: PagedKv
+    rule: ScoreRule
+    tables: torch.Tensor
+    spans: Spans
+
+    @property
+    def group(self) -> int:
+        return self.query.shape[1] // self.kv.num_kv_heads
+
+    def of(self, spans: Spans) -> "Case":
+        """The same batch, asked for these spans alone."""
+        return replace(self, spans=spans)
+
+    def expected(self) -> torch.Tensor:
+        return reference_attention(self.query, self.kv, self.rule, self.tables, self.spans)
+
+    def poisoned_out(self) -> torch.Tensor:
+        query = self.query
+        return poisoned(*query.shape, dtype=query.dtype, device=query.device)
+
+    def check(self, out: torch.Tensor) -> None:
+        assert_close(out, self.expected(), SLACK[out.dtype])
+
+
+def make_case(
+    contexts: Sequence[int],
+    num_queries: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    head_dim: int = 64,
+    group: int = 2,
+    num_kv_heads: int = 2,
+    block_size: int = 16,
+    window: int | None = None,
+    softcap: float | None = None,
+    has_sinks: bool = False,
+    is_fp8: bool = False,
+    device: torch.device | str = "cpu",
+) -> Case:
+    """`contexts`: how many tokens each sequence has before those that ask."""
+    device = torch.device(device)
+    starts, counts = np.array(contexts), np.array(num_queries)
+    lengths = starts + counts
+    num_blocks = -(-lengths // block_size)
+    tables = torch.zeros(len(starts) + 1, int(num_blocks.max()) + 1, dtype=torch.int32)
+    ids = torch.randperm(int(num_blocks.sum()) + 2).int() + 1
+    width = block_size * num_kv_heads * head_dim
+    cache_dtype = FP8 if is_fp8 else dtype
+    pool = poisoned(len(ids) + 1, 4 * width, dtype=cache_dtype, device=device)
+    parts = pool[:, width : 2 * width], pool[:, 2 * width : 3 * width]
+    seats = np.random.default_rng(torch.initial_seed() % 2**32).permutation(len(starts))
+    taken = 0
+    for seat, length, count in zip(seats, lengths, num_blocks, strict=True):
+        mine = ids[taken : taken + count]
+        taken += count
+        tables[seat, :count] = mine
+        for part in parts:
+            tokens = part.view(len(pool), block_size, -1)[mine.long()].flatten(0, 1)
+            tokens[:length] = random(int(length), tokens.shape[1], dtype=cache_dtype, device=device)
+            part[mine.long()] = tokens.view(int(count), width)
+    pool[0] = 0.0
+    scales = (
+        [torch.rand(num_kv_heads, device=device) + 0.5 for _ in parts] if is_fp8 else [None] * 2
+    )
+    num_heads = group * num_kv_heads
+    query = random(int(counts.sum()), num_heads, head_dim, dtype=dtype, device=device)
+    sinks = torch.randn(num_heads, device=device) + 1.0 if has_sinks else None
+    return Case(
+        apart(query, gap=8),
+        PagedKv(*parts, block_size, num_kv_heads, head_dim, *scales),
+        ScoreRule(1.5 * head_dim**-0.5, window, softcap, sinks),
+        tables.to(device),
+        Spans.of_batch(seats, starts, counts),
+    )
+
+
+def decode(
+    case: Case,
+    tiling: Tiling,
+    split_tokens: int,
+    shared_tiling: Tiling | None = None,
+    **plan: object,
+) -> torch.Tensor:
+    """By `paged_decode` alone, however many tokens a sequence has."""
+    query, shared_tiling = case.query, shared_tiling or tiling
+    splits = plan_splits(
+        case.spans,
+        split_tokens,
+        tiling.keys,
+        tiling.num_tokens(case.group),
+        case.rule.window,
+        tokens_per_shared_item=shared_tiling.num_tokens(case.group),
+        **plan,
+    )
+    arrays = SplitArrays.of(splits, query.device)
+    workspace = poisoned_workspace(case, splits.num_slots)
+    out = case.poisoned_out()
+    paged_decode(
+        query, out, case.kv, case.rule, case.tables, arrays, workspace, tiling, shared_tiling
+    )
+    return out
+
+
+def prefill(case: Case, tiling: Tiling, split_tokens: int | None = None) -> torch.Tensor:
+    """By `paged_prefill` alone, however few tokens a sequence has."""
+    tiles = torch.from_numpy(plan_tiles(case.spans, tiling.num_tokens(case.group)))
+    tiles, out = tiles.to(case.query.device), case.poisoned_out()
+    paged_prefill(case.query, out, case.kv, case.rule, case.tables, tiles, tiling, split_tokens)
+    return out
+
+
+def poisoned_workspace(case: Case, num_slots: int) -> Workspace:
+    workspace = Workspace.allocate(num_slots, *case.query.shape[1:], case.query.device)
+    for tensor in (workspace.acc, workspace.row_max, workspace.row_sum):
+        tensor.fill_(torch.nan)
+    return workspace
+
+
+def every_token(case: Case) -> Spans:
+    """Each token of the batch as a span of its own, as it would be decoded."""
+    spans = case.spans
+    of = np.repeat(np.arange(len(spans)), spans.num_queries)
+    tokens = np.arange(len(of))
+    steps = tokens - spans.first_tokens[of]
+    return Spans(spans.seats[of], spans.starts[of] + steps, np.ones_like(of), tokens)
+
+
+def cut_at_random(spans: Spans) -> Spans:
+    """The same tokens in chunks of any size, shuffled."""
+    pieces = []
+    for seat, start, count, first in zip(
+        spans.seats, spans.starts, spans.num_queries, spans.first_tokens, strict=True
+    ):
+        inner = np.flatnonzero(torch.rand(max(count - 1, 0)).numpy() < 0.1) + 1
+        edges = [0, *inner.tolist(), int(count)]
+        for begin, end in itertools.pairwise(edges):
+            pieces.append((seat, start + begin, end - begin, first + begin))
+    order = torch.randperm(len(pieces)).tolist()
+    return Spans(*np.array([pieces[i] for i in order]).T)
+
+
+def share(case: Case, members: Sequence[int], num_tokens: int) -> SharedPrefix:
+    """Lets the members begin with the blocks of the first of them."""
+    seats = torch.from_numpy(case.spans.seats[list(members)])
+    num_blocks = num_tokens // case.kv.block_size
+    case.tables[seats, :num_blocks] = case.tables[seats[0], :num_blocks]
+    return SharedPrefix(np.array(members), num_tokens)
+
+
+def attend(
+    case: Case, tiling: AttentionTiling, shared: Sequence[SharedPrefix] = ()
+) -> torch.Tensor:
+    """By the kernel that each sequence is given to."""
+    plan = plan_attention(case.spans, case.group, tiling, case.rule.window, shared)
+    assert len(plan.splits.shared_items) >= len(shared)
+    arrays = AttentionArrays.of(plan, case.query.device)
+    out, workspace = case.poisoned_out(), poisoned_workspace(case, plan.splits.num_slots)
+    arguments = (case.query, out, case.kv, case.rule, case.tables, arrays, workspace)
+    paged_attention(*arguments, tiling)
+    return out

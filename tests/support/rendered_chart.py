@@ -1,0 +1,148 @@
+"""The chart as Helm renders it, and what tests ask of its objects."""
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import helm_python as helm
+import yaml
+
+from tests.support.repository import ROOT
+
+CHART = ROOT / "helm" / "baton"
+NAMESPACE = "serving"
+Object = dict[str, Any]
+
+# Whatever can be turned on, at once, beside the presets.
+EVERYTHING = "everything"
+_EVERYTHING = """
+image: { registry: registry.example/llm, tag: "1", pullSecrets: [registry] }
+model: { source: image, image: registry.example/checkpoints/qwen3, name: "" }
+redis: { existingSecret: redis-password }
+tls:
+  enabled: true
+  existingSecrets: { router: router-tls }
+  certManager: { issuer: baton, issuerKind: ClusterIssuer, trustDomain: llm.example }
+router:
+  http: true
+  tenantsSecret: tenants
+  allowancesConfigMap: allowances
+  settings: { placement: least-loaded, max_prompt_bytes: 2097152, share_prefixes: true }
+  autoscaling: { enabled: true }
+  nodeSelector: { pool: cpu }
+  tolerations: [{ key: pool, operator: Exists, effect: NoSchedule }]
+kv: { connector: auto, socketDirectory: { hostPath: /var/lib/baton } }
+prefill: { gpus: 1, autoscaling: { enabled: true }, nodeSelector: { pool: gpu } }
+decode:
+  settings: { max_num_seqs: 8, gpu_memory_utilization: 0.85 }
+  autoscaling: { enabled: true }
+autoscaling: { prometheus: "http://prometheus.monitoring:9090" }
+tracing: { endpoint: "http://collector.monitoring:4317", headersSecret: collector }
+monitoring: { podMonitors: true, rules: true, dashboards: true, labels: { release: prometheus } }
+ingress:
+  grpc: { enabled: true, className: nginx, host: grpc.example, tlsSecret: grpc-tls,
+          annotations: { nginx.ingress.kubernetes.io/backend-protocol: GRPC } }
+  http: { enabled: true, host: http.example }
+gateway:
+  parentRefs: [{ name: public, namespace: gateways }]
+  grpcHostname: grpc.example
+  httpHostname: http.example
+podLabels: { team: llm }
+podAnnotations: { example/note: "yes" }
+"""
+
+PRESETS = ("values", *sorted(path.stem for path in CHART.glob("values-*.yaml")), EVERYTHING)
+WORKERS = ("prefill", "decode")
+PROCESSES = ("router", *WORKERS)
+
+
+@cache
+def chart() -> helm.Chart:
+    return helm.Chart.load(CHART)
+
+
+def values_of(preset: str) -> Object:
+    """What is given on top of `values.yaml`."""
+    if preset == "values":
+        return {}
+    text = _EVERYTHING if preset == EVERYTHING else (CHART / f"{preset}.yaml").read_text()
+    values: Object = yaml.safe_load(text)
+    return values
+
+
+def merged(values: Object) -> Object:
+    """All values that hold."""
+    return chart().merge_values(values)
+
+
+def render(values: Object) -> list[Object]:
+    """Every object of a release called "demo"."""
+    files = chart().render(values, name="demo", namespace=NAMESPACE)
+    return [
+        found
+        for path, text in files.items()
+        if not path.endswith(".txt")
+        for found in yaml.safe_load_all(text)
+        if found is not None
+    ]
+
+
+@cache
+def preset(name: str) -> tuple[Object, ...]:
+    return tuple(render(values_of(name)))
+
+
+def of_kind(objects: tuple[Object, ...] | list[Object], *kinds: str) -> list[Object]:
+    return [found for found in objects if found["kind"] in kinds]
+
+
+def component(found: Object) -> str:
+    return str(found["metadata"]["labels"]["app.kubernetes.io/component"])
+
+
+def workloads(objects: tuple[Object, ...] | list[Object]) -> dict[str, Object]:
+    """Deployments and StatefulSets, by their component."""
+    return {component(found): found for found in of_kind(objects, "Deployment", "StatefulSet")}
+
+
+def pod_of(workload: Object) -> Object:
+    spec: Object = workload["spec"]["template"]["spec"]
+    return spec
+
+
+def container_of(workload: Object) -> Object:
+    (container,) = pod_of(workload)["containers"]
+    found: Object = container
+    return found
+
+
+def labels_of_pods(workload: Object) -> Mapping[str, str]:
+    labels: Mapping[str, str] = workload["spec"]["template"]["metadata"]["labels"]
+    return labels
+
+
+def env_of(workload: Object) -> dict[str, Object]:
+    """The variables of its container by name."""
+    return {variable["name"]: variable for variable in container_of(workload).get("env", ())}
+
+
+def selects(selector: Object, labels: Mapping[str, str]) -> bool:
+    """As Kubernetes matches a label selector, of what the chart makes use of."""
+    assert selector.keys() <= {"matchLabels", "matchExpressions"}, selector
+    for expression in selector.get("matchExpressions", ()):
+        assert expression["operator"] == "In", expression
+        if labels.get(expression["key"]) not in expression["values"]:
+            return False
+    return all(labels.get(k) == v for k, v in selector.get("matchLabels", {}).items())
+
+
+def found_in(node: Any, key: str) -> Iterator[Any]:
+    """The value of every key of that name, however deep."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            if name == key:
+                yield value
+            yield from found_in(value, key)
+    elif isinstance(node, list):
+        for value in node:
+            yield from found_in(value, key)

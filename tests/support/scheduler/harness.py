@@ -1,0 +1,613 @@
+"""A scheduler and a fake runner that step together, and what each request shall come to.
+
+Whatever a test does to the scheduler it does through here, so that every step of every test is
+checked for all that must always hold.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from threading import Thread
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from baton.cluster.prefix import hash_chain
+from baton.engine.core.block_pool import NULL_BLOCK, BlockPool
+from baton.engine.core.cache_group import CacheGroup
+from baton.engine.core.plan import ExternalAllocation, StepPlan, StepResult
+from baton.engine.core.progress import DecodeProgress, SequenceProgress, StepProgress
+from baton.engine.core.scheduler import Scheduler
+from baton.engine.core.sequence import (
+    FinishReason,
+    KvSource,
+    Purpose,
+    Request,
+    Sequence,
+    SequenceStatus,
+)
+from baton.engine.core.settings import Preemption, SchedulerConfig
+from baton.sampling import SamplingParams
+from tests.support.scheduler.fakes import (
+    CLEARED,
+    POISON,
+    VOCAB_SIZE,
+    FakeRunner,
+    alone,
+    beams_alone,
+    cache_group,
+    given_to,
+    next_token,
+    score_of,
+    states_of,
+)
+
+ROOTS = [b"r" * 16, b"s" * 16]
+
+
+def request(
+    request_id: str, prompt: Iterable[int], max_tokens: int = 8, *, given: int = 0, **kind: Any
+) -> Request:
+    """A request; of the prompt, the last `given` tokens are output that it arrives with.
+
+    Fields of `SamplingParams` go to these, all others are the request's own.
+    """
+    prompt = list(prompt)
+    fields = SamplingParams.__dataclass_fields__.keys() - {"grammar", "stop_token_ids"}
+    ours = {name: kind.pop(name) for name in list(kind) if name in fields}
+    return Request(
+        request_id=request_id,
+        token_ids=prompt,
+        num_prompt_tokens=len(prompt) - given,
+        params=SamplingParams(max_tokens=max_tokens, **ours),
+        root=kind.pop("root", ROOTS[0]),
+        **kind,
+    )
+
+
+@dataclass
+class Expected:
+    """One request as a test sees it: what it would produce alone, and what it has so far."""
+
+    request: Request
+    outcomes: dict[int, tuple[list[int], FinishReason]]
+    beams: list[tuple[tuple[int, ...], float]]
+    given: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    produced: dict[int, list[int]] = field(default_factory=dict)
+    finished: set[int] = field(default_factory=set)
+    scored: list[float] = field(default_factory=list)
+    allocation: ExternalAllocation | None = None
+    num_arrived: int = 0
+    was_external: bool = False
+    has_failed: bool = False
+
+    @classmethod
+    def of(cls, request: Request) -> "Expected":
+        if request.beams is not None:
+            return cls(request, {}, beams_alone(request))
+        count = request.params.num_sequences if request.purpose is Purpose.GENERATE else 1
+        indices = range(request.sequence_index, request.sequence_index + count)
+        if request.outputs:
+            indices = [i for i, o in zip(indices, request.outputs, strict=True) if o is not None]
+        outcomes = {i: alone(request, i) for i in indices}
+        return cls(request, outcomes, [], {i: given_to(request, i) for i in indices})
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens it arrived with."""
+        return len(self.request.token_ids)
+
+    @property
+    def is_done(self) -> bool:
+        wanted = self.request.params.n if self.request.beams else len(self.outcomes)
+        return len(self.finished) == wanted
+
+    def states(self) -> tuple[int, ...]:
+        return states_of(self.request, self.request.token_ids)
+
+    def expected_scores(self) -> list[float]:
+        """Of the prompt's tokens, where they are computed here and somebody asked."""
+        if self.request.params.prompt_logprobs is None or self.was_external:
+            return []
+        tokens, states = self.request.token_ids, self.states()
+        return [
+            score_of(states[p - 1], tokens[p]) for p in range(1, self.request.num_prompt_tokens)
+        ]
+
+
+class Harness:
+    """Steps a scheduler, plays its runner and the other workers, and checks everything.
+
+    Args:
+        groups: cache groups, or a number of blocks for a single one without a window.
+        config: of the scheduler; what is not given has a size that suits small tests.
+
+    Attributes:
+        computed: the tokens [start, end) of each sequence in the last plan, in its order. A name is
+            that of the request, with the index where it is not 0.
+    """
+
+    def __init__(self, groups: int | SequenceOf[CacheGroup], **config: Any) -> None:
+        sizes = {
+            "max_num_batched_tokens": 64,
+            "max_num_seqs": 4,
+            "block_size": 4,
+            "max_model_len": 64,
+            "vocab_size": VOCAB_SIZE,
+            **config,
+        }
+        self.config = SchedulerConfig(**sizes)
+        self.groups = [cache_group(groups)] if isinstance(groups, int) else list(groups)
+        self.scheduler = Scheduler(self.config, self.groups)
+        self.runner = FakeRunner(self.scheduler.seats, self.groups, self.config.block_size)
+        self.live: dict[str, Expected] = {}
+        self.kept: dict[str, Expected] = {}
+        self.returned: dict[str, Expected] = {}
+        self.cancelled: set[str] = set()
+        self.is_paused = False
+        self.num_right_drafts = 0
+        self.drafts_itself = False
+        self.computed: dict[str, tuple[int, int]] = {}
+        self._findable: set[bytes] = set()
+        self._content: dict[tuple[int, bytes], tuple[int, ...]] = {}
+        self._true_states: set[int] = set()
+        self._num_barren = 0
+        self._was_idle = False
+
+    # What a server does.
+
+    def add(self, *requests: Request) -> None:
+        self._note_command()
+        for each in requests:
+            expected = self.live[each.request_id] = Expected.of(each)
+            for index, (outcome, _) in expected.outcomes.items():
+                tokens = [*each.token_ids, *expected.given[index], *outcome]
+                for _ in range(self.config.max_drafts):  # those right of a draft behind the end
+                    tokens.append(next_token(states_of(each, tokens)[-1], index))
+                self._true_states.update(states_of(each, tokens))
+            for tokens, _ in expected.beams:
+                self._true_states.update(states_of(each, [*each.token_ids, *tokens]))
+        self.scheduler.add(*requests)
+
+    def abort(self, request_id: str) -> None:
+        self._note_command()
+        ended = self.scheduler.abort(request_id)
+        assert [r.request_id for r in ended] == [request_id]
+        self._drop(request_id)
+
+    def cancel(self, request_id: str) -> None:
+        """From another thread; takes effect with the next call of `schedule` or `apply`."""
+        self._note_command()
+        self.cancelled.add(request_id)
+        thread = Thread(target=self.scheduler.cancel, args=(request_id,))
+        thread.start()
+        thread.join()
+
+    def preempt(self, request_id: str) -> None:
+        """As if somebody had needed the blocks of all its sequences in a step of its own."""
+        self._note_command()
+        roster = self.scheduler._roster
+        for sequence in self.live[request_id].request.sequences:
+            roster.requeue(sequence)
+        roster.seated = [sequence for sequence in roster.seated if sequence.seats is not None]
+
+    def release(self, request_id: str) -> None:
+        self._note_command()
+        del self.kept[request_id]
+        self.scheduler.release(request_id)
+        self.scheduler.release(request_id)
+
+    def pause(self) -> None:
+        self._note_command()
+        self.is_paused = True
+        self.scheduler.pause()
+
+    def resume(self) -> None:
+        self._note_command()
+        self.is_paused = False
+        self.scheduler.resume()
+
+    def reset_prefix_cache(self) -> None:
+        self._note_command()
+        num_cached = sum(group.pool.num_cached_blocks for group in self.groups)
+        assert self.scheduler.reset_prefix_cache() == num_cached
+
+    def evict(self, block_ids: SequenceOf[int], group: int) -> None:
+        self._note_command()
+        pool = self.groups[group].pool
+        num_cached = pool.num_cached_blocks
+        count = self.scheduler.evict(block_ids, group)
+        assert count == num_cached - pool.num_cached_blocks
+
+    def find(self, prompt: SequenceOf[int], index: int, group: int = 0) -> int | None:
+        """Where a block of a prompt can be found in a group."""
+        hashes = hash_chain(ROOTS[0], prompt, self.config.block_size)
+        return self.groups[group].pool.lookup(hashes[index])
+
+    def forget(self, prompt: SequenceOf[int], index: int, group: int = 0) -> None:
+        """Makes it unfindable."""
+        block_id = self.find(prompt, index, group)
+        assert block_id is not None
+        self.evict([block_id], group)
+
+    def _drop(self, *request_ids: str) -> None:
+        for request_id in request_ids:
+            self.live.pop(request_id, None)
+            self.kept.pop(request_id, None)
+
+    # Other workers.
+
+    @property
+    def awaiting(self) -> list[str]:
+        return sorted(i for i, e in self.live.items() if e.allocation is not None)
+
+    def arrive(self, request_id: str, num_blocks: int) -> None:
+        """Another worker's blocks come in, and all that came before is still as it was."""
+        expected = self.live[request_id]
+        assert expected.allocation is not None
+        tables, size = expected.allocation.block_ids, self.config.block_size
+        states = expected.states()[: self._num_awaited(expected)]
+        begin, end = expected.num_arrived, min(expected.num_arrived + num_blocks, len(tables[0]))
+        for g, table in enumerate(tables):
+            assert len(table) == -(-len(states) // size)
+            for i in range(begin, end):
+                if table[i] != NULL_BLOCK:
+                    self.runner.receive(g, table[i], states[i * size : (i + 1) * size])
+        expected.num_arrived = end
+        self._check_arrived(expected)
+
+    def deliver(self, request_id: str, *, with_token: bool = True) -> None:
+        """All of it has come, and perhaps the token that follows."""
+        self._note_command()
+        expected = self.live[request_id]
+        self.arrive(request_id, 10**6)
+        expected.allocation, expected.was_external = None, True
+        token = None
+        if with_token and not expected.request.num_external_tokens:
+            (outcome,) = expected.outcomes.values()
+            token = outcome[0][0]
+        progress = self.scheduler.commit_external(request_id, token, -1.5)
+        assert (progress is None) == (token is None)
+        if progress is not None:
+            assert progress.logprobs == (-1.5,)
+            self._book_one(progress)
+
+    def fail(self, request_id: str) -> None:
+        """It will not come."""
+        self._note_command()
+        self.live[request_id].allocation, self.live[request_id].has_failed = None, True
+        self.scheduler.fail_external(request_id)
+        self.scheduler.fail_external(request_id)
+
+    def _work(self, plan: StepPlan) -> Iterator[tuple[Sequence, int, int]]:
+        """What a plan computes, in the order of the flat batch."""
+        for seat, start in zip(
+            plan.decode_seats.tolist(), plan.decode_starts.tolist(), strict=True
+        ):
+            owner = self.scheduler.seats.owners[seat]
+            assert owner is not None, "a decode of nobody"
+            yield owner, start, start + 1
+        for span in plan.spans:
+            yield span.sequence, span.start, span.end
+
+    def _check_arrived(self, expected: Expected) -> None:
+        allocation = expected.allocation
+        assert allocation is not None
+        num_awaited = self._num_awaited(expected)
+        known = expected.states()[: min(expected.num_arrived * self.config.block_size, num_awaited)]
+        self.runner.check_content(allocation.block_ids, known, num_awaited - 1)
+
+    def _num_awaited(self, expected: Expected) -> int:
+        """Tokens whose KV comes from elsewhere."""
+        return expected.request.num_external_tokens or expected.num_tokens
+
+    # The step.
+
+    def step(self) -> StepPlan:
+        plan = self.schedule()
+        self.apply(plan, self.runner.run(plan))
+        return plan
+
+    def step_ahead(self, between: Callable[[], None] = lambda: None) -> StepPlan | None:
+        """A step, and the one behind it if it can be planned before the first is booked.
+
+        Returns the second. The device computes it while `between` is done.
+        """
+        plan = self.schedule()
+        result = self.runner.run(plan)
+        ahead = self.scheduler.schedule_ahead(plan)
+        self.apply(plan, result)
+        if ahead is not None:
+            self._check_budgets(ahead)
+            between()
+            self.apply(ahead, self.runner.run(ahead))
+        return ahead
+
+    def step_until(self, is_so: Callable[[], object]) -> StepPlan:
+        """Steps until something is so, at least once. Returns the last plan."""
+        for _ in range(200):
+            plan = self.step()
+            if is_so():
+                return plan
+        raise AssertionError("it never is so")
+
+    def run(self, max_steps: int = 1000) -> list[StepPlan]:
+        """Steps until there is nothing to do, or nothing can be done."""
+        plans = []
+        while self.scheduler.has_work:
+            plans.append(self.step())
+            if not plans[-1].made_progress:
+                break
+            assert len(plans) <= max_steps, "it goes on and on"
+        return plans
+
+    def schedule(self) -> StepPlan:
+        if self.drafts_itself:
+            self._draft()
+        self._drop(*self.cancelled)
+        running = [s for e in self.live.values() for s in e.request.sequences]
+        num_running = sum(s.status is SequenceStatus.RUNNING for s in running)
+        self.cancelled.clear()
+        plan = self.scheduler.schedule()
+        self.scheduler.check_integrity()
+        for sequence in self.scheduler._roster.returned:
+            self._give_back(sequence)
+        self.computed = {name_of(s): (start, end) for s, start, end in self._work(plan)}
+        self._check_budgets(plan)
+        self._check_margin(plan, num_running)
+        self._check_progress(plan)
+        self._check_prefills()
+        return plan
+
+    def _give_back(self, sequence: Sequence) -> None:
+        """It has made room, and is not here any more, though its tokens are not complete."""
+        request_id = sequence.request.request_id
+        self.returned[request_id] = self.live.pop(request_id)
+        assert sequence.request.return_cost is not None
+        assert sequence.request.params.num_sequences == 1
+        assert sequence.request.purpose is Purpose.GENERATE
+        assert self.config.preemption in (Preemption.AUTO, Preemption.RETURN)
+
+    def apply(self, plan: StepPlan, result: StepResult) -> StepProgress:
+        for allocation in plan.external:
+            expected = self.live.get(allocation.request_id)
+            if expected is not None and expected.request.sequences and allocation.block_ids:
+                assert expected.allocation is None, "allocated twice"
+                expected.allocation = allocation
+                expected.num_arrived = allocation.num_hit_blocks
+                self._check_arrived(expected)
+        self._note_drafts(plan)
+        self._drop(*self.cancelled)
+        self.cancelled.clear()
+        progress = self.scheduler.apply(plan, result)
+        self._book_decodes(progress.decoded, result)
+        for item in progress.others:
+            self._book_one(item)
+        self.check()
+        return progress
+
+    # What a result is checked against.
+
+    def _book_decodes(self, decoded: DecodeProgress, result: StepResult) -> None:
+        assert result.token_ids[decoded.rows].tolist() == decoded.token_ids.tolist()
+        for sequence, token, num_tokens in zip(
+            decoded.sequences, decoded.token_ids.tolist(), decoded.num_tokens.tolist(), strict=True
+        ):
+            position = num_tokens - 1 - sequence.request.num_prompt_tokens
+            self._book(sequence.request, sequence.index, (token,), position, sequence.finish_reason)
+
+    def _book_one(self, item: SequenceProgress) -> None:
+        if item.finish_reason is FinishReason.RETURNED:
+            expected = self.returned[item.request.request_id]
+            given = expected.num_tokens - item.request.num_prompt_tokens
+            assert item.token_ids == ()
+            num_told = len(expected.produced.get(item.index, ()))
+            assert item.position == given + num_told, "a token untold"
+            return
+        expected = self.live[item.request.request_id]
+        expected.scored += [scored.logprob for scored in item.prompt_logprobs]
+        assert (item.failure is not None) == (item.finish_reason is FinishReason.FAILED)
+        if item.score is None:
+            reason = item.finish_reason
+            self._book(item.request, item.index, item.token_ids, item.position, reason)
+            return
+        assert (item.token_ids, item.score) == expected.beams[item.index]
+        last = item.token_ids[-1]
+        assert item.finish_reason is item.request.reason_to_end(last, item.request.length_limit)
+        expected.finished.add(item.index)
+        self._finish(expected)
+
+    def _book(
+        self,
+        request: Request,
+        index: int,
+        tokens: tuple[int, ...],
+        position: int,
+        reason: FinishReason | None,
+    ) -> None:
+        expected = self.live[request.request_id]
+        assert expected.request is request, "progress of a request that has ended"
+        if not tokens:
+            assert reason is None
+            return
+        assert index not in expected.finished, "a sequence goes on after its end"
+        produced = expected.produced.setdefault(index, [])
+        given = expected.num_tokens + len(expected.given[index]) - request.num_prompt_tokens
+        assert position == given + len(produced), "a token at another position"
+        produced += tokens
+        outcome, expected_reason = expected.outcomes[index]
+        assert produced == outcome[: len(produced)], "other tokens than alone"
+        assert (reason is not None) == (len(produced) == len(outcome))
+        if reason is not None:
+            assert reason is expected_reason
+            expected.finished.add(index)
+            self._finish(expected)
+
+    def _finish(self, expected: Expected) -> None:
+        if not expected.is_done:
+            return
+        assert expected.scored == expected.expected_scores()
+        request_id = expected.request.request_id
+        del self.live[request_id]
+        failed = any(reason is FinishReason.FAILED for _, reason in expected.outcomes.values())
+        if expected.request.purpose is Purpose.PREFILL and not failed:
+            self.kept[request_id] = expected
+
+    def _draft(self) -> None:
+        """Guesses of all kinds: right ones, partly right ones, nonsense, too many, none."""
+        for sequence in self.scheduler.speculating:
+            expected = self.live.get(sequence.request.request_id)
+            if expected is None:
+                continue  # cancelled, which takes effect later
+            outcome, _ = expected.outcomes[sequence.index]
+            num_arrived = expected.num_tokens + len(expected.given[sequence.index])
+            rest = [*outcome[sequence.num_tokens - num_arrived :], 0, 0, 0, 0, 0]
+            chance = crc32(sequence.token_ids.tobytes())
+            match chance % 5:
+                case 0:
+                    self.scheduler.set_drafts(sequence, rest)
+                case 1:
+                    rest[chance // 5 % 4] = chance // 20 % VOCAB_SIZE
+                    self.scheduler.set_drafts(sequence, rest)
+                case 2:
+                    self.scheduler.set_drafts(sequence, [VOCAB_SIZE - 1] * 20)
+                case 3:
+                    self.scheduler.set_drafts(sequence, rest[: chance // 5 % 3])
+
+    def _note_drafts(self, plan: StepPlan) -> None:
+        """Counts the drafts that are what comes next."""
+        for span in plan.spans:
+            sequence, first = span.sequence, span.end - span.num_drafts
+            if not span.num_drafts or sequence.seats is None:
+                continue
+            states = states_of(sequence.request, sequence.tokens[: span.end])
+            for p in range(first, span.end):
+                if sequence.tokens[p] != next_token(states[p - 1], sequence.index):
+                    break
+                self.num_right_drafts += 1
+
+    # What must always hold.
+
+    def check(self) -> None:
+        self.scheduler.check_integrity()
+        stats = self.scheduler.stats()
+        assert self.scheduler.requests.keys() == self.live.keys() | self.kept.keys()
+        assert stats.num_kept == len(self.kept)
+        assert stats.num_running + stats.num_awaiting_kv <= self.config.max_num_seqs
+        assert stats.num_accepted_tokens <= self.num_right_drafts
+        self._check_findable()
+        self._check_kept()
+        self._check_tables()
+
+    def replay(self) -> None:
+        """The cache's events say what can be found in the group that sees furthest back."""
+        events = self.scheduler.drain_events()
+        assert not set(events.stored) & set(events.removed)
+        if events.cleared:
+            self._findable.clear()
+        self._findable = (self._findable - set(events.removed)) | set(events.stored)
+        far = max(self.groups, key=lambda g: np.inf if g.window is None else g.window)
+        assert self._findable == _cached(far.pool).keys()
+        assert self.config.prefix_caching or not self._findable
+
+    def check_empty(self) -> None:
+        """Nothing is held any more, here or by the runner."""
+        assert not self.live
+        self.scheduler.schedule()
+        self.check()
+        assert self.scheduler.stats().num_held_blocks == 0
+        assert all(group.host is None or not group.host.num_held_blocks for group in self.groups)
+        assert not self.scheduler.requests
+        assert not self.scheduler.has_work
+        assert self.scheduler._roster.encoder.num_held_tokens == 0
+        assert self.scheduler.seats.num_free == self.config.max_num_seqs
+
+    def _check_findable(self) -> None:
+        """What can be found was computed for true tokens, and one hash stands for one content."""
+        for g, group in enumerate(self.groups):
+            for block_hash, block_id in _cached(group.pool).items():
+                content = tuple(self.runner.content(g, block_id))
+                assert POISON not in content, "found, but not computed"
+                assert CLEARED not in content, "found, but not full"
+                assert self._content.setdefault((g, block_hash), content) == content
+                assert content[-1] in self._true_states, "tokens were cached that nobody has"
+
+    def _check_kept(self) -> None:
+        """What is kept for a claimant is all there, as far back as its first query sees."""
+        for expected in self.kept.values():
+            (sequence,) = expected.request.sequences
+            last = expected.num_tokens - 1
+            self.runner.check_content(sequence.block_ids, expected.states(), last)
+
+    def _check_tables(self) -> None:
+        for each in self.scheduler.requests.values():
+            for sequence in each.sequences:
+                for trimmed, table in zip(sequence.num_trimmed, sequence.block_ids, strict=True):
+                    assert not any(table[:trimmed]), "a block behind the window is held"
+                    assert all(table[trimmed:]), "a block in the window is missing"
+                if each.beams is not None:
+                    self._true_states.update(states_of(each, sequence.token_ids))
+
+    def _check_budgets(self, plan: StepPlan) -> None:
+        config = self.config
+        seats = [*plan.decode_seats.tolist(), *(s.sequence.seat for s in plan.spans)]
+        assert len(seats) == len(set(seats)) <= config.max_num_seqs
+        counted = len(plan.decode_seats) + sum(s.end - s.start for s in plan.spans)
+        assert plan.num_tokens == counted <= config.max_num_batched_tokens
+        assert plan.is_pure_decode == (not plan.spans)
+        reads = int((plan.decode_starts + 1).sum()) + sum(s.end for s in plan.spans)
+        if config.max_cache_reads is not None and reads > config.max_cache_reads:
+            owners = [self.scheduler.seats.owners[seat] for seat in seats]
+            several = len(seats) if owners[0] is None or not owners[0].request.beams else 1
+            assert several == 1, "more cache reads than allowed, and not by a single sequence"
+        most = config.long_prefill_threshold
+        for span in plan.spans:
+            assert span.num_drafts <= config.max_drafts
+            assert most is None or span.num_drafts or span.end - span.start <= most
+            assert span.end <= span.sequence.request.length_limit
+        encoded = sum(item.length for _, item in plan.encoder.to_compute)
+        assert encoded <= config.encoder_budget
+
+    def _check_margin(self, plan: StepPlan, num_running: int) -> None:
+        """What was let in last has left the margin free."""
+        if self.config.policy == "prefill-first" or not plan.seated:
+            return  # decodes take blocks after what is new
+        last = plan.seated[-1]
+        is_fork = last.index > last.request.sequence_index and not last.num_preemptions
+        runs = SequenceStatus.RUNNING
+        others = num_running or any(s.status is runs for s in plan.seated[:-1])
+        if others and not is_fork and len(last.request.sequences) == 1:
+            for i in range(len(self.groups)):
+                free = self.scheduler._kv.reservations.num_free_blocks(i)
+                assert free >= self.config.free_block_margin, "the margin is used up"
+
+    def _check_progress(self, plan: StepPlan) -> None:
+        """A step that does nothing says that only a command can change that."""
+        is_idle = not plan.made_progress
+        assert is_idle or not self._was_idle, "it stood still, though there was something to do"
+        self._was_idle = is_idle
+        if not (self.awaiting or self.kept or self.is_paused or plan.external):
+            assert not (is_idle and self.live), "it stands still, though nobody is waited for"
+        computes = plan.num_tokens or plan.external
+        self._num_barren = 0 if computes or is_idle else self._num_barren + 1
+        assert self._num_barren <= 3 * len(self.live) + 3, "it moves, and comes nowhere"
+
+    def _check_prefills(self) -> None:
+        for expected in self.live.values():
+            each = expected.request
+            if each.purpose is Purpose.PREFILL and each.kv_source is KvSource.LOCAL:
+                # One that got nothing from elsewhere went back to those that wait, once.
+                assert all(s.num_preemptions == expected.has_failed for s in each.sequences)
+
+    def _note_command(self) -> None:
+        self._was_idle, self._num_barren = False, 0
+
+
+def name_of(sequence: Sequence) -> str:
+    request_id = sequence.request.request_id
+    return f"{request_id}{sequence.index}" if sequence.index else request_id
+
+
+def _cached(pool: BlockPool) -> dict[bytes, int]:
+    return pool._cached

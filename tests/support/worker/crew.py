@@ -1,0 +1,193 @@
+"""Several workers in this process, of which any has what another wants. Plays the router."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc
+
+from baton.cluster.prefix import hash_chain
+from baton.cluster.registry import Role
+from baton.params_wire import to_proto
+from baton.roles import RoleSettings, assemble
+from baton.sampling import SamplingParams
+from baton.v1 import decode_pb2, kv_sharing_pb2, kv_transfer_pb2, prefill_pb2
+from baton.v1.admin_pb2_grpc import AdminStub
+from baton.v1.decode_pb2_grpc import DecodeStub
+from baton.v1.kv_sharing_pb2_grpc import KvSharingStub
+from baton.v1.prefill_pb2_grpc import PrefillStub
+from baton.worker.worker import Worker
+from kvtransfer.wire import layouts_to_messages
+from tests.support.worker.pair import COMMON, TIMEOUT, rest_of, start
+
+_names = itertools.count(1)
+
+
+class Member:
+    """One worker and the ways to ask it."""
+
+    def __init__(
+        self, worker: Worker, channel: grpc.aio.Channel, to_admin: grpc.aio.Channel
+    ) -> None:
+        self.worker = worker
+        self.decode: Any = DecodeStub(channel)
+        self.prefill: Any = PrefillStub(channel)
+        self.sharing: Any = KvSharingStub(channel)
+        self.admin: Any = AdminStub(to_admin)
+
+    @property
+    def id(self) -> str:
+        return self.worker.id
+
+    @property
+    def num_computed_tokens(self) -> int:
+        return self.worker.engine.stats().num_computed_tokens
+
+    @property
+    def num_pulled_tokens(self) -> int:
+        return self.worker.engine.stats().num_pulled_tokens
+
+    def hashes(self, tokens: list[int]) -> bytes:
+        """Of the full blocks of a text."""
+        engine = self.worker.engine.engine
+        chain = hash_chain(engine.info.namespace.root(b"", b""), tokens, engine.config.block_size)
+        return b"".join(chain)
+
+    def handle(self, lease_id: bytes, num_tokens: int) -> kv_transfer_pb2.KvHandle:
+        pairing = self.worker.pairing()
+        return kv_transfer_pb2.KvHandle(
+            version=1,
+            source_worker=self.id,
+            source_endpoint=self.worker.kv_server.endpoint,
+            source_epoch=self.worker.epoch,
+            lease_id=lease_id,
+            baton_version=pairing.version,
+            fingerprint=pairing.fingerprint,
+            layouts=layouts_to_messages(pairing.layouts),
+            num_tokens=num_tokens,
+            integrity=kv_transfer_pb2.INTEGRITY_BY_CONNECTOR,
+        )
+
+    # A prompt and its answer.
+
+    def to_decode(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        output: tuple[int, ...] = (),
+        handle: kv_transfer_pb2.KvHandle | None = None,
+    ) -> tuple[Any, str]:
+        """A call that generates, and its id."""
+        name = f"r{next(_names)}"
+        request = decode_pb2.DecodeGenerateRequest(
+            request_id=name,
+            token_ids=[*prompt, *output],
+            num_prompt_tokens=len(prompt),
+            sampling=to_proto(params),
+            handle=handle,
+        )
+        return self.decode.Generate(request, timeout=TIMEOUT), name
+
+    async def answer(self, prompt: list[int], params: SamplingParams) -> list[int]:
+        """What the worker says to a prompt that it computes itself."""
+        call, _ = self.to_decode(prompt, params)
+        return tokens_of(await rest_of(call))
+
+    async def first_token(
+        self, prompt: list[int], source: prefill_pb2.PrefixSource | None = None, **fields: Any
+    ) -> prefill_pb2.PrefillResult:
+        """A prefill that nobody fetches."""
+        request = self.prefill_request(prompt, source, **fields)
+        events = await rest_of(self.prefill.Prefill(request, timeout=TIMEOUT))
+        (result,) = (e.result for e in events if e.HasField("result"))
+        return result
+
+    def prefill_request(
+        self, prompt: list[int], source: prefill_pb2.PrefixSource | None = None, **fields: Any
+    ) -> prefill_pb2.PrefillRequest:
+        return prefill_pb2.PrefillRequest(
+            request_id=f"r{next(_names)}",
+            lease_id=new_lease_id(),
+            token_ids=prompt,
+            num_prompt_tokens=len(prompt),
+            sampling=to_proto(SamplingParams(max_tokens=8, ignore_eos=True)),
+            source=source,
+            **fields,
+        )
+
+    # What others may have of it.
+
+    def share(self, tokens: list[int], claimant: str, tenant: str = "") -> tuple[Any, bytes]:
+        """A call that lends what is cached of a text, and its lease id."""
+        lease_id = new_lease_id()
+        request = kv_sharing_pb2.ShareRequest(
+            lease_id=lease_id, block_hashes=self.hashes(tokens), claimant=claimant, tenant=tenant
+        )
+        return self.sharing.Share(request, timeout=TIMEOUT), lease_id
+
+    def source(self, lease_id: bytes, num_blocks: int, **changes: Any) -> prefill_pb2.PrefixSource:
+        fields = {
+            "worker": self.id,
+            "endpoint": self.worker.kv_server.endpoint,
+            "epoch": self.worker.epoch,
+            "lease_id": lease_id,
+            "num_blocks": num_blocks,
+        }
+        return prefill_pb2.PrefixSource(**{**fields, **changes})
+
+
+def new_lease_id() -> bytes:
+    return next(_names).to_bytes(16, "big")
+
+
+def tokens_of(events: list[Any]) -> list[int]:
+    """What a decode worker said, each position once."""
+    tokens: list[int] = []
+    first = None
+    for event in events:
+        if event.HasField("tokens"):
+            first = event.tokens.position if first is None else first
+            assert event.tokens.position == first + len(tokens)
+            tokens += event.tokens.token_ids
+    return tokens
+
+
+class Crew:
+    """All of them. What they hold beside their caches is nothing, in the end."""
+
+    def __init__(self, members: list[Member]) -> None:
+        self.members = members
+
+    async def nothing_held(self, within: float = 2.0) -> None:
+        async with asyncio.timeout(within):
+            while any(map(_num_held, self.members)):  # noqa: ASYNC110 - looks from outside
+                await asyncio.sleep(0.005)
+        for member in self.members:
+            member.worker.engine.engine.check_integrity()
+
+
+def _num_held(member: Member) -> int:
+    worker = member.worker
+    stats = worker.engine.stats()
+    waits = stats.num_waiting + stats.num_running + stats.num_awaiting_kv + stats.num_kept
+    return stats.num_held_blocks + waits + worker.num_leases() + worker.num_promised_blocks()
+
+
+@asynccontextmanager
+async def crew_of(model: str, *roles: Role, **settings: Any) -> AsyncIterator[Crew]:
+    """Workers of these roles on one checkpoint. Keywords are settings of all."""
+    common = {**COMMON, "model": model, **settings}
+    workers = [assemble(role, RoleSettings(**common)) for role in roles]
+    async with AsyncExitStack() as stack:
+        await start(stack, *workers)
+        members = []
+        for worker in workers:
+            server = worker.server
+            endpoints = server.endpoint, server.admin_endpoint
+            channels = [grpc.aio.insecure_channel(endpoint) for endpoint in endpoints]
+            for channel in channels:
+                stack.push_async_callback(channel.close)
+            members.append(Member(worker, *channels))
+        yield Crew(members)
