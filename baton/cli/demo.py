@@ -12,7 +12,6 @@ from baton.cli.signals import interrupted_by_signals
 from baton.client import Accepted, Client, Finished, Message, Prompt
 from baton.sampling import SamplingParams
 
-_START_TIMEOUT = 45.0
 _ANSWER_TIMEOUT = 15.0
 _PARAMS = SamplingParams(max_tokens=48, ignore_eos=True)
 
@@ -71,7 +70,7 @@ def run(console: Console) -> None:
     with interrupted_by_signals():
         try:
             with status_display(console) as on_status:
-                cluster.start(_START_TIMEOUT, on_status)
+                cluster.start(on_status=on_status)
             with Client(cluster.address, timeout=_ANSWER_TIMEOUT) as client:
                 answers = [_ask(client, console, *prompt) for prompt in _PROMPTS]
             console.print(table(answers))

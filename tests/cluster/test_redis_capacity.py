@@ -2,8 +2,6 @@
 
 import os
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
@@ -15,7 +13,7 @@ from baton.cluster.publisher import EventPublisher
 from baton.cluster.redis import connect, transact
 from baton.cluster.registry import Registration, WorkerRecord
 from baton.cluster.subscriber import EventSubscriber
-from tests.support.redis_servers import RedisServer, system_redis
+from tests.support.redis_servers import RedisServer
 from tests.support.repository import ROOT
 from tests.support.waiting import until
 
@@ -23,14 +21,6 @@ PAGE = ROOT / "docs" / "operations.md"
 NUM_BLOCKS = 50_000
 BLOCKS_PER_BATCH = 32
 _PATIENCE = 120.0
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    """The system's Redis, 7 or later, which keeps nothing on disk."""
-    running = RedisServer(tmp_path, "--save", "", binary=system_redis())
-    yield running
-    running.kill()
 
 
 def promised() -> dict[str, int]:
@@ -72,8 +62,8 @@ def connected(server: RedisServer) -> Redis:
 
 
 @pytest.mark.slow
-async def test_blocks_take_no_more_of_redis_than_the_page_says(server):
-    bounds = promised()
+async def test_blocks_cost_redis_at_most_what_the_page_says(supported_server):
+    server, bounds = supported_server, promised()
     async with connected(server) as redis, connected(server) as reader:
         empty = figure(server, "memory", "used_memory")
         publisher = EventPublisher(redis, "w", 1)
@@ -102,7 +92,8 @@ async def test_blocks_take_no_more_of_redis_than_the_page_says(server):
         await publisher.stop()
 
 
-async def test_a_worker_s_record_takes_no_more_of_redis_than_the_page_says(server):
+async def test_record_costs_redis_at_most_what_the_page_says(supported_server):
+    server = supported_server
     async with connected(server) as redis:
         worker = Registration(redis, record(1))
         worker.start()

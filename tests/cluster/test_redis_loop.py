@@ -1,9 +1,9 @@
-import asyncio
 import logging
 
 import pytest
 
 from baton.cluster.loop import RedisLoop
+from tests.support.waiting import until
 
 
 async def nothing() -> float:
@@ -25,22 +25,16 @@ async def test_after_a_success_the_first_pause_is_short_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     outcomes = [OSError("gone"), OSError("gone"), None, ValueError("a bug")]
-    done = asyncio.Event()
 
     async def step() -> float:
         outcome = outcomes.pop(0) if outcomes else None
-        if not outcomes:
-            done.set()
         if outcome is not None:
             raise outcome
         return 0.0
 
     loop = RedisLoop("loop", step)
     loop.start()
-    async with asyncio.timeout(5.0):
-        await done.wait()
-        while loop.answering_since is None:  # noqa: ASYNC110 - looks from outside
-            await asyncio.sleep(0.01)
+    await until(lambda: not outcomes and loop.answering_since is not None)
     await loop.stop()
     warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert [w.getMessage() for w in warnings] == [

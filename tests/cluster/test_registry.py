@@ -1,8 +1,6 @@
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
@@ -12,54 +10,30 @@ from baton.cluster.embedded import EmbeddedRedis
 from baton.cluster.keys import record_key, workers_key
 from baton.cluster.prefix import PrefixNamespace
 from baton.cluster.redis import transact
-from baton.cluster.registry import (
-    Registration,
-    WorkerRecord,
-    new_epoch,
-)
+from baton.cluster.registry import Registration, WorkerRecord, new_epoch
 from baton.cluster.watcher import RegistryWatcher
+from tests.support.redis_loops import RECORD, Loops
 from tests.support.waiting import until
-
-RECORD = WorkerRecord(
-    id="prefill-0",
-    role="prefill",
-    endpoint="127.0.0.1:7001",
-    kv_endpoint="127.0.0.1:7002",
-    epoch=5,
-    model="tiny",
-    fingerprint=b"\x00\xff",
-    layout=b"\x08\x01",
-    tokenizer_hash=b"\xfe",
-    kv_dtype="float32",
-    block_size=16,
-    max_model_len=512,
-    num_blocks=64,
-)
 
 
 class Cluster:
     """Registrations and a watcher, all fast, that stop when the test ends."""
 
-    def __init__(self, redis: Redis, stack: AsyncExitStack) -> None:
+    def __init__(self, redis: Redis, loops: Loops) -> None:
         self.redis = redis
-        self.stack = stack
+        self.loops = loops
         self.changes: list[tuple[str, WorkerRecord | None]] = []
 
     def register(
         self, record: WorkerRecord, interval: float = 0.05, ttl: float = 1.0
     ) -> Registration:
-        registration = Registration(self.redis, record, interval=interval, ttl=ttl)
-        registration.start()
-        self.stack.push_async_callback(registration.stop)
-        return registration
+        return self.loops.start(Registration(self.redis, record, interval=interval, ttl=ttl))
 
     def watch(self, grace: float = 10.0) -> RegistryWatcher:
-        watcher = RegistryWatcher(
-            self.redis, lambda *change: self.changes.append(change), interval=0.03, grace=grace
-        )
-        watcher.start()
-        self.stack.push_async_callback(watcher.stop)
-        return watcher
+        def on_change(*change: object) -> None:
+            self.changes.append(change)
+
+        return self.loops.start(RegistryWatcher(self.redis, on_change, interval=0.03, grace=grace))
 
     async def write(self, record: WorkerRecord) -> None:
         """What a worker writes once, without a heartbeat."""
@@ -72,9 +46,8 @@ class Cluster:
 
 
 @pytest.fixture
-async def cluster(redis: Redis) -> AsyncIterator[Cluster]:
-    async with AsyncExitStack() as stack:
-        yield Cluster(redis, stack)
+def cluster(redis: Redis, loops: Loops) -> Cluster:
+    return Cluster(redis, loops)
 
 
 def test_a_record_survives_the_way_through_redis_fields() -> None:
@@ -148,7 +121,7 @@ async def test_stopping_leaves_the_record_of_a_successor_alone(cluster: Cluster)
     old = cluster.register(RECORD)
     await until(lambda: RECORD.id in watcher.records)
     await old._loop.stop()
-    successor = replace(RECORD, epoch=6)
+    successor = replace(RECORD, epoch=RECORD.epoch + 1)
     cluster.register(successor)
     await until(lambda: watcher.records[RECORD.id] == successor)
     await old.stop()
@@ -188,12 +161,12 @@ async def test_everything_refills_when_redis_is_killed_and_another_one_started(
     await until(lambda: RECORD.id in watcher.records)
     os.kill(server.pid, signal.SIGKILL)
     await until(lambda: watcher.stale)
-    await until(lambda: "registration of prefill-0: going on without" in caplog.text)
+    await until(lambda: "registration of w: going on without" in caplog.text)
     assert dict(watcher.records) == {RECORD.id: RECORD}
     with EmbeddedRedis(server.port):
         await until(lambda: not watcher.stale)
         await until(lambda: watcher._listed == {RECORD.id})
-        await cluster.stack.aclose()
+        await cluster.loops.stop()
     assert cluster.changes == [(RECORD.id, RECORD)]
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 4, "one when trouble starts and one when it ends, for either loop"
@@ -217,7 +190,7 @@ async def test_an_older_epoch_is_ignored_until_the_newer_one_is_given_up(cluster
     watcher = cluster.watch(grace=0.4)
     await cluster.write(RECORD)
     await until(lambda: RECORD.id in watcher.records)
-    older = replace(RECORD, epoch=4)
+    older = replace(RECORD, epoch=RECORD.epoch - 1)
     await cluster.write(older)
     await until(lambda: len(cluster.changes) == 3)
     assert cluster.changes == [(RECORD.id, RECORD), (RECORD.id, None), (RECORD.id, older)]
@@ -242,9 +215,7 @@ async def test_a_listener_that_fails_does_not_end_the_watching(
     def fail(worker: str, record: WorkerRecord | None) -> None:
         raise RuntimeError("no")
 
-    watcher = RegistryWatcher(cluster.redis, fail, interval=0.03)
-    watcher.start()
-    cluster.stack.push_async_callback(watcher.stop)
+    watcher = cluster.loops.start(RegistryWatcher(cluster.redis, fail, interval=0.03))
     cluster.register(RECORD)
     cluster.register(replace(RECORD, id="decode-0", role="decode"))
     await until(lambda: len(watcher.records) == 2)

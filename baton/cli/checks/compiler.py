@@ -1,0 +1,52 @@
+"""C compiler for Triton, which builds a small module when the first kernel is launched on a GPU.
+
+Looks for the compiler where Triton does. CPUs need none.
+"""
+
+import os
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from pathlib import Path
+
+from baton.cli.checks.finding import Finding, fault, ok
+
+_SUBJECT = "C compiler"
+_NEEDED_BY = "Triton builds a module with it when a GPU's first kernel is launched"
+_HOW = "on Debian: apt-get install gcc libc6-dev python3-dev"
+_TIMEOUT = 30.0  # seconds
+_SOURCE = "#include <Python.h>\n#include <stdlib.h>\n"
+
+
+def compiler() -> Finding:
+    """Builds a module that includes what Triton's does. Blocks the thread for up to 30 s."""
+    name = os.environ.get("CC", shutil.which("gcc") or shutil.which("clang"))
+    if name is None:
+        return fault(_SUBJECT, f"neither gcc nor clang is on PATH; {_NEEDED_BY}", _HOW)
+    if said := _built_by(name):
+        return fault(_SUBJECT, f"{name} builds no module for Python ({said}); {_NEEDED_BY}", _HOW)
+    return ok(_SUBJECT, f"{name} builds modules for Python")
+
+
+def _built_by(name: str) -> str:
+    """Returns why the compiler `name` builds no module; empty if it builds one."""
+    # Debian's Python installs below /usr/local, and has its headers where others have them.
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
+    headers = sysconfig.get_path("include", scheme)
+    with tempfile.TemporaryDirectory(prefix="baton-doctor-") as folder:
+        line = [name, "-x", "c", "-", f"-I{headers}", "-shared", "-fPIC"]
+        try:
+            done = subprocess.run(  # noqa: S603 - Triton runs the same program
+                [*line, "-o", str(Path(folder) / "module.so")],
+                input=_SOURCE,
+                capture_output=True,
+                text=True,
+                timeout=_TIMEOUT,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return str(error)
+    if not done.returncode:
+        return ""
+    lines = done.stderr.splitlines() or [f"it exits with {done.returncode}"]
+    return next((line for line in lines if "error" in line), lines[-1])
