@@ -6,11 +6,26 @@ BIN    := $(VENV)/bin
 CONTAINER ?= docker
 VERSION   := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-# Of tests that start no cluster: those do it one by one, for they mind how long things take.
+# A lane is three runs of pytest: on all cores what starts no processes; kernels in Triton's
+# interpreter; one by one what starts processes, since it minds how long things take. All three run,
+# whichever fails, and a report on them is printed at the end.
 ON_ALL_CORES := -n logical --maxprocesses 8 --dist worksteal
+TEST         := not (slow or system or nightly or gpu)
+FULL         := (slow or system) and not (nightly or gpu)
+NIGHTLY      := (nightly or random) and not gpu
+REPORT        = $(CURDIR)/.pytest_cache/$@.jsonl
+PYTEST        = BATON_LANE_REPORT=$(REPORT) $(BIN)/python -m pytest
+define run_lane
+	@mkdir -p .pytest_cache; rm -f $(REPORT); status=0; \
+	$(PYTEST) $(ON_ALL_CORES) -m 'not (e2e or interpreted) and $(1)' || status=1; \
+	TRITON_INTERPRET=1 $(PYTEST) $(ON_ALL_CORES) -m 'interpreted and $(1)' \
+	  tests/kernels/interpreted tests/gpu || status=1; \
+	$(PYTEST) -m 'e2e and $(1)' || status=1; \
+	$(BIN)/python -m tests.support.lanes $(REPORT); exit $$status
+endef
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full soak check bench gpu protos dashboards chart dist lock audit images clean
+.PHONY: help demo test test-full nightly bare soak check check-lint check-types check-generated check-kernels bench gpu protos dashboards chart dist lock audit images clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -22,33 +37,52 @@ $(BIN)/baton: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[local]'
 	@touch $@
 
+$(VENV)/.test: $(BIN)/baton
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
 $(VENV)/.dev: $(BIN)/baton
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@touch $@
+	@touch $@ $(VENV)/.test
 
 demo: $(BIN)/baton  ## a local cluster, three prompts, a table
 	$(BIN)/baton demo
 
-test: $(VENV)/.dev  ## the tests, about 10 minutes on 2 cores
-	$(BIN)/pytest $(ON_ALL_CORES) -m 'not (slow or gpu or e2e)'
-	$(BIN)/pytest -m 'e2e and not (slow or gpu)'
+test: $(VENV)/.test  ## the tests that need Python and make only, about 8 minutes on 2 cores
+	$(call run_lane,$(TEST))
 
-test-full: $(VENV)/.dev  ## the slower tests, about 45 minutes on 2 cores
-	$(BIN)/pytest $(ON_ALL_CORES) -m 'slow and not (gpu or e2e)'
-	$(BIN)/pytest -m 'slow and e2e and not gpu'
+test-full: $(VENV)/.dev  ## slower tests, and those that need packages of the system, about 14 minutes
+	$(call run_lane,$(FULL))
+
+nightly: export BATON_TEST_SEED := $(or $(BATON_TEST_SEED),$(shell $(PYTHON) -c "import random; print(random.randrange(2**32))"))
+nightly: $(VENV)/.dev  ## before a release: all families, images, browsers, soaks, random draws
+	$(call run_lane,$(NIGHTLY))
+
+bare:  ## as root: demo and test in a root file system of Python and make; SUITE=bookworm
+	.ci/bare $(or $(SUITE),bookworm) demo test
 
 soak: $(VENV)/.dev  ## ten minutes of random faults: nothing lost, wrong or held
 	$(BIN)/python -m tests.support.cluster.soak
 
 check: $(VENV)/.dev  ## lint, types, imports, protos, kernels for every GPU
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync \
+	  check-kernels check-types check-lint check-generated
+
+check-lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	cd protos && ../$(BIN)/buf lint
+
+check-types: $(VENV)/.dev
+	$(BIN)/mypy
+
+check-generated: $(VENV)/.dev
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/python helm/dashboards/generate.py --check
 	$(BIN)/python helm/generate.py --check
+
+check-kernels: $(VENV)/.dev
 	$(BIN)/python -m kernels.compile
 
 gpu:  ## on a machine with a GPU: its tests, then its benchmark; 8 minutes, installs nothing

@@ -1,5 +1,6 @@
 """Seeds, time limits and recorded traces for all tests."""
 
+import gc
 import os
 import random
 import time
@@ -12,8 +13,8 @@ import pytest
 # other cores have tests of their own.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from bench.traces import trace_folder
-from tests.support import randomness
+from tests.support import lanes, randomness
+from tests.support.recorded_traces import FIXTURES, recorded_trace
 
 with suppress(ImportError):  # `make gpu` does without
     from hypothesis import settings
@@ -27,7 +28,10 @@ _ENDS = time.monotonic() + float(os.environ.get("BATON_TEST_SECONDS", "inf"))
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Passes the seed to the plugin of hypothesis, which reads it when it is configured."""
+    """Passes the seed to the plugin of hypothesis, which reads it when it is configured; reports on
+    the run where a lane asks for it."""
+    lanes.register(config)
+    config.addinivalue_line("markers", "random: draws from BATON_TEST_SEED; set on collection")
     if randomness.CHOSEN_SEED is not None and hasattr(config.option, "hypothesis_seed"):
         config.option.hypothesis_seed = config.option.hypothesis_seed or randomness.CHOSEN_SEED
 
@@ -49,6 +53,10 @@ def rng(seed: int) -> random.Random:
     return random.Random(seed)
 
 
+def _is_property(item: pytest.Item) -> bool:
+    return getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+
+
 def _show_seed(item: pytest.Item) -> None:
     """Adds the seed to the report of a failure."""
     said = randomness.how_to_repeat(item.nodeid, randomness.CHOSEN_SEED)
@@ -59,15 +67,31 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """`make gpu` begins no test after its time, and says which those are."""
     if time.monotonic() > _ENDS:
         pytest.skip("the time for tests was over")
-    if item.get_closest_marker("hypothesis") is not None:
+    for fixture in FIXTURES.keys() & set(getattr(item, "fixturenames", ())):
+        recorded_trace(FIXTURES[fixture])
+    if _is_property(item):
         _show_seed(item)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where cores share the tests, those that may take longest begin: at the end no core is to wait
-    for another one's."""
+    """Marks random tests. Where cores share the tests, those that may take longest begin: at the
+    end no core is to wait for another one's."""
+    for item in items:
+        if "seed" in getattr(item, "fixturenames", ()) or _is_property(item):
+            item.add_marker("random")
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=_time_limit, reverse=True)
+
+
+def pytest_collection_finish() -> None:
+    """Keeps the garbage collector from traversing every imported module again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 def _time_limit(item: pytest.Item) -> float:
@@ -77,16 +101,9 @@ def _time_limit(item: pytest.Item) -> float:
 
 @pytest.fixture(scope="session")
 def conversation_trace() -> Path:
-    return _trace("mooncake_conversation.jsonl")
+    return recorded_trace(FIXTURES["conversation_trace"])
 
 
 @pytest.fixture(scope="session")
 def code_trace() -> Path:
-    return _trace("azure_2023_code.csv")
-
-
-def _trace(name: str) -> Path:
-    path = trace_folder() / name
-    if not path.exists():
-        pytest.skip(f"the trace {name} is not there; BATON_TRACES says in which folder to look")
-    return path
+    return recorded_trace(FIXTURES["code_trace"])

@@ -1,0 +1,132 @@
+"""Lanes of tests: which command runs a test, and a report over the runs of one lane.
+
+A lane is several runs of pytest (on all cores, one by one, in the interpreter). As a plugin, this
+module appends one line of JSON about each run to the file that BATON_LANE_REPORT names. As a
+program, it prints what these runs say together:
+
+    python -m tests.support.lanes FILE
+"""
+
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NUM_SLOWEST = 20
+OTHER_LANES = {
+    "make test-full": "slower ones, and those that need packages of the system (it names them)",
+    "make nightly": "image builds, browsers, other languages, all families, long simulations",
+    "make gpu": "those that need a GPU",
+}
+
+
+def lane_of(item: pytest.Item) -> str:
+    """Returns the command that runs a test, by its markers."""
+    marks = {mark.name for mark in item.iter_markers()}
+    if "gpu" in marks:
+        return "make gpu"
+    if "nightly" in marks:
+        return "make nightly"
+    return "make test-full" if marks & {"slow", "system"} else "make test"
+
+
+@dataclass
+class Run:
+    """One run of pytest.
+
+    Attributes:
+        collected: number of tests by lane, whether or not this run selected them.
+        outcomes: number of tests by outcome.
+        seconds: wall time.
+        slowest: seconds and id of the tests that took longest.
+        is_interpreted: the run collected tests of the interpreter and no others.
+    """
+
+    collected: dict[str, int]
+    outcomes: dict[str, int]
+    seconds: float
+    slowest: list[tuple[float, str]] = field(default_factory=list)
+    is_interpreted: bool = False
+
+
+class LaneReport:
+    """Pytest plugin that appends a `Run` to a file. With xdist, the controller writes it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._began = time.monotonic()
+        self._collected: Counter[str] = Counter()
+        self._outcomes: Counter[str] = Counter()
+        self._seconds: Counter[str] = Counter()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        self._collected = Counter(map(lane_of, items))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seconds[report.nodeid] += report.duration
+        if report.when == "call" or report.outcome != "passed":
+            self._outcomes[report.outcome] += 1
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self._collected = Counter(getattr(node, "workeroutput", {}).get("lanes", {}))
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if (output := getattr(session.config, "workeroutput", None)) is not None:
+            output["lanes"] = dict(self._collected)
+            return
+        run = Run(
+            collected=dict(self._collected),
+            outcomes=dict(self._outcomes),
+            seconds=time.monotonic() - self._began,
+            slowest=[(s, test) for test, s in self._seconds.most_common(NUM_SLOWEST)],
+            is_interpreted=os.environ.get("TRITON_INTERPRET") == "1",
+        )
+        with self._path.open("a") as file:
+            file.write(json.dumps(asdict(run)) + "\n")
+
+
+def register(config: pytest.Config) -> None:
+    """Has pytest write a report where BATON_LANE_REPORT names a file."""
+    if path := os.environ.get("BATON_LANE_REPORT"):
+        config.pluginmanager.register(LaneReport(Path(path)), "baton-lane-report")
+
+
+def read(path: Path) -> list[Run]:
+    return [Run(**json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def summary(runs: Iterable[Run]) -> str:
+    """Returns outcomes, the slowest tests and what is left for other lanes."""
+    runs = list(runs)
+    outcomes = sum((Counter(run.outcomes) for run in runs), Counter[str]())
+    # Every run collects the same tests, but the interpreter's.
+    collected: Counter[str] = Counter()
+    for interpreted in (False, True):
+        counts = [Counter(run.collected) for run in runs if run.is_interpreted is interpreted]
+        collected.update(counts[-1] if counts else {})
+    seconds = sum(run.seconds for run in runs)
+    lines = [
+        f"{sum(outcomes.values()):,} tests in {seconds / 60:.1f} minutes: "
+        + ", ".join(f"{number:,} {outcome}" for outcome, number in sorted(outcomes.items())),
+        f"The {NUM_SLOWEST} slowest, in seconds:",
+    ]
+    slowest = sorted((s for run in runs for s in run.slowest), reverse=True)[:NUM_SLOWEST]
+    lines += [f"  {took:6.1f}  {test}" for took, test in slowest]
+    lines.append("Left for other lanes:")
+    lines += [
+        f"  {lane:14} {collected[lane]:5,} tests: {what}." for lane, what in OTHER_LANES.items()
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(summary(read(Path(sys.argv[1]))))
