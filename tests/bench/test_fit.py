@@ -1,7 +1,6 @@
 """A machine is fitted to what it was measured as, and read back from a benchmark's rows."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -52,7 +51,7 @@ def test_what_was_measured_is_what_is_fitted(measured):
     assert machine.num_kv_tokens == 4096
 
 
-def test_a_benchmarks_rows_make_the_same_machine(measured, tmp_path: Path, capsys):
+def test_a_benchmarks_rows_make_the_same_machine(measured, tmp_path, capsys):
     show([Row(c, v, "ms", "the fit", v, 1.0, None) for c, v in measured.items()], as_json=True)
     path = tmp_path / "steps.json"
     path.write_text(capsys.readouterr().out)

@@ -3,22 +3,18 @@
 import json
 from itertools import count
 
-import pytest
-
 from bench.report import Row, interleaved, show
 
 ROW = Row("case", 6.0, "tokens/s", "the other", 2.0, 3.0, 2.5)
 
 
-def test_a_row_holds_when_its_ratio_reaches_the_aim() -> None:
+def test_a_row_holds_when_its_ratio_reaches_the_aim():
     assert ROW.holds is True
     assert Row("case", 4.0, "tokens/s", "the other", 2.0, 2.0, 2.5).holds is False
     assert Row("case", 4.0, "tokens/s", "the other", 2.0, 2.0, None).holds is None
 
 
-def test_json_has_one_object_a_line_with_the_tables_columns(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_json_has_one_object_a_line_with_the_tables_columns(capsys):
     show([ROW, ROW], as_json=True)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 2
@@ -27,7 +23,7 @@ def test_json_has_one_object_a_line_with_the_tables_columns(
     ]  # fmt: skip
 
 
-def test_contenders_take_turns_and_the_median_counts() -> None:
+def test_contenders_take_turns_and_the_median_counts():
     clock = count()
     order: list[str] = []
 

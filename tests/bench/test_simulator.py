@@ -74,7 +74,7 @@ def outcome(cluster: Cluster) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data(), rows=traces())
 def test_steps_run_in_one_go_give_what_single_steps_give(kind, data, rows):
     fast = data.draw(setups())
@@ -93,7 +93,7 @@ class _LooksAnew(Cluster):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(setup=setups(), rows=traces())
 def test_what_was_seen_and_decided_while_nothing_changes_is_what_would_be_again(kind, setup, rows):
     anew = type("Anew", (_LooksAnew, kind), {})
@@ -101,7 +101,7 @@ def test_what_was_seen_and_decided_while_nothing_changes_is_what_would_be_again(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(setup=setups(), rows=traces())
 def test_every_request_ends_or_is_refused_and_nothing_is_left(kind, setup, rows):
     cluster = simulated(kind, setup, rows)

@@ -1,6 +1,7 @@
 """Traces are read to the row, and what is wrong with one is said with its file, line and field."""
 
 import json
+import re
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from bench.traces import MOONCAKE_BLOCK_SIZE, TraceError, TraceRow, read_trace, trace_folder
+from tests.support.recorded_traces import SOURCES, recorded_trace
 
 GOOD = {"timestamp": 1500, "input_length": 513, "output_length": 7, "hash_ids": [0, 3]}
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -94,9 +96,32 @@ def test_rows_before_a_bad_one_are_read_without_it(tmp_path: Path) -> None:
     assert len(list(islice(read_trace(path), 2))) == 2
 
 
-def test_the_folder_is_told_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BATON_TRACES", "elsewhere")
-    assert trace_folder() == Path("elsewhere")
+def test_missing_trace_fails_where_a_folder_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BATON_TRACES", str(tmp_path / "empty"))
+    assert trace_folder() == tmp_path / "empty"
+    for name, source in SOURCES.items():
+        with pytest.raises(pytest.fail.Exception, match=re.escape(source)):
+            recorded_trace(name)
+
+
+def test_missing_traces_are_skipped_where_no_folder_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("BATON_TRACES", raising=False)
+    folder = tmp_path / "traces"
+    reasons = set()
+    for name in SOURCES:
+        with pytest.raises(pytest.skip.Exception) as caught:
+            recorded_trace(name, folder)
+        reasons.add(str(caught.value))
+    assert len(reasons) == 1
+    folder.mkdir()
+    with pytest.raises(pytest.fail.Exception, match="is missing"):
+        recorded_trace(name, folder)
+    (folder / name).touch()
+    assert recorded_trace(name, folder) == folder / name
 
 
 def test_the_conversation_trace_has_its_published_rows_and_blocks(conversation_trace: Path) -> None:

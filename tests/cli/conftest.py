@@ -1,4 +1,4 @@
-"""A real cluster that the tests of a module share, and the `baton` command as a real process."""
+"""The cluster shapes that tests share, and the `baton` command as a real process."""
 
 import os
 import signal
@@ -11,20 +11,10 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
+from tests.support.cluster.fixtures import *  # noqa: F403
 from tests.support.waiting import wait_until
 
 BATON = [sys.executable, "-m", "baton.cli.main"]
-
-
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[LocalCluster]:
-    """Every prompt goes through its prefill worker."""
-    flags = {"conditional_disaggregation": False}
-    with LocalCluster(
-        worker_flags={"device": "cpu", "num_blocks": 256}, router_flags=flags
-    ) as running:
-        yield running
 
 
 @pytest.fixture

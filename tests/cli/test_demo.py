@@ -19,9 +19,8 @@ def test_the_demo_answers_three_prompts_and_finds_the_shared_prefix() -> None:
     assert all(int(row[8]) > 0 for row in cells), "blocks were handed over"
 
 
-@pytest.mark.parametrize(
-    "signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_leaves_nothing_running(signum: int) -> None:
     with running("demo") as demo:
         processes = started(demo, 5)

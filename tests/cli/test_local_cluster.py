@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import time
 import urllib.request
 from pathlib import Path
 
@@ -29,6 +30,10 @@ def test_it_starts_serves_and_leaves_nothing_behind() -> None:
         with Client(cluster.address, admin_address=cluster.admin_address) as client:
             assert client.get_model().name == "tiny"
             assert client.get_load().state == "ready"
+            began = time.monotonic()
+            with pytest.raises(UnavailableError, match="no prefill worker is known"):
+                client.generate("a").text()
+            assert time.monotonic() - began < 1.0
         folder, pids = router.log_path.parent, [router.pid, cluster.redis.pid]
         cluster.check()
     assert not any(map(psutil.pid_exists, pids))
@@ -47,6 +52,7 @@ def test_a_process_that_dies_is_told_of_and_can_be_started_again() -> None:
         cluster.check()
 
 
+@pytest.mark.slow
 def test_a_process_that_is_stopped_by_a_signal_does_not_hold_up_the_end() -> None:
     with router_alone() as cluster:
         cluster.kill("router", signal.SIGSTOP)
@@ -54,6 +60,7 @@ def test_a_process_that_is_stopped_by_a_signal_does_not_hold_up_the_end() -> Non
     assert not psutil.pid_exists(pid)
 
 
+@pytest.mark.slow
 def test_a_port_that_was_taken_meanwhile_is_exchanged(tmp_path: Path) -> None:
     cluster = router_alone(log_dir=tmp_path)
     with socket.create_server(("127.0.0.1", cluster.process("router").port)), cluster:
@@ -61,6 +68,7 @@ def test_a_port_that_was_taken_meanwhile_is_exchanged(tmp_path: Path) -> None:
     assert "is taken" in (tmp_path / "router.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_port_for_metrics_that_was_taken_meanwhile_is_exchanged_alone(tmp_path: Path) -> None:
     cluster = router_alone(log_dir=tmp_path)
     router, address = cluster.process("router"), cluster.address
@@ -72,7 +80,7 @@ def test_a_port_for_metrics_that_was_taken_meanwhile_is_exchanged_alone(tmp_path
             assert b"baton_requests_in_flight 0.0" in told.read()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_port_that_was_taken_is_exchanged_however_often_the_process_was_started() -> None:
     with router_alone() as cluster:
         router = cluster.process("router")
@@ -93,6 +101,7 @@ def test_metrics_that_are_turned_off_have_no_endpoint() -> None:
     assert "--no-metrics" in cluster.process("router").command
 
 
+@pytest.mark.slow
 def test_a_wanted_port_that_is_taken_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -100,6 +109,7 @@ def test_a_wanted_port_that_is_taken_is_an_error() -> None:
             router_alone(port=port).start()
 
 
+@pytest.mark.slow
 def test_what_does_not_become_ready_in_time_is_named_and_stopped() -> None:
     cluster = LocalCluster()
     with pytest.raises(DeadlineExceededError, match=r"decode-0.* did not become ready within 0 s"):

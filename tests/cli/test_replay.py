@@ -1,6 +1,8 @@
 """A real router records; `baton replay` and `baton explain` read it."""
 
 import json
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from typer.testing import CliRunner, Result
 from baton import Client, SamplingParams
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.main import app
+from tests.support.cluster.second_router import second_router
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -21,20 +24,19 @@ def invoke(*arguments: str) -> Result:
 
 
 @pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def record(pair_shape: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of some requests that share a prefix, on two workers of each role."""
     path = tmp_path_factory.mktemp("records") / "placements.jsonl"
-    flags = {"record": str(path)}
     with (
-        LocalCluster(
-            num_prefill=2, num_decode=2, router_flags=flags, worker_flags={"num_blocks": 256}
-        ) as cluster,
-        Client(cluster.address) as client,
+        second_router(pair_shape, record=str(path)) as router,
+        Client(router.address) as client,
     ):
         for i in range(NUM_REQUESTS):
             prompt = f"def {SECRET}(n):\n    return n\n" * 4 + f"# {i}"
             params = SamplingParams(max_tokens=3, ignore_eos=True)
             client.generate(prompt, params, request_id=f"r{i}").text()
+        router.kill("router", signal.SIGTERM)
+        assert router.router.wait(time.monotonic() + 10.0)
     return path
 
 
@@ -82,10 +84,10 @@ def test_what_is_no_record_or_no_policy_is_refused_in_a_sentence(record: Path) -
         assert len(refused.stderr.splitlines()) == 1
 
 
-def test_a_router_whose_disk_is_full_serves() -> None:
+def test_a_router_whose_disk_is_full_serves(pair: LocalCluster) -> None:
     with (
-        LocalCluster(router_flags={"record": "/dev/full"}) as cluster,
-        Client(cluster.address) as client,
+        second_router(pair, record="/dev/full") as router,
+        Client(router.address) as client,
     ):
         for _ in range(3):
             assert client.generate("import os", SamplingParams(max_tokens=4)).text()

@@ -22,7 +22,7 @@ def trace(tmp_path: Path) -> Path:
             "output_length": 20,
             "hash_ids": [0, 1 + i % 3, 100 + i],
         }
-        for i in range(60)
+        for i in range(30)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -43,7 +43,7 @@ def test_each_policy_and_rate_is_an_object_and_colocated_workers_stand_beside(tr
     cases = ["baton", "round-robin", "colocated, baton"]
     assert [(o["rate"], o["case"]) for o in found] == [(r, c) for r in (1.0, 50.0) for c in cases]
     for outcome in found:
-        assert outcome["num_requests"] == 60
+        assert outcome["num_requests"] == 30
         assert outcome["ttft"] == sorted(outcome["ttft"])
         assert 0 <= outcome["goodput"] <= outcome["offered"]
     by_case = {(o["case"], o["rate"]): o for o in found}
@@ -52,7 +52,7 @@ def test_each_policy_and_rate_is_an_object_and_colocated_workers_stand_beside(tr
 
 
 def test_who_would_be_late_is_refused_with_deadlines_only(trace):
-    late = ("--trace", trace, "--prefill", 1, "--decode", 1, "--rate", 200, "--slo-ttft", 300)
+    late = ("--trace", trace, "--prefill", 1, "--decode", 1, "--rate", 200, "--slo-ttft", 150)
     for options, is_refused in (((), False), (("--deadlines",), True)):
         code, out, _ = simulate(*late, *options, "--admission", "predicted", "--json")
         assert code == 0
@@ -114,7 +114,7 @@ def test_a_bad_row_of_the_trace_is_named(trace):
         file.write('{"timestamp": 1}\n')
     code, _, err = simulate("--trace", trace)
     assert code == 1
-    assert "made.jsonl, line 61, field input_length: missing" in err
+    assert "made.jsonl, line 31, field input_length: missing" in err
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import signal
 import socket
 import urllib.request
 
+import psutil
 import pytest
 
 from baton.cli.ports import is_free
@@ -14,6 +15,18 @@ pytestmark = pytest.mark.e2e
 
 ARGUMENTS = ["up", "--port", "0", "--admin-port", "0", "--device", "cpu"]
 ARGUMENTS += ["--num-blocks", "64"]
+
+
+def named(processes: list[psutil.Process], module: str) -> psutil.Process:
+    """Waits for the process that runs a module: one that was just forked still bears the command
+    line of the process that forked it."""
+
+    def found() -> list[psutil.Process]:
+        return [p for p in processes if module in " ".join(p.cmdline())]
+
+    wait_until(found, what=module, ignoring=(psutil.NoSuchProcess,))
+    (process,) = found()
+    return process
 
 
 def test_up_serves_until_it_is_told_to_stop_and_leaves_nothing_running() -> None:
@@ -28,7 +41,7 @@ def test_up_serves_until_it_is_told_to_stop_and_leaves_nothing_running() -> None
         processes = started(up, 5)
         listed = baton("workers", "--json", "--admin", admin).stdout.splitlines()
         assert {json.loads(line)["state"] for line in listed} == {"ready"}
-        next(p for p in processes if "redis-server" in p.name()).kill()
+        next(p for p in processes if p.name().endswith("-server")).kill()
         assert "Redis died" in up.stdout.readline()
         stdout, stderr = interrupt(up, signal.SIGTERM)
         assert stdout.endswith("stopping; Ctrl-C again kills\n")
@@ -36,17 +49,18 @@ def test_up_serves_until_it_is_told_to_stop_and_leaves_nothing_running() -> None
         assert gone(processes)
 
 
+@pytest.mark.slow
 def test_a_child_that_dies_takes_the_cluster_down_with_its_log() -> None:
     with running(*ARGUMENTS) as up:
         processes = started(up, 5)
-        decode = next(p for p in processes if "decode_worker" in " ".join(p.cmdline()))
-        decode.kill()
+        named(processes, "decode_worker").kill()
         _, stderr = up.communicate(timeout=30)
         assert up.returncode == 1
         assert stderr.startswith("baton: decode-0 was killed by SIGKILL; its log")
         assert gone(processes)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_there_is_told_from_the_log() -> None:
     ended = baton(*ARGUMENTS, "--model", "no/such/folder")
     assert ended.returncode == 1

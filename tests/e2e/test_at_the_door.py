@@ -18,6 +18,7 @@ from baton.sampling import SamplingParams
 from baton.serving.tokens import new_token
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceStub
+from tests.support.cluster.second_router import SecondRouter, second_router
 from tests.support.cluster.watch import until_nothing_is_held
 
 pytestmark = pytest.mark.e2e
@@ -32,7 +33,7 @@ thrifty  tokens_per_minute=100
 
 
 class Door:
-    """A cluster of one decode worker, and who has a token for it."""
+    """The files of a router with tenants, and who has a token for it."""
 
     def __init__(self, folder: Path) -> None:
         made = {tenant: new_token(tenant) for tenant in TENANTS}
@@ -56,18 +57,16 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Door:
 
 
 @pytest.fixture(scope="module")
-def guarded(door: Door) -> Iterator[LocalCluster]:
-    with LocalCluster(
-        num_prefill=0, worker_flags={"num_blocks": 64}, router_flags=door.flags, http_port=0
-    ) as running:
+def guarded(door: Door, single_shape: LocalCluster) -> Iterator[SecondRouter]:
+    with second_router(single_shape, http=True, **door.flags) as running:
         yield running
 
 
-def client_of(cluster: LocalCluster, token: str | None) -> AsyncClient:
+def client_of(cluster: SecondRouter, token: str | None) -> AsyncClient:
     return AsyncClient(cluster.address, admin_address=cluster.admin_address, token=token)
 
 
-def http_of(cluster: LocalCluster, token: str) -> httpx.AsyncClient:
+def http_of(cluster: SecondRouter, token: str) -> httpx.AsyncClient:
     bearing = {"authorization": f"Bearer {token}"}
     return httpx.AsyncClient(base_url=cluster.http_address, timeout=30, headers=bearing)
 

@@ -128,6 +128,7 @@ async def test_the_program_in_python_by_the_library(cluster, tmp_path):
     await check_said(cluster, await said_by(cluster, sys.executable, example, cwd=tmp_path))
 
 
+@pytest.mark.slow
 async def test_the_program_in_python_by_bare_stubs(cluster, tmp_path):
     """In a folder whose `baton` is what protoc makes, and nothing else."""
     built(
@@ -143,7 +144,7 @@ async def test_the_program_in_python_by_bare_stubs(cluster, tmp_path):
     await check_said(cluster, said)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_the_program_in_node(cluster, tmp_path):
     for file in ("package.json", "package-lock.json", "generate.mjs"):
         shutil.copy(EXAMPLES / "node" / file, tmp_path)
@@ -152,7 +153,7 @@ async def test_the_program_in_node(cluster, tmp_path):
     await check_said(cluster, said)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_the_program_in_go(cluster, tmp_path):
     """By the packages of Debian, which have no modules."""
     folder = tmp_path / "src" / "example.com" / "baton-client"
@@ -200,6 +201,7 @@ def events(text: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.nightly
 async def test_the_commands_of_buf(cluster):
     reflected, by_schema, timed_out, refused = commands_of_buf()
     code, out = await typed(cluster, reflected)

@@ -1,23 +1,23 @@
 """Who connects to whom in a running cluster, against the list that firewalls are made from."""
 
+import asyncio
+import time
 from urllib.parse import urlsplit
 
 import psutil
 import pytest
 
-from baton import Client, SamplingParams
+from baton import AsyncClient, SamplingParams
 from baton.cli.local_cluster import LocalCluster
-from baton.cli.ports import free_port
+from baton.cluster.keys import record_key
+from baton.cluster.redis import connect
+from baton.cluster.registry import WorkerRecord
 from baton.serving.edges import EDGES, WORKERS
-from tests.support.cluster.wide import HANDOFFS
-from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 Found = set[tuple[str, str, str | None]]
 _PATIENCE = 20.0
-# NIXL over TCP takes ports of its own, which no list can have.
-_FLAGS = {"num_blocks": 256, "kv_connector": "grpc"}
 
 
 def connections(cluster: LocalCluster, kv_ports: dict[int, str]) -> Found:
@@ -42,15 +42,21 @@ def connections(cluster: LocalCluster, kv_ports: dict[int, str]) -> Found:
     return found
 
 
-def test_processes_connect_to_whom_the_list_says_and_to_nobody_else():
+async def kv_ports_of(cluster: LocalCluster) -> dict[int, str]:
+    """Where each worker serves its blocks, and its role."""
+    async with connect(cluster.redis_url) as redis:
+        ports = {}
+        for process in cluster.processes:
+            if process.role != "router":
+                fields = await redis.hgetall(record_key(process.worker_id))
+                endpoint = WorkerRecord.from_fields(fields).kv_endpoint
+                ports[int(endpoint.rpartition(":")[2])] = process.role
+    return ports
+
+
+async def test_processes_connect_to_whom_the_list_says_and_to_nobody_else(secured):
     listed: Found = {(e.source, e.target, e.port) for e in EDGES}
-    taken: set[int] = set()
-    kv_ports = {}
-    for role in WORKERS:
-        port = free_port(taken)
-        taken.add(port)
-        kv_ports[port] = role
-    by_role = {role: {"kv_port": port} for port, role in kv_ports.items()}
+    kv_ports = await kv_ports_of(secured)
     seen: Found = set()
     wanted = {
         *((role, "redis", None) for role in ("router", *WORKERS)),
@@ -58,15 +64,10 @@ def test_processes_connect_to_whom_the_list_says_and_to_nobody_else():
         ("decode", "prefill", "kv"),
     }
     prompt = "def common(prefix):\n    return prefix\n\n\n" * 8
-    flags = {f"{role}_flags": by_role[role] for role in WORKERS}
-    running = LocalCluster(worker_flags=_FLAGS, router_flags=HANDOFFS, **flags)
-    with running as cluster, Client(cluster.address) as client:
-
-        def all_seen() -> bool:
-            nonlocal prompt
-            prompt += client.generate(prompt, SamplingParams(max_tokens=24)).text()
-            seen.update(connections(cluster, kv_ports))
-            return wanted <= seen
-
-        wait_until(all_seen, _PATIENCE, f"a connection of {wanted - seen}")
+    async with AsyncClient(secured.address, tls=secured.tls.to_router()) as client:
+        deadline = time.monotonic() + _PATIENCE
+        while not wanted <= seen:
+            assert time.monotonic() < deadline, f"no connection of {wanted - seen}"
+            prompt += await client.generate(prompt, SamplingParams(max_tokens=24)).text()
+            seen |= await asyncio.to_thread(connections, secured, kv_ports)
     assert seen <= listed, seen - listed

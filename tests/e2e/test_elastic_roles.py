@@ -2,16 +2,12 @@
 
 import asyncio
 import itertools
-import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
-from baton.cli.ports import free_port
-from baton.cli.process import Process
 from baton.client import AsyncClient
 from baton.errors import (
     FailedPreconditionError,
@@ -21,9 +17,11 @@ from baton.errors import (
 )
 from baton.generation import AsyncGeneration
 from baton.sampling import SamplingParams
+from tests.support.cluster import shapes
 from tests.support.cluster.checkpoints import prompt_of
+from tests.support.cluster.rolling import Pools
 from tests.support.cluster.watch import load_of, until_nothing_is_held
-from tests.support.cluster.wide import HANDOFFS, listed, made_whole
+from tests.support.cluster.wide import listed
 from tests.support.waiting import until_observed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -33,9 +31,8 @@ PROMPTS = SamplingParams(max_tokens=2, ignore_eos=True)
 ANSWERS = SamplingParams(max_tokens=1500, ignore_eos=True)
 WATCHED = SamplingParams(max_tokens=300, ignore_eos=True)
 # Requests of several sequences are not handed over, so a worker that has one drains for long.
-SEVERAL = SamplingParams(max_tokens=900, n=2, temperature=0.9, seed=3, ignore_eos=True)
+SEVERAL = SamplingParams(max_tokens=500, n=2, temperature=0.9, seed=6, ignore_eos=True)
 
-WORKERS = {"max_num_batched_tokens": 64, "num_blocks": 512, "drain_timeout_s": 30.0}
 _seeds = itertools.count(1000)
 
 
@@ -47,38 +44,13 @@ ELASTIC = {
     "elastic_cooldown_s": 2.0,
     "slo_ttft_ms": 100.0,
     "slo_itl_ms": 10_000.0,
-    **HANDOFFS,
 }
 
 
 @pytest.fixture(scope="module")
-def elastic() -> Iterator[LocalCluster]:
-    """Two workers of each role."""
-    with LocalCluster(
-        num_prefill=2, num_decode=2, worker_flags=WORKERS, router_flags=ELASTIC
-    ) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def other_router(
-    elastic: LocalCluster, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Process]:
-    """A second elastic router over the same workers."""
-    flags = {"redis_url": elastic.redis_url, **ELASTIC}
-    port = free_port(set())
-    process = Process("router-1", "router", port, flags, admin_port=free_port({port}))
-    process.start(Path(tmp_path_factory.mktemp("logs")))
-    yield process
-    process.signal(signal.SIGKILL)
-
-
-@pytest.fixture(scope="module")
-def by_hand() -> Iterator[LocalCluster]:
-    """Two workers of each role, which change it when they are told to."""
-    with LocalCluster(
-        num_prefill=2, num_decode=2, worker_flags=WORKERS, router_flags=HANDOFFS
-    ) as running:
+def elastic() -> Iterator[Pools]:
+    """The shape `rolling`, whose two routers see to the roles of its workers."""
+    with shapes.rolling(worker_drain_s=30.0, **ELASTIC) as running:
         yield running
 
 
@@ -156,31 +128,30 @@ def epochs(cluster: LocalCluster) -> dict[str, int]:
     return {name: worker.epoch for name, worker in listed(cluster).items()}
 
 
-async def test_pools_follow_the_load_of_all_routers_and_what_runs_goes_on(elastic, other_router):
+@pytest.mark.nightly
+async def test_pools_follow_the_load_of_all_routers_and_what_runs_goes_on(elastic):
     """Two routers see to it, and do it once."""
     prompts = [prompt_of(30 + 10 * i, seed=i) for i in range(6)]
+    cluster, (first, second) = elastic.cluster, elastic.addresses
     async with (
-        AsyncClient(elastic.address, timeout=300.0) as client,
-        AsyncClient(other_router.endpoint, timeout=300.0, wait_for_ready=True) as other,
-        AsyncClient(other_router.admin_endpoint, wait_for_ready=True) as admin,
+        AsyncClient(first, timeout=300.0) as client,
+        AsyncClient(second, timeout=300.0) as other,
     ):
-        while len(await admin.list_workers()) < 4:  # noqa: ASYNC110 - looks from outside
-            await asyncio.sleep(0.05)
         answers = [(p, await client.generate(p, WATCHED).token_ids()) for p in prompts]
-        assert num_of(elastic, "prefill") == num_of(elastic, "decode") == 2
-        watched, before = Watched(client), epochs(elastic)
+        assert num_of(cluster, "prefill") == num_of(cluster, "decode") == 2
+        watched, before = Watched(client), epochs(cluster)
         async with (
             watched.during(answers),
             load(client, 1500, PROMPTS, num_at_once=4),
             load(other, 1500, PROMPTS, num_at_once=4),
         ):
             await until_observed(
-                lambda: (num_of(elastic, "prefill"), num_of(elastic, "decode")) == (3, 1),
+                lambda: (num_of(cluster, "prefill"), num_of(cluster, "decode")) == (3, 1),
                 within=90.0,
                 what="a third prefill worker",
             )
         assert watched.num_migrations > 0
-        changed = [name for name, epoch in epochs(elastic).items() if epoch != before[name]]
+        changed = [name for name, epoch in epochs(cluster).items() if epoch != before[name]]
         assert len(changed) == 1, "both routers have acted"
         async with (
             watched.during(answers),
@@ -188,9 +159,9 @@ async def test_pools_follow_the_load_of_all_routers_and_what_runs_goes_on(elasti
             load(other, 20, ANSWERS, num_at_once=12),
         ):
             await until_observed(
-                lambda: num_of(elastic, "decode") >= 2, within=90.0, what="a second decode worker"
+                lambda: num_of(cluster, "decode") >= 2, within=90.0, what="a second decode worker"
             )
-    await until_nothing_is_held(elastic, within=3.0)
+    await until_nothing_is_held(cluster, within=3.0)
 
 
 async def held_open(client: AsyncClient, cluster: LocalCluster) -> tuple[AsyncGeneration, str]:
@@ -200,8 +171,8 @@ async def held_open(client: AsyncClient, cluster: LocalCluster) -> tuple[AsyncGe
     return generation, names[(await generation.wait_accepted()).placement.decode_worker]
 
 
-async def test_a_worker_killed_between_its_roles_comes_back_and_nothing_is_lost(by_hand):
-    cluster = made_whole(by_hand)
+async def test_a_worker_killed_between_its_roles_comes_back_and_nothing_is_lost(pair):
+    cluster = pair
     async with AsyncClient(
         cluster.address, admin_address=cluster.admin_address, timeout=120.0
     ) as client:
@@ -224,8 +195,8 @@ async def test_a_worker_killed_between_its_roles_comes_back_and_nothing_is_lost(
     await until_nothing_is_held(cluster, within=3.0)
 
 
-async def test_roles_are_changed_by_hand_but_for_the_last_of_each(by_hand):
-    cluster = made_whole(by_hand)
+async def test_roles_are_changed_by_hand_but_for_the_last_of_each(pair):
+    cluster = pair
     ids = {p.name: p.worker_id for p in cluster.processes if p.role != "router"}
     prompt, params = prompt_of(40, seed=9), SamplingParams(max_tokens=20, ignore_eos=True)
     async with AsyncClient(cluster.address, admin_address=cluster.admin_address) as client:

@@ -1,11 +1,8 @@
-"""However and whenever a request ends, everything it held is back within a second.
+"""However and whenever a request ends, everything it held is back within a second."""
 
-The cluster is made so that each stage of a request can be held open: the prefill worker computes
-one token a step, for one prompt at a time, and the decode worker runs one sequence at a time.
-"""
-
+import asyncio
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
@@ -17,7 +14,6 @@ from baton.generation import AsyncGeneration
 from baton.sampling import SamplingParams
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.watch import loads, until_nothing_is_held
-from tests.support.cluster.wide import HANDOFFS
 from tests.support.waiting import until_observed
 
 pytestmark = pytest.mark.e2e
@@ -26,16 +22,6 @@ LONG = SamplingParams(max_tokens=2000, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=30, ignore_eos=True)
 
 Loads = dict[str, Load]
-
-
-@pytest.fixture(scope="module")
-def narrow() -> Iterator[LocalCluster]:
-    with LocalCluster(
-        prefill_flags={"max_num_batched_tokens": 1},
-        decode_flags={"max_num_seqs": 1, "num_blocks": 160},
-        router_flags={**HANDOFFS, "admission": "none"},  # they wait at the workers
-    ) as running:
-        yield running
 
 
 @pytest.fixture
@@ -229,3 +215,22 @@ async def test_many_that_wait_for_each_other_s_workers_are_all_served(client, na
     for generation in generations:
         assert len(await generation.token_ids()) == 30
     await until_nothing_is_held(narrow)
+
+
+@pytest.mark.slow
+async def test_under_that_policy_the_smaller_priority_goes_first(narrow):
+    ended: list[str] = []
+
+    async def run(client: AsyncClient, name: str, priority: int) -> None:
+        params = SamplingParams(max_tokens=400, ignore_eos=True)
+        await client.generate(prompt_of(20, seed=len(name)), params, priority=priority).text()
+        ended.append(name)
+
+    async with AsyncClient(narrow.address) as client:
+        tasks = []
+        for name, priority in (("first", 0), ("unimportant", 9), ("important", -9)):
+            tasks.append(asyncio.create_task(run(client, name, priority)))
+            await asyncio.sleep(0.1)
+        await asyncio.gather(*tasks)
+    await until_nothing_is_held(narrow)
+    assert ended.index("important") < ended.index("unimportant")

@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -21,11 +21,9 @@ from baton.v1.admin_pb2_grpc import AdminStub
 from tests.support.cluster.checkpoints import is_greedy, prompt_of
 from tests.support.cluster.watch import load_of, loads, until_nothing_is_held
 from tests.support.cluster.wide import (
-    HANDOFFS,
     LONG,
     SHORT,
     listed,
-    made_whole,
     name_of,
     prefilling,
     streaming,
@@ -37,26 +35,9 @@ pytestmark = pytest.mark.e2e
 PROMPTLY = 3.0
 
 
-@pytest.fixture(scope="module")
-def wide_cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(
-        num_prefill=2,
-        num_decode=2,
-        worker_flags={"max_num_batched_tokens": 4, "num_blocks": 256},
-        router_flags=HANDOFFS,
-    ) as running:
-        yield running
-
-
 @pytest.fixture
-def wide(wide_cluster: LocalCluster) -> LocalCluster:
-    """The cluster, whole: what an earlier test has ended or drained is there again."""
-    return made_whole(wide_cluster)
-
-
-@pytest.fixture
-async def client(wide: LocalCluster) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(wide.address) as open_client:
+async def client(pair: LocalCluster) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(pair.address) as open_client:
         yield open_client
 
 
@@ -77,17 +58,17 @@ async def answers(client: AsyncClient, number: int = 8) -> None:
         assert is_greedy(locate("tiny"), prompt, tokens)
 
 
-async def test_requests_spread_over_all_workers(client, wide):
+async def test_requests_spread_over_all_workers(client, pair):
     generations = [client.generate(prompt_of(30, seed=100 + i), SHORT) for i in range(24)]
     places = [(await g.wait_accepted()).placement for g in generations]
     for generation in generations:
         assert len(await generation.token_ids()) == SHORT.max_tokens
     assert len({p.prefill_worker for p in places}) == 2
     assert len({p.decode_worker for p in places}) == 2
-    await until_nothing_is_held(wide)
+    await until_nothing_is_held(pair)
 
 
-async def test_a_repeated_prompt_goes_where_it_is_cached(client, wide):
+async def test_a_repeated_prompt_goes_where_it_is_cached(client, pair):
     prompt = prompt_of(200, seed=7)
     first = client.generate(prompt, SHORT)
     await first.text()
@@ -95,7 +76,7 @@ async def test_a_repeated_prompt_goes_where_it_is_cached(client, wide):
     await until_observed(
         lambda: all(
             worker.num_indexed_blocks >= 12
-            for worker in listed(wide).values()
+            for worker in listed(pair).values()
             if worker.id in (place.prefill_worker, place.decode_worker)
         ),
         within=3.0,
@@ -112,14 +93,14 @@ async def test_a_repeated_prompt_goes_where_it_is_cached(client, wide):
         assert again.finished.usage.num_cached_prompt_tokens == 192
 
 
-async def test_a_router_killed_in_the_middle_leaves_nothing_held(wide):
-    async with AsyncClient(wide.address, resume=False) as client:
-        generation, _ = await streaming(client, wide)
-        waiting, _ = await prefilling(client, wide)
-        wide.kill("router")
+async def test_a_router_killed_in_the_middle_leaves_nothing_held(pair):
+    async with AsyncClient(pair.address, resume=False) as client:
+        generation, _ = await streaming(client, pair)
+        waiting, _ = await prefilling(client, pair)
+        pair.kill("router")
         for ended in (generation, waiting):
             assert isinstance(await prompt_failure_of(ended), UnavailableError)
-    await until_nothing_is_held(wide)
+    await until_nothing_is_held(pair)
 
 
 def listens(port: int) -> bool:
@@ -127,7 +108,8 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-async def test_a_router_that_restarts_under_load_refuses_nothing(wide):
+@pytest.mark.slow
+async def test_a_router_that_restarts_under_load_refuses_nothing(pair):
     """Clients that wait for it reach it before it has read a word of Redis, which is slow."""
     over, refusals, served = asyncio.Event(), [], 0
 
@@ -142,12 +124,12 @@ async def test_a_router_that_restarts_under_load_refuses_nothing(wide):
                 assert len(tokens) == SHORT.max_tokens
                 served += 1
 
-    async with AsyncClient(wide.address, wait_for_ready=True, resume=False) as client:
+    async with AsyncClient(pair.address, wait_for_ready=True, resume=False) as client:
         asking = [asyncio.create_task(ask_again(client, 700 + i)) for i in range(8)]
         await until_observed(lambda: served > 8, within=10.0, what="service")
-        wide.kill("router")
-        assert wide.redis is not None
-        router, redis = wide.process("router"), wide.redis.pid
+        pair.kill("router")
+        assert pair.redis is not None
+        router, redis = pair.process("router"), pair.redis.pid
         os.kill(redis, signal.SIGSTOP)
         try:
             router.start(router.log_path.parent)
@@ -161,21 +143,21 @@ async def test_a_router_that_restarts_under_load_refuses_nothing(wide):
         await asyncio.gather(*asking)
     # What was on its way when the router was killed is lost; what reached the next one is not.
     assert [text for text in refusals if "worker" in text] == []
-    await until_nothing_is_held(wide)
+    await until_nothing_is_held(pair)
 
 
 async def test_a_decode_worker_that_is_told_to_end_finishes_its_streams_and_takes_no_new_work(
-    client, wide
+    client, pair
 ):
     finishing = SamplingParams(max_tokens=400, ignore_eos=True)
     generation = client.generate(prompt_of(5), finishing)
     accepted = await generation.wait_accepted()
     await anext(generation)
     await anext(generation)
-    leaving = wide.process(name_of(wide, accepted.placement.decode_worker))
+    leaving = pair.process(name_of(pair, accepted.placement.decode_worker))
     leaving.signal(signal.SIGTERM)
     await until_observed(
-        lambda: listed(wide)[leaving.name].state != "ready", within=2.0, what="the drain"
+        lambda: listed(pair)[leaving.name].state != "ready", within=2.0, what="the drain"
     )
     for i in range(8):
         new = client.generate(prompt_of(12, seed=200 + i), SHORT)
@@ -184,36 +166,38 @@ async def test_a_decode_worker_that_is_told_to_end_finishes_its_streams_and_take
         assert len(await new.token_ids()) == SHORT.max_tokens
     assert len(await generation.token_ids()) == 400
     assert await asyncio.to_thread(leaving.wait, time.monotonic() + 5.0)
-    await until_observed(lambda: leaving.name not in listed(wide), within=3.0, what="its leaving")
+    await until_observed(lambda: leaving.name not in listed(pair), within=3.0, what="its leaving")
 
 
-async def test_a_router_that_is_told_to_end_finishes_its_streams_first(client, wide):
-    router = wide.process("router")
+@pytest.mark.slow
+async def test_a_router_that_is_told_to_end_finishes_its_streams_first(client, pair):
+    router = pair.process("router")
     generation = client.generate(prompt_of(5), SamplingParams(max_tokens=400, ignore_eos=True))
     await anext(generation)
     router.signal(signal.SIGTERM)
     await until_observed(
-        lambda: load_of(wide.admin_address).state == "draining", within=2.0, what="the drain"
+        lambda: load_of(pair.admin_address).state == "draining", within=2.0, what="the drain"
     )
     failure = await prompt_failure_of(client.generate(prompt_of(9), SHORT))
     assert isinstance(failure, UnavailableError)
     assert len(await generation.token_ids()) == 400
     assert await asyncio.to_thread(router.wait, time.monotonic() + 5.0)
-    await until_nothing_is_held(wide)
+    await until_nothing_is_held(pair)
 
 
-async def test_work_sent_in_the_moment_of_a_drain_goes_elsewhere(client, wide):
+async def test_work_sent_in_the_moment_of_a_drain_goes_elsewhere(client, pair):
     with_retry = [client.generate(prompt_of(9, seed=300 + i), SHORT) for i in range(10)]
-    drain(wide, "decode-0")
+    drain(pair, "decode-0")
     with_retry += [client.generate(prompt_of(9, seed=400 + i), SHORT) for i in range(20)]
     for generation in with_retry:
         assert len(await generation.token_ids()) == SHORT.max_tokens
 
 
-async def test_work_sent_in_the_moment_of_a_prefill_worker_s_drain_goes_elsewhere(client, wide):
+@pytest.mark.slow
+async def test_work_sent_in_the_moment_of_a_prefill_worker_s_drain_goes_elsewhere(client, pair):
     before = [client.generate(prompt_of(9, seed=500 + i), SHORT) for i in range(10)]
     await asyncio.gather(*(generation.wait_accepted() for generation in before))
-    drain(wide, "prefill-0")
+    drain(pair, "prefill-0")
     after = [client.generate(prompt_of(9, seed=600 + i), SHORT) for i in range(20)]
     for generation in before + after:
         assert len(await generation.token_ids()) == SHORT.max_tokens
@@ -224,13 +208,14 @@ def drain(cluster: LocalCluster, name: str) -> None:
         AdminStub(channel).Drain(admin_pb2.DrainRequest(), timeout=5.0)
 
 
-async def test_a_cluster_that_drains_altogether_refuses_at_once(client, wide):
-    drain(wide, "decode-0")
-    drain(wide, "decode-1")
+@pytest.mark.slow
+async def test_a_cluster_that_drains_altogether_refuses_at_once(client, pair):
+    drain(pair, "decode-0")
+    drain(pair, "decode-1")
     failure = await prompt_failure_of(client.generate(prompt_of(9), SHORT))
     assert isinstance(failure, UnavailableError)
     await until_observed(
-        lambda: {w.state for n, w in listed(wide).items() if "decode" in n} == {"draining"},
+        lambda: {w.state for n, w in listed(pair).items() if "decode" in n} == {"draining"},
         within=3.0,
         what="that the router knows",
     )
@@ -239,34 +224,25 @@ async def test_a_cluster_that_drains_altogether_refuses_at_once(client, wide):
     assert "no decode worker can take work: draining" in str(failure)
 
 
-async def test_a_router_without_workers_refuses_at_once():
-    with LocalCluster(num_prefill=0, num_decode=0) as lonely:
-        async with AsyncClient(lonely.address) as client:
-            began = time.monotonic()
-            with pytest.raises(UnavailableError, match="no prefill worker is known"):
-                await client.generate("a", SHORT).text()
-            assert time.monotonic() - began < 1.0
-
-
 @pytest.mark.slow
-async def test_redis_may_die_and_come_back_empty(client, wide):
-    assert wide.redis is not None
-    generation, _ = await streaming(client, wide)
-    os.kill(wide.redis.pid, signal.SIGKILL)
+async def test_redis_may_die_and_come_back_empty(client, pair):
+    assert pair.redis is not None
+    generation, _ = await streaming(client, pair)
+    os.kill(pair.redis.pid, signal.SIGKILL)
     await answers(client)
     assert len(await generation.token_ids()) == LONG.max_tokens
-    await until_nothing_is_held(wide)
-    wide.redis.stop()
-    wide.redis.start()
+    await until_nothing_is_held(pair)
+    pair.redis.stop()
+    pair.redis.start()
     # A router that starts now knows only what the living workers have said since.
-    await asyncio.to_thread(wide.kill, "router")
-    await asyncio.to_thread(wide.restart, "router")
-    async with AsyncClient(wide.address, admin_address=wide.admin_address) as anew:
+    await asyncio.to_thread(pair.kill, "router")
+    await asyncio.to_thread(pair.restart, "router")
+    async with AsyncClient(pair.address, admin_address=pair.admin_address) as anew:
         assert {w.state for w in await anew.list_workers()} == {"ready"}
         assert len(await anew.list_workers()) == 4
         await answers(anew)
     # And one that starts late is seen.
-    wide.kill("decode-1")
-    await asyncio.to_thread(wide.restart, "decode-1")
-    assert {n: w.state for n, w in listed(wide).items()}["decode-1"] == "ready"
-    assert loads(wide)["decode-1"].num_held_blocks == 0
+    pair.kill("decode-1")
+    await asyncio.to_thread(pair.restart, "decode-1")
+    assert {n: w.state for n, w in listed(pair).items()}["decode-1"] == "ready"
+    assert loads(pair)["decode-1"].num_held_blocks == 0

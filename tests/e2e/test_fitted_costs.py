@@ -8,13 +8,11 @@ import grpc
 import pytest
 
 from baton import Client, SamplingParams
-from baton.cli.local_cluster import LocalCluster
 from baton.v1 import prefill_pb2
 from baton.v1.prefill_pb2_grpc import PrefillStub
 from router.rates import PRIOR
-from tests.support.cluster.wide import HANDOFFS
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 LENGTHS = [20, 60, 130, 300, 700, 1500]
 NUM_ROUNDS = 16
@@ -44,13 +42,12 @@ def predicted(client: Client, prompt: list[int]) -> float:
     return terms["uncached"]
 
 
-def test_predicted_prefill_seconds_are_near_those_that_the_worker_reports():
+def test_predicted_prefill_seconds_are_near_those_that_the_worker_reports(cluster):
     """The medians over rounds that learn and predict in turn, for the machine may be slower in one
     than in another."""
     learned: dict[int, list[float]] = {length: [] for length in LENGTHS}
     assumed: dict[int, list[float]] = {length: [] for length in LENGTHS}
     with (
-        LocalCluster(worker_flags={"num_blocks": 1024}, router_flags=HANDOFFS) as cluster,
         Client(cluster.address, admin_address=cluster.admin_address) as client,
         grpc.insecure_channel(cluster.process("prefill-0").endpoint) as channel,
     ):
@@ -71,9 +68,8 @@ def test_predicted_prefill_seconds_are_near_those_that_the_worker_reports():
     assert all(0.5 < ratio < 2.0 for ratio in ratios), ratios
 
 
-def test_what_a_handoff_takes_is_learned_too():
+def test_what_a_handoff_takes_is_learned_too(cluster):
     with (
-        LocalCluster(worker_flags={"num_blocks": 1024}, router_flags=HANDOFFS) as cluster,
         Client(cluster.address, admin_address=cluster.admin_address) as client,
     ):
         exposed = []

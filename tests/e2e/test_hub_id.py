@@ -14,7 +14,7 @@ REVISION = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.mark.e2e
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_model_named_by_its_hub_id_is_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,7 +84,7 @@ async def test_a_chat_is_another_operation_than_a_text(
         assert total(after, name, count, **chats) - total(before, name, count, **chats) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_who_reads_no_metrics_slows_nobody_and_is_held_in_bounded_room(
     cluster: LocalCluster, client: AsyncClient
 ) -> None:

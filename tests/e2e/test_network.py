@@ -2,10 +2,11 @@
 run, and nothing is held afterwards, not even while the cut lasts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import psutil
 import pytest
+from _pytest.mark import ParameterSet
 
 from baton.cli.local_cluster import LocalCluster
 from baton.client import AsyncClient
@@ -23,30 +24,26 @@ from tests.support.cluster.network import (
     reordered,
     truncated,
 )
+from tests.support.cluster.shapes import Networked
 from tests.support.cluster.watch import until_nothing_is_held
-from tests.support.cluster.wide import HANDOFFS, listed, made_whole, name_of
+from tests.support.cluster.wide import listed, made_whole, name_of
 from tests.support.waiting import until_observed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 LONG = SamplingParams(max_tokens=400, ignore_eos=True)
 FEW = SamplingParams(max_tokens=20, ignore_eos=True)
-DIRECTIONS = ["there", "back", "both"]
 SILENCE = 3.0  # in which a cut is noticed on either side, and what it cost is given back
 
 
-@pytest.fixture(scope="module")
-def networked() -> Iterator[tuple[LocalCluster, Network]]:
-    flags = {"max_num_batched_tokens": 32, "num_blocks": 512}
-    cluster = LocalCluster(num_prefill=2, num_decode=2, worker_flags=flags, router_flags=HANDOFFS)
-    with Network(cluster) as network, cluster:
-        yield cluster, network
+def nightly(value: str) -> ParameterSet:
+    return pytest.param(value, marks=pytest.mark.nightly)
 
 
 @pytest.fixture
-async def cluster(networked: tuple[LocalCluster, Network]) -> AsyncIterator[LocalCluster]:
+async def cluster(networked_shape: Networked) -> AsyncIterator[LocalCluster]:
     """All links are whole before and after, and descriptors are what they were."""
-    cluster, network = networked
+    cluster, network = networked_shape.cluster, networked_shape.network
     network.heal()
     made_whole(cluster)
     async with AsyncClient(cluster.address) as client:  # each has talked with each
@@ -63,8 +60,8 @@ async def cluster(networked: tuple[LocalCluster, Network]) -> AsyncIterator[Loca
 
 
 @pytest.fixture
-def network(networked: tuple[LocalCluster, Network]) -> Network:
-    return networked[1]
+def network(networked_shape: Networked) -> Network:
+    return networked_shape.network
 
 
 @pytest.fixture
@@ -91,7 +88,7 @@ async def placed(cluster: LocalCluster, generation: AsyncGeneration) -> dict[str
     }
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("direction", [nightly("there"), "back", nightly("both")])
 async def test_a_decode_worker_may_be_cut_off_in_the_middle_of_an_answer(
     client, cluster, network, direction
 ):
@@ -107,7 +104,7 @@ async def test_a_decode_worker_may_be_cut_off_in_the_middle_of_an_answer(
     assert generation.finished.usage.num_migrations >= 1
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("direction", [nightly("there"), nightly("back"), "both"])
 @pytest.mark.parametrize("link", ["router to prefill", "decode to prefill"])
 async def test_a_prefill_worker_may_be_cut_off_while_it_computes(
     client, cluster, network, link, direction
@@ -124,6 +121,7 @@ async def test_a_prefill_worker_may_be_cut_off_while_it_computes(
     assert await client.generate(prompt, FEW).token_ids() == tokens
 
 
+PER_COMMIT = ("corrupted", "truncated")
 DAMAGES: dict[str, Damage] = {
     "corrupted": corrupted,
     "truncated": truncated,
@@ -133,14 +131,14 @@ DAMAGES: dict[str, Damage] = {
 }
 
 
-@pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.parametrize("name", [n if n in PER_COMMIT else nightly(n) for n in DAMAGES])
 async def test_blocks_that_are_damaged_on_the_way_are_never_used(client, cluster, network, name):
     ways = [network.link(f"decode-{d}", f"prefill-{p}").back for d in range(2) for p in range(2)]
     num_before = sum(way.num_damaged for way in ways)
     damage = once(DAMAGES[name])
     for way in ways:
         way.damage = damage
-    prompt = prompt_of(1000, seed=77 + len(name))
+    prompt = prompt_of(1000, seed=77 + list(DAMAGES).index(name))
     tokens = await client.generate(prompt, FEW).token_ids()
     assert sum(way.num_damaged for way in ways) == num_before + 1
     network.heal()
@@ -159,6 +157,7 @@ async def test_a_slow_network_is_only_slow(client, cluster, network):
     assert generation.finished.usage.num_migrations == 0
 
 
+@pytest.mark.nightly
 async def test_a_redis_whose_every_answer_takes_two_seconds_holds_nobody_up(
     client, cluster, network
 ):
@@ -174,6 +173,7 @@ async def test_a_redis_whose_every_answer_takes_two_seconds_holds_nobody_up(
         assert {w.state for w in listed(cluster).values()} == {"ready"}
 
 
+@pytest.mark.nightly
 async def test_a_router_that_starts_while_redis_is_slow_serves_once_it_is_not(
     client, cluster, network
 ):

@@ -1,14 +1,12 @@
 """What OpenAI's client is told where its requests come to nothing, and what is left of them."""
 
 import asyncio
-import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,6 +19,8 @@ from baton.cli.ports import HOST, free_port
 from baton.client import AsyncClient
 from baton.errors import NotFoundError
 from tests.support.cluster.checkpoints import prompt_of
+from tests.support.cluster.second_router import SecondRouter, second_router
+from tests.support.cluster.shapes import tenants_file
 from tests.support.cluster.watch import held, load_of, loads, until_nothing_is_held
 from tests.support.cluster.wide import HANDOFFS
 from tests.support.waiting import until_observed
@@ -38,7 +38,9 @@ async def ai(cluster: LocalCluster) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
-def connected(cluster: LocalCluster, token: str = "any", **options: Any) -> openai.AsyncOpenAI:
+def connected(
+    cluster: LocalCluster | SecondRouter, token: str = "any", **options: Any
+) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(
         base_url=f"{cluster.http_address}/v1", api_key=token, **{"max_retries": 0, **options}
     )
@@ -49,122 +51,20 @@ async def post(cluster: LocalCluster, path: str, content: Any, **headers: str) -
         return await client.post(path, content=content, headers={**JSON, **headers})
 
 
-# What is refused by its name.
-
-BAD_CHATS: dict[str, tuple[dict[str, Any], str]] = {
-    "a number as text": ({"temperature": "hot"}, "temperature"),
-    "a number out of bounds": ({"top_p": 1.5}, "top_p"),
-    "not a whole number": ({"max_tokens": 2.5}, "max_tokens"),
-    "no room": ({"max_completion_tokens": 5000}, "max_completion_tokens"),
-    "two bounds": ({"max_completion_tokens": 5, "max_tokens": 6}, "max_completion_tokens"),
-    "no tokens": ({"max_tokens": 0}, "max_tokens"),
-    "too many choices": ({"n": 17}, "n"),
-    "too many log-probabilities": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-    "tops without log-probabilities": ({"top_logprobs": 2}, "top_logprobs"),
-    "too many stops": ({"stop": ["a"] * 5}, "stop"),
-    "an empty stop": ({"stop": ["a", ""]}, "stop[1]"),
-    "a bias of no token": ({"logit_bias": {"x": 1}}, "logit_bias"),
-    "a bias beyond the vocabulary": ({"logit_bias": {"4000": 1}}, "logit_bias[0]"),
-    "too great a seed": ({"seed": 2**64}, "seed"),
-    "no messages": ({"messages": []}, "messages"),
-    "a message without a role": ({"messages": [{"content": "x"}]}, "messages[0].role"),
-    "an image": (
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
-        "messages[0].content[0].type",
-    ),
-    "half a character": (
-        {"messages": [{"role": "user", "content": "\ud800"}]},
-        "messages[0].content",
-    ),
-    "a format without a schema": (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
-        "response_format.json_schema.schema",
-    ),
-    "a format that is none": ({"response_format": {"type": "yaml"}}, "response_format"),
-    "a schema that is none": (
-        {
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "x", "schema": {"type": "nonsense"}},
-            }
-        },
-        "response_format",
-    ),
-    "a tool that must be called": ({"tool_choice": "required"}, "tool_choice"),
-    "one call at a time": ({"parallel_tool_calls": False}, "parallel_tool_calls"),
-    "to be stored": ({"store": True}, "store"),
-    "audio": ({"modalities": ["text", "audio"]}, "modalities[1]"),
-    "an effort": ({"reasoning_effort": "high"}, "reasoning_effort"),
-    "what nobody knows": ({"flavour": "sweet"}, "flavour"),
-    "usage without a stream": (
-        {"stream": False, "stream_options": {"include_usage": True}},
-        "stream_options",
-    ),
-    "a template of the client's": (
-        {"chat_template_kwargs": {"chat_template": "x"}},
-        "chat_template_kwargs.chat_template",
-    ),
-}
+# What is refused.
 
 
-@pytest.mark.parametrize(("fields", "param"), BAD_CHATS.values(), ids=BAD_CHATS)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_a_bad_chat_is_refused_by_the_name_of_the_field(cluster, fields, param, stream):
-    asked = {"model": "tiny", "messages": MESSAGES, "stream": stream, **fields}
+async def test_workers_refuse_bad_schema_by_name_of_field(cluster, stream):
+    """The workers refuse it, and not the router: tests/router/test_openai_refusals.py has more."""
+    schema = {"name": "x", "schema": {"type": "nonsense"}}
+    answer_in = {"type": "json_schema", "json_schema": schema}
+    asked = {"model": "tiny", "messages": MESSAGES, "stream": stream, "response_format": answer_in}
     response = await post(cluster, "/v1/chat/completions", json.dumps(asked))
     error = response.json()["error"]
-    assert (response.status_code, error["param"]) == (400, param), error
-    assert error["type"] == "invalid_request_error"
-    assert error["message"].startswith(f"{param}: ")
+    assert (response.status_code, error["param"]) == (400, "response_format"), error
     assert "sampling." not in error["message"]
     await until_nothing_is_held(cluster)
-
-
-BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
-    "no prompt": ({"prompt": None}, "prompt"),
-    "an empty text": ({"prompt": ""}, "prompt"),
-    "an empty list": ({"prompt": []}, "prompt"),
-    "an empty one of several": ({"prompt": ["a", ""]}, "prompt"),
-    "mixed": ({"prompt": ["a", 3]}, "prompt[1]"),
-    "a negative token": ({"prompt": [3, -1]}, "prompt"),
-    "a token beyond the vocabulary": ({"prompt": [3, 4000]}, "prompt[1]"),
-    "too many prompts": ({"prompt": ["a"] * 129}, "prompt"),
-    "too many log-probabilities": ({"logprobs": 21}, "logprobs"),
-    "negative log-probabilities": ({"logprobs": -1, "echo": True}, "logprobs"),
-    "fewer of which the best": ({"best_of": 1, "n": 2}, "best_of"),
-    "a suffix": ({"suffix": "end"}, "suffix"),
-}
-
-
-@pytest.mark.parametrize(("fields", "param"), BAD_COMPLETIONS.values(), ids=BAD_COMPLETIONS)
-async def test_a_bad_completion_is_refused_by_the_name_of_the_field(cluster, fields, param):
-    asked = {"model": "tiny", "prompt": "x", "max_tokens": 2, **fields}
-    response = await post(cluster, "/v1/completions", json.dumps(asked))
-    error = response.json()["error"]
-    assert (response.status_code, error["param"]) == (400, param), error
-    await until_nothing_is_held(cluster)
-
-
-BAD_BODIES = {
-    "nothing": b"",
-    "half an object": b'{"model": "tiny"',
-    "a list": b"[]",
-    "no text": b'{"model": "\xff"}',
-    "not a number": b'{"temperature": NaN}',
-    "too deep": b'{"messages":' + b"[" * 100_000,
-    "a number of a million digits": b'{"seed": ' + b"9" * 1_000_000 + b"}",
-}
-
-
-@pytest.mark.parametrize("body", BAD_BODIES.values(), ids=BAD_BODIES)
-async def test_a_body_that_is_no_object_is_refused(cluster, body):
-    response = await post(cluster, "/v1/chat/completions", body)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "body")
-
-
-async def test_a_body_that_is_not_said_to_be_json_is_refused(cluster):
-    response = await post(cluster, "/v1/completions", b"{}", **{"content-type": "text/plain"})
-    assert response.status_code == 415
 
 
 async def test_errors_are_those_of_openai_s_client(ai):
@@ -180,16 +80,10 @@ async def test_errors_are_those_of_openai_s_client(ai):
         await ai.embeddings.create(model="tiny", input="x")
 
 
-async def test_what_is_not_there_and_what_is_not_to_be_got_are_said_in_the_same_shape(cluster):
-    async with httpx.AsyncClient(base_url=cluster.http_address) as client:
-        missing, wrong = await client.get("/v2"), await client.get("/v1/completions")
-    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "unknown_url")
-    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
-
-
 # What is too large.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_mib", [9, 40])
 async def test_a_body_over_the_limit_is_refused_before_it_is_all_there(cluster, num_mib):
     router = psutil.Process(cluster.process("router").pid)
@@ -207,12 +101,6 @@ async def test_a_body_over_the_limit_is_refused_before_it_is_all_there(cluster, 
     assert response.status_code == 413
     assert response.json()["error"]["code"] == "body_too_large"
     assert router.memory_info().rss - before < 24 * 2**20
-
-
-async def test_a_prompt_over_the_limit_is_refused(ai):
-    with pytest.raises(openai.BadRequestError, match="at most 1048576 are taken") as caught:
-        await ai.completions.create(model="tiny", prompt="x" * 2**21)
-    assert caught.value.param == "prompt"
 
 
 # Who leaves, and what takes too long.
@@ -241,6 +129,7 @@ def num_requests(cluster: LocalCluster) -> int:
     return load.num_running + load.num_waiting
 
 
+@pytest.mark.slow
 async def test_a_client_that_leaves_ends_all_its_prompts(cluster, ai):
     await until_nothing_is_held(cluster)
     answer = await ai.completions.create(prompt=[[5, 6], [7, 8]], stream=True, **LONG)
@@ -295,16 +184,14 @@ async def test_an_answer_is_known_to_administrators_by_its_id(cluster, ai, clien
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+def small(
+    narrow_shape: LocalCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SecondRouter]:
     """One request at a time, and one that waits; two tenants."""
-    path = Path(tmp_path_factory.mktemp("tenants")) / "tokens"
-    lines = [f"{hashlib.sha256(t.encode()).hexdigest()} {t}\n" for t in ("acme", "globex")]
-    path.write_text("".join(lines))
-    with LocalCluster(
-        decode_flags={"max_num_seqs": 1, "num_blocks": 128},
-        router_flags={"tenants_file": path, "max_waiting": 1, **HANDOFFS},
-        http_port=0,
-    ) as running:
+    tokens = {"acme": "acme", "globex": "globex"}
+    path = tenants_file(tmp_path_factory.mktemp("tenants"), tokens)
+    flags = {"tenants_file": path, "max_waiting": 1, **HANDOFFS}
+    with second_router(narrow_shape, http=True, **flags) as running:
         yield running
 
 
@@ -367,6 +254,7 @@ async def test_a_request_is_ended_by_its_own_tenant_alone(small):
     await until_nothing_is_held(small)
 
 
+@pytest.mark.slow
 async def test_a_draining_router_ends_what_it_has_and_takes_no_more(small):
     """The last test of this router."""
     async with connected(small, "acme") as ai:
@@ -396,6 +284,7 @@ async def test_a_draining_router_ends_what_it_has_and_takes_no_more(small):
 # The process.
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_named(cluster):
     port = cluster.http_address.rsplit(":", 1)[1]
     found = router("--http-port", port)
@@ -404,6 +293,7 @@ def test_a_port_that_is_taken_is_named(cluster):
     )
 
 
+@pytest.mark.slow
 def test_what_is_not_installed_is_named(tmp_path):
     """Where `fastapi` is not found, which is what an absent package looks like."""
     (tmp_path / "sitecustomize.py").write_text(

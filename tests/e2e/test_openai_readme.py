@@ -1,6 +1,7 @@
 """What the README says to OpenAI's clients, run as it stands but for the address."""
 
 import re
+import shutil
 import subprocess
 import sys
 
@@ -32,7 +33,9 @@ def run(cluster: LocalCluster, *command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.system
 def test_the_line_of_curl(cluster):
+    assert shutil.which("curl"), "curl is not installed; on Debian: apt-get install curl"
     (line,) = blocks("")
     assert '"text":"self):\\n        ' in run(cluster, "bash", "-c", line)
 

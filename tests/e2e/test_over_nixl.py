@@ -20,7 +20,8 @@ from tests.e2e.test_prefix_sharing import (
     test_a_prefix_comes_from_a_busy_prefill_worker_or_is_computed,
     test_the_next_turn_of_a_conversation_computes_only_what_is_new,
 )
-from tests.support.cluster.wide import HANDOFFS, made_whole
+from tests.support.cluster import shapes
+from tests.support.cluster.wide import made_whole
 
 __all__ = [
     "test_a_client_that_leaves_during_a_drain_leaves_nothing",
@@ -30,26 +31,19 @@ __all__ = [
     "test_the_next_turn_of_a_conversation_computes_only_what_is_new",
 ]
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")
-def pair_cluster() -> Iterator[LocalCluster]:
-    flags = {
-        "max_num_batched_tokens": 32,
-        "num_blocks": 1024,
-        "drain_timeout_s": 1.0,
-        "kv_connector": "nixl",
-    }
-    with LocalCluster(
-        num_prefill=2, num_decode=2, worker_flags=flags, router_flags=HANDOFFS
-    ) as running:
+def over_nixl() -> Iterator[LocalCluster]:
+    """The shape `pair`, whose workers know no other way."""
+    with shapes.pair(kv_connector="nixl") as running:
         yield running
 
 
 @pytest.fixture
-def pair(pair_cluster: LocalCluster) -> LocalCluster:
-    return made_whole(pair_cluster)
+def pair(over_nixl: LocalCluster) -> LocalCluster:
+    return made_whole(over_nixl)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from baton.cli.local_cluster import LocalCluster
 from tests.support.cluster.watch import loads, until_nothing_is_held
 from tests.support.waiting import until_observed
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 PATIENCE = 30.0
 
@@ -90,6 +90,7 @@ def completion(cluster: LocalCluster, **asked: Any) -> str:
     return str(response.json()["choices"][0]["text"])
 
 
+@pytest.mark.system
 def test_an_answer_is_shown_with_its_timeline_and_its_placement(page, cluster, tmp_path):
     assert page.find_element(By.ID, "model").text.startswith("tiny, up to 2,048 tokens")
     card = ask(page, "def main(", temperature="0", max_tokens="30")
@@ -113,6 +114,7 @@ def test_an_answer_is_shown_with_its_timeline_and_its_placement(page, cluster, t
     page.save_screenshot(str(tmp_path / "page.png"))
 
 
+@pytest.mark.nightly
 def test_an_answer_streams_and_can_be_stopped(page, cluster):
     card = ask(page, "import os", temperature="0", max_tokens="1900")
     eventually(page, lambda: len(written_on(card)) > 20)
@@ -122,6 +124,7 @@ def test_an_answer_streams_and_can_be_stopped(page, cluster):
     assert card.find_element(By.CSS_SELECTOR, ".wrong").text == "stopped"
 
 
+@pytest.mark.nightly
 async def test_a_page_that_is_left_ends_its_request(page, cluster):
     await until_nothing_is_held(cluster)
     ask(page, "class A:", temperature="1", max_tokens="1900")
@@ -130,6 +133,7 @@ async def test_a_page_that_is_left_ends_its_request(page, cluster):
     await until_nothing_is_held(cluster)
 
 
+@pytest.mark.nightly
 def test_a_conversation_goes_on(page):
     first = ask(page, "A queue.", mode="conversation", temperature="0", max_tokens="8")
     eventually(page, lambda: is_done(first))
@@ -142,12 +146,14 @@ def test_a_conversation_goes_on(page):
     assert counts[1] > counts[0] + 8
 
 
+@pytest.mark.nightly
 def test_what_is_refused_is_said(page):
     card = ask(page, "x", max_tokens="100000")
     eventually(page, lambda: is_done(card))
     assert "the model's length is 2048" in card.find_element(By.CSS_SELECTOR, ".wrong").text
 
 
+@pytest.mark.nightly
 def test_what_is_written_is_text_and_nothing_else(page):
     evil = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
     card = ask(page, evil, temperature="0", max_tokens="4")
@@ -157,6 +163,7 @@ def test_what_is_written_is_text_and_nothing_else(page):
     assert page.title == "Baton"
 
 
+@pytest.mark.nightly
 def test_a_browser_may_run_nothing_but_the_page_s_own(page, cluster):
     policy = httpx.get(cluster.http_address).headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -169,6 +176,7 @@ def test_a_browser_may_run_nothing_but_the_page_s_own(page, cluster):
     assert any("Content Security Policy" in e["message"] for e in page.get_log("browser"))
 
 
+@pytest.mark.slow
 def test_the_page_needs_nothing_from_elsewhere():
     import router.http
 

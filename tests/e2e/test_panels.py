@@ -17,7 +17,7 @@ from baton.sampling import SamplingParams
 from tests.support.cluster.prometheus import Prometheus, prometheus
 from tests.support.repository import ROOT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.timeout(180)]
 
 BOARDS = ROOT / "helm" / "baton" / "dashboards"
 # In place of what Grafana fills in.

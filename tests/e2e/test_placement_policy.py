@@ -7,6 +7,7 @@ import pytest
 
 from baton import Client, SamplingParams
 from baton.cli.local_cluster import LocalCluster
+from tests.support.cluster.second_router import second_router
 from tests.support.cluster.wide import HANDOFFS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -14,14 +15,16 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 NUM_REQUESTS = 8
 
 
-def prefill_workers(placement: str) -> list[str]:
+def prefill_workers(cluster: LocalCluster, placement: str) -> list[str]:
     """Those that requests of one long prompt, one after the other, were placed on."""
-    source = random.Random(0)
+    source = random.Random(placement)
     prompt = [source.randrange(3, 3000) for _ in range(128)]
     params = SamplingParams(max_tokens=4, ignore_eos=True)
     chosen = []
-    cluster = LocalCluster(num_prefill=2, router_flags={"placement": placement, **HANDOFFS})
-    with cluster, Client(cluster.address, admin_address=cluster.admin_address) as client:
+    with (
+        second_router(cluster, placement=placement, **HANDOFFS) as router,
+        Client(router.address, admin_address=router.admin_address) as client,
+    ):
         for _ in range(NUM_REQUESTS):
             generation = client.generate(prompt, params)
             generation.token_ids()
@@ -37,10 +40,10 @@ def wait_until_indexed(client: Client, worker: str) -> None:
         time.sleep(0.05)
 
 
-def test_by_default_a_prompt_goes_where_its_prefix_is():
-    assert len(set(prefill_workers("baton"))) == 1
+def test_by_default_a_prompt_goes_where_its_prefix_is(pair):
+    assert len(set(prefill_workers(pair, "baton"))) == 1
 
 
-def test_round_robin_goes_around_whatever_is_cached():
-    chosen = prefill_workers("round-robin")
+def test_round_robin_goes_around_whatever_is_cached(pair):
+    chosen = prefill_workers(pair, "round-robin")
     assert set(chosen[::2]).isdisjoint(chosen[1::2])

@@ -93,7 +93,15 @@ async def busy_with(client: AsyncClient, pair: LocalCluster, prefix: list[int]) 
     return name
 
 
-@pytest.mark.parametrize("fate", ["lives", "dies", "is silent", "forgets"])
+@pytest.mark.parametrize(
+    "fate",
+    [
+        "lives",
+        "dies",
+        pytest.param("is silent", marks=pytest.mark.nightly),
+        pytest.param("forgets", marks=pytest.mark.nightly),
+    ],
+)
 async def test_a_prefix_comes_from_a_busy_prefill_worker_or_is_computed(client, pair, fate):
     prefix = prompt_of(800, seed=70)
     prompt = [*prefix, *prompt_of(30, seed=71)]

@@ -41,7 +41,7 @@ async def under_load(cluster: LocalCluster) -> AsyncIterator[None]:
             served += 1
         assert is_greedy(locate("tiny"), prompt, expected)
 
-    async with AsyncClient(cluster.address, timeout=20.0) as client:
+    async with AsyncClient(cluster.address, timeout=20.0, wait_for_ready=True) as client:
         long = asyncio.create_task(client.generate(prompt_of(9), LONG).token_ids())
         asking = [asyncio.create_task(ask_again(client, seed)) for seed in range(4)]
         yield
@@ -76,6 +76,7 @@ async def test_a_redis_that_takes_two_seconds_for_an_answer_holds_nobody_up(pair
             assert {w.state for w in listed(pair).values()} == {"ready"}
 
 
+@pytest.mark.nightly
 async def test_a_redis_restored_from_an_old_copy_brings_no_dead_worker_back(pair):
     redis = connect(pair.redis_url)
     before = {name: worker.epoch for name, worker in listed(pair).items()}

@@ -4,59 +4,49 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
-from baton.cli.ports import free_port
-from baton.cli.process import Process
 from baton.client import AsyncClient
 from baton.errors import UnavailableError
 from tests.support.cluster.checkpoints import prompt_of
+from tests.support.cluster.second_router import SecondRouter, second_router
 from tests.support.cluster.watch import until_nothing_is_held
 from tests.support.cluster.ways import (
     CODE,
     GREEDY,
     SEEDED,
+    THREE_WAYS,
     answer_of,
     check_same,
-    with_late_stop_string,
 )
 from tests.support.cluster.wide import HANDOFFS
+from tests.support.waiting import until_observed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def other_router(
-    pair_cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Process]:
+def other_router(pair_shape: LocalCluster) -> Iterator[SecondRouter]:
     """A second router over the same workers."""
-    flags = {"redis_url": pair_cluster.redis_url, **HANDOFFS}
-    port = free_port(set())
-    process = Process("router-1", "router", port, flags, admin_port=free_port({port}))
-    process.start(Path(tmp_path_factory.mktemp("logs")))
-    yield process
-    process.signal(signal.SIGKILL)
+    with second_router(pair_shape, **HANDOFFS) as other:
+        yield other
 
 
 @pytest.fixture
-async def client(pair: LocalCluster, other_router: Process) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient([pair.address, other_router.endpoint]) as open_client:
-        async with AsyncClient(other_router.admin_endpoint, wait_for_ready=True) as other:
-            while len(await other.list_workers()) < 4:  # noqa: ASYNC110 - looks from outside
-                await asyncio.sleep(0.05)
+async def client(pair: LocalCluster, other_router: SecondRouter) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient([pair.address, other_router.address]) as open_client:
+        await until_observed(other_router.knows_all_workers, what="the other router's workers")
         yield open_client
 
 
-async def test_every_way_of_choosing_tokens_survives_its_router(client, pair):
-    ways = with_late_stop_string(await client.generate(CODE, SEEDED).text())
-    undisturbed = {n: await answer_of(client.generate(CODE, p)) for n, p in ways.items()}
-    running = {name: client.generate(CODE, params) for name, params in ways.items()}
-    await asyncio.gather(*(generation.wait_accepted() for generation in running.values()))
-    for name in ("greedy", "several", "grammar"):
-        await anext(running[name])
+async def test_three_ways_survive_their_router(client, pair):
+    """All ten do in tests/worker/test_ways_through_faults.py."""
+    undisturbed = {n: await answer_of(client.generate(CODE, p)) for n, p in THREE_WAYS.items()}
+    running = {name: client.generate(CODE, params) for name, params in THREE_WAYS.items()}
+    for generation in running.values():
+        await anext(generation)
     pair.kill("router")
     answers = await asyncio.gather(*(answer_of(generation) for generation in running.values()))
     for (name, generation), answer in zip(running.items(), answers, strict=True):
@@ -65,6 +55,7 @@ async def test_every_way_of_choosing_tokens_survives_its_router(client, pair):
     await until_nothing_is_held(pair)
 
 
+@pytest.mark.nightly
 async def test_chunks_go_on_without_a_gap_or_a_repetition(client, pair):
     undisturbed = client.generate(CODE, SEEDED)
     generation, position = client.generate(CODE, SEEDED), 0
@@ -77,6 +68,7 @@ async def test_chunks_go_on_without_a_gap_or_a_repetition(client, pair):
     assert generation.num_resumed == 1
 
 
+@pytest.mark.nightly
 async def test_a_conversation_goes_on_too(client, pair):
     chat = [{"role": "user", "content": "Write a function."}]
     undisturbed = await client.generate(chat, GREEDY).text()
@@ -120,3 +112,7 @@ async def test_where_no_router_is_left_the_reader_is_told_in_the_end(pair):
         with pytest.raises(UnavailableError):
             await generation.text()
     await until_nothing_is_held(pair)
+    pair.restart("router")
+    # Connections of this process wait for a while before they try it again.
+    async with AsyncClient(pair.address, wait_for_ready=True) as client:
+        await client.get_model()

@@ -3,9 +3,7 @@
 import asyncio
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import grpc
 import pytest
@@ -20,18 +18,17 @@ from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1.decode_pb2_grpc import DecodeStub
 from baton.v1.prefill_pb2_grpc import PrefillStub
+from tests.support.cluster import shapes
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.rolling import (
     Pools,
     Question,
     clear_question,
     is_busy,
-    pools,
     questions_of,
     under_load,
 )
 from tests.support.cluster.watch import held, load_of, until_nothing_is_held
-from tests.support.cluster.wide import HANDOFFS
 from tests.support.waiting import until_observed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -56,10 +53,9 @@ def questions() -> list[Question]:
     return questions_of(wanted)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
-    with pools(Path(tmp_path_factory.mktemp("logs")), **HANDOFFS) as running:
-        yield running
+@pytest.fixture
+def whole(rolling_shape: Pools) -> Pools:
+    return rolling_shape
 
 
 async def test_every_process_is_replaced_under_load_and_nothing_is_lost(whole, questions):
@@ -78,6 +74,7 @@ async def test_every_process_is_replaced_under_load_and_nothing_is_lost(whole, q
     assert not is_busy(whole.routers[1])
 
 
+@pytest.mark.nightly
 async def test_redis_is_replaced_under_load_and_so_are_workers_behind_it(whole, questions):
     """The new one is empty: what it has to know, it is told again."""
     redis = whole.cluster.redis
@@ -92,9 +89,10 @@ async def test_redis_is_replaced_under_load_and_so_are_workers_behind_it(whole, 
     await until_nothing_is_held(whole.cluster)
 
 
-async def test_what_a_router_has_no_time_to_end_goes_on_with_another(tmp_path):
+@pytest.mark.nightly
+async def test_what_a_router_has_no_time_to_end_goes_on_with_another():
     long = clear_question(LONG)
-    with pools(tmp_path, drain_timeout_s=0.5, **HANDOFFS) as running:
+    with shapes.rolling(drain_timeout_s=0.5) as running:
         async with AsyncClient(running.addresses) as client:
             generation = client.generate(list(long.prompt), long.params)
             for _ in range(3):
@@ -107,49 +105,49 @@ async def test_what_a_router_has_no_time_to_end_goes_on_with_another(tmp_path):
         await until_nothing_is_held(running.cluster)
 
 
-async def test_a_prefill_worker_that_is_told_to_end_does_not_while_a_lease_is_held():
+@pytest.mark.nightly
+async def test_a_prefill_worker_that_is_told_to_end_does_not_while_a_lease_is_held(cluster):
     """As long as the decode worker has not come for it."""
     prompt, params = prompt_of(100), SamplingParams(max_tokens=8, ignore_eos=True)
     (expected,) = questions_of([(prompt, params)])
-    flags = {"drain_timeout_s": 60.0, "lease_timeout_s": 50.0}
-    with LocalCluster(worker_flags=flags) as cluster:
-        giver, taker = cluster.process("prefill-0"), cluster.process("decode-0")
-        lease_id = bytes(15) + b"\1"
-        handle = await handle_of(cluster, lease_id, len(prompt))
-        request = {
-            "token_ids": prompt,
-            "num_prompt_tokens": len(prompt),
-            "sampling": to_proto(params),
-        }
-        async with (
-            grpc.aio.insecure_channel(giver.endpoint) as to_giver,
-            grpc.aio.insecure_channel(taker.endpoint) as to_taker,
-        ):
-            prefill = PrefillStub(to_giver).Prefill(
-                prefill_pb2.PrefillRequest(
-                    request_id="p", lease_id=lease_id, decode_worker=taker.worker_id, **request
-                ),
-                timeout=60.0,
-            )
-            while (await prefill.read()).WhichOneof("event") != "result":
-                pass
-            giver.signal(signal.SIGTERM)
-            await until_observed(
-                lambda: load_of(giver.admin_endpoint).state == "draining", what="the drain"
-            )
-            # A second longer than a process takes to end that has nothing left to do.
-            assert not await asyncio.to_thread(giver.wait, time.monotonic() + 3.0)
-            assert load_of(giver.admin_endpoint).num_leases == 1
-            decode = DecodeStub(to_taker).Generate(
-                decode_pb2.DecodeGenerateRequest(request_id="d", handle=handle, **request),
-                timeout=60.0,
-            )
-            tokens = [t async for event in decode for t in event.tokens.token_ids]
-            assert tuple(tokens) == expected.answer[0]
-            assert (await prefill.read()).WhichOneof("event") == "released"
-        assert await asyncio.to_thread(giver.wait, time.monotonic() + 10.0)
-        assert giver.exit_code == 0, giver.obituary()
-        assert held(cluster) == {}
+    giver, taker = cluster.process("prefill-0"), cluster.process("decode-0")
+    lease_id = bytes(15) + b"\1"
+    handle = await handle_of(cluster, lease_id, len(prompt))
+    request = {
+        "token_ids": prompt,
+        "num_prompt_tokens": len(prompt),
+        "sampling": to_proto(params),
+    }
+    async with (
+        grpc.aio.insecure_channel(giver.endpoint) as to_giver,
+        grpc.aio.insecure_channel(taker.endpoint) as to_taker,
+    ):
+        prefill = PrefillStub(to_giver).Prefill(
+            prefill_pb2.PrefillRequest(
+                request_id="p", lease_id=lease_id, decode_worker=taker.worker_id, **request
+            ),
+            timeout=60.0,
+        )
+        while (await prefill.read()).WhichOneof("event") != "result":
+            pass
+        giver.signal(signal.SIGTERM)
+        await until_observed(
+            lambda: load_of(giver.admin_endpoint).state == "draining", what="the drain"
+        )
+        # A second longer than a process takes to end that has nothing left to do.
+        assert not await asyncio.to_thread(giver.wait, time.monotonic() + 2.5)
+        assert load_of(giver.admin_endpoint).num_leases == 1
+        decode = DecodeStub(to_taker).Generate(
+            decode_pb2.DecodeGenerateRequest(request_id="d", handle=handle, **request),
+            timeout=60.0,
+        )
+        tokens = [t async for event in decode for t in event.tokens.token_ids]
+        assert tuple(tokens) == expected.answer[0]
+        assert (await prefill.read()).WhichOneof("event") == "released"
+    assert await asyncio.to_thread(giver.wait, time.monotonic() + 10.0)
+    assert giver.exit_code == 0, giver.obituary()
+    cluster.restart("prefill-0")
+    assert held(cluster) == {}
 
 
 async def handle_of(

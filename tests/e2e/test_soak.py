@@ -3,6 +3,7 @@ and those that end well have the right tokens."""
 
 import asyncio
 import random
+from collections.abc import Iterator
 
 import pytest
 
@@ -17,11 +18,12 @@ from baton.errors import (
 from baton.models import locate
 from baton.sampling import SamplingParams
 from tests.support.cluster.checkpoints import is_greedy, prompt_of
-from tests.support.cluster.watch import load_of, until_nothing_is_held
+from tests.support.cluster.second_router import SecondRouter, second_router
+from tests.support.cluster.watch import loads, until_nothing_is_held
+from tests.support.cluster.wide import HANDOFFS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-NUM_REQUESTS = 400
 IN_FLIGHT = 48
 ENDINGS = ["read", "read", "read", "leave", "abort", "hurry"]
 
@@ -79,31 +81,35 @@ async def ended(
     return "read"
 
 
-@pytest.mark.parametrize(("size", "seed"), [((1, 1), 1), ((2, 2), 2)], ids=["1+1", "2+2"])
-async def test_whatever_ends_however_nothing_is_left_behind(size, seed):
+@pytest.fixture(scope="module")
+def admitting(tight_shape: LocalCluster) -> Iterator[SecondRouter]:
+    """A router that lets requests wait until there is room for them."""
+    with second_router(tight_shape, **HANDOFFS) as router:
+        yield router
+
+
+@pytest.mark.parametrize(
+    ("num_requests", "seed"), [(200, 1), pytest.param(1000, 2, marks=pytest.mark.nightly)]
+)
+async def test_whatever_ends_however_nothing_is_left_behind(tight, admitting, num_requests, seed):
     chance = random.Random(seed)
-    num_prefill, num_decode = size
-    flags = {"max_num_batched_tokens": 64, "max_num_seqs": 24, "max_model_len": 384}
-    with LocalCluster(
-        num_prefill=num_prefill,
-        num_decode=num_decode,
-        worker_flags=flags,
-        prefill_flags={"num_blocks": 40},
-        decode_flags={"num_blocks": 48},
-    ) as cluster:
-        async with AsyncClient(cluster.address, admin_address=cluster.admin_address) as client:
-            gate = asyncio.Semaphore(IN_FLIGHT)
+    before = num_preemptions(tight)
+    async with AsyncClient(admitting.address, admin_address=admitting.admin_address) as client:
+        gate = asyncio.Semaphore(IN_FLIGHT)
 
-            async def gated(index: int) -> str:
-                async with gate:
-                    return await persistent(client, index, seed * 1000 + index)
+        async def gated(index: int) -> str:
+            async with gate:
+                return await persistent(client, index, seed * 1000 + index)
 
-            order = list(range(NUM_REQUESTS))
-            chance.shuffle(order)
-            async with asyncio.timeout(240):
-                endings = await asyncio.gather(*(gated(i) for i in order))
-            await until_nothing_is_held(cluster, within=2.0)
-        num_wanted = sum(wants_answer(seed * 1000 + i) for i in range(NUM_REQUESTS))
-        assert endings.count("read, as wanted") == num_wanted > NUM_REQUESTS // 4, endings
-        decodes = [p for p in cluster.processes if p.role == "decode"]
-        assert sum(load_of(p.admin_endpoint).num_preemptions for p in decodes) > 0
+        order = list(range(num_requests))
+        chance.shuffle(order)
+        async with asyncio.timeout(240):
+            endings = await asyncio.gather(*(gated(i) for i in order))
+        await until_nothing_is_held(tight, within=2.0)
+    num_wanted = sum(wants_answer(seed * 1000 + i) for i in range(num_requests))
+    assert endings.count("read, as wanted") == num_wanted > num_requests // 4, endings
+    assert num_preemptions(tight) > before
+
+
+def num_preemptions(cluster: LocalCluster) -> int:
+    return sum(load.num_preemptions for load in loads(cluster).values())

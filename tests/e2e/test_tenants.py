@@ -1,8 +1,6 @@
 """Tenants of one cluster: each finds its own, and nothing of the others."""
 
-import hashlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -11,6 +9,8 @@ from baton.client import AsyncClient
 from baton.errors import NotFoundError, UnauthenticatedError
 from baton.sampling import SamplingParams
 from tests.support.cluster.checkpoints import prompt_of
+from tests.support.cluster.second_router import SecondRouter, second_router
+from tests.support.cluster.shapes import tenants_file
 from tests.support.cluster.watch import until_nothing_is_held
 from tests.support.cluster.wide import HANDOFFS
 
@@ -21,22 +21,20 @@ LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    path = Path(tmp_path_factory.mktemp("tenants")) / "tokens"
+def shared(
+    single_shape: LocalCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SecondRouter]:
     tokens = {"a secret": "acme", "another": "acme", "a third": "globex"}
-    path.write_text(
-        "".join(f"{hashlib.sha256(t.encode()).hexdigest()} {n}\n" for t, n in tokens.items())
-    )
-    with LocalCluster(
-        router_flags={"tenants_file": path, "allow_anonymous": True, **HANDOFFS}
-    ) as running:
+    path = tenants_file(tmp_path_factory.mktemp("tenants"), tokens)
+    flags = {"tenants_file": path, "allow_anonymous": True, **HANDOFFS}
+    with second_router(single_shape, **flags) as running:
         yield running
 
 
-async def num_cached(cluster: LocalCluster, token: str | None) -> int:
+async def num_cached(cluster: SecondRouter, token: str | None) -> int:
     """Prompt tokens that were found in the prefill worker's cache."""
     async with AsyncClient(cluster.address, token=token) as client:
-        generation = client.generate(prompt_of(100, seed=3), SHORT)
+        generation = client.generate(prompt_of(100, seed=333), SHORT)
         await generation.token_ids()
         return generation.finished.usage.num_cached_prompt_tokens
 

@@ -50,22 +50,6 @@ async def test_the_shipped_model_s_tokens_are_those_of_transformers(client, clus
     await until_nothing_is_held(cluster)
 
 
-@pytest.mark.slow
-async def test_they_are_the_same_where_blocks_come_by_nixl():
-    with LocalCluster(
-        worker_flags={"max_num_batched_tokens": 48},
-        decode_flags={"kv_connector": "nixl"},
-        router_flags={"conditional_disaggregation": False},
-    ) as cluster:
-        async with AsyncClient(cluster.address) as client:
-            for length in (*LENGTHS, 700):
-                prompt = prompt_of(length)
-                generation = client.generate(prompt, params(20))
-                assert is_greedy(TINY, prompt, await generation.token_ids())
-                assert generation.finished.usage.num_transferred_blocks > 0
-        await until_nothing_is_held(cluster)
-
-
 async def test_they_are_those_that_generate_gives(client):
     prompt = prompt_of(23)
     assert await generated(client, prompt) == greedy(TINY, prompt, 20)
@@ -177,13 +161,13 @@ def family(checkpoint: str) -> Iterator[tuple[LocalCluster, str]]:
         yield running, checkpoint
 
 
-FAST_FAMILIES = ("mistral-short-window", "qwen2-two-groups")
+PER_COMMIT = "qwen2-two-groups"  # the others: tests/worker/test_handoff.py
 
 
 @pytest.mark.parametrize(
     "checkpoint",
     [
-        name if name in FAST_FAMILIES else pytest.param(name, marks=pytest.mark.slow)
+        pytest.param(name, marks=pytest.mark.slow if name == PER_COMMIT else pytest.mark.nightly)
         for name in FAMILIES
     ],
     indirect=True,

@@ -1,7 +1,6 @@
 """One request gives one trace over all processes, whatever becomes of it."""
 
 import asyncio
-import hashlib
 import json
 import os
 import signal
@@ -20,9 +19,11 @@ from baton.errors import InvalidArgumentError, OverloadedError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from baton.v1.inference_pb2_grpc import InferenceStub
 from tests.support.cluster.checkpoints import prompt_of
-from tests.support.cluster.watch import load_of, until_nothing_is_held
-from tests.support.cluster.wide import HANDOFFS, made_whole, name_of
-from tests.support.serving.otlp_receiver import Collector, Told, collecting, collector_that
+from tests.support.cluster.second_router import SecondRouter, second_router
+from tests.support.cluster.shapes import Traced, tenants_file
+from tests.support.cluster.watch import loads, until_nothing_is_held
+from tests.support.cluster.wide import HANDOFFS, name_of
+from tests.support.serving.otlp_receiver import Collector, Told, collector_that
 
 pytestmark = pytest.mark.e2e
 
@@ -42,33 +43,9 @@ HANDED_OVER = (
 )
 
 
-@pytest.fixture(scope="module")
-def collector() -> Iterator[Collector]:
-    with collecting() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def traced_cluster(collector: Collector) -> Iterator[LocalCluster]:
-    """Two decode workers, one prefill worker; prompts come in chunks."""
-    told = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint, "OTEL_BSP_SCHEDULE_DELAY": "50"}
-    as_json = {"log_format": "json"}
-    flags = {"max_num_batched_tokens": 48, "max_num_seqs": 16, "num_blocks": 512, **as_json}
-    with (
-        patch.dict(os.environ, told),
-        LocalCluster(
-            num_decode=2,
-            worker_flags=flags,
-            router_flags={**HANDOFFS, **as_json},
-            http_port=0,
-        ) as running,
-    ):
-        yield running
-
-
 @pytest.fixture
-def traced(traced_cluster: LocalCluster) -> LocalCluster:
-    return made_whole(traced_cluster)
+def collector(traced_shape: Traced) -> Collector:
+    return traced_shape.collector
 
 
 def named(spans: list[Told], name: str) -> list[Told]:
@@ -212,6 +189,7 @@ def test_a_trace_that_the_client_began_goes_on(traced, collector):
     assert "not asked" not in {span.get("baton.request.id") for span in collector.spans}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_prompts", [1, 2])
 def test_a_trace_that_came_over_http_goes_on(traced, collector, num_prompts):
     trace_id, caller = f"0af7651916cd43dd8448eb211c80319{num_prompts}", "b7ad6b7169203331"
@@ -226,6 +204,7 @@ def test_a_trace_that_came_over_http_goes_on(traced, collector, num_prompts):
         assert parents == {caller}
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_a_request_is_told_without_its_text(traced, collector):
     bad = SamplingParams(max_tokens=8, grammar=Grammar(GrammarKind.REGEX, "(secret"))
     with Client(traced.address) as client:
@@ -243,45 +222,41 @@ def test_what_is_wrong_with_a_request_is_told_without_its_text(traced, collector
 
 
 @pytest.fixture(scope="module")
-def alone_cluster(
-    collector: Collector, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LocalCluster]:
-    """One decode worker; a tenant that may have ten tokens at once; content in traces."""
+def alone_router(
+    traced_shape: Traced, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SecondRouter]:
+    """A tenant that may have ten tokens at once; content in traces."""
     folder = tmp_path_factory.mktemp("tenants")
-    (folder / "tokens").write_text(f"{hashlib.sha256(b'little').hexdigest()} poor\n")
     (folder / "allowances").write_text("poor tokens_per_second=1\n")
     told = {
-        "OTEL_TRACES_EXPORTER": "otlp",
-        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": collector.endpoint,
-        "OTEL_BSP_SCHEDULE_DELAY": "50",
+        **traced_shape.environment,
         "OTEL_SERVICE_NAME": "ours",
         "BATON_CAPTURE_CONTENT": "true",
     }
     flags = {
         "admission": "none",
-        "tenants_file": folder / "tokens",
+        "tenants_file": tenants_file(folder, {"little": "poor"}),
         "allow_anonymous": True,
         "allowances": folder / "allowances",
     }
-    tight = {"max_num_batched_tokens": 48, "num_blocks": 30, "max_num_seqs": 16}
-    with (
-        patch.dict(os.environ, told),
-        LocalCluster(
-            num_prefill=0, num_decode=1, worker_flags=tight, router_flags=flags
-        ) as running,
-    ):
+    with patch.dict(os.environ, told), second_router(traced_shape.cluster, **flags) as running:
         yield running
 
 
+@pytest.fixture
+def alone(traced: LocalCluster, alone_router: SecondRouter) -> SecondRouter:
+    return alone_router
+
+
 @pytest.mark.slow
-def test_a_worker_that_computes_the_prompt_itself_tells_of_it(alone_cluster, collector):
-    with Client(alone_cluster.address) as client:
+def test_a_worker_that_computes_the_prompt_itself_tells_of_it(alone, collector):
+    with Client(alone.address) as client:
         text = client.generate("def main():", PLAIN, request_id="alone").text()
     expected = ("tokenize", "admit", "place", "prefill.queue", "prefill.chunk", "decode")
     spans = collector.trace_of("alone", *expected)
     check_tree(spans)
     assert {s.name for s in spans} == {"generate", *expected}
-    assert {s.service for s in spans} == {"ours"}
+    assert {s.service for s in spans} == {"ours", "baton-decode"}
     assert share_told(spans) >= 0.98
     root, (decode,) = spans[0], named(spans, "decode")
     assert decode["baton.decode.num_tokens"] == 300
@@ -293,9 +268,14 @@ def test_a_worker_that_computes_the_prompt_itself_tells_of_it(alone_cluster, col
 
 
 @pytest.mark.slow
-def test_sequences_without_room_tell_that_they_had_to_make_it(alone_cluster, collector):
+def test_sequences_without_room_tell_that_they_had_to_make_it(alone, collector):
     params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=0.9, seed=5, n=3)
-    with Client(alone_cluster.address) as client:
+
+    def num_preemptions() -> int:
+        return sum(load.num_preemptions for load in loads(alone).values())
+
+    before = num_preemptions()
+    with Client(alone.address) as client:
         client.generate(prompt_of(100, seed=5), params, request_id="several").completions()
     spans = collector.trace_of("several", "prefill.chunk", "decode")
     assert share_told(spans) >= 0.98
@@ -306,15 +286,12 @@ def test_sequences_without_room_tell_that_they_had_to_make_it(alone_cluster, col
     assert decode["baton.decode.num_tokens"] == 600
     assert decode["baton.decode.finish_reasons"] == ["length"] * 3
     preemptions = [e for e in decode.events if e.name == "preemption"]
-    assert (
-        len(preemptions)
-        == load_of(alone_cluster.process("decode-0").admin_endpoint).num_preemptions
-    )
+    assert len(preemptions) == num_preemptions() - before > 0
     assert {e["baton.preemption.mode"] for e in preemptions} == {"recompute"}
 
 
-def test_a_refused_request_is_a_trace_that_says_why(alone_cluster, collector):
-    with Client(alone_cluster.address, token="little", timeout=5.0) as client:
+def test_a_refused_request_is_a_trace_that_says_why(alone, collector):
+    with Client(alone.address, token="little", timeout=5.0) as client:
         client.generate(prompt_of(20, seed=6), SHORT, request_id="taken").text()
         with pytest.raises(OverloadedError):
             client.generate(prompt_of(20, seed=6), SHORT, request_id="refused").text()
@@ -334,30 +311,21 @@ def test_a_refused_request_is_a_trace_that_says_why(alone_cluster, collector):
 
 
 @pytest.mark.slow
-async def test_a_cluster_whose_collector_never_answers_serves_and_ends_as_ever():
+async def test_router_serves_and_ends_while_its_collector_hangs(cluster):
     with collector_that("hangs") as endpoint:
         told = {
             "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": endpoint,
             "OTEL_BSP_MAX_QUEUE_SIZE": "64",
             "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "16",
         }
-        with patch.dict(os.environ, told):
-            cluster = LocalCluster(worker_flags={"num_blocks": 512}, router_flags=HANDOFFS)
-            cluster.start()
-        try:
-            async with AsyncClient(cluster.address) as client:
+        with patch.dict(os.environ, told), second_router(cluster, **HANDOFFS) as hung:
+            async with AsyncClient(hung.address) as client:
                 prompts = [prompt_of(40, seed=i) for i in range(40)]
                 crowd = (client.generate(prompt, SHORT).token_ids() for prompt in prompts)
                 answers = await asyncio.gather(*crowd)
             assert [len(token_ids) for token_ids in answers] == [8] * 40
-            assert "Queue full" in cluster.process("router").log_path.read_text()
-            await until_nothing_is_held(cluster)
-            for process in cluster.processes:
-                process.signal(signal.SIGTERM)
-            deadline = time.monotonic() + 30.0
-            assert all(process.wait(deadline) for process in cluster.processes)
-            assert {process.obituary().split(";")[0] for process in cluster.processes} == {
-                f"{process.name} ended with code 0" for process in cluster.processes
-            }
-        finally:
-            cluster.stop()
+            assert "Queue full" in hung.router.log_path.read_text()
+            await until_nothing_is_held(hung)
+            hung.kill("router", signal.SIGTERM)
+            assert hung.router.wait(time.monotonic() + 30.0)
+            assert hung.router.obituary().split(";")[0] == "router ended with code 0"

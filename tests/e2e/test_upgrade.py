@@ -15,7 +15,7 @@ from baton.cli.process import Process
 from baton.client import AsyncClient, Client
 from baton.sampling import SamplingParams
 from baton.version import version
-from tests.support.cluster import release
+from tests.support.cluster import release, shapes
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.rolling import (
     Pools,
@@ -23,12 +23,10 @@ from tests.support.cluster.rolling import (
     Toll,
     clear_question,
     is_busy,
-    pools,
     questions_of,
     under_load,
 )
 from tests.support.cluster.watch import until_nothing_is_held
-from tests.support.cluster.wide import HANDOFFS
 from tests.support.serving.otlp_receiver import Collector, Told, collecting
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -81,11 +79,11 @@ def collector() -> Iterator[Collector]:
             yield running
 
 
-@pytest.mark.parametrize("first", ["prefill", "decode"])
+@pytest.mark.parametrize("first", ["prefill", pytest.param("decode", marks=pytest.mark.nightly)])
 async def test_every_process_is_replaced_by_another_version_and_nothing_is_lost(
-    first, newer, collector, questions, long, tmp_path
+    first, newer, collector, questions, long
 ):
-    with pools(tmp_path, worker_drain_s=1.0, **HANDOFFS) as running:
+    with shapes.rolling(worker_drain_s=1.0) as running:
         early, late = (of_role(running, role) for role in roles_from(first))
         async with under_load(running, questions, NUM_READERS) as toll:
             async with going_on(running, long) as answers:

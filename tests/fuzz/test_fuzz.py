@@ -69,7 +69,7 @@ def test_any_bytes_are_read_or_refused(name, content):
     check(TARGETS[name], content)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", TARGETS)
 def test_atheris_finds_nothing(name, tmp_path: Path):
     """In a process of its own; where atheris is missing, that is the failure."""

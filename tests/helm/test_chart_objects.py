@@ -103,11 +103,3 @@ def test_rules_and_dashboards_are_those_of_the_files():
     assert all(found["metadata"]["labels"]["grafana_dashboard"] == "1" for found in maps)
     shown = {name: text for found in maps for name, text in found["data"].items()}
     assert shown == {path.name: path.read_text() for path in CHART.glob("dashboards/*.json")}
-
-
-def test_the_notes_say_what_to_do_next():
-    notes = chart().render({}, name="demo", namespace=NAMESPACE)["baton/templates/NOTES.txt"]
-    commands = [line.strip() for line in notes.splitlines() if line.startswith("  ")]
-    assert [command.split()[0] for command in commands] == ["kubectl", "kubectl", "baton"]
-    assert "deployment/demo-baton-router 50051 50053" in commands[1]
-    assert "--admin 127.0.0.1:50053" in notes

@@ -96,12 +96,14 @@ def test_without_tls_processes_are_told_that_it_is_meant():
         assert not [name for name in variables if "_TLS_" in name]
 
 
-def test_the_notes_say_how_commands_speak_tls():
+def test_notes_name_ports_and_say_how_commands_speak_tls():
     def notes(**values):
         return chart().render(values, name="demo", namespace=NAMESPACE)["baton/templates/NOTES.txt"]
 
     assert "BATON_TLS" not in notes()
+    assert "deployment/demo-baton-router 50051 50053" in notes()
     assert "127.0.0.1:50051" in notes()
+    assert "--admin 127.0.0.1:50053" in notes()
     said = notes(tls=ISSUED)
     # Which the router's certificate is for, as it is not for an address.
     assert "127.0.0.1" not in said

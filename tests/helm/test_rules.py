@@ -14,13 +14,13 @@ BOARDS = RULES.parents[1] / "dashboards"
 DOCUMENT = RULES.parents[3] / "docs" / "telemetry.md"
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_the_rules_are_well_formed() -> None:
     checked = promtool("check", "rules", RULES)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_alerts_fire_when_they_should_and_not_before(tmp_path: Path) -> None:
     cases = tmp_path / "rules.test.yaml"
     cases.write_text(CASES.read_text().replace("RULES", str(RULES)))

@@ -1,6 +1,7 @@
 """The queries of the trace board, read by the grammar that Grafana's own editor has of TraceQL."""
 
 import json
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,7 @@ def queries_in(value: Any) -> Iterator[str]:
 
 
 def faults(folder: Path, queries: list[str]) -> list[list[int]]:
+    assert shutil.which("npm"), "npm is not installed; on Debian: apt-get install npm"
     quiet = ("--no-audit", "--no-fund", "--no-save", "--silent")
     subprocess.run(["npm", "install", *quiet, *GRAMMAR], cwd=folder, check=True, timeout=120)
     read = subprocess.run(
@@ -52,7 +54,8 @@ def faults(folder: Path, queries: list[str]) -> list[list[int]]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.system
 def test_each_query_for_traces_is_traceql(tmp_path):
     queries = [query for board in BOARDS for query in queries_in(json.loads(board.read_text()))]
     assert len(queries) >= 5

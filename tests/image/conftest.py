@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.cli.local_cluster import LocalCluster
 from tests.support import container_file
+from tests.support.cluster.fixtures import *  # noqa: F403
 
 
 @pytest.fixture(scope="session")
@@ -46,13 +46,6 @@ def worker_root(scratch):
         shutil.copytree(scratch / "dist", here / "dist")
         container_file.build("worker-root", here, {"WORKER": "worker-cpu"})
         yield here / "opt" / "baton"
-
-
-@pytest.fixture(scope="session")
-def cluster():
-    """Of this repository, for clients and routers that are installed elsewhere."""
-    with LocalCluster(worker_flags={"device": "cpu", "num_blocks": 64}) as started:
-        yield started
 
 
 @pytest.fixture(scope="session")

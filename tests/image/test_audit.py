@@ -13,7 +13,7 @@ from baton.cli.ports import HOST, free_port
 from tests.support.container_file import ROOT
 
 AUDIT = ROOT / "helm" / "image" / "audit.py"
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 
 
 def audit(folder, *options):

@@ -99,8 +99,10 @@ def test_each_step_is_one_that_tests_run():
     assert len(steps["worker"]) == 1
 
 
+@pytest.mark.system
 def test_triton_finds_its_compiler():
     """It asks for `gcc` when a kernel is first used, and for the headers of the C library."""
+    assert shutil.which("gcc"), "gcc is not installed; on Debian: apt-get install gcc libc6-dev"
     _, stages = read()
     (step,) = stages["worker"].all("RUN")
     assert "--no-install-recommends gcc libc6-dev &&" in step

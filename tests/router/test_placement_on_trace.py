@@ -1,4 +1,4 @@
-"""Policies on a recorded workload with eight prefill workers whose caches never evict."""
+"""Placement policies on a recorded workload: eight prefill workers whose caches never evict."""
 
 from pathlib import Path
 
@@ -8,10 +8,12 @@ from bench.replay import replay
 from bench.traces import TraceRow, read_mooncake
 
 NUM_WORKERS = 8
-NUM_REUSABLE = 105_710
-NUM_BLOCKS = 288_500
-# Tokens per second of one worker; together they are given 26,500 a second to compute.
+# Of the whole trace, and of its first 2,000 requests.
+NUM_BLOCKS = {12_031: 288_500, 2_000: 54_559}
+NUM_REUSABLE = {12_031: 105_710, 2_000: 15_771}
+# Tokens per second of one worker. All eight together have to compute 26,500 a second.
 BUSY, EASY, INSTANT = 4_000.0, 20_000.0, 1e9
+WHOLE = [pytest.param(12_031, speed, marks=pytest.mark.slow) for speed in (BUSY, EASY, INSTANT)]
 
 
 @pytest.fixture(scope="module")
@@ -19,27 +21,30 @@ def rows(conversation_trace: Path) -> list[TraceRow]:
     return list(read_mooncake(conversation_trace))
 
 
-@pytest.mark.parametrize("tokens_per_second", [BUSY, EASY, INSTANT])
-def test_baton_keeps_what_is_reusable_and_the_load_even(rows, tokens_per_second):
-    replayed = replay(rows, "baton", NUM_WORKERS, tokens_per_second)
-    assert replayed.num_reused_blocks + sum(replayed.num_computed_blocks) == NUM_BLOCKS
-    assert replayed.num_reused_blocks >= 0.99 * NUM_REUSABLE
+@pytest.mark.parametrize(("num_requests", "tokens_per_second"), [(2_000, BUSY), *WHOLE])
+def test_baton_keeps_reusable_blocks_and_even_load(rows, num_requests, tokens_per_second):
+    replayed = replay(rows[:num_requests], "baton", NUM_WORKERS, tokens_per_second)
+    num_computed = sum(replayed.num_computed_blocks)
+    assert replayed.num_reused_blocks + num_computed == NUM_BLOCKS[num_requests]
+    assert replayed.num_reused_blocks >= 0.99 * NUM_REUSABLE[num_requests]
     assert replayed.imbalance <= 1.05
 
 
-def test_round_robin_loses_most_of_it(rows):
+@pytest.mark.slow
+def test_round_robin_keeps_a_third_of_reusable_blocks(rows):
     replayed = replay(rows, "round-robin", NUM_WORKERS, EASY)
-    assert round(replayed.num_reused_blocks / NUM_REUSABLE, 2) == 0.37
+    assert round(replayed.num_reused_blocks / NUM_REUSABLE[len(rows)], 2) == 0.37
 
 
-def test_prefix_only_keeps_all_of_it_and_sends_all_to_one_worker(rows):
+@pytest.mark.slow
+def test_prefix_only_sends_every_prompt_to_one_worker(rows):
     replayed = replay(rows, "prefix-only", NUM_WORKERS, EASY)
-    assert replayed.num_reused_blocks == NUM_REUSABLE
+    assert replayed.num_reused_blocks == NUM_REUSABLE[len(rows)]
     assert sorted(map(bool, replayed.num_computed_blocks)) == [False] * 7 + [True]
 
 
-def test_close_to_saturation_reuse_shortens_the_wait_for_the_first_token(rows):
-    """90% of the first tokens come within half of what it takes where load alone decides."""
+@pytest.mark.slow
+def test_reuse_halves_p90_ttft_close_to_saturation(rows):
     p90 = {}
     for policy in ("baton", "least-loaded"):
         first_tokens = sorted(replay(rows, policy, NUM_WORKERS, BUSY).first_tokens)

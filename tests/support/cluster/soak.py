@@ -1,4 +1,4 @@
-"""`python -m tests.e2e.soak`: requests for some minutes while everything is broken at random.
+"""Soak test: requests for some minutes while everything is broken at random.
 
 Two workers of each role, a router and a Redis are killed, stopped, flushed and restarted, and the
 network between them is cut, one way or both, slowed, and damages blocks, each in its own time; some
@@ -21,6 +21,7 @@ from baton.client import AsyncClient, Client
 from baton.cluster.redis import connect, transact
 from baton.errors import BatonError, OverloadedError, UnavailableError
 from baton.sampling import SamplingParams
+from tests.support.cluster import shapes
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.network import (
     REDIS,
@@ -92,10 +93,10 @@ def _listed(counts: Counter[str]) -> str:
 
 def run(seconds: float, seed: int = 0) -> Report:
     """A whole soak: about as long as `seconds`, and the start of a cluster and its answers."""
-    flags = {"max_num_batched_tokens": 64, "num_blocks": 1024}
-    cluster = LocalCluster(num_prefill=2, num_decode=2, worker_flags=flags)
-    with Network(cluster, in_place={"decode-1"}) as network, cluster:
-        return asyncio.run(_Soak(cluster, network, random.Random(seed)).run(seconds))
+    in_place = ("decode-1",)
+    with shapes.networked(in_place, conditional_disaggregation=True) as shape:
+        soak = _Soak(shape.cluster, shape.network, random.Random(seed))
+        return asyncio.run(soak.run(seconds))
 
 
 def _shortened(params: SamplingParams, seed: int) -> SamplingParams:
@@ -299,7 +300,9 @@ class _Soak:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.e2e.soak", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.support.cluster.soak", description=__doc__
+    )
     parser.add_argument("--seconds", type=float, default=600.0, help="how long (default 600)")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of all that is chance")
     arguments = parser.parse_args()

@@ -27,6 +27,10 @@ WAYS = {
     "beams": SamplingParams(max_tokens=200, n=2, beam_width=2),
 }
 
+# Those that an end-to-end test of a disturbance keeps; all of them meet it in one process, in
+# tests/worker/test_ways_through_faults.py.
+THREE_WAYS = {name: WAYS[name] for name in ("seeded", "several", "grammar")}
+
 Answer = tuple[list[Completion], list[TokenLogprobs]]
 
 

@@ -6,8 +6,10 @@ import time
 from collections.abc import Iterator
 
 from baton.cli.local_cluster import LocalCluster
+from baton.cli.process import Process
 from baton.client import AsyncClient, Client
 from baton.client_types import Worker
+from baton.errors import BatonError
 from baton.generation import AsyncGeneration
 from baton.sampling import SamplingParams
 from tests.support.cluster.checkpoints import prompt_of
@@ -21,16 +23,33 @@ SHORT = SamplingParams(max_tokens=8, ignore_eos=True)
 
 
 def made_whole(cluster: LocalCluster) -> LocalCluster:
-    """The cluster with all its processes running and taking work."""
+    """The cluster with all its processes running and taking work in their roles."""
     for process in cluster.processes:
         process.signal(signal.SIGCONT)
-        if process.is_running and load_of(process.admin_endpoint).state == "draining":
+        if process.is_running and _is_leaving(process):
             cluster.kill(process.name)
     for process in cluster.processes:
         if not process.is_running:
             cluster.restart(process.name)
     cluster.wait_ready()
+    _give_back_roles(cluster)
     return cluster
+
+
+def _is_leaving(process: Process) -> bool:
+    """Whether it drains, or has closed its port already."""
+    try:
+        return load_of(process.admin_endpoint).state == "draining"
+    except BatonError:
+        return True
+
+
+def _give_back_roles(cluster: LocalCluster) -> None:
+    with Client(cluster.address, admin_address=cluster.admin_address) as client:
+        roles = {worker.id: worker.role for worker in client.list_workers()}
+        for process in cluster.processes:
+            if process.role != "router" and roles[process.worker_id] != process.role:
+                client.set_role(process.worker_id, process.role)
 
 
 def name_of(cluster: LocalCluster, worker_id: str) -> str:

@@ -19,8 +19,7 @@ from baton.v1.decode_pb2_grpc import DecodeStub
 from baton.v1.kv_sharing_pb2_grpc import KvSharingStub
 from baton.v1.prefill_pb2_grpc import PrefillStub
 from baton.worker.worker import Worker
-from kvtransfer.wire import layouts_to_messages
-from tests.support.worker.pair import COMMON, TIMEOUT, rest_of, start
+from tests.support.worker.pair import COMMON, TIMEOUT, handle_of, rest_of, start
 
 _names = itertools.count(1)
 
@@ -56,19 +55,8 @@ class Member:
         return b"".join(chain)
 
     def handle(self, lease_id: bytes, num_tokens: int) -> kv_transfer_pb2.KvHandle:
-        pairing = self.worker.pairing()
-        return kv_transfer_pb2.KvHandle(
-            version=1,
-            source_worker=self.id,
-            source_endpoint=self.worker.kv_server.endpoint,
-            source_epoch=self.worker.epoch,
-            lease_id=lease_id,
-            baton_version=pairing.version,
-            fingerprint=pairing.fingerprint,
-            layouts=layouts_to_messages(pairing.layouts),
-            num_tokens=num_tokens,
-            integrity=kv_transfer_pb2.INTEGRITY_BY_CONNECTOR,
-        )
+        integrity = kv_transfer_pb2.INTEGRITY_BY_CONNECTOR
+        return handle_of(self.worker, lease_id, num_tokens, integrity)
 
     # A prompt and its answer.
 
@@ -176,10 +164,14 @@ def _num_held(member: Member) -> int:
 
 
 @asynccontextmanager
-async def crew_of(model: str, *roles: Role, **settings: Any) -> AsyncIterator[Crew]:
-    """Workers of these roles on one checkpoint. Keywords are settings of all."""
+async def crew_of(
+    model: str, *roles: Role, prefill: dict[str, Any] | None = None, **settings: Any
+) -> AsyncIterator[Crew]:
+    """Workers of these roles on one checkpoint. Keywords are settings of all, and those of
+    `prefill` of the prefill workers."""
     common = {**COMMON, "model": model, **settings}
-    workers = [assemble(role, RoleSettings(**common)) for role in roles]
+    of_role = {"prefill": prefill or {}, "decode": {}}
+    workers = [assemble(role, RoleSettings(**{**common, **of_role[role]})) for role in roles]
     async with AsyncExitStack() as stack:
         await start(stack, *workers)
         members = []

@@ -143,19 +143,8 @@ class Pair:
         return message
 
     def handle(self, lease_id: bytes, num_tokens: int) -> kv_transfer_pb2.KvHandle:
-        pairing = self.prefill.pairing()
-        return kv_transfer_pb2.KvHandle(
-            version=1,
-            source_worker=self.prefill.id,
-            source_endpoint=self.prefill.kv_server.endpoint,
-            source_epoch=self.prefill.epoch,
-            lease_id=lease_id,
-            baton_version=pairing.version,
-            fingerprint=pairing.fingerprint,
-            layouts=layouts_to_messages(pairing.layouts),
-            num_tokens=num_tokens,
-            integrity=kv_transfer_pb2.INTEGRITY_XXH3_64,
-        )
+        integrity = kv_transfer_pb2.INTEGRITY_XXH3_64
+        return handle_of(self.prefill, lease_id, num_tokens, integrity)
 
     async def hand_over(self, prompt: list[int], params: SamplingParams) -> Answer:
         """One request through both workers, as the router takes it."""
@@ -190,6 +179,25 @@ class Pair:
     def _num_held(self) -> int:
         blocks = sum(w.engine.stats().num_held_blocks for w in (self.prefill, self.decode))
         return blocks + self.prefill.num_leases() + self.decode.num_promised_blocks()
+
+
+def handle_of(
+    worker: Worker, lease_id: bytes, num_tokens: int, integrity: kv_transfer_pb2.Integrity
+) -> kv_transfer_pb2.KvHandle:
+    """Returns the handle by which the KV of a prompt is fetched from `worker`."""
+    pairing = worker.pairing()
+    return kv_transfer_pb2.KvHandle(
+        version=1,
+        source_worker=worker.id,
+        source_endpoint=worker.kv_server.endpoint,
+        source_epoch=worker.epoch,
+        lease_id=lease_id,
+        baton_version=pairing.version,
+        fingerprint=pairing.fingerprint,
+        layouts=layouts_to_messages(pairing.layouts),
+        num_tokens=num_tokens,
+        integrity=integrity,
+    )
 
 
 @asynccontextmanager

@@ -1,18 +1,18 @@
 """Tools go into the prompt as the model's own chat template has them, and nowhere else."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from transformers import AutoTokenizer
 
-from baton.cli.local_cluster import LocalCluster
 from baton.models import locate
-
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+from router.model_card import ModelCard, read_model_card
+from tests.support.router.front import front_of
+from tests.support.router.scripted import READY, RELEASED, decode, finished, first, prefill
 
 # As the templates of models that call tools have it, in short.
 TEMPLATE = """
@@ -58,18 +58,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ai(folder: Path) -> Iterator[openai.OpenAI]:
-    with (
-        LocalCluster(str(folder), http_port=0) as cluster,
-        openai.OpenAI(
-            base_url=f"{cluster.http_address}/v1", api_key="any", max_retries=0
-        ) as client,
-    ):
-        yield client
+def model(folder: Path) -> ModelCard:
+    return read_model_card(str(folder))
+
+
+def client_of(front: httpx.AsyncClient) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(
+        base_url="http://router/v1", api_key="any", max_retries=0, http_client=front
+    )
 
 
 @pytest.mark.parametrize("choice", ["auto", "none"])
-def test_the_prompt_is_what_transformers_makes_of_it(ai, folder, choice):
+async def test_prompt_with_tools_is_that_of_transformers(folder, model, choice):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     text = tokenizer.apply_chat_template(
         MESSAGES,
@@ -78,24 +78,23 @@ def test_the_prompt_is_what_transformers_makes_of_it(ai, folder, choice):
         tokenize=False,
     )
     assert ("Of a city." in text) == (choice == "auto")
-    prompt = tokenizer(text, add_special_tokens=False).input_ids
-    model = ai.models.list().data[0].id
-    expected = ai.completions.create(model=model, prompt=prompt, max_tokens=12, temperature=0)
-    answer = ai.chat.completions.create(
-        model=model,
-        messages=MESSAGES,
-        tools=TOOLS,
-        tool_choice=choice,
-        max_completion_tokens=12,
-        temperature=0,
-    )
-    assert answer.usage.prompt_tokens == len(prompt)
-    assert answer.choices[0].message.content == expected.choices[0].text != ""
-
-
-def test_a_tool_that_must_be_called_is_refused_by_name(ai):
-    model = ai.models.list().data[0].id
-    with pytest.raises(openai.BadRequestError, match="tool_choice"):
-        ai.chat.completions.create(
-            model=model, messages=MESSAGES[:1], tools=TOOLS, tool_choice="required"
+    computing = prefill(first(), RELEASED)
+    async with front_of(computing, decode(READY, finished()), model=model) as front:
+        await client_of(front).chat.completions.create(
+            model=model.name,
+            messages=MESSAGES,
+            tools=TOOLS,
+            tool_choice=choice,
+            max_completion_tokens=1,
+            temperature=0,
         )
+    (asked,) = computing.requests
+    assert list(asked.token_ids) == tokenizer(text, add_special_tokens=False).input_ids
+
+
+async def test_tool_that_must_be_called_is_refused_by_name(model):
+    async with front_of(prefill(), decode(), model=model) as front:
+        with pytest.raises(openai.BadRequestError, match="tool_choice"):
+            await client_of(front).chat.completions.create(
+                model=model.name, messages=MESSAGES[:1], tools=TOOLS, tool_choice="required"
+            )

@@ -1,0 +1,150 @@
+"""What OpenAI's clients are refused before any worker is asked, by the name of the field."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.support.router.front import front_of
+from tests.support.router.scripted import decode, prefill
+
+JSON = {"content-type": "application/json"}
+MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+async def front() -> AsyncIterator[httpx.AsyncClient]:
+    """A router whose workers must not be asked."""
+    workers = prefill(), decode()
+    async with front_of(*workers) as client:
+        yield client
+    assert not any(worker.requests for worker in workers)
+
+
+async def post(
+    client: httpx.AsyncClient, path: str, content: Any, **headers: str
+) -> httpx.Response:
+    return await client.post(path, content=content, headers={**JSON, **headers})
+
+
+BAD_CHATS: dict[str, tuple[dict[str, Any], str]] = {
+    "a number as text": ({"temperature": "hot"}, "temperature"),
+    "a number out of bounds": ({"top_p": 1.5}, "top_p"),
+    "not a whole number": ({"max_tokens": 2.5}, "max_tokens"),
+    "no room": ({"max_completion_tokens": 5000}, "max_completion_tokens"),
+    "two bounds": ({"max_completion_tokens": 5, "max_tokens": 6}, "max_completion_tokens"),
+    "no tokens": ({"max_tokens": 0}, "max_tokens"),
+    "too many choices": ({"n": 17}, "n"),
+    "too many log-probabilities": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    "tops without log-probabilities": ({"top_logprobs": 2}, "top_logprobs"),
+    "too many stops": ({"stop": ["a"] * 5}, "stop"),
+    "an empty stop": ({"stop": ["a", ""]}, "stop[1]"),
+    "a bias of no token": ({"logit_bias": {"x": 1}}, "logit_bias"),
+    "a bias beyond the vocabulary": ({"logit_bias": {"4000": 1}}, "logit_bias[0]"),
+    "too great a seed": ({"seed": 2**64}, "seed"),
+    "no messages": ({"messages": []}, "messages"),
+    "a message without a role": ({"messages": [{"content": "x"}]}, "messages[0].role"),
+    "an image": (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
+        "messages[0].content[0].type",
+    ),
+    "half a character": (
+        {"messages": [{"role": "user", "content": "\ud800"}]},
+        "messages[0].content",
+    ),
+    "a format without a schema": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        "response_format.json_schema.schema",
+    ),
+    "a format that is none": ({"response_format": {"type": "yaml"}}, "response_format"),
+    "a tool that must be called": ({"tool_choice": "required"}, "tool_choice"),
+    "one call at a time": ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+    "to be stored": ({"store": True}, "store"),
+    "audio": ({"modalities": ["text", "audio"]}, "modalities[1]"),
+    "an effort": ({"reasoning_effort": "high"}, "reasoning_effort"),
+    "what nobody knows": ({"flavour": "sweet"}, "flavour"),
+    "usage without a stream": (
+        {"stream": False, "stream_options": {"include_usage": True}},
+        "stream_options",
+    ),
+    "a template of the client's": (
+        {"chat_template_kwargs": {"chat_template": "x"}},
+        "chat_template_kwargs.chat_template",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_CHATS.values(), ids=BAD_CHATS)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_front_refuses_bad_chat_by_name_of_field(front, fields, param, stream):
+    asked = {"model": "tiny", "messages": MESSAGES, "stream": stream, **fields}
+    response = await post(front, "/v1/chat/completions", json.dumps(asked))
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param), error
+    assert error["type"] == "invalid_request_error"
+    assert error["message"].startswith(f"{param}: ")
+    assert "sampling." not in error["message"]
+
+
+BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "no prompt": ({"prompt": None}, "prompt"),
+    "an empty text": ({"prompt": ""}, "prompt"),
+    "an empty list": ({"prompt": []}, "prompt"),
+    "an empty one of several": ({"prompt": ["a", ""]}, "prompt"),
+    "mixed": ({"prompt": ["a", 3]}, "prompt[1]"),
+    "a negative token": ({"prompt": [3, -1]}, "prompt"),
+    "a token beyond the vocabulary": ({"prompt": [3, 4000]}, "prompt[1]"),
+    "too many prompts": ({"prompt": ["a"] * 129}, "prompt"),
+    "too many log-probabilities": ({"logprobs": 21}, "logprobs"),
+    "negative log-probabilities": ({"logprobs": -1, "echo": True}, "logprobs"),
+    "fewer of which the best": ({"best_of": 1, "n": 2}, "best_of"),
+    "a suffix": ({"suffix": "end"}, "suffix"),
+}
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_COMPLETIONS.values(), ids=BAD_COMPLETIONS)
+async def test_front_refuses_bad_completion_by_name_of_field(front, fields, param):
+    asked = {"model": "tiny", "prompt": "x", "max_tokens": 2, **fields}
+    response = await post(front, "/v1/completions", json.dumps(asked))
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param), error
+
+
+BAD_BODIES = {
+    "nothing": b"",
+    "half an object": b'{"model": "tiny"',
+    "a list": b"[]",
+    "no text": b'{"model": "\xff"}',
+    "not a number": b'{"temperature": NaN}',
+    "too deep": b'{"messages":' + b"[" * 100_000,
+    "a number of a million digits": b'{"seed": ' + b"9" * 1_000_000 + b"}",
+}
+
+
+@pytest.mark.parametrize("body", BAD_BODIES.values(), ids=BAD_BODIES)
+async def test_front_refuses_body_that_is_no_object(front, body):
+    response = await post(front, "/v1/chat/completions", body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "body")
+
+
+async def test_front_refuses_body_that_is_not_said_to_be_json(front):
+    response = await post(front, "/v1/completions", b"{}", **{"content-type": "text/plain"})
+    assert response.status_code == 415
+
+
+async def test_front_names_unknown_routes_and_methods(front):
+    missing, wrong = await front.get("/v2"), await front.get("/v1/completions")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "unknown_url")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+
+
+async def test_front_refuses_prompt_over_limit(front):
+    async with openai.AsyncOpenAI(
+        base_url="http://router/v1", api_key="any", max_retries=0, http_client=front
+    ) as ai:
+        with pytest.raises(openai.BadRequestError, match="at most 1048576 are taken") as caught:
+            await ai.completions.create(model="tiny", prompt="x" * 2**21)
+    assert caught.value.param == "prompt"

@@ -1,0 +1,158 @@
+"""Fixtures of the cluster shapes, for the conftest of each folder whose tests use them.
+
+A shape starts with the first test that uses it, and stops after the last one: tests are ordered by
+shape, so that at most two run at a time. All folders of a session share them.
+"""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import pytest
+
+from baton.cli.local_cluster import LocalCluster
+from baton.client import AsyncClient
+from tests.support.cluster import shapes
+from tests.support.cluster.rolling import Pools
+from tests.support.cluster.wide import made_whole
+
+_SHAPES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "single_shape": shapes.single,
+    "secured_shape": shapes.secured,
+    "traced_shape": shapes.traced,
+    "narrow_shape": shapes.narrow,
+    "tight_shape": shapes.tight,
+    "pair_shape": shapes.pair,
+    "networked_shape": shapes.networked,
+    "rolling_shape": shapes.rolling,
+}
+_ORDER = list(_SHAPES)
+
+
+class _Running:
+    """The shapes that run, and the test after which each is needed no more."""
+
+    def __init__(self) -> None:
+        self.last_tests: dict[str, str] = {}
+        self._shapes: dict[str, tuple[Any, ExitStack]] = {}
+
+    def get(self, name: str) -> Any:
+        if name not in self._shapes:
+            stack = ExitStack()
+            self._shapes[name] = stack.enter_context(_SHAPES[name]()), stack
+        return self._shapes[name][0]
+
+    def stop(self, *names: str) -> None:
+        for name in names:
+            if name in self._shapes:
+                _, stack = self._shapes.pop(name)
+                stack.close()
+
+
+_running = _Running()
+
+
+def _shapes_of(item: pytest.Item) -> list[str]:
+    return [name for name in _ORDER if name in getattr(item, "fixturenames", ())]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Orders tests by shape; those of clusters of their own come first."""
+    if any(map(_shapes_of, items)):
+        items.sort(key=lambda item: max(map(_ORDER.index, _shapes_of(item)), default=-1))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    _running.last_tests = {n: item.nodeid for item in session.items for n in _shapes_of(item)}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Stops the shapes that no later test uses."""
+    try:
+        yield
+    finally:
+        last = _running.last_tests
+        _running.stop(*(name for name in _shapes_of(item) if last.get(name) == item.nodeid))
+
+
+def pytest_sessionfinish() -> None:
+    _running.stop(*_ORDER)
+
+
+@pytest.fixture(scope="session")
+def single_shape() -> LocalCluster:
+    return _running.get("single_shape")
+
+
+@pytest.fixture(scope="session")
+def cluster(single_shape: LocalCluster) -> LocalCluster:
+    """The shape `single`."""
+    return single_shape
+
+
+@pytest.fixture
+async def client(cluster: LocalCluster) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(cluster.address, admin_address=cluster.admin_address) as open_client:
+        yield open_client
+
+
+@pytest.fixture(scope="session")
+def pair_shape() -> LocalCluster:
+    return _running.get("pair_shape")
+
+
+@pytest.fixture
+def pair(pair_shape: LocalCluster) -> LocalCluster:
+    """The shape `pair`, made whole after whatever an earlier test did to it."""
+    return made_whole(pair_shape)
+
+
+@pytest.fixture(scope="session")
+def secured_shape() -> shapes.Secured:
+    return _running.get("secured_shape")
+
+
+@pytest.fixture(scope="session")
+def secured(secured_shape: shapes.Secured) -> LocalCluster:
+    return secured_shape.cluster
+
+
+@pytest.fixture(scope="session")
+def traced_shape() -> shapes.Traced:
+    return _running.get("traced_shape")
+
+
+@pytest.fixture
+def traced(traced_shape: shapes.Traced) -> LocalCluster:
+    return traced_shape.made_whole()
+
+
+@pytest.fixture(scope="session")
+def narrow_shape() -> LocalCluster:
+    return _running.get("narrow_shape")
+
+
+@pytest.fixture(scope="session")
+def narrow(narrow_shape: LocalCluster) -> LocalCluster:
+    return narrow_shape
+
+
+@pytest.fixture(scope="session")
+def tight_shape() -> LocalCluster:
+    return _running.get("tight_shape")
+
+
+@pytest.fixture
+def tight(tight_shape: LocalCluster) -> LocalCluster:
+    return made_whole(tight_shape)
+
+
+@pytest.fixture(scope="session")
+def networked_shape() -> shapes.Networked:
+    return _running.get("networked_shape")
+
+
+@pytest.fixture(scope="session")
+def rolling_shape() -> Pools:
+    return _running.get("rolling_shape")

@@ -1,0 +1,83 @@
+"""The HTTP front of a router in this process: requests reach scripted workers, and no socket is
+opened between client and router."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import httpx
+
+from baton.serving.tenant import Tenants
+from router.admission import admission_named
+from router.allowance import Allowances
+from router.gate import Gate
+from router.http.app import Routes
+from router.http.generation import Generations
+from router.http.timeline import told_to
+from router.in_flight import Requests
+from router.inference import Inference
+from router.intake import Intake, Request
+from router.model_card import ModelCard
+from router.placer import Placer
+from router.prospects import Prospects
+from router.rate_limit import RateLimits
+from router.request_meter import RequestMeter
+from router.work import work_of
+from tests.support.router.scripted import HANDOFFS, FakeFleet, Worker, card, fleet_of
+
+MAX_PROMPT_BYTES = 2**20
+MAX_BODY_BYTES = 8 * 2**20
+SECONDS = 20.0
+
+
+class _FrontFleet(FakeFleet):
+    """Scripted workers, as all of a router sees them."""
+
+    members: tuple[Worker, ...] = ()
+
+    def __init__(self, fleet: FakeFleet, max_model_len: int) -> None:
+        super().__init__(fleet.workers)
+        self.max_model_len = max_model_len
+
+    async def first_look(self, _seconds: float) -> None:
+        """The workers are known from the beginning."""
+
+
+def routes_to(fleet: FakeFleet, model: ModelCard) -> Routes:
+    """The routes of a router without tenants and limits."""
+    known = _FrontFleet(fleet, model.max_model_len)
+    intake, tenants, allowances = Intake(model, MAX_PROMPT_BYTES), Tenants(), Allowances()
+    placer = Placer(known, HANDOFFS)  # type: ignore[arg-type]
+    prospects = Prospects[Request](
+        lambda request: placer.explain(work_of(request)),
+        lambda request: request.demand,
+        admission_named("none"),
+    )
+    gate = Gate(allowances, prospects)
+    requests, limits = Requests(gate), RateLimits(allowances.of)
+    inference = Inference(
+        model,
+        intake,
+        known,  # type: ignore[arg-type]
+        requests,
+        tenants,
+        limits,
+        gate,
+        placer,
+        RequestMeter(model.name),
+        0.0,
+    )
+    extra_of = partial(told_to, tenants=tenants, placer=placer)
+    generations = Generations(inference, intake, SECONDS, extra_of)
+    return Routes(inference, generations, requests, tenants, limits, None, MAX_BODY_BYTES)
+
+
+@asynccontextmanager
+async def front_of(
+    *workers: Worker, model: ModelCard | None = None
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a front over these workers, which serve the shipped model or another one."""
+    async with fleet_of(*workers) as fleet:
+        transport = httpx.ASGITransport(routes_to(fleet, model or card()).app())
+        async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
+            yield client

@@ -1,0 +1,209 @@
+"""Real workers in this process as the fleet of a router's request lifecycle.
+
+There is no Redis and no discovery: the order of the workers is the order in which they are
+preferred.
+"""
+
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any
+
+from baton.client import Completion
+from baton.client_progress import Progress
+from baton.client_types import TokenLogprobs
+from baton.client_wire import generate_request, resumed_request
+from baton.cluster.prefix import hash_chain
+from baton.cluster.registry import Role
+from baton.sampling import SamplingParams
+from baton.serving.deadline import Deadline
+from kvtransfer.wire import layouts_to_messages
+from router.answer import Answer
+from router.budget import RetryBudget
+from router.candidate import Candidate
+from router.circuit import Circuit
+from router.decision import Rules
+from router.intake import Intake
+from router.placer import Placer
+from router.recovery import Recovery
+from router.saga import Saga
+from router.worker_model import PoolModel, WorkerModel
+from tests.support.router.scripted import HANDOFFS, NO_PAUSES, FakeFleet, card
+from tests.support.worker.crew import Crew, Member, crew_of
+
+SECONDS = 20.0
+
+
+class FleetMember:
+    """One worker of a crew as the request lifecycle sees it."""
+
+    block_size = 16
+    bytes_per_token = 0.0
+
+    def __init__(self, name: str, member: Member) -> None:
+        worker = member.worker
+        pairing = worker.pairing()
+        self.name = name
+        self.id = worker.id
+        self.role: Role = worker.role
+        self.endpoint = worker.server.endpoint
+        self.kv_endpoint = worker.kv_server.endpoint
+        self.epoch = worker.epoch
+        self.version = pairing.version
+        self.fingerprint = pairing.fingerprint
+        self.layouts = layouts_to_messages(pairing.layouts)
+        self.circuit = Circuit()
+        self.model = WorkerModel(PoolModel())
+        self.is_lost = False
+        self.num_sequences = 0
+        self._worker = worker
+
+    @property
+    def record(self) -> "FleetMember":
+        return self
+
+    @property
+    def excluded(self) -> str:
+        return "lost" if self.is_lost else "draining" if self._worker.is_draining else ""
+
+    @property
+    def stats(self) -> Any:
+        return self._worker.engine.stats()
+
+    def hashes(self, token_ids: tuple[int, ...]) -> list[bytes]:
+        root = self._worker.engine.engine.info.namespace.root(b"", b"")
+        return hash_chain(root, token_ids, self.block_size)
+
+    @contextmanager
+    def loaded(self, *, num_sequences: int = 1, **_tokens: int) -> Iterator[None]:
+        self.num_sequences += num_sequences
+        try:
+            yield
+        finally:
+            self.num_sequences -= num_sequences
+
+    @contextmanager
+    def slowed(self, seconds: float = 0.04) -> Iterator[None]:
+        """Makes its engine rest every few steps, so that the event loop keeps up with it."""
+        engine, is_over = self._worker.engine, threading.Event()
+
+        def slow_down() -> None:
+            while not is_over.is_set():
+                engine.submit(partial(time.sleep, seconds))
+                before, deadline = engine.num_steps, time.monotonic() + 3 * seconds
+                while engine.num_steps == before and time.monotonic() < deadline:
+                    time.sleep(0.001)
+
+        thread = threading.Thread(target=slow_down)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
+    async def kill(self) -> None:
+        """Ends all its calls and closes its port at once, as the death of a process does."""
+        self.is_lost = True
+        await self._worker.server.stop(0.0)
+
+    async def drain(self) -> None:
+        await self._worker.drain()
+
+
+class WorkerFleet(FakeFleet):
+    """Workers in the order in which they are preferred, unless they are lost or drain."""
+
+    def __init__(self, crew: Crew) -> None:
+        numbers: dict[str, int] = {"prefill": 0, "decode": 0}
+        members = []
+        for member in crew.members:
+            role = member.worker.role
+            members.append(FleetMember(f"{role}-{numbers[role]}", member))
+            numbers[role] += 1
+        super().__init__(members)  # type: ignore[arg-type]
+        self.members = members
+        self.crew = crew
+
+    def candidates(self, token_ids: tuple[int, ...], salt: bytes = b"") -> list[Candidate]:
+        return [
+            Candidate(m.id, m.role, b"", num_queued_tokens=i, num_sequences=i, excluded=m.excluded)
+            for i, m in enumerate(self.members)
+        ]
+
+    def block_hashes(self, member: Any, token_ids: tuple[int, ...], salt: bytes = b"") -> Any:
+        return member.hashes(token_ids)
+
+    def report_loss(self, member: Any) -> None:
+        member.is_lost = True
+
+    def report_failure(self, member: Any) -> None:
+        pass
+
+    def member(self, name: str) -> Any:
+        return next(m for m in self.members if name in (m.id, m.name))
+
+
+@asynccontextmanager
+async def fleet_of_workers(model: str, *roles: Role, **settings: Any) -> AsyncIterator[WorkerFleet]:
+    """Workers of these roles on one checkpoint. Keywords are settings of all.
+
+    The workers that are left at the end of the block must hold nothing.
+    """
+    async with crew_of(model, *roles, **settings) as crew:
+        fleet = WorkerFleet(crew)
+        try:
+            yield fleet
+        finally:
+            await fleet.channels.close()
+        await crew.nothing_held()
+
+
+class Request:
+    """One request of a client: an intake, a lifecycle, and the events as a client adds them up."""
+
+    def __init__(
+        self,
+        fleet: WorkerFleet,
+        prompt: str | list[int],
+        params: SamplingParams,
+        rules: Rules = HANDOFFS,
+    ) -> None:
+        self.progress = Progress(params.n)
+        self._fleet = fleet
+        self._rules = rules
+        self._message = generate_request(prompt, params, "", "", 0)
+
+    @property
+    def answer(self) -> tuple[list[Completion], list[TokenLogprobs]]:
+        """Valid after `run`."""
+        return self.progress.completions(), self.progress.prompt_logprobs
+
+    @property
+    def num_migrations(self) -> int:
+        """Valid after `run`."""
+        assert self.progress.finished is not None, "a request that has not ended"
+        return self.progress.finished.usage.num_migrations
+
+    async def run(self) -> None:
+        """Runs the request to its end; a task of it may be cancelled, and `resume` be called."""
+        self.progress.begin_call()
+        async with aclosing((await self._lifecycle()).run()) as events:
+            async for event in events:
+                self.progress.add(event)
+
+    def resume(self) -> None:
+        """Makes the next `run` go on behind what the client has received."""
+        self._message = resumed_request(
+            self._message, self.progress.accepted, self.progress.received
+        )
+
+    async def _lifecycle(self) -> Saga:
+        asked = await Intake(card(), 2**20).read(self._message, card().max_model_len)
+        recovery = Recovery(asked.request_id, RetryBudget(), NO_PAUSES)
+        answer = Answer(asked, card(), time.monotonic())
+        placer = Placer(self._fleet, self._rules)  # type: ignore[arg-type]
+        deadline = Deadline.after(SECONDS)
+        return Saga(asked, self._fleet, placer, answer, recovery, deadline)  # type: ignore[arg-type]
