@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+import triton
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
@@ -195,6 +196,30 @@ def test_a_gpu_that_is_not_there_is_an_error_and_not_a_fallback(
 ) -> None:
     with pytest.raises(InvalidArgumentError, match="torch sees no GPU"):
         load(checkpoints["llama"], device=device)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"kernels": "triton"}, "kernels: is 'triton', which needs Triton's kernels; they run on"),
+        ({"deterministic": True}, "deterministic: is True, which needs Triton's kernels; they run"),
+        ({"kernels": "torch", "deterministic": True}, "deterministic: is set, which needs kernels"),
+    ],
+)
+def test_engine_refuses_kernels_that_cannot_run_on_a_cpu(
+    checkpoints: Checkpoints, changes: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=sentence):
+        load(checkpoints["llama"], **changes)
+
+
+def test_engine_refuses_a_head_size_that_kernels_do_not_have(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CPU without kernels is refused first, so this one is taken for an interpreter of them."""
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
+    with pytest.raises(InvalidArgumentError, match=r"a head size of .* has no attention kernel"):
+        load(checkpoints["llama"], kernels="triton")
 
 
 def test_an_unknown_device_is_refused(checkpoints: Checkpoints) -> None:

@@ -36,9 +36,7 @@ def check_arrived(targets: list[KvPool], device: str) -> None:
 
 
 @pytest.fixture
-def far_pool(device) -> Iterator[tuple["subprocess.Popen[str]", IpcOffer]]:
-    if device != "cuda":
-        pytest.skip("the interpreter has no memory of a GPU for others to open")
+def far_pool() -> Iterator[tuple["subprocess.Popen[str]", IpcOffer]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.kernels.far_pool"],
         stdin=subprocess.PIPE,
@@ -75,6 +73,7 @@ async def receive_all(receiver: IpcReceiver, targets: list[KvPool], integrity: I
         await receiver.receive(run, target, TARGETS, integrity)
 
 
+@pytest.mark.gpu  # the interpreter has no memory of a GPU for others to open
 @pytest.mark.parametrize("integrity", [Integrity.FENCE, Integrity.CHECKSUMS])
 def test_blocks_are_copied_out_of_another_process_s_memory(device, far_pool, integrity):
     if integrity is Integrity.CHECKSUMS:
@@ -87,6 +86,7 @@ def test_blocks_are_copied_out_of_another_process_s_memory(device, far_pool, int
     receiver.close()
 
 
+@pytest.mark.gpu
 def test_a_source_that_is_killed_costs_nothing_but_its_blocks(device, far_pool):
     """Its memory stays readable or it does not; either way this process goes on."""
     process, offered = far_pool

@@ -30,11 +30,11 @@ SWAPPED = {
     "llama_gelu": (5, 2, 0),
 }
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-QUICK = ("glm",)
+SLOW, NIGHTLY = pytest.mark.slow, pytest.mark.nightly
 
 
 @pytest.mark.parametrize(
-    "family", [f if f in QUICK else pytest.param(f, marks=pytest.mark.slow) for f in GENERIC]
+    "family", [pytest.param(f, marks=SLOW if f == "glm" else NIGHTLY) for f in GENERIC]
 )
 def test_other_families_give_the_tokens_of_torch(
     folder: Any, load: Any, caplog: pytest.LogCaptureFixture, family: str

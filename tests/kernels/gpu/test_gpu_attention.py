@@ -11,6 +11,7 @@ from kernels.attention_plan import plan_splits
 from kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack
 from kernels.attention_tiling import AttentionTiling, choose_tiling
 from kernels.paged_decode import paged_decode
+from tests.kernels.gpu.conftest import skip_without_fp8
 from tests.support.kernels.attention_cases import (
     Case,
     attend,
@@ -22,7 +23,7 @@ from tests.support.kernels.attention_cases import (
     prefill,
     share,
 )
-from tests.support.kernels.comparison import FLOATS, pairwise
+from tests.support.kernels.comparison import FLOATS, each_case, pairwise
 
 pytestmark = pytest.mark.gpu
 TYPES = pytest.mark.parametrize(
@@ -44,8 +45,7 @@ def shape_of(case: dict[str, int]) -> dict[str, Any]:
 
 
 def large_case(gpu: torch.device, contexts: Any, num_queries: Any, **shape: Any) -> Case:
-    if shape.get("is_fp8") and torch.cuda.get_device_capability(gpu) < (9, 0):
-        pytest.skip("fp8 is refused below compute capability 9.0")
+    skip_without_fp8(gpu, shape.get("is_fp8", False))
     return make_case(contexts, num_queries, device=gpu, **{"group": 4, "num_kv_heads": 8, **shape})
 
 
@@ -61,7 +61,7 @@ def tiling_of(case: Case, deterministic: bool = False) -> AttentionTiling:
     )
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each_case(CASES)
 def test_chunks_of_prompts_beside_decodes_of_ragged_contexts(
     gpu: torch.device, case: dict[str, int]
 ) -> None:
@@ -109,7 +109,7 @@ def test_a_decode_is_the_same_alone_and_in_any_batch(
         assert torch.equal(attend(case.of(case.spans[i : i + 1]), tiling)[i], together[i])
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each_case(CASES)
 def test_in_the_deterministic_mode_a_token_is_the_same_however_it_is_computed(
     gpu: torch.device, case: dict[str, int]
 ) -> None:

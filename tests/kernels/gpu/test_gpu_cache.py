@@ -5,9 +5,10 @@ import torch
 
 from kernels.block_copy import copy_blocks
 from kernels.cache_write import write_kv
-from kernels.rotary import HeadNorms, Rotation, reference_rotate, rotate_and_write
-from tests.support.kernels.cache_cases import Step, assert_stored, rotary_table, step_of
-from tests.support.kernels.comparison import FLOATS, FP8, assert_close, random
+from kernels.rotary import Rotation
+from tests.kernels.gpu.conftest import skip_without_fp8
+from tests.support.kernels.cache_cases import Step, check_rotation, rotary_table, step_of
+from tests.support.kernels.comparison import FLOATS, FP8
 
 pytestmark = pytest.mark.gpu
 SHAPES = pytest.mark.parametrize(
@@ -21,18 +22,23 @@ CACHES = pytest.mark.parametrize(
 )
 
 
-def large_step(
-    gpu: torch.device, num_tokens: int, num_kv_heads: int, head_dim: int, *types: torch.dtype
+@pytest.fixture
+def step(
+    gpu: torch.device,
+    num_tokens: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
 ) -> Step:
-    if FP8 in types and torch.cuda.get_device_capability(gpu) < (9, 0):
-        pytest.skip("fp8 is refused below compute capability 9.0")
+    skip_without_fp8(gpu, cache_dtype == FP8)
     return step_of(
         num_tokens=num_tokens,
         num_kv_heads=num_kv_heads,
         key_dim=head_dim,
         value_dim=head_dim,
-        dtype=types[0],
-        cache_dtype=types[1],
+        dtype=dtype,
+        cache_dtype=cache_dtype,
         block_size=16,
         layer=1,
         device=gpu,
@@ -42,19 +48,9 @@ def large_step(
 
 @CACHES
 @SHAPES
-def test_tokens_are_written_to_their_slots_and_nothing_else_is(
-    gpu: torch.device,
-    num_tokens: int,
-    num_kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    cache_dtype: torch.dtype,
-) -> None:
-    step = large_step(gpu, num_tokens, num_kv_heads, head_dim, dtype, cache_dtype)
+def test_tokens_are_written_to_their_slots_and_nothing_else_is(step: Step) -> None:
     write_kv(step.key, step.value, step.cache, step.slots)
-    for found, rows in zip(step.written(), (step.key, step.value), strict=True):
-        assert_stored(found, rows[step.is_real].double(), cache_dtype)
-    assert step.num_numbers() == sum(t[step.is_real].numel() for t in (step.key, step.value))
+    step.check()
 
 
 @CACHES
@@ -62,32 +58,11 @@ def test_tokens_are_written_to_their_slots_and_nothing_else_is(
 @pytest.mark.parametrize("part", [1.0, 0.5])
 @pytest.mark.parametrize("has_norm", [False, True])
 def test_queries_and_keys_are_rotated_in_place_and_the_cache_is_written(
-    gpu: torch.device,
-    num_tokens: int,
-    num_kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    cache_dtype: torch.dtype,
-    part: float,
-    has_norm: bool,
+    step: Step, gpu: torch.device, part: float, has_norm: bool
 ) -> None:
-    step = large_step(gpu, num_tokens, num_kv_heads, head_dim, dtype, cache_dtype)
-    query = random(num_tokens, 4 * num_kv_heads, head_dim, dtype=dtype, device=gpu)
-    positions = torch.randint(4096, (num_tokens,), device=gpu)
-    rotary_dim = int(part * head_dim)
-    rotation = Rotation(rotary_table(4096, rotary_dim, gpu), is_adjacent=part < 1.0)
-    weights = torch.randn(2, head_dim, device=gpu).to(dtype)
-    norms = HeadNorms(weights[0], weights[1], 1e-5) if has_norm else None
-    of_query, of_key = (weights[0].double(), weights[1].double()) if norms else (None, None)
-    expected = reference_rotate(query.double(), positions, rotation, of_query, 1e-5)
-    rotate_and_write(
-        query, step.key, step.value, positions, rotation, step.cache, step.slots, norms, query
-    )
-    assert_close(query, expected)
-    key, value = step.written()
-    expected = reference_rotate(step.key.double(), positions, rotation, of_key, 1e-5)
-    assert_stored(key, expected[step.is_real], cache_dtype)
-    assert_stored(value, step.value[step.is_real].double(), cache_dtype)
+    _, num_kv_heads, head_dim = step.key.shape
+    table = rotary_table(4096, int(part * head_dim), gpu)
+    check_rotation(step, 4 * num_kv_heads, Rotation(table, is_adjacent=part < 1.0), has_norm)
 
 
 @pytest.mark.parametrize("block_bytes", [16, 65536, 65552, 2**21])

@@ -18,8 +18,8 @@ from kernels.token_rules import (
 )
 from tests.support.kernels.comparison import FLOATS, assert_close
 from tests.support.kernels.sampling_cases import (
-    KINDS,
     chosen_by_the_cpu,
+    kinds_of,
     params_of,
     places,
     rows_of,
@@ -37,7 +37,7 @@ def test_tokens_are_those_of_the_cpus_sampler(
 ) -> None:
     """Chances are rounded otherwise, so that a draw in a million may differ: one may here."""
     logits = (scale * torch.randn(NUM_ROWS, VOCAB_SIZE, device=gpu)).to(dtype)
-    params = params_of([KINDS[row % len(KINDS)] for row in range(NUM_ROWS)])
+    params = params_of(kinds_of(NUM_ROWS))
     indices, positions = places(NUM_ROWS)
     logprobs = torch.full((NUM_ROWS,), torch.nan, device=gpu)
     rows = rows_of(params, indices, positions, VOCAB_SIZE, gpu)
@@ -50,7 +50,7 @@ def test_tokens_are_those_of_the_cpus_sampler(
 
 def test_a_row_has_the_same_token_alone_and_in_any_batch(gpu: torch.device) -> None:
     logits = 3 * torch.randn(NUM_ROWS, VOCAB_SIZE, device=gpu)
-    params = params_of([KINDS[row % len(KINDS)] for row in range(NUM_ROWS)])
+    params = params_of(kinds_of(NUM_ROWS))
     indices, positions = places(NUM_ROWS)
     together = sample(logits, rows_of(params, indices, positions, VOCAB_SIZE, gpu))
     for row in range(0, NUM_ROWS, 5):

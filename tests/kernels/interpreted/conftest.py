@@ -1,12 +1,11 @@
-"""These modules run in a process of their own, which `test_interpreted.py` starts: a process either
-interprets kernels or compiles them, from the moment that Triton is imported."""
+"""Kernels in Triton's interpreter: `TRITON_INTERPRET=1 pytest -m interpreted`. Other runs do not
+collect these modules."""
 
-import pytest
-
-from tests.support.kernels.interpreter import IS_INTERPRETED, configure
+from tests.support.kernels.interpreter import (  # noqa: F401
+    IS_INTERPRETED,
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_itemcollected,
+)
 
 collect_ignore_glob = [] if IS_INTERPRETED else ["test_*.py"]
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    configure(config)

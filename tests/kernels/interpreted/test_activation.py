@@ -1,5 +1,7 @@
 """SiLU-and-multiply and its clamped form against float64."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -9,34 +11,31 @@ from kernels.activation import (
     reference_silu_and_multiply,
     silu_and_multiply,
 )
-from tests.support.kernels.comparison import FLOATS, apart, assert_close, pairwise, poisoned, random
-
-CPU = torch.device("cpu")
-
-
-CASES = pytest.mark.parametrize(
-    "case",
-    pairwise(num_rows=(1, 3), width=(1, 48, 1024, 1100), dtype=FLOATS, is_apart=(0, 1)),
-    ids=str,
+from tests.support.kernels.comparison import (
+    FLOATS,
+    apart,
+    assert_close,
+    each_case,
+    pairwise,
+    poisoned,
+    random,
 )
 
-
-@CASES
-def test_the_gate_opens_what_goes_up(case: dict) -> None:
-    gate_up = random(case["num_rows"], 2 * case["width"], dtype=case["dtype"], device=CPU)
-    out = poisoned(case["num_rows"], case["width"], dtype=case["dtype"], device=CPU)
-    given = apart(gate_up) if case["is_apart"] else gate_up
-    assert silu_and_multiply(given, out) is out
-    assert_close(out, reference_silu_and_multiply(gate_up.double()))
+CLAMPED = {"steepness": 1.702, "limit": 2.5}
+GATES = {
+    "silu": (silu_and_multiply, reference_silu_and_multiply),
+    "clamped": (partial(clamped_swiglu, **CLAMPED), partial(reference_clamped_swiglu, **CLAMPED)),
+}
 
 
-@CASES
-def test_gate_and_what_goes_up_are_clamped(case: dict) -> None:
-    gate_up = 3 * random(case["num_rows"], 2 * case["width"], dtype=case["dtype"], device=CPU)
-    out = poisoned(case["num_rows"], case["width"], dtype=case["dtype"], device=CPU)
-    given = apart(gate_up) if case["is_apart"] else gate_up
-    assert clamped_swiglu(given, 1.702, 2.5, out) is out
-    assert_close(out, reference_clamped_swiglu(gate_up.double(), 1.702, 2.5))
+@pytest.mark.parametrize("gate", GATES)
+@each_case(pairwise(num_rows=(1, 3), width=(1, 48, 1024, 1100), dtype=FLOATS, is_apart=(0, 1)))
+def test_gated_activation_matches_float64(gate: str, case: dict) -> None:
+    kernel, reference = GATES[gate]
+    gate_up = 3 * random(case["num_rows"], 2 * case["width"], dtype=case["dtype"])
+    out = poisoned(case["num_rows"], case["width"], dtype=case["dtype"])
+    assert kernel(apart(gate_up) if case["is_apart"] else gate_up, out=out) is out
+    assert_close(out, reference(gate_up.double()))
 
 
 def test_large_values_neither_overflow_nor_vanish() -> None:

@@ -5,19 +5,17 @@ import torch
 
 from baton.engine.logits_processors import restrict as restrict_by_the_cpu
 from kernels.bitmask import reference_restrict, restrict
-from tests.support.kernels.comparison import apart, pairwise
+from tests.support.kernels.comparison import apart, each_case, pairwise
 
 
-@pytest.mark.parametrize(
-    "case",
+@each_case(
     pairwise(
         vocab_size=(1, 31, 32, 33, 1000, 4096, 9001),
         num_masks=(0, 1, 4),
         allowed=("few", "half", "all", "none"),
         banned=(0.0, 0.9, 1.0),
         is_apart=(False, True),
-    ),
-    ids=str,
+    )
 )
 def test_scores_are_bitwise_those_of_the_cpus_sampler(case: dict) -> None:
     vocab_size, num_masks = case["vocab_size"], case["num_masks"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels.block_copy import copy_blocks, reference_copy_blocks
-from tests.support.kernels.comparison import pairwise
+from tests.support.kernels.comparison import each_case, pairwise
 
 
 def pool_of(num_blocks: int, block_bytes: int, gap: int = 0) -> torch.Tensor:
@@ -12,15 +12,13 @@ def pool_of(num_blocks: int, block_bytes: int, gap: int = 0) -> torch.Tensor:
     return wide[:, :block_bytes]
 
 
-@pytest.mark.parametrize(
-    "case",
+@each_case(
     pairwise(
         block_bytes=(16, 48, 4096, 16384, 16400, 40000),
         num_pairs=(1, 2, 7),
         is_same_pool=(False, True),
         gap=(0, 16),
-    ),
-    ids=str,
+    )
 )
 def test_blocks_arrive_whole_and_no_other_changes(case: dict) -> None:
     source = pool_of(20, case["block_bytes"], case["gap"])

@@ -1,11 +1,10 @@
 """Prefixes that running sequences share, attended once for all of them, against float64."""
 
-import pytest
 import torch
 
 from kernels.attention_tiling import Tiling
 from tests.support.kernels.attention_cases import decode, make_case, share
-from tests.support.kernels.comparison import pairwise
+from tests.support.kernels.comparison import each_case, pairwise
 
 TILING, SHARED = Tiling(16, 32, 4, 2), Tiling(32, 64, 4, 2)
 SPLIT = 64
@@ -19,11 +18,11 @@ CASES = pairwise(
 )
 
 
-@pytest.mark.parametrize("shape", CASES, ids=str)
-def test_a_shared_prefix_counts_once_for_each_member(shape: dict) -> None:
-    case = make_case((140, 3, 150, 128), (1, 1, 1, 2), num_kv_heads=1, **shape)
-    prefix = share(case, [3, 0, 2], 128)
-    case.check(decode(case, TILING, SPLIT, SHARED, shared=[prefix]))
+@each_case(CASES)
+def test_a_shared_prefix_counts_once_for_each_member(case: dict) -> None:
+    batch = make_case((140, 3, 150, 128), (1, 1, 1, 2), num_kv_heads=1, **case)
+    prefix = share(batch, [3, 0, 2], 128)
+    batch.check(decode(batch, TILING, SPLIT, SHARED, shared=[prefix]))
 
 
 def test_several_prefixes_have_their_own_members() -> None:

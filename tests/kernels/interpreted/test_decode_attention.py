@@ -11,8 +11,8 @@ from kernels.attention_plan import plan_splits
 from kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack
 from kernels.attention_tiling import Tiling, choose_tiling
 from kernels.paged_decode import paged_decode
-from tests.support.kernels.attention_cases import Case, decode, make_case, poisoned_workspace
-from tests.support.kernels.comparison import FLOATS, pairwise
+from tests.support.kernels.attention_cases import decode, make_case, poisoned_workspace
+from tests.support.kernels.comparison import FLOATS, each_case, pairwise
 
 TILING = Tiling(16, 32, 4, 2)
 SPLIT = 64
@@ -31,24 +31,16 @@ CASES = pairwise(
 )
 
 
-def check(case: Case) -> None:
-    case.check(decode(case, TILING, SPLIT))
-
-
-@pytest.mark.parametrize("shape", CASES[:6], ids=str)
-def test_one_token_of_each_sequence_attends_over_its_context(shape: dict) -> None:
-    check(make_case(CONTEXTS, NUM_QUERIES, **shape))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", CASES[6:], ids=str)
-def test_one_token_attends_in_every_pair_of_shapes_and_types(shape: dict) -> None:
-    check(make_case(CONTEXTS, NUM_QUERIES, **shape))
+@each_case(CASES, num_quick=6)
+def test_one_token_of_each_sequence_attends_over_its_context(case: dict) -> None:
+    batch = make_case(CONTEXTS, NUM_QUERIES, **case)
+    batch.check(decode(batch, TILING, SPLIT))
 
 
 @pytest.mark.parametrize("group", [1, 3, 16])
 def test_several_tokens_of_a_sequence_see_one_more_key_each(group: int) -> None:
-    check(make_case((0, 15, 60, 100), (5, 3, 6, 1), group=group, num_kv_heads=1, window=21))
+    case = make_case((0, 15, 60, 100), (5, 3, 6, 1), group=group, num_kv_heads=1, window=21)
+    case.check(decode(case, TILING, SPLIT))
 
 
 def test_a_token_is_the_same_alone_and_in_any_batch() -> None:

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from kernels.attention_tiling import Tiling, choose_tiling
 from tests.support.kernels.attention_cases import (
@@ -15,13 +14,14 @@ from tests.support.kernels.attention_cases import (
     prefill,
     share,
 )
-from tests.support.kernels.comparison import pairwise
+from tests.support.kernels.comparison import FLOATS, each_case, pairwise
+from tests.support.kernels.interpreter import compute_rows_alike
 
 TILING = Tiling(32, 32, 4, 2)
 SPLIT = 64
-SHAPES = sorted(
+CASES = sorted(
     pairwise(
-        dtype=(torch.bfloat16, torch.float16, torch.float32),
+        dtype=FLOATS,
         head_dim=(64, 80, 128),
         group=(1, 3, 4, 16),
         window=(None, 21, 70),
@@ -29,22 +29,13 @@ SHAPES = sorted(
         has_sinks=(False, True),
         is_fp8=(False, True),
     ),
-    key=lambda shape: shape["group"],
+    key=lambda case: case["group"],
 )
 
 
 @pytest.fixture(autouse=True)
 def _rows_are_computed_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What numpy's matmul gives for a row depends on the row's place among the others; matrix
-    instructions, for which it stands here, treat all rows alike."""
-
-    def create_dot(_, left, right, acc, *_options) -> TensorHandle:
-        total = acc.data.copy()
-        for k in range(left.data.shape[1]):
-            total += left.data[:, k : k + 1] * right.data[k]
-        return TensorHandle(total, acc.dtype.scalar)
-
-    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
+    compute_rows_alike(monkeypatch)
 
 
 def check(case: Case, tiling: Tiling, split_tokens: int) -> None:
@@ -60,15 +51,9 @@ def check(case: Case, tiling: Tiling, split_tokens: int) -> None:
         assert torch.equal(compute(alone, tiling, split_tokens)[token], whole[token])
 
 
-@pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
-def test_a_token_is_the_same_decoded_or_in_a_chunk_of_any_size(shape: dict) -> None:
-    check(make_case((0, 100), (19, 7), num_kv_heads=1, **shape), TILING, SPLIT)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", SHAPES[3:], ids=str)
-def test_a_token_is_the_same_in_every_pair_of_shapes_and_types(shape: dict) -> None:
-    check(make_case((0, 100), (19, 7), num_kv_heads=1, **shape), TILING, SPLIT)
+@each_case(CASES, num_quick=3)
+def test_a_token_is_the_same_decoded_or_in_a_chunk_of_any_size(case: dict) -> None:
+    check(make_case((0, 100), (19, 7), num_kv_heads=1, **case), TILING, SPLIT)
 
 
 @pytest.mark.parametrize("head_dim", [64, pytest.param(256, marks=pytest.mark.slow)])

@@ -4,13 +4,17 @@ import pytest
 import torch
 
 from kernels.expert_choice import choose_experts, reference_choose_experts
-from tests.support.kernels.comparison import FLOATS, apart, assert_close, pairwise, random
+from tests.support.kernels.comparison import (
+    FLOATS,
+    apart,
+    assert_close,
+    each_case,
+    pairwise,
+    random,
+)
 
-CPU = torch.device("cpu")
 
-
-@pytest.mark.parametrize(
-    "case",
+@each_case(
     pairwise(
         num_tokens=(1, 5),
         num_experts=(1, 2, 8, 60, 128),
@@ -18,13 +22,12 @@ CPU = torch.device("cpu")
         is_share_of_chosen=(False, True),
         is_apart=(False, True),
         dtype=FLOATS,
-    ),
-    ids=str,
+    )
 )
 def test_the_most_likely_experts_are_chosen_with_their_weights(case: dict) -> None:
     num_experts, is_share = case["num_experts"], case["is_share_of_chosen"]
     choices = min(case["choices"], num_experts)
-    logits = 3 * random(case["num_tokens"], num_experts, dtype=case["dtype"], device=CPU)
+    logits = 3 * random(case["num_tokens"], num_experts, dtype=case["dtype"])
     given = apart(logits) if case["is_apart"] else logits
     chosen, weights = choose_experts(given, choices, is_share_of_chosen=is_share)
     expected = reference_choose_experts(logits.double(), choices, is_share_of_chosen=is_share)

@@ -11,9 +11,15 @@ from kernels.experts import (
     reference_expert_linear,
     route,
 )
-from tests.support.kernels.comparison import FLOATS, assert_close, pairwise, poisoned, random
+from tests.support.kernels.comparison import (
+    FLOATS,
+    assert_close,
+    each_case,
+    pairwise,
+    poisoned,
+    random,
+)
 
-CPU = torch.device("cpu")
 CASES = pairwise(
     num_tokens=(1, 3, 70),
     num_experts=(1, 4, 9),
@@ -32,26 +38,16 @@ def choose(num_tokens: int, num_experts: int, choices: int) -> torch.Tensor:
     return torch.rand(num_tokens, some).argsort(-1)[:, : min(choices, some)]
 
 
-@pytest.mark.parametrize("case", CASES[:6], ids=str)
+@each_case(CASES, num_quick=6)
 def test_each_pair_is_multiplied_by_its_experts_weight(case: dict) -> None:
-    check(case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES[6:], ids=str)
-def test_each_pair_is_multiplied_in_every_pair_of_shapes(case: dict) -> None:
-    check(case)
-
-
-def check(case: dict) -> None:
     dtype = case["dtype"]
     chosen = choose(case["num_tokens"], case["num_experts"], case["choices"])
     num_rows = chosen.numel() if case["has_own_rows"] else case["num_tokens"]
-    x = random(num_rows, case["depth"], dtype=dtype, device=CPU)
+    x = random(num_rows, case["depth"], dtype=dtype)
     shape = (case["num_experts"], case["num_columns"], case["depth"])
-    weight = random(*shape, dtype=dtype, device=CPU)
-    bias = random(*shape[:2], dtype=dtype, device=CPU) if case["has_bias"] else None
-    out = poisoned(chosen.numel(), case["num_columns"], dtype=dtype, device=CPU)
+    weight = random(*shape, dtype=dtype)
+    bias = random(*shape[:2], dtype=dtype) if case["has_bias"] else None
+    out = poisoned(chosen.numel(), case["num_columns"], dtype=dtype)
     assert expert_linear(x, weight, route(chosen, case["num_experts"]), bias, out) is out
     exact = None if bias is None else bias.double()
     assert_close(out, reference_expert_linear(x.double(), weight.double(), chosen, exact))
@@ -85,16 +81,12 @@ def test_tiles_have_one_expert_each_and_every_pair_once(
     assert sorted(found) == list(range(chosen.numel()))
 
 
-@pytest.mark.parametrize(
-    "case",
-    pairwise(num_tokens=(1, 4), choices=(1, 3, 8), width=(1, 100, 1100), dtype=FLOATS),
-    ids=str,
-)
+@each_case(pairwise(num_tokens=(1, 4), choices=(1, 3, 8), width=(1, 100, 1100), dtype=FLOATS))
 def test_the_results_of_experts_are_weighted_and_added(case: dict) -> None:
     num_pairs = case["num_tokens"] * case["choices"]
-    x = random(num_pairs, case["width"], dtype=case["dtype"], device=CPU)
+    x = random(num_pairs, case["width"], dtype=case["dtype"])
     weights = torch.rand(case["num_tokens"], case["choices"]).to(case["dtype"])
-    out = poisoned(case["num_tokens"], case["width"], dtype=case["dtype"], device=CPU)
+    out = poisoned(case["num_tokens"], case["width"], dtype=case["dtype"])
     assert combine_experts(x, weights, out) is out
     assert_close(out, reference_combine_experts(x.double(), weights.double()))
 

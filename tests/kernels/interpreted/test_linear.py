@@ -4,9 +4,16 @@ import pytest
 import torch
 
 from kernels.linear import linear, reference_linear, splits
-from tests.support.kernels.comparison import FLOATS, apart, assert_close, pairwise, poisoned, random
+from tests.support.kernels.comparison import (
+    FLOATS,
+    apart,
+    assert_close,
+    each_case,
+    pairwise,
+    poisoned,
+    random,
+)
 
-CPU = torch.device("cpu")
 CASES = pairwise(
     num_rows=(1, 2, 128, 131),
     num_columns=(1, 80, 300),
@@ -17,12 +24,13 @@ CASES = pairwise(
 )
 
 
-def check(case: dict) -> None:
+@each_case(CASES, num_quick=5)
+def test_a_row_is_multiplied(case: dict) -> None:
     dtype, depth = case["dtype"], case["depth"]
-    x = random(case["num_rows"], depth, dtype=dtype, device=CPU)
-    weight = random(case["num_columns"], depth, dtype=dtype, device=CPU)
-    bias = random(case["num_columns"], dtype=dtype, device=CPU) if case["has_bias"] else None
-    out = poisoned(case["num_rows"], case["num_columns"], dtype=dtype, device=CPU)
+    x = random(case["num_rows"], depth, dtype=dtype)
+    weight = random(case["num_columns"], depth, dtype=dtype)
+    bias = random(case["num_columns"], dtype=dtype) if case["has_bias"] else None
+    out = poisoned(case["num_rows"], case["num_columns"], dtype=dtype)
     given = (apart(x), apart(weight)) if case["is_apart"] else (x, weight)
     assert linear(*given, bias, out) is out
     expected = reference_linear(
@@ -31,22 +39,11 @@ def check(case: dict) -> None:
     assert_close(out, expected)
 
 
-@pytest.mark.parametrize("case", CASES[:5], ids=str)
-def test_a_row_is_multiplied(case: dict) -> None:
-    check(case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES[5:], ids=str)
-def test_a_row_is_multiplied_in_every_pair_of_shapes(case: dict) -> None:
-    check(case)
-
-
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("depth", [96, 1100])
 def test_a_row_is_the_same_alone_and_in_any_batch(depth: int, dtype: torch.dtype) -> None:
-    x = random(131, depth, dtype=dtype, device=CPU)
-    weight = random(70, depth, dtype=dtype, device=CPU)
+    x = random(131, depth, dtype=dtype)
+    weight = random(70, depth, dtype=dtype)
     together = linear(x, weight)
     for rows in ([0], [130], [128, 5, 127]):
         assert torch.equal(linear(x[rows], weight), together[rows])

@@ -4,30 +4,35 @@ import pytest
 import torch
 
 from kernels.norm import MAX_WIDTH, add_rms_norm, reference_rms_norm, rms_norm
-from tests.support.kernels.comparison import FLOATS, apart, assert_close, pairwise, poisoned, random
+from tests.support.kernels.comparison import (
+    FLOATS,
+    apart,
+    assert_close,
+    each_case,
+    pairwise,
+    poisoned,
+    random,
+)
 
-CPU = torch.device("cpu")
 CASES = pairwise(
     num_rows=(1, 2, 7), width=(1, 80, 128, 1000), dtype=FLOATS, eps=(1e-6, 1e-5), is_apart=(0, 1)
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each_case(CASES)
 def test_a_row_is_normalised(case: dict) -> None:
-    x = random(case["num_rows"], case["width"], dtype=case["dtype"], device=CPU)
-    weight = random(case["width"], dtype=case["dtype"], device=CPU)
-    out = poisoned(*x.shape, dtype=case["dtype"], device=CPU)
+    x = random(case["num_rows"], case["width"], dtype=case["dtype"])
+    weight = random(case["width"], dtype=case["dtype"])
+    out = poisoned(*x.shape, dtype=case["dtype"])
     given = apart(x) if case["is_apart"] else x
     assert rms_norm(given, weight, case["eps"], out) is out
     assert_close(out, reference_rms_norm(x.double(), weight.double(), case["eps"]))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each_case(CASES)
 def test_the_residual_becomes_the_sum_and_the_sum_is_normalised(case: dict) -> None:
-    x, stream = (
-        random(case["num_rows"], case["width"], dtype=case["dtype"], device=CPU) for _ in range(2)
-    )
-    weight = random(case["width"], dtype=case["dtype"], device=CPU)
+    x, stream = (random(case["num_rows"], case["width"], dtype=case["dtype"]) for _ in range(2))
+    weight = random(case["width"], dtype=case["dtype"])
     total = x.double() + stream.double()
     given = apart(stream) if case["is_apart"] else stream
     out = add_rms_norm(x, given, weight, case["eps"])
@@ -36,12 +41,12 @@ def test_the_residual_becomes_the_sum_and_the_sum_is_normalised(case: dict) -> N
 
 
 def test_a_weight_may_be_of_another_type() -> None:
-    x, weight = random(3, 80, dtype=torch.bfloat16, device=CPU), 1 + torch.randn(80)
+    x, weight = random(3, 80, dtype=torch.bfloat16), 1 + torch.randn(80)
     assert_close(rms_norm(x, weight, 1e-6), reference_rms_norm(x.double(), weight.double(), 1e-6))
 
 
 def test_a_norm_may_replace_its_input() -> None:
-    x = random(3, 80, dtype=torch.float32, device=CPU)
+    x = random(3, 80, dtype=torch.float32)
     weight = torch.ones(80)
     expected = rms_norm(x, weight, 1e-6)
     assert torch.equal(rms_norm(x, weight, 1e-6, out=x), expected)
@@ -49,7 +54,7 @@ def test_a_norm_may_replace_its_input() -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_a_row_is_the_same_alone_and_in_any_batch(dtype: torch.dtype) -> None:
-    x, weight = random(7, 200, dtype=dtype, device=CPU), torch.randn(200).to(dtype)
+    x, weight = random(7, 200, dtype=dtype), torch.randn(200).to(dtype)
     together = rms_norm(x, weight, 1e-6)
     assert all(torch.equal(rms_norm(x[i : i + 1], weight, 1e-6)[0], together[i]) for i in range(7))
 

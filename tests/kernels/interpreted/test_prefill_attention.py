@@ -7,7 +7,7 @@ import torch
 from kernels.attention_inputs import HEAD_DIMS
 from kernels.attention_tiling import Tiling, choose_tiling
 from tests.support.kernels.attention_cases import attend, make_case, prefill
-from tests.support.kernels.comparison import FLOATS, pairwise
+from tests.support.kernels.comparison import FLOATS, each_case, pairwise
 
 TILING = Tiling(32, 32, 4, 2)
 # One token in all, chunks that begin and end anywhere in a block, a whole prompt, no token.
@@ -25,22 +25,11 @@ CASES = pairwise(
 )
 
 
-def check(shape: dict) -> None:
-    shape = dict(shape)
-    split_tokens = shape.pop("split_tokens")
-    case = make_case(CONTEXTS, NUM_QUERIES, num_kv_heads=1, **shape)
-    case.check(prefill(case, TILING, split_tokens))
-
-
-@pytest.mark.parametrize("shape", CASES[:6], ids=str)
-def test_chunks_of_prompts_attend_over_their_contexts(shape: dict) -> None:
-    check(shape)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", CASES[6:], ids=str)
-def test_chunks_attend_in_every_pair_of_shapes_and_types(shape: dict) -> None:
-    check(shape)
+@each_case(CASES, num_quick=6)
+def test_chunks_of_prompts_attend_over_their_contexts(case: dict) -> None:
+    shape = {name: case[name] for name in case if name != "split_tokens"}
+    batch = make_case(CONTEXTS, NUM_QUERIES, num_kv_heads=1, **shape)
+    batch.check(prefill(batch, TILING, case["split_tokens"]))
 
 
 def test_tokens_of_no_tile_stay_as_they_are() -> None:

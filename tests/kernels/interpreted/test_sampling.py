@@ -11,16 +11,16 @@ from baton.sampling import SamplingParams
 from kernels.philox import uniform
 from kernels.row_summary import Tiling, reference_token_logprobs, token_logprobs
 from kernels.sampling import MOST_TOKENS, Plan, sample
-from tests.support.kernels.comparison import FLOATS, assert_close, pairwise
+from tests.support.kernels.comparison import FLOATS, assert_close, each_case, pairwise
 from tests.support.kernels.sampling_cases import (
     KINDS,
     chosen_by_the_cpu,
+    kinds_of,
     params_of,
     places,
     rows_of,
 )
 
-CPU = torch.device("cpu")
 # Small enough that a few thousand tokens are many tiles, and that rows are left over.
 PLAN = Plan(Tiling(tile=512, strip=16), capacity=64, wanted=16)
 
@@ -32,8 +32,8 @@ def _uniform_kernel(seeds, indices, positions, out):
     tl.store(out + row, number)
 
 
-def test_random_numbers_are_bitwise_those_of_the_cpu() -> None:
-    seeds = np.random.default_rng().integers(0, 2**64, 50, np.uint64)
+def test_random_numbers_are_bitwise_those_of_the_cpu(seed: int) -> None:
+    seeds = np.random.default_rng(seed).integers(0, 2**64, 50, np.uint64)
     indices, positions = places(50)
     out = torch.empty(50, dtype=torch.float64)
     _uniform_kernel[(50,)](torch.from_numpy(seeds.view(np.int64)), indices, positions, out)
@@ -43,34 +43,26 @@ def test_random_numbers_are_bitwise_those_of_the_cpu() -> None:
 
 def check(logits: torch.Tensor, params: list[SamplingParams], plan: Plan = PLAN) -> None:
     indices, positions = places(len(logits))
-    rows = rows_of(params, indices, positions, logits.shape[1], CPU)
+    rows = rows_of(params, indices, positions, logits.shape[1])
     drawn = sample(logits, rows, plan=plan)
     assert drawn.tolist() == chosen_by_the_cpu(logits, params, indices, positions).tolist()
 
 
-CASES = pairwise(
-    vocab_size=(1, 2, 37, 512, 1500, 4000),
-    scale=(0.1, 1.0, 5.0, 40.0),
-    dtype=FLOATS,
-    first_kind=(0, 5, 9),
+CASES = sorted(
+    pairwise(
+        vocab_size=(1, 2, 37, 512, 1500, 4000),
+        scale=(0.1, 1.0, 5.0, 40.0),
+        dtype=FLOATS,
+        first_kind=(0, 5, 9),
+    ),
+    key=lambda case: case["vocab_size"] > 512,
 )
 
 
-def logits_of(case: dict) -> torch.Tensor:
-    return (case["scale"] * torch.randn(5, case["vocab_size"])).to(case["dtype"])
-
-
-@pytest.mark.parametrize("case", [c for c in CASES if c["vocab_size"] < 600][:5], ids=str)
+@each_case(CASES, num_quick=5)
 def test_tokens_are_those_of_the_cpus_sampler(case: dict) -> None:
-    kinds = [KINDS[(case["first_kind"] + row) % len(KINDS)] for row in range(5)]
-    check(logits_of(case), params_of(kinds))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_tokens_are_those_of_the_cpus_sampler_in_every_pair_of_shapes(case: dict) -> None:
-    kinds = [KINDS[(case["first_kind"] + row) % len(KINDS)] for row in range(5)]
-    check(logits_of(case), params_of(kinds))
+    logits = case["scale"] * torch.randn(5, case["vocab_size"])
+    check(logits.to(case["dtype"]), params_of(kinds_of(5, case["first_kind"])))
 
 
 def test_the_usual_plan_draws_the_same() -> None:
@@ -103,7 +95,7 @@ def test_rows_under_a_grammar_have_few_tokens_with_a_chance() -> None:
 
 @pytest.mark.parametrize("logit", [-torch.inf, torch.nan, torch.inf])
 def test_rows_without_chances_still_get_some_token(logit: float) -> None:
-    rows = rows_of(params_of(KINDS[:6]), *places(6), 90, CPU)
+    rows = rows_of(params_of(KINDS[:6]), *places(6), 90)
     drawn = sample(torch.full((6, 90), logit), rows, plan=PLAN)
     assert ((drawn >= 0) & (drawn < 90)).all()
 
@@ -111,10 +103,10 @@ def test_rows_without_chances_still_get_some_token(logit: float) -> None:
 def test_a_row_has_the_same_token_alone_and_in_any_batch() -> None:
     logits, params = 3 * torch.randn(4, 700), params_of([KINDS[i] for i in (1, 4, 5, 9)])
     indices, positions = places(4)
-    together = sample(logits, rows_of(params, indices, positions, 700, CPU), plan=PLAN)
+    together = sample(logits, rows_of(params, indices, positions, 700), plan=PLAN)
     for row in range(4):
         only = slice(row, row + 1)
-        rows = rows_of(params[only], indices[only], positions[only], 700, CPU)
+        rows = rows_of(params[only], indices[only], positions[only], 700)
         assert sample(logits[only], rows, plan=PLAN) == together[row]
 
 
@@ -123,7 +115,7 @@ def test_tokens_come_as_often_as_they_are_likely() -> None:
     """Each row draws once; that of a token is within four deviations of its chance."""
     logits = torch.tensor([0.0, 1.0, 2.0, -1.0, 0.5]).expand(1200, 5)
     params = [SamplingParams(temperature=1.0, seed=int(torch.randint(2**62, ())))] * 1200
-    rows = rows_of(params, torch.zeros(1200).long(), torch.arange(1200), 5, CPU)
+    rows = rows_of(params, torch.zeros(1200).long(), torch.arange(1200), 5)
     counts = torch.bincount(sample(logits, rows, plan=Plan(Tiling(8, 4))), minlength=5)
     chances = logits[0].double().softmax(-1)
     deviations = (1200 * chances * (1 - chances)).sqrt()
@@ -136,7 +128,7 @@ def test_log_probabilities_are_of_the_logits_without_temperature(
     vocab_size: int, dtype: torch.dtype
 ) -> None:
     logits = (6 * torch.randn(3, vocab_size)).to(dtype)
-    rows = rows_of(params_of(KINDS[:3]), *places(3), vocab_size, CPU)
+    rows = rows_of(params_of(KINDS[:3]), *places(3), vocab_size)
     logprobs = torch.full((3,), torch.nan)
     drawn = sample(logits, rows, logprobs=logprobs, plan=PLAN)
     expected = reference_token_logprobs(logits.double(), drawn)
@@ -152,7 +144,7 @@ def test_log_probabilities_are_numbers_where_most_tokens_have_no_chance() -> Non
 
 
 def test_what_does_not_fit_is_named() -> None:
-    rows = rows_of(params_of(KINDS[:2]), *places(2), 9, CPU)
+    rows = rows_of(params_of(KINDS[:2]), *places(2), 9)
     with pytest.raises(ValueError, match=r"temperature has shape \(2,\); must have \(3,\)"):
         sample(torch.zeros(3, 9), rows)
     with pytest.raises(ValueError, match=f"must have 1 to {MOST_TOKENS}"):

@@ -12,7 +12,7 @@ from kernels.token_rules import (
     reference_add_biases,
     reference_ban,
 )
-from tests.support.kernels.comparison import apart, pairwise
+from tests.support.kernels.comparison import apart, each_case, pairwise
 
 
 def cells(num_rows: int, vocab_size: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -21,10 +21,8 @@ def cells(num_rows: int, vocab_size: int, count: int) -> tuple[torch.Tensor, tor
     return chosen // vocab_size, chosen % vocab_size
 
 
-@pytest.mark.parametrize(
-    "case",
-    pairwise(num_rows=(1, 5), vocab_size=(3, 70), count=(0, 1, 3, 200), is_apart=(False, True)),
-    ids=str,
+@each_case(
+    pairwise(num_rows=(1, 5), vocab_size=(3, 70), count=(0, 1, 3, 200), is_apart=(False, True))
 )
 def test_biases_are_added_to_their_tokens_alone(case: dict) -> None:
     num_rows, vocab_size = case["num_rows"], case["vocab_size"]
@@ -46,13 +44,11 @@ def history_of(num_rows: int, num_tokens: int) -> History:
     return History(tokens, seats, lengths, torch.zeros_like(lengths), num_tokens)
 
 
-@pytest.mark.parametrize(
-    "case",
+@each_case(
     pairwise(
         num_rows=(1, 6), num_tokens=(0, 1, 3, 40), width=(0, 1, 2, 5, 32),
         count=(0, 1, 70), is_apart=(False, True),
-    ),
-    ids=str,
+    )
 )  # fmt: skip
 def test_tokens_are_banned_where_the_history_ends_so(case: dict) -> None:
     num_rows, count, width = case["num_rows"], case["count"], case["width"]

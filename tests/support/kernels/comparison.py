@@ -5,6 +5,7 @@ import random as random_module
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import pytest
 import torch
 
 FP8 = torch.float8_e4m3fn
@@ -16,12 +17,15 @@ RELATIVE = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 4e-6, F
 ABSOLUTE = {torch.bfloat16: 2**-9, torch.float16: 2**-12, torch.float32: 2e-6, FP8: 2**-9}
 
 
-def poisoned(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+Device = torch.device | str
+
+
+def poisoned(*shape: int, dtype: torch.dtype, device: Device = "cpu") -> torch.Tensor:
     """All NaN, so that what a kernel does not write is seen."""
     return torch.full(shape, torch.nan, dtype=torch.float32, device=device).to(dtype)
 
 
-def random(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def random(*shape: int, dtype: torch.dtype, device: Device = "cpu") -> torch.Tensor:
     return torch.randn(shape, device=device).to(dtype)
 
 
@@ -43,12 +47,23 @@ def assert_close(
     """
     assert expected.dtype == torch.float64
     scale = max(rounded, expected.abs().max().item() if expected.numel() else 0.0)
+    kind = torch.finfo(actual.dtype)
+    half_of_smallest = kind.smallest_normal * kind.eps / 2  # what rounding to a subnormal may cost
     torch.testing.assert_close(
         actual.double(),
         expected,
         rtol=slack * RELATIVE[actual.dtype],
-        atol=slack * ABSOLUTE[actual.dtype] * scale,
+        atol=slack * ABSOLUTE[actual.dtype] * scale + half_of_smallest,
     )
+
+
+def each_case(
+    cases: Sequence[dict[str, Any]], num_quick: int | None = None
+) -> pytest.MarkDecorator:
+    """Parametrizes `case`; those after the first `num_quick` are `slow`."""
+    quick = len(cases) if num_quick is None else num_quick
+    slow = [pytest.param(case, marks=pytest.mark.slow) for case in cases[quick:]]
+    return pytest.mark.parametrize("case", [*cases[:quick], *slow], ids=str)
 
 
 def pairwise(**factors: Sequence[Any]) -> list[dict[str, Any]]:

@@ -1,20 +1,55 @@
-"""Triton's interpreter, set up for tests. Knows nothing of what is tested."""
+"""Pytest hooks for tests that Triton interprets (TRITON_INTERPRET=1) or a GPU runs.
 
+A conftest imports the hooks for its folder. A process either interprets kernels or compiles them,
+from the moment that Triton is imported, so that an interpreted run deselects all other tests.
+"""
+
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-import triton
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def configure(config: pytest.Config) -> None:
+def pytest_configure(config: pytest.Config) -> None:
     # Infinities are as good as any number on a GPU, and numpy warns of each.
     config.addinivalue_line("filterwarnings", "ignore::RuntimeWarning:triton.runtime.interpreter")
-    if not IS_INTERPRETED:
-        return
+    if IS_INTERPRETED:
+        _mend_triton()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker("interpreted" if IS_INTERPRETED else "gpu")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    others = [item for item in items if item.get_closest_marker("interpreted") is None]
+    if IS_INTERPRETED and others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item.get_closest_marker("interpreted")]
+
+
+def compute_rows_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the interpreter compute each row of a matrix product in the same order, as matrix
+    instructions do; in numpy's matmul a row depends on its place among the others."""
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    def create_dot(_: Any, left: Any, right: Any, acc: Any, *_options: Any) -> Any:
+        total = acc.data.copy()
+        for k in range(left.data.shape[1]):
+            total += left.data[:, k : k + 1] * right.data[k]
+        return TensorHandle(total, acc.dtype.scalar)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
+
+
+@functools.cache
+def _mend_triton() -> None:
+    import triton
+
     if triton.__version__.startswith("3.6."):
         _mend_loops()
     _keep_language_patched()

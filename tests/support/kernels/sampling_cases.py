@@ -8,6 +8,7 @@ import torch
 from baton.engine.sampler import Sampler
 from baton.sampling import SamplingParams
 from kernels.sampling_rows import SamplingRows
+from tests.support.kernels.comparison import Device
 
 # Of many kinds; rows take them in turn. No `top_p` is such that ties make up exactly as much, where
 # rounding decides.
@@ -29,6 +30,10 @@ KINDS: tuple[dict[str, float], ...] = (
 )
 
 
+def kinds_of(num_rows: int, first: int = 0) -> list[dict[str, float]]:
+    return [KINDS[(first + row) % len(KINDS)] for row in range(num_rows)]
+
+
 def params_of(kinds: Sequence[dict[str, float]]) -> list[SamplingParams]:
     seeds = torch.randint(-(2**63), 2**63 - 1, (len(kinds),)).tolist()
     return [
@@ -48,7 +53,7 @@ def rows_of(
     indices: torch.Tensor,
     positions: torch.Tensor,
     vocab_size: int,
-    device: torch.device,
+    device: Device = "cpu",
 ) -> SamplingRows:
     return SamplingRows(
         torch.tensor([p.temperature for p in params], device=device),
