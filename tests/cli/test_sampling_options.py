@@ -170,9 +170,6 @@ def test_a_conversation_has_no_options_that_it_could_not_show(wide):
         assert option not in output
 
 
-# What is printed.
-
-
 class FakeCall:
     """A stream of events."""
 

@@ -9,6 +9,7 @@ from baton.client_progress import Progress
 from baton.client_resume import MAX_FAILURES, Resumption, Routers
 from baton.rpc_errors import DETAILS_KEY
 from baton.v1 import inference_pb2 as pb
+from tests.support.clock import Clock
 from tests.support.router.fake_router import (
     FakeRouter,
     accepted,
@@ -34,14 +35,6 @@ class Failed(grpc.RpcError):
 
     def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
         return self._metadata
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def begun(num_routers: int = 1) -> tuple[Resumption, Progress]:
@@ -206,8 +199,6 @@ def test_a_router_that_begins_again_is_not_believed():
     with pytest.raises(errors.InternalError, match="position 0, where 2 was next"):
         accept(progress, tokens(0, [5], "H"))
 
-
-# With real connections.
 
 HALF = [accepted(), tokens(0, [5, 6], "Hel"), None]
 REST = [accepted(), tokens(2, [7], "lo"), finished()]

@@ -3,9 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -27,8 +25,8 @@ from baton.errors import (
 )
 from baton.sampling import SamplingParams
 from tests.engine.conftest import Checkpoints
-from tests.support.engine.oracle import Oracle
 from tests.support.engine.prompts import NUM_TOKENS, random_prompt
+from tests.support.engine.streams import assert_empty, read, running, settled
 
 NOTHING = CacheEvents((), (), False)
 PROMPT = random_prompt(40)
@@ -95,16 +93,6 @@ class ScriptedEngine:
         return StepOutput(tuple(updates), (), NOTHING, made_progress, times)
 
 
-@asynccontextmanager
-async def running(engine: Any, **callbacks: Any) -> AsyncIterator[AsyncEngine]:
-    serving = AsyncEngine(engine, **callbacks)
-    serving.start()
-    try:
-        yield serving
-    finally:
-        await serving.stop()
-
-
 @pytest.fixture
 async def engine(checkpoints: Checkpoints) -> AsyncIterator[AsyncEngine]:
     config = EngineConfig(
@@ -114,34 +102,11 @@ async def engine(checkpoints: Checkpoints) -> AsyncIterator[AsyncEngine]:
         yield serving
 
 
-async def settled(serving: AsyncEngine) -> None:
-    """Returns when the engine has run all commands before this one and its answers are here."""
-    loop = asyncio.get_running_loop()
-    done = loop.create_future()
-    serving.submit(lambda: loop.call_soon_threadsafe(done.set_result, None) and None)
-    await asyncio.wait_for(done, 30)
-
-
-async def assert_empty(serving: AsyncEngine) -> None:
-    await settled(serving)
-    assert serving.num_streams == 0
-    stats = serving.stats()
-    assert (stats.num_held_blocks, stats.num_running, stats.num_waiting) == (0, 0, 0)
-    assert (stats.num_awaiting_kv, stats.num_swapped, stats.num_kept) == (0, 0, 0)
-    serving.engine.check_integrity()
-
-
-async def read(stream: SequenceStream) -> list[SequenceUpdate]:
-    return [update async for batch in stream.updates() for update in batch]
-
-
 def tokens(updates: list[SequenceUpdate]) -> tuple[int, ...]:
     return tuple(u.token_id for u in updates if u.token_id is not None)
 
 
-async def test_a_crowd_of_streams_reads_what_each_would_read_alone(
-    engine: AsyncEngine, checkpoints: Checkpoints, oracle: Oracle
-) -> None:
+async def test_a_crowd_of_streams_reads_what_each_would_read_alone(engine, checkpoints, oracle):
     async def one(index: int) -> tuple[int, ...]:
         prompt = random_prompt(5 + 9 * index)
         params = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -177,19 +142,16 @@ async def leave_at_the_end(stream: SequenceStream) -> None:
 
 @pytest.mark.parametrize("purpose", list(Purpose))
 @pytest.mark.parametrize(
-    "leave",
-    [leave_at_once, leave_after_a_first_update, leave_during_decoding, leave_at_the_end],
+    "leave", [leave_at_once, leave_after_a_first_update, leave_during_decoding, leave_at_the_end]
 )
-async def test_a_stream_left_at_any_stage_leaves_no_blocks(
-    engine: AsyncEngine, leave: Callable[[SequenceStream], Any], purpose: Purpose
-) -> None:
+async def test_a_stream_left_at_any_stage_leaves_no_blocks(engine, leave, purpose):
     for _ in range(3):
         with engine.open(request(purpose=purpose)) as stream:
             await leave(stream)
     await assert_empty(engine)
 
 
-async def test_an_error_of_the_reader_leaves_no_blocks(engine: AsyncEngine) -> None:
+async def test_an_error_of_the_reader_leaves_no_blocks(engine):
     async def reader() -> None:
         with engine.open(request()) as stream:
             async for _batch in stream.updates():
@@ -200,7 +162,7 @@ async def test_an_error_of_the_reader_leaves_no_blocks(engine: AsyncEngine) -> N
     await assert_empty(engine)
 
 
-async def test_a_reader_that_is_cancelled_leaves_no_blocks(engine: AsyncEngine) -> None:
+async def test_a_reader_that_is_cancelled_leaves_no_blocks(engine):
     started = asyncio.Event()
 
     async def reader() -> None:
@@ -217,8 +179,8 @@ async def test_a_reader_that_is_cancelled_leaves_no_blocks(engine: AsyncEngine) 
 
 
 async def test_an_external_stream_left_before_during_and_after_its_transfer_leaves_no_blocks(
-    engine: AsyncEngine,
-) -> None:
+    engine,
+):
     external = request(source=KvSource.EXTERNAL)
     with engine.open(external):
         pass
@@ -237,7 +199,7 @@ async def test_an_external_stream_left_before_during_and_after_its_transfer_leav
     await assert_empty(engine)
 
 
-async def test_an_external_stream_whose_first_token_is_its_last_ends(engine: AsyncEngine) -> None:
+async def test_an_external_stream_whose_first_token_is_its_last_ends(engine):
     with engine.open(request(max_tokens=1, source=KvSource.EXTERNAL)) as stream:
         await stream.allocation()
         stream.commit_external(3)
@@ -246,7 +208,7 @@ async def test_an_external_stream_whose_first_token_is_its_last_ends(engine: Asy
     await assert_empty(engine)
 
 
-async def test_an_allocation_waits_until_there_is_room(engine: AsyncEngine) -> None:
+async def test_an_allocation_waits_until_there_is_room(engine):
     external = [request(str(i), max_tokens=8, source=KvSource.EXTERNAL) for i in range(5)]
     streams = [engine.open(r) for r in external]
     allocations = [await stream.allocation() for stream in streams[:4]]
@@ -263,9 +225,7 @@ async def test_an_allocation_waits_until_there_is_room(engine: AsyncEngine) -> N
     await assert_empty(engine)
 
 
-async def test_blocks_kept_for_a_lease_are_held_until_the_stream_is_left(
-    engine: AsyncEngine,
-) -> None:
+async def test_blocks_kept_for_a_lease_are_held_until_the_stream_is_left(engine):
     with engine.open(request(purpose=Purpose.PREFILL)) as stream:
         updates = await read(stream)
         await settled(engine)
@@ -275,7 +235,7 @@ async def test_blocks_kept_for_a_lease_are_held_until_the_stream_is_left(
     await assert_empty(engine)
 
 
-async def test_a_cancelled_request_tells_its_reader(engine: AsyncEngine) -> None:
+async def test_a_cancelled_request_tells_its_reader(engine):
     async def reader() -> None:
         with engine.open(request(max_tokens=100)) as stream:
             async for _batch in stream.updates():
@@ -289,8 +249,8 @@ async def test_a_cancelled_request_tells_its_reader(engine: AsyncEngine) -> None
 
 
 async def test_a_paused_engine_ends_what_has_begun_and_starts_the_rest_when_resumed(
-    engine: AsyncEngine, checkpoints: Checkpoints, oracle: Oracle
-) -> None:
+    engine, checkpoints, oracle
+):
     expected = oracle(checkpoints["llama"], PROMPT, NUM_TOKENS)
     with engine.open(request("begun")) as begun:
         async for batch in begun.updates():
@@ -304,9 +264,7 @@ async def test_a_paused_engine_ends_what_has_begun_and_starts_the_rest_when_resu
     await assert_empty(engine)
 
 
-async def test_two_streams_with_one_id_are_refused_and_the_first_goes_on(
-    engine: AsyncEngine,
-) -> None:
+async def test_two_streams_with_one_id_are_refused_and_the_first_goes_on(engine):
     with engine.open(request()) as stream:
         with pytest.raises(AlreadyExistsError):
             engine.open(request())
@@ -316,14 +274,14 @@ async def test_two_streams_with_one_id_are_refused_and_the_first_goes_on(
     await assert_empty(engine)
 
 
-async def test_a_request_that_cannot_be_served_opens_nothing(engine: AsyncEngine) -> None:
+async def test_a_request_that_cannot_be_served_opens_nothing(engine):
     with pytest.raises(InvalidArgumentError):
         engine.open(request(max_tokens=1000))
     assert engine.num_streams == 0
     await assert_empty(engine)
 
 
-async def test_a_flush_is_told_even_when_nothing_runs(checkpoints: Checkpoints) -> None:
+async def test_a_flush_is_told_even_when_nothing_runs(checkpoints):
     told: asyncio.Queue[CacheEvents] = asyncio.Queue()
     config = EngineConfig(device="cpu", num_blocks=24, block_size=8)
     loaded = Engine.from_pretrained(checkpoints["llama"], config)
@@ -338,7 +296,7 @@ async def test_a_flush_is_told_even_when_nothing_runs(checkpoints: Checkpoints) 
         assert (await asyncio.wait_for(told.get(), 30)).cleared
 
 
-async def test_a_failing_step_fails_every_stream_and_says_so_once() -> None:
+async def test_a_failing_step_fails_every_stream_and_says_so_once():
     engine, failures = ScriptedEngine(), []
     failed = asyncio.Event()
 
@@ -364,7 +322,7 @@ async def test_a_failing_step_fails_every_stream_and_says_so_once() -> None:
     assert failures == [1]
 
 
-async def test_a_flush_that_waits_fails_with_the_engine() -> None:
+async def test_a_flush_that_waits_fails_with_the_engine():
     engine = ScriptedEngine()
     async with running(engine) as serving:
         serving.open(request())
@@ -377,7 +335,7 @@ async def test_a_flush_that_waits_fails_with_the_engine() -> None:
             await asyncio.wait_for(flush, 30)
 
 
-async def test_stopping_ends_open_streams_and_refuses_new_ones() -> None:
+async def test_stopping_ends_open_streams_and_refuses_new_ones():
     engine = ScriptedEngine()
     async with running(engine) as serving:
         stream = serving.open(request())
@@ -393,11 +351,11 @@ async def test_stopping_ends_open_streams_and_refuses_new_ones() -> None:
                 await asyncio.wait_for(attempt(), 30)
 
 
-async def test_stopping_an_idle_engine_ends_it(engine: AsyncEngine) -> None:
+async def test_stopping_an_idle_engine_ends_it(engine):
     await asyncio.wait_for(engine.stop(), 30)
 
 
-async def test_a_reopened_id_hears_nothing_of_the_sequence_before_it() -> None:
+async def test_a_reopened_id_hears_nothing_of_the_sequence_before_it():
     engine = ScriptedEngine()
     async with running(engine) as serving:
         serving.open(request())

@@ -9,7 +9,6 @@ from baton.engine.core.sequence import KvSource, Purpose
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, StepOutput
 from baton.sampling import SamplingParams
-from tests.engine.conftest import Checkpoints
 from tests.support.engine.engines import (
     assert_idle,
     drain,
@@ -67,11 +66,7 @@ def crowd(engine: Any) -> dict[str, dict[int, tuple[int, ...]]]:
 
 @pytest.mark.parametrize("family", mostly_slow(["llama", "gemma3", "mistral_short"], "llama"))
 @pytest.mark.parametrize("changes", [{}, {"num_blocks": 14}, {"max_cache_reads": 90}])
-def test_the_tokens_are_those_of_steps_that_wait(
-    checkpoints: Checkpoints,
-    family: str,
-    changes: dict[str, int],
-) -> None:
+def test_the_tokens_are_those_of_steps_that_wait(checkpoints, family, changes):
     path, settings = checkpoints[family], {"max_num_seqs": 6, "block_size": 4, **changes}
     if "num_blocks" in settings:
         settings["num_blocks"] *= 2
@@ -110,11 +105,11 @@ def scheduled(engine: Any, seed: int) -> dict[str, dict[int, tuple[int, ...]]]:
     return outputs
 
 
-@pytest.mark.parametrize("seed", mostly_slow(range(6), 0, 1))
+@pytest.mark.parametrize("turn", mostly_slow(range(6), 0, 1))
 @pytest.mark.parametrize("changes", mostly_slow([0, 1, 2], 0))
 def test_the_tokens_are_those_of_steps_that_wait_in_random_schedules(
-    checkpoints: Checkpoints, seed: int, changes: int
-) -> None:
+    checkpoints, turn, changes, seed
+):
     ways: tuple[dict[str, Any], ...] = (
         {},
         {"num_blocks": 40, "max_num_seqs": 4},
@@ -132,9 +127,7 @@ def test_the_tokens_are_those_of_steps_that_wait_in_random_schedules(
 
 
 @pytest.mark.parametrize("num_steps", range(1, 7))
-def test_a_request_that_is_aborted_under_way_leaves_nothing(
-    checkpoints: Checkpoints, num_steps: int
-) -> None:
+def test_a_request_that_is_aborted_under_way_leaves_nothing(checkpoints, num_steps):
     """Its place may be taken before the step that still computes it is booked."""
     path, params = checkpoints["llama"], KINDS["greedy"]
     prompts = [random_prompt(20, seed=i) for i in range(3)]
@@ -154,7 +147,7 @@ def test_a_request_that_is_aborted_under_way_leaves_nothing(
     assert_idle(engine.engine)
 
 
-def test_what_reads_the_tokens_before_it_waits_for_them(checkpoints: Checkpoints) -> None:
+def test_what_reads_the_tokens_before_it_waits_for_them(checkpoints):
     engine = counting(checkpoints["llama"], async_scheduling=True)
     for params in (
         SamplingParams(max_tokens=9, repetition_penalty=1.3),
@@ -167,9 +160,7 @@ def test_what_reads_the_tokens_before_it_waits_for_them(checkpoints: Checkpoints
     assert engine.num_behind == 0
 
 
-def test_kv_that_arrives_while_a_step_is_under_way_is_decoded_from(
-    checkpoints: Checkpoints,
-) -> None:
+def test_kv_that_arrives_while_a_step_is_under_way_is_decoded_from(checkpoints):
     path, params, prompt = checkpoints["llama"], KINDS["greedy"], random_prompt(30)
     alone = tokens(load(path).generate([prompt], params))[0]
     source = load(path)

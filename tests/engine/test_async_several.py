@@ -1,7 +1,6 @@
 """Streams of several sequences, and requests that end in whatever state the engine has them."""
 
 import asyncio
-import random
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,14 +13,13 @@ from baton.engine.async_engine import AsyncEngine, SequenceStream
 from baton.engine.config import EngineConfig
 from baton.engine.core.sequence import FinishReason, KvSource, Purpose
 from baton.engine.engine import Engine
-from baton.engine.messages import EngineRequest, SequenceUpdate, StepOutput
+from baton.engine.messages import EngineRequest, StepOutput
 from baton.errors import CancelledError
 from baton.sampling import SamplingParams
 from tests.engine.conftest import Checkpoints
-from tests.engine.test_async_engine import assert_empty, running, settled
-from tests.support.engine.engines import load, output_of
-from tests.support.engine.oracle import Oracle
+from tests.support.engine.engines import load, output_of, request
 from tests.support.engine.prompts import NUM_TOKENS, random_prompt
+from tests.support.engine.streams import assert_empty, read, running, settled
 
 PROMPT = random_prompt(40)
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -34,19 +32,6 @@ TIGHT = {"block_size": 4, "num_blocks": 40, "max_num_batched_tokens": 16, "max_n
 MODES = {
     "recompute": {"preemption": "recompute"}, "swap": {"preemption": "swap", "swap_bytes": 2**20},
 }  # fmt: skip
-
-
-def request(
-    request_id: str, params: SamplingParams, prompt: tuple[int, ...] = PROMPT, **changes: Any
-) -> EngineRequest:
-    return EngineRequest(request_id, prompt, params, len(prompt), **changes)
-
-
-async def read(stream: SequenceStream) -> list[SequenceUpdate]:
-    async def all_of_it() -> list[SequenceUpdate]:
-        return [update async for batch in stream.updates() for update in batch]
-
-    return await asyncio.wait_for(all_of_it(), 60)
 
 
 async def exhaust(stream: SequenceStream) -> None:
@@ -99,10 +84,10 @@ async def let(gate: Gated, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-async def test_a_stream_tells_all_that_the_batch_would(checkpoints: Checkpoints, name: str) -> None:
+async def test_a_stream_tells_all_that_the_batch_would(checkpoints, name):
     (expected,) = load(checkpoints["llama"]).generate([PROMPT], SHAPES[name])
     async with running(make(checkpoints)) as serving:
-        with serving.open(request("a", SHAPES[name])) as stream:
+        with serving.open(request("a", PROMPT, SHAPES[name])) as stream:
             said = output_of(await read(stream))
         await assert_empty(serving)
     if name == "best":
@@ -112,14 +97,14 @@ async def test_a_stream_tells_all_that_the_batch_would(checkpoints: Checkpoints,
         assert list(said.values()) == [c.token_ids for c in expected.completions]
 
 
-async def test_streams_of_all_shapes_together(checkpoints: Checkpoints) -> None:
+async def test_streams_of_all_shapes_together(checkpoints):
     alone = {
         name: load(checkpoints["llama"]).generate([PROMPT], params)[0]
         for name, params in SHAPES.items()
     }
 
     async def one(serving: AsyncEngine, name: str, number: int) -> None:
-        with serving.open(request(f"{name} {number}", SHAPES[name])) as stream:
+        with serving.open(request(f"{name} {number}", PROMPT, SHAPES[name])) as stream:
             said = set(output_of(await read(stream)).values())
         assert {c.token_ids for c in alone[name].completions} <= said
 
@@ -129,12 +114,10 @@ async def test_streams_of_all_shapes_together(checkpoints: Checkpoints) -> None:
 
 
 @pytest.mark.parametrize("name", ["several", "best", "beams"])
-async def test_a_stream_of_several_left_at_any_update_leaves_nothing(
-    checkpoints: Checkpoints, name: str
-) -> None:
+async def test_a_stream_of_several_left_at_any_update_leaves_nothing(checkpoints, name):
     async with running(make(checkpoints)) as serving:
         for num_read in range(12):
-            with serving.open(request("a", SHAPES[name])) as stream:
+            with serving.open(request("a", PROMPT, SHAPES[name])) as stream:
                 count = 0
                 async for batch in stream.updates():
                     count += len(batch)
@@ -146,8 +129,8 @@ async def test_a_stream_of_several_left_at_any_update_leaves_nothing(
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("ending", ["close", "cancel"])
 async def test_requests_that_end_in_any_state_leave_the_others_alone(
-    checkpoints: Checkpoints, ending: str, mode: str
-) -> None:
+    checkpoints, ending, mode, rng
+):
     """Waiting, prefilling, decoding, preempted, swapped, awaiting KV and kept ones all end at some
     of these steps; what goes on says what it says alone."""
     shapes = {**SHAPES, "prefill": GREEDY, "external": GREEDY}
@@ -161,15 +144,14 @@ async def test_requests_that_end_in_any_state_leave_the_others_alone(
     }
     states: set[str] = set()
     for num_steps in (0, 1, 4, 8, 12, 13, 18, 22, 25):
-        chosen = random.Random(num_steps)
         engine = make(checkpoints, **{**TIGHT, **MODES[mode]}, prefix_caching=num_steps % 2 == 0)
         async with gated(engine) as (serving, gate):
             streams = {
                 name: serving.open(
                     request(
                         name,
-                        params,
                         prompts[name],
+                        params,
                         purpose=Purpose.PREFILL if name == "prefill" else Purpose.GENERATE,
                         kv_source=KvSource.EXTERNAL if name == "external" else KvSource.LOCAL,
                     )
@@ -180,7 +162,7 @@ async def test_requests_that_end_in_any_state_leave_the_others_alone(
             for of_one in tuple(engine._scheduler.requests.values()):
                 states |= {s.status.name for s in of_one.sequences}
             # What keeps blocks ends in any case, or the others would wait for it.
-            victims = {"prefill", "external", *chosen.sample(sorted(SHAPES), 2)}
+            victims = {"prefill", "external", *rng.sample(sorted(SHAPES), 2)}
             for name in victims:
                 if ending == "close":
                     serving.close_stream(name)
@@ -204,18 +186,22 @@ async def test_requests_that_end_in_any_state_leave_the_others_alone(
 # KV from elsewhere. The prompt's own, computed here before, stands for it: every block is a hit.
 
 
+def external(params: SamplingParams) -> EngineRequest:
+    return request("a", PROMPT, params, kv_source=KvSource.EXTERNAL)
+
+
 async def warm(serving: AsyncEngine) -> None:
-    with serving.open(request("warm", replace(GREEDY, max_tokens=1))) as stream:
+    with serving.open(request("warm", PROMPT, replace(GREEDY, max_tokens=1))) as stream:
         await read(stream)
 
 
 @pytest.mark.parametrize("name", SHAPES)
-async def test_sequences_fork_from_kv_that_has_come(checkpoints: Checkpoints, name: str) -> None:
+async def test_sequences_fork_from_kv_that_has_come(checkpoints, name):
     (expected,) = load(checkpoints["llama"]).generate([PROMPT], SHAPES[name])
     async with running(make(checkpoints)) as serving:
         await warm(serving)
         for _ in range(2):
-            with serving.open(request("a", SHAPES[name], kv_source=KvSource.EXTERNAL)) as stream:
+            with serving.open(external(SHAPES[name])) as stream:
                 allocation = await asyncio.wait_for(stream.allocation(), 30)
                 assert allocation.num_hit_blocks == 5
                 stream.commit_external(None)
@@ -226,14 +212,12 @@ async def test_sequences_fork_from_kv_that_has_come(checkpoints: Checkpoints, na
             await assert_empty(serving)
 
 
-async def test_the_logprob_of_a_token_that_ends_a_sequence_is_passed_on(
-    checkpoints: Checkpoints,
-) -> None:
+async def test_the_logprob_of_a_token_that_ends_a_sequence_is_passed_on(checkpoints):
     params = replace(GREEDY, max_tokens=1, logprobs=True)
     async with running(make(checkpoints)) as serving:
         await warm(serving)
         for logprob in (-1.25, None):
-            with serving.open(request("a", params, kv_source=KvSource.EXTERNAL)) as stream:
+            with serving.open(external(params)) as stream:
                 await stream.allocation()
                 stream.commit_external(9, logprob)
                 (update,) = await read(stream)
@@ -242,10 +226,10 @@ async def test_the_logprob_of_a_token_that_ends_a_sequence_is_passed_on(
 
 
 @pytest.mark.parametrize("name", SHAPES)
-async def test_kv_that_will_not_come_is_computed_here(checkpoints: Checkpoints, name: str) -> None:
+async def test_kv_that_will_not_come_is_computed_here(checkpoints, name):
     (expected,) = load(checkpoints["llama"]).generate([PROMPT], SHAPES[name])
     async with running(make(checkpoints)) as serving:
-        with serving.open(request("a", SHAPES[name], kv_source=KvSource.EXTERNAL)) as stream:
+        with serving.open(external(SHAPES[name])) as stream:
             await asyncio.wait_for(stream.allocation(), 30)
             for _ in range(2):
                 serving.submit(lambda: serving.engine.fail_external("a"))
@@ -258,13 +242,11 @@ async def test_kv_that_will_not_come_is_computed_here(checkpoints: Checkpoints, 
         await assert_empty(serving)
 
 
-async def test_kv_that_came_is_not_failed_afterwards(
-    checkpoints: Checkpoints, oracle: Oracle
-) -> None:
+async def test_kv_that_came_is_not_failed_afterwards(checkpoints, oracle):
     expected = oracle(checkpoints["llama"], PROMPT, NUM_TOKENS)
     async with running(make(checkpoints)) as serving:
         await warm(serving)
-        with serving.open(request("a", GREEDY, kv_source=KvSource.EXTERNAL)) as stream:
+        with serving.open(external(GREEDY)) as stream:
             await stream.allocation()
             stream.commit_external(expected[0])
             stream.commit_external(7)
@@ -276,23 +258,25 @@ async def test_kv_that_came_is_not_failed_afterwards(
 
 
 @pytest.mark.parametrize("name", SHAPES)
-async def test_a_request_that_awaits_kv_ends_when_left(checkpoints: Checkpoints, name: str) -> None:
+async def test_a_request_that_awaits_kv_ends_when_left(checkpoints, name):
     async with running(make(checkpoints)) as serving:
         for _ in range(3):
-            with serving.open(request("a", SHAPES[name], kv_source=KvSource.EXTERNAL)) as stream:
+            with serving.open(external(SHAPES[name])) as stream:
                 await asyncio.wait_for(stream.allocation(), 30)
                 assert serving.stats().num_awaiting_kv == 1
             await assert_empty(serving)
-            with serving.open(request("a", SHAPES[name], kv_source=KvSource.EXTERNAL)) as stream:
+            with serving.open(external(SHAPES[name])) as stream:
                 await asyncio.wait_for(stream.allocation(), 30)
                 stream.commit_external(None)
             await assert_empty(serving)
 
 
-async def test_a_prefill_of_a_request_of_several_tells_one_token(checkpoints: Checkpoints) -> None:
+async def test_a_prefill_of_a_request_of_several_tells_one_token(checkpoints):
     async with running(make(checkpoints)) as serving:
         for name in ("several", "best", "beams"):
-            with serving.open(request("a", SHAPES[name], purpose=Purpose.PREFILL)) as stream:
+            with serving.open(
+                request("a", PROMPT, SHAPES[name], purpose=Purpose.PREFILL)
+            ) as stream:
                 updates = await read(stream)
                 assert [len(ids) for ids in output_of(updates).values()] == [1]
                 assert updates[-1].finish_reason is FinishReason.PREFILLED
@@ -302,9 +286,7 @@ async def test_a_prefill_of_a_request_of_several_tells_one_token(checkpoints: Ch
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_crowd_in_a_small_pool_never_stands_still(
-    checkpoints: Checkpoints, mode: str
-) -> None:
+async def test_a_crowd_in_a_small_pool_never_stands_still(checkpoints, mode):
     """Steps in which somebody only makes room are followed by another without being asked."""
     names = [*SHAPES, *SHAPES]
     prompts = [random_prompt(40, seed=i) for i in range(len(names))]
@@ -314,7 +296,7 @@ async def test_a_crowd_in_a_small_pool_never_stands_still(
         engine = make(checkpoints, **{**TIGHT, **MODES[mode]}, prefix_caching=caching)
         async with running(engine) as serving:
             streams = [
-                serving.open(request(str(i), SHAPES[name], prompts[i]))
+                serving.open(request(str(i), prompts[i], SHAPES[name]))
                 for i, name in enumerate(names)
             ]
             for expected, stream in zip(alone, streams, strict=True):

@@ -4,16 +4,22 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from transformers import GenerationConfig
 
 from baton.engine.core.policy import POLICIES
 from baton.engine.core.sequence import FinishReason, KvSource
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, SequenceUpdate
 from baton.sampling import EarlyStopping, SamplingParams
-from tests.engine.conftest import Checkpoints
 from tests.support.engine.checkpoints import BLOCK_SIZE
-from tests.support.engine.engines import assert_idle, drain, load, mostly_slow, output_of, request
+from tests.support.engine.engines import (
+    answers,
+    assert_idle,
+    drain,
+    load,
+    mostly_slow,
+    output_of,
+    request,
+)
 from tests.support.engine.oracle import Oracle
 from tests.support.engine.prompts import random_prompt
 
@@ -60,22 +66,17 @@ class BeamOracle:
         params: SamplingParams,
         processors: dict[str, object],
     ) -> list[Beam]:
-        out = self._oracle.model(path).generate(
-            input_ids=torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-            generation_config=GenerationConfig(
-                max_new_tokens=params.max_tokens,
-                do_sample=False,
-                num_beams=params.beam_width,
-                num_return_sequences=params.n,
-                length_penalty=params.length_penalty,
-                early_stopping=STOPPING[params.early_stopping],
-                eos_token_id=list(params.stop_token_ids) or None,
-                pad_token_id=0,
-                output_scores=True,
-                return_dict_in_generate=True,
-                **processors,
-            ),
+        out = self._oracle.generate(
+            path,
+            prompt,
+            params.max_tokens,
+            list(params.stop_token_ids) or None,
+            num_beams=params.beam_width,
+            num_return_sequences=params.n,
+            length_penalty=params.length_penalty,
+            early_stopping=STOPPING[params.early_stopping],
+            output_scores=True,
+            **processors,
         )
         scores = out.sequences_scores.tolist()
         rows = out.sequences[:, len(prompt) :].tolist()
@@ -113,10 +114,7 @@ def found(updates: list[SequenceUpdate]) -> list[Beam]:
 
 
 def run(engine: Engine, prompts: list[tuple[int, ...]], params: list[SamplingParams]) -> list:
-    for i, (prompt, p) in enumerate(zip(prompts, params, strict=True)):
-        engine.add_request(request(str(i), prompt, p))
-    updates = drain(engine)
-    return [found(updates[str(i)]) for i in range(len(prompts))]
+    return [found(updates) for updates in answers(engine, prompts, params)]
 
 
 def assert_same(got: list[list[Beam]], expected: list[list[Beam]]) -> None:
@@ -130,9 +128,7 @@ def assert_same(got: list[list[Beam]], expected: list[list[Beam]]) -> None:
     "family",
     ["llama", "qwen2_hybrid", "mistral_short", "gpt2", "gemma3", "gpt_oss", "qwen3", "deepseek_v3"],
 )
-def test_beams_are_those_of_transformers(
-    checkpoints: Checkpoints, beam_oracle: BeamOracle, family: str, width: int
-) -> None:
+def test_beams_are_those_of_transformers(checkpoints, beam_oracle, family, width):
     path = checkpoints[family]
     params = replace(BEAMS, beam_width=width, n=width)
     engine = load(path)
@@ -144,15 +140,11 @@ def test_beams_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("n", mostly_slow([1, 2, 4], 4))
-@pytest.mark.parametrize("penalty", [-1.0, 0.0, 0.6, 1.0, 2.0])
+@pytest.mark.parametrize("penalty", mostly_slow([-1.0, 0.0, 0.6, 1.0, 2.0], 0.6))
 @pytest.mark.parametrize("stopping", list(EarlyStopping))
 def test_penalties_and_endings_are_those_of_transformers(
-    checkpoints: Checkpoints,
-    beam_oracle: BeamOracle,
-    stopping: EarlyStopping,
-    penalty: float,
-    n: int,
-) -> None:
+    checkpoints, beam_oracle, stopping, penalty, n
+):
     path = checkpoints["llama"]
     params = replace(
         BEAMS, beam_width=4, n=n, length_penalty=penalty, early_stopping=stopping,
@@ -166,9 +158,7 @@ def test_penalties_and_endings_are_those_of_transformers(
     assert_idle(engine)
 
 
-def test_the_models_own_end_tokens_end_a_beam(
-    checkpoints: Checkpoints, beam_oracle: BeamOracle, oracle: Oracle
-) -> None:
+def test_the_models_own_end_tokens_end_a_beam(checkpoints, beam_oracle, oracle):
     path = checkpoints["llama_eos"]
     params = SamplingParams(max_tokens=30, beam_width=4, n=4)
     prompts = [random_prompt(4, seed=i) for i in range(8)]
@@ -190,8 +180,8 @@ def test_the_models_own_end_tokens_end_a_beam(
 @pytest.mark.parametrize("budget", mostly_slow([4, 5, 7, 16, 17, 64], 7))
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_a_crowd_of_searches_cut_into_chunks_finds_what_each_finds_alone(
-    checkpoints: Checkpoints, beam_oracle: BeamOracle, family: str, budget: int, caching: bool
-) -> None:
+    checkpoints, beam_oracle, family, budget, caching
+):
     path = checkpoints[family]
     params = [replace(BEAMS, beam_width=w, n=w) for w in (4, 2, 3, 4, 2)]
     engine = load(
@@ -201,16 +191,6 @@ def test_a_crowd_of_searches_cut_into_chunks_finds_what_each_finds_alone(
     for _ in range(2):
         assert_same(run(engine, PROMPTS, params), expected)
         assert_idle(engine)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_any_policy_finds_the_same(
-    checkpoints: Checkpoints, beam_oracle: BeamOracle, policy: str
-) -> None:
-    path = checkpoints["llama"]
-    engine = load(path, policy=policy, max_num_batched_tokens=16, max_num_seqs=7)
-    got = run(engine, PROMPTS, [BEAMS] * len(PROMPTS))
-    assert_same(got, [beam_oracle(path, p, BEAMS) for p in PROMPTS])
 
 
 LONG = replace(BEAMS, max_tokens=24)
@@ -238,18 +218,11 @@ def run_crowd(engine: Engine, oracle: Oracle, path: str, crowd: str) -> list[lis
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("crowd", CROWDS)
-@pytest.mark.parametrize("policy", mostly_slow(POLICIES, "decode-first", "prefill-first"))
+@pytest.mark.parametrize("policy", mostly_slow(POLICIES, "decode-first"))
 @pytest.mark.parametrize("budget", mostly_slow([9, 24, 64], 24))
 def test_beams_that_are_preempted_find_the_same(
-    checkpoints: Checkpoints,
-    beam_oracle: BeamOracle,
-    oracle: Oracle,
-    budget: int,
-    policy: str,
-    crowd: str,
-    mode: str,
-    caching: bool,
-) -> None:
+    checkpoints, beam_oracle, oracle, budget, policy, crowd, mode, caching
+):
     path = checkpoints["llama"]
     needed = 3 * -(-(20 + 24 - 1) // 4)
     settings = {**TIGHT, **MODES[mode], "num_blocks": needed, "max_num_batched_tokens": budget}
@@ -268,8 +241,8 @@ def test_beams_that_are_preempted_find_the_same(
 @pytest.mark.parametrize("num_blocks", mostly_slow([33, 36, 40, 44], 33))
 @pytest.mark.parametrize("crowd", CROWDS)
 def test_searches_that_only_have_each_other_to_make_room_finish(
-    checkpoints: Checkpoints, beam_oracle: BeamOracle, crowd: str, num_blocks: int, caching: bool
-) -> None:
+    checkpoints, beam_oracle, crowd, num_blocks, caching
+):
     path = checkpoints["llama"]
     settings = {**TIGHT, "num_blocks": num_blocks, "max_num_batched_tokens": 64}
     engine = load(path, **settings, prefix_caching=caching)
@@ -286,15 +259,8 @@ def test_searches_that_only_have_each_other_to_make_room_finish(
     [("gemma3", None, 9), ("gpt_oss", None, 16), ("mistral_short", 11, 9)],
 )
 def test_beams_behind_a_window_are_preempted_too(
-    checkpoints: Checkpoints,
-    beam_oracle: BeamOracle,
-    oracle: Oracle,
-    family: str,
-    window: int | None,
-    budget: int,
-    mode: str,
-    caching: bool,
-) -> None:
+    checkpoints, beam_oracle, oracle, family, window, budget, mode, caching
+):
     path = checkpoints[family]
     per_beam = -(-(20 + 24 - 1) // 4) if window is None else -(-(window - 1 + budget) // 4) + 1
     settings = {**TIGHT, **MODES[mode], "num_blocks": 3 * per_beam}
@@ -323,9 +289,7 @@ PROCESSORS = {
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_processors_change_the_scores_of_beams_as_in_transformers(
-    checkpoints: Checkpoints, beam_oracle: BeamOracle, name: str
-) -> None:
+def test_processors_change_the_scores_of_beams_as_in_transformers(checkpoints, beam_oracle, name):
     ours, theirs = PROCESSORS[name]
     path = checkpoints["llama"]
     params = replace(BEAMS, **ours)
@@ -336,9 +300,7 @@ def test_processors_change_the_scores_of_beams_as_in_transformers(
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.4])
-def test_reported_logprobs_are_the_models_own(
-    checkpoints: Checkpoints, oracle: Oracle, penalty: float
-) -> None:
+def test_reported_logprobs_are_the_models_own(checkpoints, oracle, penalty):
     path = checkpoints["llama"]
     params = replace(BEAMS, logprobs=True, repetition_penalty=penalty)
     for prompt in PROMPTS:
@@ -353,16 +315,14 @@ def test_reported_logprobs_are_the_models_own(
             assert got == pytest.approx(expected.tolist(), abs=1e-4)
 
 
-def test_a_search_of_one_token_is_the_best_tokens(
-    checkpoints: Checkpoints, beam_oracle: BeamOracle
-) -> None:
+def test_a_search_of_one_token_is_the_best_tokens(checkpoints, beam_oracle):
     path = checkpoints["llama"]
     params = replace(BEAMS, max_tokens=1, beam_width=4, n=4)
     got = run(load(path), PROMPTS, [params] * len(PROMPTS))
     assert_same(got, [beam_oracle(path, p, params) for p in PROMPTS])
 
 
-def test_where_too_little_is_allowed_there_are_fewer_beams(checkpoints: Checkpoints) -> None:
+def test_where_too_little_is_allowed_there_are_fewer_beams(checkpoints):
     """All but three of twelve tokens are banned: three beams go on, and nine continuations."""
     path, prompt = checkpoints["llama_few_words"], (1, 2, 3, 4, 5)
     banned = tuple((t,) for t in range(12) if t not in (3, 5, 8))
@@ -379,9 +339,7 @@ def test_where_too_little_is_allowed_there_are_fewer_beams(checkpoints: Checkpoi
     assert_idle(engine)
 
 
-def test_a_whole_prompt_that_is_cached_is_searched_from_its_last_token(
-    checkpoints: Checkpoints, beam_oracle: BeamOracle
-) -> None:
+def test_a_whole_prompt_that_is_cached_is_searched_from_its_last_token(checkpoints, beam_oracle):
     path, prompt = checkpoints["llama"], random_prompt(2 * BLOCK_SIZE, seed=5)
     engine = load(path)
     engine.generate([prompt], SamplingParams(max_tokens=1))
@@ -393,9 +351,7 @@ def test_a_whole_prompt_that_is_cached_is_searched_from_its_last_token(
 
 
 @pytest.mark.parametrize("length", [15, 16, 17, 32])
-def test_beams_over_kv_from_elsewhere(
-    checkpoints: Checkpoints, beam_oracle: BeamOracle, length: int
-) -> None:
+def test_beams_over_kv_from_elsewhere(checkpoints, beam_oracle, length):
     path, prompt = checkpoints["llama"], random_prompt(length, seed=5)
     source, engine = load(path), load(path)
     source.add_request(request("x", prompt, SamplingParams(max_tokens=2, ignore_eos=True)))
@@ -412,7 +368,7 @@ def test_beams_over_kv_from_elsewhere(
         assert_idle(engine)
 
 
-def test_a_search_aborted_at_any_step_leaves_nothing_behind(checkpoints: Checkpoints) -> None:
+def test_a_search_aborted_at_any_step_leaves_nothing_behind(checkpoints):
     for num_steps in range(14):
         engine = load(checkpoints["llama"], max_num_batched_tokens=16, max_num_seqs=4)
         engine.add_request(request("x", random_prompt(40), BEAMS))

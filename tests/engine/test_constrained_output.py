@@ -18,13 +18,20 @@ from baton.engine.messages import EngineRequest
 from baton.errors import InvalidArgumentError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from tests.engine.conftest import Checkpoints
-from tests.engine.test_async_engine import assert_empty, running
-from tests.engine.test_async_several import read
-from tests.engine.test_everything_at_once import KINDS, told
-from tests.engine.test_several_sequences import alone
-from tests.engine.test_speculation import Oracular
-from tests.support.engine.engines import assert_idle, drain, load, mostly_slow, output_of, request
+from tests.support.engine.drafts import OracleDrafter
+from tests.support.engine.engines import (
+    alone,
+    answers,
+    assert_idle,
+    drain,
+    load,
+    mostly_slow,
+    output_of,
+    request,
+)
+from tests.support.engine.kinds import KINDS, told
 from tests.support.engine.oracle import Oracle
+from tests.support.engine.streams import assert_empty, read, running
 
 PEOPLE = ("Tom", "Lily", "Timmy", "a little dog")
 SCHEMA = {
@@ -145,9 +152,7 @@ def expected(plain: Engine) -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("name", FINITE)
-def test_the_most_likely_of_what_is_allowed_is_said(
-    checkpoints: Checkpoints, oracle: Oracle, plain: Engine, name: str
-) -> None:
+def test_the_most_likely_of_what_is_allowed_is_said(checkpoints, oracle, plain, name):
     path = checkpoints["tiny"]
     for text in TEXTS:
         prompt = tuple(plain.tokenizer.encode(text))
@@ -156,9 +161,7 @@ def test_the_most_likely_of_what_is_allowed_is_said(
         assert result.finish_reason is FinishReason.END_OF_SEQUENCE
 
 
-def test_what_is_said_is_in_the_language(
-    plain: Engine, expected: dict[str, tuple[int, ...]]
-) -> None:
+def test_what_is_said_is_in_the_language(plain, expected):
     for key, said in expected.items():
         name, text = key.rsplit(" ", 1)[0], text_of(plain, said)
         if name == "json":
@@ -175,13 +178,11 @@ def test_what_is_said_is_in_the_language(
 
 @pytest.mark.parametrize("policy", mostly_slow(POLICIES, "decode-first"))
 @pytest.mark.parametrize("way", WAYS)
-def test_each_says_in_a_crowd_what_it_says_alone(
-    checkpoints: Checkpoints, expected: dict[str, tuple[int, ...]], way: str, policy: str
-) -> None:
+def test_each_says_in_a_crowd_what_it_says_alone(checkpoints, expected, way, policy):
     engine = load(checkpoints["tiny"], **WAYS[way], policy=policy)
     prompts = prompts_of(engine)
     if "max_drafts" in WAYS[way]:
-        engine._drafter = Oracular(expected, {k: len(p) for k, p in prompts.items()})
+        engine._drafter = OracleDrafter(expected, {k: len(p) for k, p in prompts.items()})
     for key, prompt in prompts.items():
         engine.add_request(request(key, prompt, params_of(key)))
     updates = drain(engine)
@@ -195,46 +196,38 @@ def test_each_says_in_a_crowd_what_it_says_alone(
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("way", mostly_slow(WAYS, "in chunks", "guessing amid preemption"))
-def test_sequences_that_fork_follow_the_grammar_each_by_itself(
-    checkpoints: Checkpoints, plain: Engine, way: str
-) -> None:
+@pytest.mark.parametrize("way", mostly_slow(WAYS, "guessing amid preemption"))
+def test_sequences_that_fork_follow_the_grammar_each_by_itself(checkpoints, plain, way):
     engine = load(checkpoints["tiny"], **WAYS[way])
     n = min(4, engine.config.max_num_seqs)
     for name in GRAMMARS:
         params = replace(GRAMMARS[name], temperature=1.5, seed=5, n=n)
         prompts = [tuple(engine.tokenizer.encode(text)) for text in TEXTS[1:]]
+        updates = answers(engine, prompts, params)
         for i, prompt in enumerate(prompts):
-            engine.add_request(request(str(i), prompt, params))
-        updates = drain(engine)
-        for i, prompt in enumerate(prompts):
-            said = output_of(updates[str(i)])
+            said = output_of(updates[i])
             assert said == alone(plain, prompt, replace(params, n=1), n)
             assert name != "sentence" or len(set(said.values())) > 1, "all say the same"
     assert_idle(engine)
 
 
 @pytest.mark.parametrize("policy", mostly_slow(POLICIES, "decode-first"))
-def test_a_draft_that_the_grammar_forbids_is_never_accepted(
-    checkpoints: Checkpoints, plain: Engine, expected: dict[str, tuple[int, ...]], policy: str
-) -> None:
+def test_a_draft_that_the_grammar_forbids_is_never_accepted(checkpoints, plain, expected, policy):
     """All drafts are what would be said without the grammar."""
     engine = load(checkpoints["tiny"], **ROOM, max_drafts=4, policy=policy)
     prompts = prompts_of(engine)
     free = {
-        key: plain.generate([prompt], SamplingParams(max_tokens=60, ignore_eos=True))[0].token_ids
+        key: plain.generate([prompt], SamplingParams(max_tokens=24, ignore_eos=True))[0].token_ids
         for key, prompt in prompts.items()
     }
-    engine._drafter = Oracular(free, {k: len(p) for k, p in prompts.items()}, 1000)
+    engine._drafter = OracleDrafter(free, {k: len(p) for k, p in prompts.items()}, 1000)
     for key, prompt in prompts.items():
         engine.add_request(request(key, prompt, params_of(key)))
     updates = drain(engine)
     assert {key: output_of(updates[key])[0] for key in prompts} == expected
 
 
-def test_what_has_begun_elsewhere_goes_on_from_any_of_its_tokens(
-    checkpoints: Checkpoints, expected: dict[str, tuple[int, ...]]
-) -> None:
+def test_what_has_begun_elsewhere_goes_on_from_any_of_its_tokens(checkpoints, expected):
     engine = load(checkpoints["tiny"], **ROOM)
     for key, prompt in prompts_of(engine).items():
         whole = expected[key]
@@ -247,7 +240,7 @@ def test_what_has_begun_elsewhere_goes_on_from_any_of_its_tokens(
             assert said == whole[int(given) :]
 
 
-def test_what_has_begun_outside_the_language_is_refused(checkpoints: Checkpoints) -> None:
+def test_what_has_begun_outside_the_language_is_refused(checkpoints):
     engine = load(checkpoints["tiny"], **ROOM)
     prompt = tuple(engine.tokenizer.encode(TEXTS[0]))
     wrong = tuple(engine.tokenizer.encode("perhaps"))
@@ -257,9 +250,7 @@ def test_what_has_begun_outside_the_language_is_refused(checkpoints: Checkpoints
 
 
 @pytest.mark.parametrize("token_is_given", [True, False])
-def test_kv_from_elsewhere_is_followed_by_what_is_allowed(
-    checkpoints: Checkpoints, expected: dict[str, tuple[int, ...]], token_is_given: bool
-) -> None:
+def test_kv_from_elsewhere_is_followed_by_what_is_allowed(checkpoints, expected, token_is_given):
     for key in ("words 0", "json 0", "sentence 1"):
         engine = load(checkpoints["tiny"], **ROOM, block_size=1)
         prompt = prompts_of(engine)[key]
@@ -275,7 +266,7 @@ def test_kv_from_elsewhere_is_followed_by_what_is_allowed(
         assert said == expected[key][token_is_given:]
 
 
-def test_a_length_that_is_too_short_cuts_the_text(plain: Engine) -> None:
+def test_a_length_that_is_too_short_cuts_the_text(plain):
     (whole,) = plain.generate([TEXTS[0]], GRAMMARS["json"])
     for max_tokens in (1, 2, 5):
         (result,) = plain.generate([TEXTS[0]], replace(GRAMMARS["json"], max_tokens=max_tokens))
@@ -295,9 +286,7 @@ def test_a_length_that_is_too_short_cuts_the_text(plain: Engine) -> None:
         {"temperature": 5.0, "min_p": 0.3, "top_k": 2},
     ],
 )
-def test_nothing_else_that_is_asked_for_leads_out_of_the_language(
-    plain: Engine, changes: dict[str, Any]
-) -> None:
+def test_nothing_else_that_is_asked_for_leads_out_of_the_language(plain, changes):
     for name in ("words", "digits", "sentence", "json"):
         params = replace(GRAMMARS[name], **changes)
         for result in plain.generate(TEXTS, params):
@@ -311,9 +300,7 @@ def test_nothing_else_that_is_asked_for_leads_out_of_the_language(
                 assert re.fullmatch(GRAMMARS[name].grammar.text, text)
 
 
-def test_scores_are_those_of_the_model_without_the_grammar(
-    checkpoints: Checkpoints, oracle: Oracle, plain: Engine
-) -> None:
+def test_scores_are_those_of_the_model_without_the_grammar(checkpoints, oracle, plain):
     params = replace(GRAMMARS["json"], logprobs=True, top_logprobs=2)
     (result,) = plain.generate([TEXTS[0]], params)
     ids = torch.tensor([result.prompt_token_ids + result.token_ids[:-1]])
@@ -324,7 +311,7 @@ def test_scores_are_those_of_the_model_without_the_grammar(
     assert list(result.logprobs) == pytest.approx(wanted, abs=2e-4)
 
 
-def test_the_best_of_several_is_chosen_among_texts_of_the_language(plain: Engine) -> None:
+def test_the_best_of_several_is_chosen_among_texts_of_the_language(plain):
     params = replace(GRAMMARS["sentence"], temperature=1.5, seed=5, n=2, best_of=5, max_tokens=48)
     (result,) = plain.generate([TEXTS[0]], params)
     assert len(result.completions) == 2
@@ -332,7 +319,7 @@ def test_the_best_of_several_is_chosen_among_texts_of_the_language(plain: Engine
         assert re.fullmatch(params.grammar.text, text_of(plain, completion.token_ids))
 
 
-def test_a_grammar_that_does_not_compile_is_refused_and_leaves_nothing(plain: Engine) -> None:
+def test_a_grammar_that_does_not_compile_is_refused_and_leaves_nothing(plain):
     for kind, text in (
         (GrammarKind.REGEX, "(a"),
         (GrammarKind.JSON_SCHEMA, "{"),
@@ -344,16 +331,14 @@ def test_a_grammar_that_does_not_compile_is_refused_and_leaves_nothing(plain: En
     assert_idle(plain)
 
 
-def test_a_model_without_a_tokenizer_takes_no_grammar(checkpoints: Checkpoints) -> None:
+def test_a_model_without_a_tokenizer_takes_no_grammar(checkpoints):
     engine = load(checkpoints["llama"])
     with pytest.raises(InvalidArgumentError, match="grammar"):
         engine.generate([(1, 2, 3)], GRAMMARS["words"])
     assert_idle(engine)
 
 
-async def test_streams_follow_grammars_compiled_beforehand(
-    checkpoints: Checkpoints, expected: dict[str, tuple[int, ...]]
-) -> None:
+async def test_streams_follow_grammars_compiled_beforehand(checkpoints, expected):
     engine = load(checkpoints["tiny"], **ROOM)
     async with running(engine) as serving:
         await check_streams(serving, expected)
@@ -369,7 +354,7 @@ async def check_streams(serving: AsyncEngine, expected: dict[str, tuple[int, ...
             assert output_of(await read(stream))[0] == expected[key]
 
 
-async def test_a_bad_grammar_never_reaches_the_engines_thread(checkpoints: Checkpoints) -> None:
+async def test_a_bad_grammar_never_reaches_the_engines_thread(checkpoints):
     """Neither when it was not compiled before its stream is opened."""
     bad = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "(a"))
     async with running(load(checkpoints["tiny"], **ROOM)) as serving:
@@ -383,9 +368,7 @@ async def test_a_bad_grammar_never_reaches_the_engines_thread(checkpoints: Check
 
 
 @pytest.mark.parametrize("way", ["recomputed", "guessing amid preemption"])
-def test_grammars_among_requests_of_every_kind(
-    checkpoints: Checkpoints, plain: Engine, expected: dict[str, tuple[int, ...]], way: str
-) -> None:
+def test_grammars_among_requests_of_every_kind(checkpoints, plain, expected, way):
     others = {kind: KINDS[kind] for kind in ("sampled", "several", "beams", "scored", "penalised")}
     prompts = prompts_of(plain)
     alone_of = {}

@@ -21,8 +21,9 @@ from baton.engine.sampler import Sampler
 from baton.sampling import SamplingParams
 
 VOCAB_SIZE = 5
-NUM_REQUESTS = 500
-NUM_TOKENS = 240
+# Most of the requests run at once; these are enough to find a wrong rule out.
+NUM_REQUESTS = 150
+NUM_TOKENS = 160
 MAX_DRAFTS = 4
 MIN_P_VALUE = 1e-4
 
@@ -64,14 +65,14 @@ def generate(chain: Chain, *, with_drafts: bool, accept: Accept = honest) -> tup
     """
     config = SchedulerConfig(
         max_num_batched_tokens=4096,
-        max_num_seqs=256,
+        max_num_seqs=128,
         block_size=16,
         max_model_len=NUM_TOKENS + 1,
         vocab_size=VOCAB_SIZE,
         prefix_caching=False,
         max_drafts=MAX_DRAFTS,
     )
-    scheduler = Scheduler(config, [CacheGroup(BlockPool(256 * (NUM_TOKENS // 16 + 2)))])
+    scheduler = Scheduler(config, [CacheGroup(BlockPool(128 * (NUM_TOKENS // 16 + 2)))])
     sampler = Sampler(config.max_num_seqs, VOCAB_SIZE, torch.device("cpu"), frozenset())
     for i in range(NUM_REQUESTS):
         scheduler.add(
@@ -119,7 +120,7 @@ def p_value(chain: Chain, chosen: Chosen) -> float:
     counts = np.zeros((VOCAB_SIZE, VOCAB_SIZE))
     for tokens in chosen.values():
         np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
-    assert counts.sum() >= 100_000
+    assert counts.sum() == NUM_REQUESTS * NUM_TOKENS
     expected = counts.sum(1, keepdims=True) * chain.probabilities
     statistic = ((counts - expected) ** 2 / expected).sum()
     half_freedom = torch.tensor(VOCAB_SIZE * (VOCAB_SIZE - 1) / 2, dtype=torch.float64)
@@ -131,23 +132,21 @@ def chain() -> Chain:
     return Chain()
 
 
-def test_sampled_tokens_are_the_same_with_drafts_and_distributed_as_the_model_says(
-    chain: Chain,
-) -> None:
+def test_sampled_tokens_are_the_same_with_drafts_and_distributed_as_the_model_says(chain):
     alone, _ = generate(chain, with_drafts=False)
     guessed, num_accepted = generate(chain, with_drafts=True)
     assert guessed == alone
-    assert num_accepted > 10_000
+    assert num_accepted > 2_000
     assert p_value(chain, guessed) > MIN_P_VALUE
 
 
 @pytest.mark.slow
-def test_a_rule_that_accepts_too_gladly_is_found_out(chain: Chain) -> None:
+def test_a_rule_that_accepts_too_gladly_is_found_out(chain):
     guessed, _ = generate(chain, with_drafts=True, accept=gladly)
     assert p_value(chain, guessed) < MIN_P_VALUE
 
 
 @pytest.mark.slow
-def test_no_draft_is_counted_right_where_none_is(chain: Chain) -> None:
+def test_no_draft_is_counted_right_where_none_is(chain):
     _, num_accepted = generate(chain, with_drafts=True, accept=never)
     assert num_accepted == 0

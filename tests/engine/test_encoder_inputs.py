@@ -137,18 +137,17 @@ def request(
 
 @pytest.mark.parametrize("num_blocks", [200, 22])
 @pytest.mark.parametrize("caching", [True, False])
-def test_every_input_is_encoded_before_its_tokens(num_blocks: int, caching: bool) -> None:
+def test_every_input_is_encoded_before_its_tokens(num_blocks, caching, rng):
     machine = Machine(num_blocks, prefix_caching=caching)
-    source = random.Random(3)
     for i in range(12):
         inputs, position = [], 0
-        for _ in range(source.randint(0, 3)):
-            start = position + source.randint(0, 6)
-            content = source.randint(0, 5)
+        for _ in range(rng.randint(0, 3)):
+            start = position + rng.randint(0, 6)
+            content = rng.randint(0, 5)
             inputs.append(EncoderInput(bytes([content]) * 16, start, 4 + 2 * content))
             position = inputs[-1].end
         machine.scheduler.add(
-            request(str(i), inputs, position + source.randint(1, 9), source.randint(1, 20), seed=i)
+            request(str(i), inputs, position + rng.randint(1, 9), rng.randint(1, 20), seed=i)
         )
     machine.run()
     assert sorted(machine.finished) == sorted(map(str, range(12)))
@@ -156,7 +155,7 @@ def test_every_input_is_encoded_before_its_tokens(num_blocks: int, caching: bool
     assert machine.scheduler.stats().num_held_blocks == 0
 
 
-def test_equal_content_is_encoded_once_while_it_is_kept() -> None:
+def test_equal_content_is_encoded_once_while_it_is_kept():
     machine = Machine(prefix_caching=False)
     item = EncoderInput(b"i" * 16, 2, 10)
     for name in "ab":
@@ -165,7 +164,7 @@ def test_equal_content_is_encoded_once_while_it_is_kept() -> None:
     assert machine.encoder.num_encoded == 1
 
 
-def test_prompts_that_differ_in_an_image_alone_share_no_prefix_from_there_on() -> None:
+def test_prompts_that_differ_in_an_image_alone_share_no_prefix_from_there_on():
     machine = Machine()
     machine.scheduler.add(request("a", [EncoderInput(b"1" * 16, 9, 4)], 24))
     machine.run()
@@ -178,7 +177,7 @@ def test_prompts_that_differ_in_an_image_alone_share_no_prefix_from_there_on() -
     assert hits == [23, 8]  # all but the last token; the blocks before the image
 
 
-def test_a_cached_prompt_needs_no_encoder() -> None:
+def test_a_cached_prompt_needs_no_encoder():
     machine = Machine()
     for name in "ab":
         machine.scheduler.add(request(name, [EncoderInput(b"1" * 16, 1, 6)], 24))
@@ -186,7 +185,7 @@ def test_a_cached_prompt_needs_no_encoder() -> None:
     assert machine.encoder.num_encoded == 1
 
 
-def test_an_input_that_could_never_be_computed_is_refused() -> None:
+def test_an_input_that_could_never_be_computed_is_refused():
     machine = Machine()
     with pytest.raises(InvalidArgumentError, match="17 tokens long; the encoder's budget"):
         machine.scheduler.add(request("a", [EncoderInput(b"1" * 16, 1, 17)], 24))

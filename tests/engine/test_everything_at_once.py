@@ -12,37 +12,13 @@ from baton.engine.core.policy import POLICIES
 from baton.engine.core.sequence import FinishReason
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, SequenceUpdate
-from baton.sampling import EarlyStopping, SamplingParams
+from baton.sampling import SamplingParams
 from tests.engine.conftest import Checkpoints
 from tests.support.engine.checkpoints import BLOCK_SIZE
 from tests.support.engine.engines import assert_idle, drain, load, mostly_slow, request
+from tests.support.engine.kinds import GREEDY, KINDS, told
 from tests.support.engine.prompts import random_prompt, sharing_prompts
 
-GREEDY = SamplingParams(max_tokens=14, ignore_eos=True)
-RANDOM = replace(GREEDY, temperature=1.3, seed=9)
-KINDS: dict[str, SamplingParams] = {
-    "greedy": GREEDY,
-    "greedy, short": replace(GREEDY, max_tokens=1),
-    "sampled": RANDOM,
-    "truncated": replace(RANDOM, top_k=30, top_p=0.9, min_p=0.01),
-    "scored": replace(GREEDY, logprobs=True, top_logprobs=4, prompt_logprobs=2),
-    "sampled and scored": replace(RANDOM, logprobs=True, prompt_logprobs=0),
-    "several": replace(RANDOM, n=3),
-    "several, penalised": replace(RANDOM, n=2, repetition_penalty=1.3, frequency_penalty=0.4),
-    "best": replace(RANDOM, n=2, best_of=4),
-    "beams": replace(GREEDY, beam_width=3, n=3),
-    "scored beams": replace(GREEDY, beam_width=2, n=1, prompt_logprobs=1, logprobs=True),
-    "stopping beams": replace(
-        GREEDY, beam_width=4, n=2, stop_token_ids=tuple(range(100, 150)),
-        early_stopping=EarlyStopping.FIRST, length_penalty=0.5,
-    ),
-    "stopping": replace(GREEDY, stop_token_ids=tuple(range(100, 160))),
-    "not stopping yet": replace(GREEDY, stop_token_ids=tuple(range(100, 160)), min_tokens=9),
-    "biased": replace(GREEDY, logit_bias=((40, 5.0), (41, 5.5))),
-    "banned": replace(RANDOM, bad_token_ids=(*((t,) for t in range(200)), (300, 301))),
-    "penalised": replace(GREEDY, presence_penalty=1.0, repetition_penalty=0.8),
-    "never guessing": replace(GREEDY, speculate=False),
-}  # fmt: skip
 ROOM = {"num_blocks": 200, "max_num_seqs": 16, "max_num_batched_tokens": 64}
 TIGHT = {"block_size": 4, "num_blocks": 32, "max_num_seqs": 8, "max_num_batched_tokens": 20}
 WAYS: dict[str, dict[str, Any]] = {
@@ -72,29 +48,6 @@ def prompts() -> dict[str, tuple[int, ...]]:
         options = (random_prompt(3 + 5 * i % 41, seed=i), shared[i % 5][:50], phrase * (1 + i % 5))
         found[kind] = options[i % 3]
     return found
-
-
-Told = tuple[Any, ...]
-
-
-def told(updates: list[SequenceUpdate]) -> Told:
-    """All that does not depend on how the work was cut."""
-    sequences: dict[int, list[SequenceUpdate]] = {}
-    for update in updates:
-        if update.token_id is not None:
-            sequences.setdefault(update.index, []).append(update)
-    return (
-        {
-            index: (
-                tuple(u.token_id for u in of_one),
-                tuple(u.position for u in of_one),
-                [u.finish_reason for u in of_one],
-            )
-            for index, of_one in sequences.items()
-        },
-        [scores.top_token_ids for u in updates for scores in u.prompt_logprobs],
-        {i: [u.logprobs and u.logprobs.top_token_ids for u in s] for i, s in sequences.items()},
-    )
 
 
 def numbers(updates: list[SequenceUpdate]) -> list[float]:
@@ -148,12 +101,7 @@ def assert_each_as_alone(
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("family", mostly_slow(["llama", "gemma3", "mistral_short"], "llama"))
-def test_each_gets_what_it_gets_alone(
-    checkpoints: Checkpoints,
-    alone: dict[str, dict[str, list[SequenceUpdate]]],
-    family: str,
-    way: str,
-) -> None:
+def test_each_gets_what_it_gets_alone(checkpoints, alone, family, way):
     path = checkpoints[family]
     engine = load(path, **WAYS[way])
     for _ in range(2):
@@ -167,45 +115,33 @@ def test_each_gets_what_it_gets_alone(
         assert stats.num_swaps > 0
 
 
-@pytest.mark.parametrize("policy", mostly_slow(POLICIES, "prefill-first", "priority"))
-@pytest.mark.parametrize("way", ["guessing", "swapping and guessing", "recomputing", "few reads"])
-def test_any_policy_gives_the_same(
-    checkpoints: Checkpoints,
-    alone: dict[str, dict[str, list[SequenceUpdate]]],
-    way: str,
-    policy: str,
-) -> None:
-    path = checkpoints["llama"]
-    assert_each_as_alone(load(path, **WAYS[way], policy=policy), alone, path)
-
-
+POLICY_WAYS = ("guessing", "swapping and guessing", "recomputing", "few reads")
 FAMILIES = ("gpt_oss", "qwen2_hybrid", "mistral_short", "qwen3", "gpt2")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "policy", "family"),
-    [  # any two of them meet
-        (way, policy, FAMILIES[(i + j) % len(FAMILIES)])
-        for i, way in enumerate(WAYS)
-        for j, policy in enumerate(POLICIES)
+    [
+        *((way, "priority", "llama") for way in POLICY_WAYS),
+        *(
+            pytest.param(way, policy, "llama", marks=pytest.mark.slow)
+            for way in POLICY_WAYS
+            for policy in POLICIES
+            if policy != "priority"
+        ),
+        *(  # any two of them meet
+            pytest.param(way, policy, FAMILIES[(i + j) % len(FAMILIES)], marks=pytest.mark.slow)
+            for i, way in enumerate(WAYS)
+            for j, policy in enumerate(POLICIES)
+        ),
     ],
 )
-def test_any_policy_of_any_family_gives_the_same(
-    checkpoints: Checkpoints,
-    alone: dict[str, dict[str, list[SequenceUpdate]]],
-    way: str,
-    policy: str,
-    family: str,
-) -> None:
+def test_any_policy_gives_the_same(checkpoints, alone, way, policy, family):
     path = checkpoints[family]
     assert_each_as_alone(load(path, **WAYS[way], policy=policy), alone, path)
 
 
-# What the engine says of itself.
-
-
-def test_counts_of_a_step_and_totals_of_a_life(checkpoints: Checkpoints) -> None:
+def test_counts_of_a_step_and_totals_of_a_life(checkpoints):
     engine = load(checkpoints["llama"], max_num_batched_tokens=16, max_num_seqs=2, num_blocks=40)
     long, short = random_prompt(40), random_prompt(4)
     engine.add_request(request("long", long, replace(GREEDY, max_tokens=5)))
@@ -236,7 +172,7 @@ def test_counts_of_a_step_and_totals_of_a_life(checkpoints: Checkpoints) -> None
     assert engine.step().cache_events.cleared
 
 
-def test_blocks_of_all_groups_are_counted(checkpoints: Checkpoints) -> None:
+def test_blocks_of_all_groups_are_counted(checkpoints):
     engine = load(checkpoints["gemma3"], max_num_batched_tokens=16, max_num_seqs=2)
     assert engine.stats().num_blocks == 2 * 96
     engine.add_request(request("x", random_prompt(40), GREEDY))
@@ -254,7 +190,7 @@ def test_blocks_of_all_groups_are_counted(checkpoints: Checkpoints) -> None:
     assert (report.num_saved_blocks, report.num_wasted_slots) == (0, 0)
 
 
-def test_prefixes_that_are_shared_are_counted_as_saved(checkpoints: Checkpoints) -> None:
+def test_prefixes_that_are_shared_are_counted_as_saved(checkpoints):
     engine = load(checkpoints["llama"], max_num_batched_tokens=64, max_num_seqs=4)
     prompt = random_prompt(2 * BLOCK_SIZE)
     engine.generate([prompt], replace(GREEDY, max_tokens=1))
@@ -268,7 +204,7 @@ def test_prefixes_that_are_shared_are_counted_as_saved(checkpoints: Checkpoints)
     drain(engine)
 
 
-def test_accepted_and_refused_guesses_are_counted(checkpoints: Checkpoints) -> None:
+def test_accepted_and_refused_guesses_are_counted(checkpoints):
     engine = load(checkpoints["tiny"], max_drafts=4)
     text = "Once upon a time, there was a little dog. " * 3
     (result,) = engine.generate([text], SamplingParams(max_tokens=60, ignore_eos=True))
@@ -279,7 +215,7 @@ def test_accepted_and_refused_guesses_are_counted(checkpoints: Checkpoints) -> N
     assert stats.num_accepted_tokens < 60
 
 
-def test_swapped_sequences_are_counted_while_they_are_away(checkpoints: Checkpoints) -> None:
+def test_swapped_sequences_are_counted_while_they_are_away(checkpoints):
     engine = load(
         checkpoints["llama"], block_size=4, num_blocks=16, max_num_seqs=4, preemption="swap",
         swap_bytes=2**20, max_num_batched_tokens=64,
@@ -296,9 +232,6 @@ def test_swapped_sequences_are_counted_while_they_are_away(checkpoints: Checkpoi
     assert most_swapped > 0
     assert engine.stats().num_swapped == 0
     assert_idle(engine)
-
-
-# Any configuration, any order of arrival, any ending.
 
 
 def some_settings(chosen: random.Random, family: str) -> dict[str, Any]:
@@ -330,26 +263,25 @@ def some_settings(chosen: random.Random, family: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("seed", mostly_slow(range(80), *range(6)))
+@pytest.mark.parametrize("turn", mostly_slow(range(80), *range(4)))
 def test_in_any_configuration_and_order_of_arrival_each_gets_what_it_gets_alone(
-    checkpoints: Checkpoints, alone: dict[str, dict[str, list[SequenceUpdate]]], seed: int
-) -> None:
+    checkpoints, alone, turn, rng
+):
     """Requests come while others run, some end early by themselves, some are aborted and come
     again, and the cache is flushed now and then."""
-    chosen = random.Random(seed)
-    family = chosen.choice(["llama", "gemma3", "mistral_short", "gpt_oss", "gpt2"])
+    family = rng.choice(["llama", "gemma3", "mistral_short", "gpt_oss", "gpt2"])
     path = checkpoints[family]
     expected = expected_of(alone, path)
-    settings = some_settings(chosen, family)
+    settings = some_settings(rng, family)
     engine = load(path, **settings)
     texts = prompts()
     to_come = [kind for kind in KINDS for _ in range(2)]
-    chosen.shuffle(to_come)
+    rng.shuffle(to_come)
     updates: dict[str, list[SequenceUpdate]] = {}
     here: dict[str, str] = {}
     for number in itertools.count():
         assert number < 4000, f"still not done: {engine.stats()} {settings}"
-        while to_come and (not engine.has_work or chosen.random() < 0.3):
+        while to_come and (not engine.has_work or rng.random() < 0.3):
             kind, name = to_come.pop(), f"request {number} {len(to_come)}"
             here[name] = kind
             engine.add_request(
@@ -358,20 +290,20 @@ def test_in_any_configuration_and_order_of_arrival_each_gets_what_it_gets_alone(
                     texts[kind],
                     KINDS[kind],
                     len(texts[kind]),
-                    priority=chosen.randrange(3),
+                    priority=rng.randrange(3),
                     arrival_time=float(number),
-                    first_token_deadline=chosen.choice([None, number + 5.0]),
+                    first_token_deadline=rng.choice([None, number + 5.0]),
                 )
             )
         for update in engine.step().updates:
             updates.setdefault(update.request_id, []).append(update)
         engine.check_integrity()
-        if here and chosen.random() < 0.02:
-            name = chosen.choice(list(here))
+        if here and rng.random() < 0.02:
+            name = rng.choice(list(here))
             engine.abort(name)
             to_come.append(here.pop(name))
             engine.check_integrity()
-        if chosen.random() < 0.01:
+        if rng.random() < 0.01:
             engine.flush_cache()
         if not to_come and not engine.has_work:
             break

@@ -86,26 +86,22 @@ def set_bits(row: Mask) -> set[int]:
 
 
 def write(
-    compiled: CompiledGrammar, seed: int, max_tokens: int = 3000, end_chance: float = 0.5
+    compiled: CompiledGrammar, rng: random.Random, max_tokens: int = 3000
 ) -> tuple[list[int], str]:
-    """A random text that the grammar allows: its tokens without the end, and its characters."""
-    draws = random.Random(seed)
+    """Returns a random text that the grammar allows: its tokens without the end, and its text."""
     state = compiled.start()
     token_ids: list[int] = []
     for _ in range(max_tokens):
         tokens = allowed(state)
         assert tokens, "nothing is allowed"
-        if tokens & ENDS and (tokens <= ENDS or draws.random() < end_chance):
+        if tokens & ENDS and (tokens <= ENDS or rng.random() < 0.5):
             assert state.accept(min(tokens & ENDS))
             assert is_finished(state)
             return token_ids, TOKENIZER.decode(token_ids, skip_special_tokens=False)
-        token_id = draws.choice(sorted(tokens - ENDS))
+        token_id = rng.choice(sorted(tokens - ENDS))
         assert state.accept(token_id), state.failure
         token_ids.append(token_id)
     raise AssertionError("the text does not end")
-
-
-# Against brute force.
 
 
 LANGUAGES: dict[str, tuple[str, list[str]]] = {
@@ -130,9 +126,7 @@ LANGUAGES: dict[str, tuple[str, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", LANGUAGES)
-def test_every_mask_of_a_small_language_is_what_enumeration_says(
-    compiler: GrammarCompiler, name: str
-) -> None:
+def test_every_mask_of_a_small_language_is_what_enumeration_says(compiler, name):
     pattern, texts = LANGUAGES[name]
     language = {text.encode() for text in texts}
     assert all(re.fullmatch(pattern, text) for text in texts)
@@ -154,9 +148,7 @@ def test_every_mask_of_a_small_language_is_what_enumeration_says(
 
 
 @pytest.mark.parametrize("name", LANGUAGES)
-def test_every_tokenization_of_every_word_is_accepted_and_no_other_word(
-    compiler: GrammarCompiler, name: str
-) -> None:
+def test_every_tokenization_of_every_word_is_accepted_and_no_other_word(compiler, name):
     pattern, texts = LANGUAGES[name]
     compiled = compiler.compile(Grammar(REGEX, pattern))
     for text in texts:
@@ -169,7 +161,7 @@ def test_every_tokenization_of_every_word_is_accepted_and_no_other_word(
             compiled.start([*(BYTE_TOKENS[b] for b in data), BYTE_TOKENS[ord("~")]])
 
 
-def test_text_is_utf8_at_every_byte(compiler: GrammarCompiler) -> None:
+def test_text_is_utf8_at_every_byte(compiler):
     compiled = compiler.compile(Grammar(REGEX, "(?s:.)*"))
 
     def can_begin_text(data: bytes) -> bool:
@@ -188,8 +180,6 @@ def test_text_is_utf8_at_every_byte(compiler: GrammarCompiler) -> None:
         assert allowed(state) == expected | (ENDS if is_whole else set()), prefix
 
 
-# Texts written under masks.
-
 REGEXES = [
     r"[A-Z][a-z]{1,12}, [0-9]{3}-[0-9]{4}",
     r"(?:[a-z]{1,9}=(?:[0-9]{1,9}|'[^'\n]{0,20}');){1,5}",
@@ -203,9 +193,9 @@ REGEXES = [
 
 
 @pytest.mark.parametrize("pattern", REGEXES)
-def test_texts_under_a_regular_expression_match_it(compiler: GrammarCompiler, pattern: str) -> None:
+def test_texts_under_a_regular_expression_match_it(compiler, pattern, rng):
     compiled = compiler.compile(Grammar(REGEX, pattern))
-    texts = {write(compiled, seed)[1] for seed in range(12)}
+    texts = {write(compiled, rng)[1] for _ in range(12)}
     assert len(texts) > 1
     for text in texts:
         assert re.fullmatch(pattern, text), text
@@ -257,12 +247,12 @@ def check_person(value: Any) -> None:
 
 
 @pytest.mark.parametrize("is_compact", [True, False])
-def test_texts_under_a_json_schema_are_valid(compiler: GrammarCompiler, is_compact: bool) -> None:
+def test_texts_under_a_json_schema_are_valid(compiler, is_compact, rng):
     # Without a bound on whitespace, a random text is mostly that.
     options = {"whitespace_flexible": False} if is_compact else {"whitespace_pattern": "[ \n]{1,3}"}
     schema = json.dumps({"x-guidance": options, **PERSON})
     compiled = compiler.compile(Grammar(JSON, schema))
-    texts = {write(compiled, seed)[1] for seed in range(30)}
+    texts = {write(compiled, rng)[1] for _ in range(30)}
     assert len(texts) > 20
     for text in texts:
         check_person(json.loads(text))
@@ -270,9 +260,7 @@ def test_texts_under_a_json_schema_are_valid(compiler: GrammarCompiler, is_compa
         assert not re.search("[ \n]" if is_compact else "[ \n]{4}", outside_strings)
 
 
-def test_a_schema_with_defaults_allows_whitespace_within_but_not_around(
-    compiler: GrammarCompiler,
-) -> None:
+def test_a_schema_with_defaults_allows_whitespace_within_but_not_around(compiler):
     compiled = compiler.compile(Grammar(JSON, '{"type":"array","items":{"type":"integer"}}'))
     for text in ("[1,2]", "[ 1 ,\n\t2 ]", "[]", "[ ]"):
         assert compiled.start(TOKENIZER.encode(text).ids).is_finished, text
@@ -297,9 +285,8 @@ number ::= [1-9] [0-9]{0,2}
 """
 
 
-def write_expression(compiled: CompiledGrammar, seed: int) -> tuple[list[int], str]:
+def write_expression(compiled: CompiledGrammar, rng: random.Random) -> tuple[list[int], str]:
     """Closes what is open once it is long; random choice alone would go on forever."""
-    draws = random.Random(seed)
     state = compiled.start()
     token_ids: list[int] = []
     while True:
@@ -311,49 +298,43 @@ def write_expression(compiled: CompiledGrammar, seed: int) -> tuple[list[int], s
             closing = [i for i in choices if set(BYTES[i]) == {ord(")")}]
             digits = [i for i in choices if BYTES[i].isdigit()]
             choices = closing or digits or choices
-        token_ids.append(draws.choice(choices))
+        token_ids.append(rng.choice(choices))
         assert state.accept(token_ids[-1])
 
 
 @pytest.mark.parametrize("text", [LARK, GBNF], ids=["lark", "gbnf"])
-def test_texts_under_a_context_free_grammar_parse(compiler: GrammarCompiler, text: str) -> None:
+def test_texts_under_a_context_free_grammar_parse(compiler, text, rng):
     compiled = compiler.compile(Grammar(EBNF, text))
-    for seed in range(10):
-        expression = write_expression(compiled, seed)[1]
+    for _ in range(10):
+        expression = write_expression(compiled, rng)[1]
         assert set(expression) <= set(string.digits + "+-*/()")
         ast.parse(expression, mode="eval")
 
 
-def test_both_notations_of_a_context_free_grammar_give_the_same_masks(
-    compiler: GrammarCompiler,
-) -> None:
+def test_both_notations_of_a_context_free_grammar_give_the_same_masks(compiler, rng):
     lark, gbnf = (compiler.compile(Grammar(EBNF, text)) for text in (LARK, GBNF))
-    token_ids = write_expression(lark, 5)[0]
+    token_ids = write_expression(lark, rng)[0]
     states = lark.start(), gbnf.start()
     for token_id in token_ids:
         assert allowed(states[0]) == allowed(states[1])
         assert all(state.accept(token_id) for state in states)
 
 
-def test_a_lark_grammar_may_speak_of_gbnf(compiler: GrammarCompiler) -> None:
+def test_a_lark_grammar_may_speak_of_gbnf(compiler, rng):
     compiled = compiler.compile(Grammar(EBNF, 'start: NAME " ::= " NAME\nNAME: /[a-z]{1,9}/'))
-    assert re.fullmatch("[a-z]{1,9} ::= [a-z]{1,9}", write(compiled, 1)[1])
+    assert re.fullmatch("[a-z]{1,9} ::= [a-z]{1,9}", write(compiled, rng)[1])
 
 
-def test_special_tokens_are_allowed_only_where_the_grammar_names_them(
-    compiler: GrammarCompiler,
-) -> None:
+def test_special_tokens_are_allowed_only_where_the_grammar_names_them(compiler, rng):
     named = compiler.compile(Grammar(EBNF, 'start: "a" <|im_start|> /[0-9]{2}/'))
-    token_ids, _ = write(named, 3)
+    token_ids, _ = write(named, rng)
     assert token_ids.count(1) == 1
     # The same characters as text are no special token.
     spelt = compiler.compile(Grammar(EBNF, 'start: "a" "<|im_start|>" /[0-9]{2}/'))
-    token_ids, text = write(spelt, 3)
+    token_ids, text = write(spelt, rng)
     assert 1 not in token_ids
     assert text.startswith("a<|im_start|>")
 
-
-# States.
 
 GRAMMARS = {
     "person": Grammar(JSON, json.dumps(PERSON)),
@@ -368,11 +349,8 @@ GRAMMARS = {
 
 
 @pytest.mark.parametrize("name", GRAMMARS)
-def test_a_replayed_state_equals_the_one_that_came_along(
-    compiler: GrammarCompiler, name: str
-) -> None:
+def test_a_replayed_state_equals_the_one_that_came_along(compiler, name, rng):
     compiled = compiler.compile(GRAMMARS[name])
-    draws = random.Random(name)
     state = compiled.start()
     token_ids: list[int] = []
     for _ in range(25):
@@ -383,17 +361,16 @@ def test_a_replayed_state_equals_the_one_that_came_along(
         assert allowed(state) == tokens, "filling a mask changed the state"
         if not tokens - ENDS:
             break
-        token_ids.append(draws.choice(sorted(tokens - ENDS)))
+        token_ids.append(rng.choice(sorted(tokens - ENDS)))
         assert state.accept(token_ids[-1])
 
 
 @pytest.mark.parametrize("name", GRAMMARS)
 @pytest.mark.parametrize("num_drafts", [0, 1, 4, 9])
 def test_masks_of_drafts_are_those_of_accepting_them_and_leave_the_state(
-    compiler: GrammarCompiler, name: str, num_drafts: int
-) -> None:
+    compiler, name, num_drafts, rng
+):
     compiled = compiler.compile(GRAMMARS[name])
-    draws = random.Random(f"{name} {num_drafts}")
     state = compiled.start()
     for _ in range(12):
         ahead = compiled.start(state._token_ids)
@@ -401,11 +378,11 @@ def test_masks_of_drafts_are_those_of_accepting_them_and_leave_the_state(
         expected: list[set[int]] = []
         for _ in range(num_drafts):
             expected.append(allowed(ahead))
-            wrong = draws.random() < 0.2
-            token_id = draws.choice(sorted(set(BYTES) if wrong else expected[-1]))
+            wrong = rng.random() < 0.2
+            token_id = rng.choice(sorted(set(BYTES) if wrong else expected[-1]))
             drafts.append(token_id)
             if token_id not in expected[-1]:
-                drafts += draws.choices(range(VOCAB_SIZE), k=num_drafts - len(drafts))
+                drafts += rng.choices(range(VOCAB_SIZE), k=num_drafts - len(drafts))
                 break
             assert ahead.accept(token_id)
         else:
@@ -420,10 +397,10 @@ def test_masks_of_drafts_are_those_of_accepting_them_and_leave_the_state(
         assert tokens == expected[0] if expected else tokens
         assert failure(state) is None
         if not finished and tokens - ENDS:
-            assert state.accept(draws.choice(sorted(tokens - ENDS)))
+            assert state.accept(rng.choice(sorted(tokens - ENDS)))
 
 
-def test_drafts_past_the_end_are_only_ends(compiler: GrammarCompiler) -> None:
+def test_drafts_past_the_end_are_only_ends(compiler):
     compiled = compiler.compile(Grammar(REGEX, "ab?"))
     state = compiled.start()
     rows = np.zeros((5, mask_words(VOCAB_SIZE)), np.int32)
@@ -436,7 +413,7 @@ def test_drafts_past_the_end_are_only_ends(compiler: GrammarCompiler) -> None:
     assert state.fill_masks([-1, VOCAB_SIZE, 2**40, 0], rows) == 1
 
 
-def test_a_token_that_is_not_allowed_changes_nothing(compiler: GrammarCompiler) -> None:
+def test_a_token_that_is_not_allowed_changes_nothing(compiler):
     state = compiler.compile(Grammar(REGEX, "[ab]{2}c")).start()
     for _ in range(2):
         tokens = allowed(state)
@@ -449,7 +426,7 @@ def test_a_token_that_is_not_allowed_changes_nothing(compiler: GrammarCompiler) 
 
 
 @pytest.mark.parametrize("end", sorted(ENDS))
-def test_after_the_end_only_ends_follow(compiler: GrammarCompiler, end: int) -> None:
+def test_after_the_end_only_ends_follow(compiler, end):
     state = compiler.compile(Grammar(REGEX, "a+")).start()
     assert not state.accept(end)
     assert state.accept(BYTE_TOKENS[ord("a")])
@@ -464,28 +441,24 @@ def test_after_the_end_only_ends_follow(compiler: GrammarCompiler, end: int) -> 
         compiler.compile(Grammar(REGEX, "a+")).start([BYTE_TOKENS[ord("a")], end, 500])
 
 
-# Vocabularies.
-
-
 @pytest.mark.parametrize("vocab_size", [VOCAB_SIZE + 1, VOCAB_SIZE + 33, 5000, VOCAB_SIZE - 1, 700])
-def test_a_model_may_have_more_or_fewer_tokens_than_its_tokenizer(
-    compiler: GrammarCompiler, vocab_size: int
-) -> None:
+def test_a_model_may_have_more_or_fewer_tokens_than_its_tokenizer(compiler, vocab_size, rng):
     other = GrammarCompiler(FOLDER, vocab_size, ENDS)
     for grammar in (GRAMMARS["person"], GRAMMARS["unicode"], Grammar(REGEX, "(?s:.)*")):
-        draws = random.Random(7)
         reference, state = compiler.compile(grammar).start(), other.compile(grammar).start()
         for _ in range(20):
             tokens = allowed(state, vocab_size)
             assert tokens == {i for i in allowed(reference) if i < vocab_size}
-            token_id = draws.choice(sorted(tokens - ENDS))
+            if tokens <= ENDS:
+                break
+            token_id = rng.choice(sorted(tokens - ENDS))
             assert state.accept(token_id)
             assert reference.accept(token_id)
         assert not state.accept(vocab_size)
     other.close()
 
 
-def test_without_an_end_token_the_state_says_when_the_text_ends() -> None:
+def test_without_an_end_token_the_state_says_when_the_text_ends():
     compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, frozenset())
     state = compiler.compile(Grammar(REGEX, "ab?")).start()
     assert state.accept(BYTE_TOKENS[ord("a")])
@@ -497,7 +470,7 @@ def test_without_an_end_token_the_state_says_when_the_text_ends() -> None:
     compiler.close()
 
 
-def test_an_end_token_that_is_text_too_is_only_an_end() -> None:
+def test_an_end_token_that_is_text_too_is_only_an_end():
     newline = BYTE_TOKENS[ord("\n")]
     for ends in (frozenset({newline}), frozenset({newline, 2})):
         compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ends)
@@ -523,9 +496,7 @@ def test_an_end_token_that_is_text_too_is_only_an_end() -> None:
         ("without special tokens", "no special token"),
     ],
 )
-def test_a_tokenizer_that_cannot_be_used_refuses_grammars_not_the_model(
-    tmp_path: Path, content: str | None, problem: str
-) -> None:
+def test_a_tokenizer_that_cannot_be_used_refuses_grammars_not_the_model(tmp_path, content, problem):
     if content == "without special tokens":
         described = json.loads((FOLDER / "tokenizer.json").read_text())
         content = json.dumps(described | {"added_tokens": []})
@@ -538,8 +509,6 @@ def test_a_tokenizer_that_cannot_be_used_refuses_grammars_not_the_model(
     assert str(tmp_path) not in str(caught.value)
     compiler.close()
 
-
-# Refusals.
 
 BAD_SCHEMAS = {
     '{"not": {"type": "string"}}': '["not"]',
@@ -612,9 +581,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("kind", "text", "problem"), BAD, ids=[t[:40] for _, t, _ in BAD])
-def test_a_bad_grammar_is_refused_with_its_reason(
-    compiler: GrammarCompiler, kind: GrammarKind, text: str, problem: str
-) -> None:
+def test_a_bad_grammar_is_refused_with_its_reason(compiler, kind, text, problem):
     with pytest.raises(InvalidArgumentError) as caught:
         compiler.compile(Grammar(kind, text))
     assert problem in str(caught.value)
@@ -623,17 +590,14 @@ def test_a_bad_grammar_is_refused_with_its_reason(
     assert "\n" not in str(caught.value)
 
 
-def test_keywords_that_only_describe_are_no_reason_to_refuse(compiler: GrammarCompiler) -> None:
+def test_keywords_that_only_describe_are_no_reason_to_refuse(compiler, rng):
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": "https://example.com/x", "$comment": "c", "title": "t", "description": "d",
         "default": 3, "examples": [1], "deprecated": True, "readOnly": True, "x-mine": 1,
         "type": "integer", "maxLength": 3,
     }  # fmt: skip
-    write(compiler.compile(Grammar(JSON, json.dumps(schema))), 1)
-
-
-# Hostile grammars.
+    write(compiler.compile(Grammar(JSON, json.dumps(schema))), rng)
 
 
 def largest(make: Callable[[int], str]) -> str:
@@ -725,10 +689,16 @@ class Ticker:
         return max(b - a for a, b in itertools.pairwise(self.times))
 
 
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[GrammarCompiler]:
+    compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, limits=GrammarLimits(time_s=0.4))
+    yield compiler
+    compiler.close()
+
+
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_grammar_is_compiled_or_refused_while_other_threads_run(
-    compiler: GrammarCompiler, name: str
-) -> None:
+def test_a_hostile_grammar_is_compiled_or_refused_while_other_threads_run(compiler, hasty, name):
+    compiler = compiler if name in CRASHES else hasty
     outcome = "compiled"
     with Ticker() as ticker:
         began = time.perf_counter()
@@ -742,7 +712,7 @@ def test_a_hostile_grammar_is_compiled_or_refused_while_other_threads_run(
             outcome = error.problem
         took = time.perf_counter() - began
     print(f"{name}: {outcome} in {took:.2f} s, longest gap {1000 * ticker.longest_gap_s:.0f} ms")
-    # The limit is 2 s; a busy machine may add to it, but not the minutes that some would take.
+    # The limit is 0.4 s; a busy machine may add to it, but not the minutes that some would take.
     assert took < 30
     assert ticker.longest_gap_s < 2
     if took > 0.2:
@@ -750,7 +720,7 @@ def test_a_hostile_grammar_is_compiled_or_refused_while_other_threads_run(
     assert (name in CRASHES) == (outcome == "is nested too deeply")
 
 
-def test_what_takes_too_long_is_refused_at_the_limit_and_ended() -> None:
+def test_what_takes_too_long_is_refused_at_the_limit_and_ended(rng):
     compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, limits=GrammarLimits(time_s=0.3))
     for name in ("disjoint patterns", "intersection"):
         with pytest.raises(InvalidArgumentError, match=r"takes more than 0\.3 s to compile"):
@@ -759,7 +729,7 @@ def test_what_takes_too_long_is_refused_at_the_limit_and_ended() -> None:
     children = psutil.Process().children(recursive=True)
     mine = [p for p in children if "baton.engine.grammar_judge" in p.cmdline()]
     assert all(not process.children() for process in mine)
-    write(compiled_at_last(compiler, Grammar(REGEX, "[a-c]{3}")), 0)
+    write(compiled_at_last(compiler, Grammar(REGEX, "[a-c]{3}")), rng)
     compiler.close()
 
 
@@ -771,14 +741,15 @@ def compiled_at_last(compiler: GrammarCompiler, grammar: Grammar) -> CompiledGra
     raise AssertionError("it never compiles in time")
 
 
-def test_what_takes_too_much_memory_is_refused() -> None:
-    compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, limits=GrammarLimits(time_s=20))
-    with pytest.raises(InvalidArgumentError, match="takes more than 256 MiB to compile"):
+def test_what_takes_too_much_memory_is_refused():
+    limits = GrammarLimits(time_s=20, memory_bytes=64 << 20)
+    compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, limits=limits)
+    with pytest.raises(InvalidArgumentError, match="takes more than 64 MiB to compile"):
         compiler.compile(HOSTILE["optional letters"])
     compiler.close()
 
 
-def test_others_are_turned_away_while_all_trials_are_stuck() -> None:
+def test_others_are_turned_away_while_all_trials_are_stuck():
     limits = GrammarLimits(time_s=1.0, num_trials=1, max_waiting=1)
     compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, limits=limits)
     compiler.compile(Grammar(REGEX, "warm"))
@@ -801,7 +772,7 @@ def test_others_are_turned_away_while_all_trials_are_stuck() -> None:
     compiler.close()
 
 
-def test_a_trial_process_that_was_killed_is_replaced() -> None:
+def test_a_trial_process_that_was_killed_is_replaced():
     compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS)
     compiler.compile(Grammar(REGEX, "a"))
     (process,) = compiler._trials._running
@@ -812,7 +783,7 @@ def test_a_trial_process_that_was_killed_is_replaced() -> None:
     compiler.close()
 
 
-def test_trial_processes_end_with_their_compiler() -> None:
+def test_trial_processes_end_with_their_compiler(rng):
     compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS)
     compiled = compiler.compile(Grammar(REGEX, "[ab]{2}"))
     (process,) = compiler._trials._running
@@ -821,33 +792,30 @@ def test_trial_processes_end_with_their_compiler() -> None:
     del compiler, process
     gc.collect()
     assert not psutil.pid_exists(pid)
-    write(compiled, 0)
+    write(compiled, rng)
 
-
-# Lexers that have met too much.
 
 STATE_HUNGRY = Grammar(REGEX, "(?:[a-z]*[a-m][a-z]{8}|[A-Z]*[N-Z][A-Z]{8}| )+")
 
 
-def test_a_lexer_worn_out_by_one_sequence_is_replaced_for_the_others() -> None:
+def test_a_lexer_worn_out_by_one_sequence_is_replaced_for_the_others(rng):
     compiler = GrammarCompiler(
-        FOLDER, VOCAB_SIZE, ENDS, limits=GrammarLimits(max_lexer_states=16_000)
+        FOLDER, VOCAB_SIZE, ENDS, limits=GrammarLimits(max_lexer_states=8000)
     )
     roomy = GrammarCompiler(
         FOLDER, VOCAB_SIZE, ENDS, limits=GrammarLimits(max_lexer_states=200_000)
     )
     compiled, reference = (c.compile(STATE_HUNGRY) for c in (compiler, roomy))
-    draws = random.Random(1)
     states = [compiled.start() for _ in range(6)]
     twins = [reference.start() for _ in range(6)]
-    for _ in range(60):
+    for _ in range(100):
         for state, twin in zip(states, twins, strict=True):
             if state.failure is not None:
                 continue
             tokens = allowed(state)
             if state.failure is None:
                 assert tokens == allowed(twin)
-                token_id = draws.choice(sorted(tokens - ENDS))
+                token_id = rng.choice(sorted(tokens - ENDS))
                 if state.accept(token_id):
                     assert twin.accept(token_id)
         if compiled._generation > 1:
@@ -860,16 +828,16 @@ def test_a_lexer_worn_out_by_one_sequence_is_replaced_for_the_others() -> None:
         each.close()
 
 
-def test_a_grammar_that_wears_out_every_lexer_fails_its_sequence_with_a_reason() -> None:
+def test_a_grammar_that_wears_out_every_lexer_fails_its_sequence_with_a_reason(rng):
     limits = GrammarLimits(max_lexer_states=8000)
     compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, limits=limits)
     compiled = compiler.compile(STATE_HUNGRY)
-    draws, state = random.Random(2), compiled.start()
+    state = compiled.start()
     for _ in range(3000):
         tokens = allowed(state)
         if state.failure is not None:
             break
-        state.accept(draws.choice(sorted(tokens - ENDS)))
+        state.accept(rng.choice(sorted(tokens - ENDS)))
     assert state.failure is not None
     assert "too many states" in state.failure
     assert allowed(state) == ENDS
@@ -880,7 +848,7 @@ def test_a_grammar_that_wears_out_every_lexer_fails_its_sequence_with_a_reason()
     compiler.close()
 
 
-def test_a_grammar_found_to_be_slow_is_refused_from_then_on() -> None:
+def test_a_grammar_found_to_be_slow_is_refused_from_then_on():
     compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS)
     compiled = compiler.compile(GRAMMARS["pattern"])
     state = compiled.start()
@@ -891,7 +859,7 @@ def test_a_grammar_found_to_be_slow_is_refused_from_then_on() -> None:
     compiler.close()
 
 
-def test_drafts_that_lead_to_a_failure_do_not_fail_the_sequence(compiler: GrammarCompiler) -> None:
+def test_drafts_that_lead_to_a_failure_do_not_fail_the_sequence(compiler):
     many = " | ".join(f'"{i}" s' for i in range(2500))
     text = f'start: "a" "z" "x" s\ns: {many}'
     with pytest.raises(InvalidArgumentError, match="row has 2501 items; max is 2000"):
@@ -913,23 +881,18 @@ def test_drafts_that_lead_to_a_failure_do_not_fail_the_sequence(compiler: Gramma
     assert "row has 2501 items" in state.failure
 
 
-# The cache, and many threads.
-
-
-def test_equal_grammars_compile_once_and_unequal_ones_do_not_mix(
-    compiler: GrammarCompiler,
-) -> None:
+def test_equal_grammars_compile_once_and_unequal_ones_do_not_mix(compiler, rng):
     first = compiler.compile(Grammar(REGEX, "[xy]{4}"))
     assert compiler.compile(Grammar(REGEX, "[xy]{4}")) is first
     assert compiler.compile(Grammar(REGEX, "[xy]{5}")) is not first
     # The same text in another language.
     text = '{"type": "null"}'
-    assert write(compiler.compile(Grammar(JSON, text)), 0)[1] == "null"
+    assert write(compiler.compile(Grammar(JSON, text)), rng)[1] == "null"
     with pytest.raises(InvalidArgumentError):
         compiler.compile(Grammar(REGEX, text))
 
 
-def test_the_grammars_used_last_are_kept() -> None:
+def test_the_grammars_used_last_are_kept(rng):
     compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, cache_size=2)
     grammars = [Grammar(REGEX, f"[ab]{{{n}}}") for n in (1, 2, 3)]
     one, two = compiler.compile(grammars[0]), compiler.compile(grammars[1])
@@ -938,11 +901,11 @@ def test_the_grammars_used_last_are_kept() -> None:
     assert compiler.compile(grammars[0]) is one
     assert compiler.compile(grammars[1]) is not two
     # What is not kept goes on for those that use it.
-    write(two, 0)
+    write(two, rng)
     compiler.close()
 
 
-def test_grammars_are_kept_by_their_bytes_and_a_large_one_pushes_none_out() -> None:
+def test_grammars_are_kept_by_their_bytes_and_a_large_one_pushes_none_out():
     compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, cache_bytes=1 << 20)
     grammars = [Grammar(REGEX, f"[ab]{{{n}}}") for n in range(1, 6)]
     small = [compiler.compile(grammar) for grammar in grammars[:4]]
@@ -955,7 +918,7 @@ def test_grammars_are_kept_by_their_bytes_and_a_large_one_pushes_none_out() -> N
     compiler.close()
 
 
-def test_refusals_are_kept_unless_time_was_the_reason() -> None:
+def test_refusals_are_kept_unless_time_was_the_reason():
     compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, limits=GrammarLimits(time_s=0.3))
     bad, slow = Grammar(REGEX, "(a"), HOSTILE["disjoint patterns"]
     for grammar in (bad, slow):
@@ -968,24 +931,25 @@ def test_refusals_are_kept_unless_time_was_the_reason() -> None:
     compiler.close()
 
 
-def test_many_threads_compile_and_follow_the_same_grammars() -> None:
+def test_many_threads_compile_and_follow_the_same_grammars(rng):
     compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS)
     grammars = [Grammar(REGEX, rf"[a-z]{{{n},9}}é[0-9]{{2}}") for n in range(1, 5)]
     compiled: list[list[CompiledGrammar]] = [[] for _ in grammars]
     failures: list[BaseException] = []
     barrier = threading.Barrier(8)
 
-    def work(seed: int) -> None:
+    def work(rng: random.Random) -> None:
         try:
             barrier.wait()
-            for i in random.Random(seed).sample(range(4), 4):
+            for i in rng.sample(range(4), 4):
                 compiled[i].append(compiler.compile(grammars[i]))
-                text = write(compiled[i][-1], seed)[1]
+                text = write(compiled[i][-1], rng)[1]
                 assert re.fullmatch(grammars[i].text, text), text
         except BaseException as failure:
             failures.append(failure)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    sources = [random.Random(rng.random()) for _ in range(8)]
+    threads = [threading.Thread(target=work, args=(source,)) for source in sources]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -995,7 +959,7 @@ def test_many_threads_compile_and_follow_the_same_grammars() -> None:
     compiler.close()
 
 
-async def test_compiling_in_a_thread_leaves_the_event_loop_free() -> None:
+async def test_compiling_in_a_thread_leaves_the_event_loop_free():
     compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS, limits=GrammarLimits(time_s=0.5))
     compiling = asyncio.create_task(
         asyncio.to_thread(compiler.compile, HOSTILE["disjoint patterns"])
@@ -1010,11 +974,9 @@ async def test_compiling_in_a_thread_leaves_the_event_loop_free() -> None:
     compiler.close()
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=60)
 @given(st.sampled_from(list(GrammarKind)), st.text(min_size=1, max_size=60))
-def test_no_text_does_anything_but_compile_or_be_refused(
-    compiler: GrammarCompiler, kind: GrammarKind, text: str
-) -> None:
+def test_no_text_does_anything_but_compile_or_be_refused(compiler, kind, text):
     try:
         grammar = Grammar(kind, text)
         state = compiler.compile(grammar).start()
@@ -1023,20 +985,18 @@ def test_no_text_does_anything_but_compile_or_be_refused(
     assert allowed(state)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=40)
 @given(
     st.text(alphabet="ab(|)*+?{},1359[]-^.\\dws", min_size=1, max_size=30),
-    st.integers(0, 100),
+    st.randoms(use_true_random=True),
 )
-def test_texts_under_any_regular_expression_match_it(
-    compiler: GrammarCompiler, pattern: str, seed: int
-) -> None:
+def test_texts_under_any_regular_expression_match_it(compiler, pattern, rng):
     try:
         with_dialect = re.compile(pattern)
         compiled = compiler.compile(Grammar(REGEX, pattern))
     except (InvalidArgumentError, re.error, FutureWarning):
         return
-    draws, state = random.Random(seed), compiled.start()
+    state = compiled.start()
     token_ids: list[int] = []
     for _ in range(30):
         tokens = allowed(state)
@@ -1047,7 +1007,7 @@ def test_texts_under_any_regular_expression_match_it(
             assert with_dialect.fullmatch(text) or not is_same_dialect(pattern), text
         if not tokens - ENDS:
             break
-        token_ids.append(draws.choice(sorted(tokens - ENDS)))
+        token_ids.append(rng.choice(sorted(tokens - ENDS)))
         assert state.accept(token_ids[-1]) or state.failure is not None
 
 
@@ -1057,7 +1017,7 @@ def is_same_dialect(pattern: str) -> bool:
     return not re.search(r"\[[^]]*(\[|--|\\)|[{}]|[*+?]\+|\\|\^", pattern)
 
 
-def test_a_row_must_be_that_of_the_model(compiler: GrammarCompiler) -> None:
+def test_a_row_must_be_that_of_the_model(compiler):
     state = compiler.compile(GRAMMARS["pattern"]).start()
     with pytest.raises(AssertionError):
         state.fill_mask(np.zeros(3, np.int32))
@@ -1070,7 +1030,7 @@ def test_a_row_must_be_that_of_the_model(compiler: GrammarCompiler) -> None:
     assert not table[:, 0].any()
 
 
-def test_bits_are_read_as_they_are_set() -> None:
+def test_bits_are_read_as_they_are_set():
     row = np.zeros(mask_words(70), np.int32)
     row[0], row[2] = np.int32(-(2**31)), 1
     assert [i for i in range(-40, 200) if is_allowed(row, i)] == [31, 64]

@@ -57,7 +57,7 @@ def forward(
 
 
 @given(st.integers(1, 40), st.lists(st.integers(1, 40), max_size=8))
-def test_each_batch_is_computed_by_one_graph_that_holds_it(max_rows: int, sizes: list[int]) -> None:
+def test_each_batch_is_computed_by_one_graph_that_holds_it(max_rows, sizes):
     recorder = FakeRecorder()
     graphs = DecodeGraphs(forward, FakeBatch(max_rows), max_rows, CPU, recorder)
     assert recorder.num_recorded == len(graphs.sizes)
@@ -73,7 +73,7 @@ def test_each_batch_is_computed_by_one_graph_that_holds_it(max_rows: int, sizes:
         assert recorder.num_repeated == number
 
 
-def test_what_a_larger_batch_left_is_padding_for_a_smaller_one() -> None:
+def test_what_a_larger_batch_left_is_padding_for_a_smaller_one():
     batch = FakeBatch(8)
     graphs = DecodeGraphs(forward, batch, 8, CPU, FakeRecorder())
     for size in (8, 3):
@@ -82,7 +82,7 @@ def test_what_a_larger_batch_left_is_padding_for_a_smaller_one() -> None:
     assert batch.rows(4).tolist() == [0, 1, 2, -1]
 
 
-def test_a_step_without_room_is_left_to_others() -> None:
+def test_a_step_without_room_is_left_to_others():
     batch, recorder, seats = FakeBatch(2), FakeRecorder(), np.arange(2)
     graphs = DecodeGraphs(forward, batch, 2, CPU, recorder)
     batch.has_room = False
@@ -92,7 +92,7 @@ def test_a_step_without_room_is_left_to_others() -> None:
 
 
 @given(st.integers(1, 2000))
-def test_the_ladder_reaches_the_largest_batch_in_small_steps(max_rows: int) -> None:
+def test_the_ladder_reaches_the_largest_batch_in_small_steps(max_rows):
     sizes = ladder(max_rows)
     assert sizes[0] == 1
     assert sizes[-1] == max_rows

@@ -3,11 +3,15 @@
 import subprocess
 import sys
 
+import pytest
+
 # Of the serving side and of features that a bare engine does without.
 NOT_NEEDED = ("redis", "opentelemetry", "grpc", "rich", "pydantic", "llguidance", "typer")
 
 SCRIPT = f"""
 import sys
+
+import pytest
 for name in {NOT_NEEDED}:
     sys.modules[name] = None
 from baton.engine import Engine, EngineConfig, SamplingParams
@@ -17,7 +21,8 @@ print(len(result.token_ids))
 """
 
 
-def test_an_engine_runs_without_the_packages_of_a_server(checkpoints) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.slow  # `make check` forbids the imports of the engine's own modules
+def test_an_engine_runs_without_the_packages_of_a_server(checkpoints):
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, checkpoints["llama"]],
         capture_output=True,

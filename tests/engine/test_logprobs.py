@@ -9,9 +9,16 @@ from baton.engine.core.plan import TokenLogprobs
 from baton.engine.core.sequence import Purpose
 from baton.engine.messages import EngineRequest, SequenceUpdate
 from baton.sampling import SamplingParams
-from tests.engine.conftest import Checkpoints
 from tests.support.engine.checkpoints import BLOCK_SIZE, VOCAB_SIZE
-from tests.support.engine.engines import assert_idle, drain, load, mostly_slow, output_of, request
+from tests.support.engine.engines import (
+    answers,
+    assert_idle,
+    drain,
+    load,
+    mostly_slow,
+    output_of,
+    request,
+)
 from tests.support.engine.oracle import Oracle
 from tests.support.engine.prompts import NUM_TOKENS, random_prompt
 
@@ -63,47 +70,43 @@ def check_prompt(
     assert_right(got, dense(oracle, path, prompt)[:-1], prompt[1:], num_top)
 
 
-@pytest.mark.parametrize("num_top", [0, 1, 20])
+@pytest.mark.parametrize("num_top", mostly_slow([0, 1, 20], 20))
 @pytest.mark.parametrize("params", [GREEDY, RANDOM])
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
 def test_output_is_scored_by_the_models_own_distribution(
-    checkpoints: Checkpoints, oracle: Oracle, family: str, params: SamplingParams, num_top: int
-) -> None:
+    checkpoints, oracle, family, params, num_top
+):
     path = checkpoints[family]
     params = replace(
         params, top_logprobs=num_top, repetition_penalty=1.2, logit_bias=((9, 3.0),),
         presence_penalty=0.3,
     )  # fmt: skip
     engine = load(path, max_num_batched_tokens=20, max_num_seqs=4)
+    updates = answers(engine, PROMPTS, params)
     for i, prompt in enumerate(PROMPTS):
-        engine.add_request(request(str(i), prompt, params))
-    updates = drain(engine)
-    for i, prompt in enumerate(PROMPTS):
-        check_output(oracle, path, prompt, updates[str(i)], num_top)
+        check_output(oracle, path, prompt, updates[i], num_top)
 
 
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("budget", mostly_slow([1, 2, 3, 5, 16, 17, 64], 3, 16))
-@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral_short", "gpt2"])
-def test_a_prompt_is_scored_once_however_it_is_cut(
-    checkpoints: Checkpoints, oracle: Oracle, family: str, budget: int, caching: bool
-) -> None:
+@pytest.mark.parametrize(
+    "family", mostly_slow(["llama", "gemma3", "mistral_short", "gpt2"], "llama", "mistral_short")
+)
+def test_a_prompt_is_scored_once_however_it_is_cut(checkpoints, oracle, family, budget, caching):
     path = checkpoints[family]
     engine = load(
         path, max_num_batched_tokens=budget, max_num_seqs=min(budget, 4), prefix_caching=caching
     )
     params = replace(GREEDY, prompt_logprobs=4, max_tokens=2)
     for _ in range(2):
+        updates = answers(engine, PROMPTS, params)
         for i, prompt in enumerate(PROMPTS):
-            engine.add_request(request(str(i), prompt, params))
-        updates = drain(engine)
-        for i, prompt in enumerate(PROMPTS):
-            check_prompt(oracle, path, prompt, updates[str(i)], 4)
-            check_output(oracle, path, prompt, updates[str(i)], 5)
+            check_prompt(oracle, path, prompt, updates[i], 4)
+            check_output(oracle, path, prompt, updates[i], 5)
     assert_idle(engine)
 
 
-def test_scores_come_with_the_results_of_a_batch(checkpoints: Checkpoints, oracle: Oracle) -> None:
+def test_scores_come_with_the_results_of_a_batch(checkpoints, oracle):
     path = checkpoints["llama"]
     engine = load(path)
     params = [replace(GREEDY, prompt_logprobs=k) for k in (None, 0, 1, 2, 3, 4, 20)]
@@ -116,67 +119,39 @@ def test_scores_come_with_the_results_of_a_batch(checkpoints: Checkpoints, oracl
         assert_right(list(result.prompt_logprobs), rows, result.prompt_token_ids[1:], k)
 
 
-def test_each_row_gets_as_many_of_the_most_likely_as_it_asked_for(
-    checkpoints: Checkpoints, oracle: Oracle
-) -> None:
+def test_each_row_gets_as_many_of_the_most_likely_as_it_asked_for(checkpoints, oracle):
     path = checkpoints["llama"]
     counts = (0, 20, 3, 0, 1, 7, 2)
     params = [
         replace(GREEDY, top_logprobs=k, logprobs=k > 0 or i == 0) for i, k in enumerate(counts)
     ]
     engine = load(path)
-    for i, prompt in enumerate(PROMPTS):
-        engine.add_request(request(str(i), prompt, params[i]))
-    updates = drain(engine)
+    updates = answers(engine, PROMPTS, params)
     for i, prompt in enumerate(PROMPTS):
         if params[i].logprobs:
-            check_output(oracle, path, prompt, updates[str(i)], counts[i])
+            check_output(oracle, path, prompt, updates[i], counts[i])
         else:
-            assert all(u.logprobs is None for u in updates[str(i)])
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("caching", [True, False])
-def test_scores_survive_preemption_and_come_once(
-    checkpoints: Checkpoints, oracle: Oracle, caching: bool, mode: str
-) -> None:
-    path = checkpoints["llama"]
-    engine = load(path, **{**TIGHT, **MODES[mode]}, prefix_caching=caching)
-    params = replace(RANDOM, prompt_logprobs=2)
-    for i, prompt in enumerate(PROMPTS):
-        engine.add_request(request(str(i), prompt, params))
-    updates = drain(engine)
-    for i, prompt in enumerate(PROMPTS):
-        check_prompt(oracle, path, prompt, updates[str(i)], 2)
-        check_output(oracle, path, prompt, updates[str(i)], 5)
-    assert engine.stats().num_preemptions > 0
-    assert_idle(engine)
+            assert all(u.logprobs is None for u in updates[i])
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_blocks", [24, 96])
-def test_a_prompt_of_several_sequences_is_scored_once(
-    checkpoints: Checkpoints, oracle: Oracle, num_blocks: int, mode: str
-) -> None:
+def test_a_prompt_of_several_sequences_is_scored_once(checkpoints, oracle, num_blocks, mode):
     """Also when a sibling is preempted, and computes the prompt once more."""
     path = checkpoints["llama"]
     engine = load(path, **{**TIGHT, **MODES[mode], "num_blocks": num_blocks})
     params = replace(RANDOM, prompt_logprobs=2, n=4)
+    updates = answers(engine, PROMPTS, params)
     for i, prompt in enumerate(PROMPTS):
-        engine.add_request(request(str(i), prompt, params))
-    updates = drain(engine)
-    for i, prompt in enumerate(PROMPTS):
-        check_prompt(oracle, path, prompt, updates[str(i)], 2)
-        check_output(oracle, path, prompt, updates[str(i)], 5)
+        check_prompt(oracle, path, prompt, updates[i], 2)
+        check_output(oracle, path, prompt, updates[i], 5)
     assert (engine.stats().num_preemptions > 0) == (num_blocks == 24)
     assert_idle(engine)
 
 
 @pytest.mark.parametrize("num_blocks", [54, 96])
 @pytest.mark.parametrize("budget", [6, 64])
-def test_a_prompt_of_beams_is_scored_once(
-    checkpoints: Checkpoints, oracle: Oracle, budget: int, num_blocks: int
-) -> None:
+def test_a_prompt_of_beams_is_scored_once(checkpoints, oracle, budget, num_blocks):
     path = checkpoints["llama"]
     settings = {**TIGHT, "num_blocks": num_blocks, "max_num_batched_tokens": budget}
     engine = load(path, **settings, prefix_caching=False)
@@ -193,9 +168,7 @@ def test_a_prompt_of_beams_is_scored_once(
     assert_idle(engine)
 
 
-def test_what_is_continued_is_prompt_only_as_far_as_it_says(
-    checkpoints: Checkpoints, oracle: Oracle
-) -> None:
+def test_what_is_continued_is_prompt_only_as_far_as_it_says(checkpoints, oracle):
     path, prompt = checkpoints["llama"], random_prompt(20)
     engine = load(path, max_num_batched_tokens=7, max_num_seqs=4)
     params = replace(GREEDY, prompt_logprobs=3)
@@ -205,9 +178,7 @@ def test_what_is_continued_is_prompt_only_as_far_as_it_says(
     assert_right(got, dense(oracle, path, prompt)[:11], prompt[1:12], 3)
 
 
-def test_a_prefill_for_another_worker_scores_its_prompt(
-    checkpoints: Checkpoints, oracle: Oracle
-) -> None:
+def test_a_prefill_for_another_worker_scores_its_prompt(checkpoints, oracle):
     path, prompt = checkpoints["llama"], random_prompt(40)
     engine = load(path, max_num_batched_tokens=16, max_num_seqs=4)
     params = replace(GREEDY, prompt_logprobs=3)
@@ -219,9 +190,7 @@ def test_a_prefill_for_another_worker_scores_its_prompt(
     assert_idle(engine)
 
 
-def test_more_of_the_most_likely_than_there_are_tokens_is_all_of_them(
-    checkpoints: Checkpoints, oracle: Oracle
-) -> None:
+def test_more_of_the_most_likely_than_there_are_tokens_is_all_of_them(checkpoints, oracle):
     path = checkpoints["llama_few_words"]
     prompt = tuple(t % 12 for t in random_prompt(9))
     params = replace(GREEDY, top_logprobs=20, prompt_logprobs=20)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from baton.engine.config import EngineConfig
-from baton.engine.kv_pool import KvLayout, KvShape, plan_layout
+from baton.engine.kv_pool import KvShape, plan_layout
 from baton.engine.pool_size import GpuMemory, bytes_for_pools, check_holds_longest, num_blocks
 from baton.errors import InvalidArgumentError
 
@@ -15,14 +15,14 @@ FULL = plan_layout([KvShape(2, 8, 8)] * 2, torch.float32, 16)
 WINDOWED = plan_layout([KvShape(2, 8, 8)] * 2, torch.float32, 16, window=32)
 
 
-def test_a_gpu_leaves_what_the_model_and_others_do_not_take() -> None:
+def test_a_gpu_leaves_what_the_model_and_others_do_not_take():
     gpu = GpuMemory(total=80 * GIB, used_by_others=2 * GIB, peak=20 * GIB)
     assert bytes_for_pools(EngineConfig(gpu_memory_utilization=0.5), gpu) == 18 * GIB
     assert bytes_for_pools(EngineConfig(kv_cache_bytes=7), gpu) == 7
     assert bytes_for_pools(EngineConfig(), None) == 512 * 2**20
 
 
-def test_a_gpu_that_is_full_is_an_error_that_says_with_what() -> None:
+def test_a_gpu_that_is_full_is_an_error_that_says_with_what():
     gpu = GpuMemory(total=24 * GIB, used_by_others=4 * GIB, peak=18 * GIB)
     sentence = (
         "gpu_memory_utilization: is 0.9, which allows 22118 MiB of 24576; the model and the "
@@ -33,16 +33,14 @@ def test_a_gpu_that_is_full_is_an_error_that_says_with_what() -> None:
 
 
 @pytest.mark.parametrize("layout", [FULL, WINDOWED])
-def test_a_pool_holds_the_longest_sequence_or_the_error_says_how_long_it_may_be(
-    layout: KvLayout,
-) -> None:
+def test_a_pool_holds_the_longest_sequence_or_the_error_says_how_long_it_may_be(layout):
     needed = 7 if layout is FULL else 1 + -(-(31 + 20) // 16)
     check_holds_longest([needed], [layout], 100, 20)
     with pytest.raises(InvalidArgumentError, match=f"takes {needed} KV blocks and the pool has"):
         check_holds_longest([needed - 1], [layout], 100, 20)
 
 
-def test_bytes_that_are_not_given_are_divided_among_the_groups() -> None:
+def test_bytes_that_are_not_given_are_divided_among_the_groups():
     config = EngineConfig(max_num_seqs=1)
     full, windowed = num_blocks(config, [FULL, WINDOWED], 10**6, 20, 2**20)
     assert windowed == 2 * (1 + -(-(31 + 20) // 16))

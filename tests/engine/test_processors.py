@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from baton.engine.core.sequence import FinishReason
 from baton.sampling import SamplingParams
-from tests.engine.conftest import Checkpoints
 from tests.support.engine.engines import assert_idle, drain, load, mostly_slow, output_of, request
-from tests.support.engine.oracle import Oracle
+from tests.support.engine.oracle import Oracle, decided
 from tests.support.engine.prompts import random_prompt
 
 NUM_TOKENS = 16
@@ -92,24 +91,12 @@ class ProcessedOracle:
         self, path: str, prompt: tuple[int, ...], params: SamplingParams, theirs: dict[str, Any]
     ) -> tuple[int, ...]:
         counts = CountPenalties(len(prompt), params.presence_penalty, params.frequency_penalty)
-        out = self._oracle.model(path).generate(
-            input_ids=torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-            logits_processor=LogitsProcessorList([counts]),
-            generation_config=GenerationConfig(
-                max_new_tokens=params.max_tokens,
-                do_sample=False,
-                eos_token_id=list(params.stop_token_ids) or None,
-                pad_token_id=0,
-                output_scores=True,
-                return_dict_in_generate=True,
-                **theirs,
-            ),
-        )
-        for scores in out.scores:
-            first, second = scores[0].topk(2).values.tolist()
-            assert first - second > 1e-4, "the oracle's choice is a toss-up; take another prompt"
-        return tuple(out.sequences[0, len(prompt) :].tolist())
+        ends = list(params.stop_token_ids) or None
+        out = self._oracle.generate(
+            path, prompt, params.max_tokens, ends, LogitsProcessorList([counts]),
+            output_scores=True, **theirs,
+        )  # fmt: skip
+        return decided(out.scores, out.sequences[0, len(prompt) :])
 
 
 @pytest.fixture(scope="session")
@@ -131,12 +118,8 @@ def banned_pairs(oracle: Oracle, path: str) -> tuple[tuple[int, ...], ...]:
 @pytest.mark.parametrize("how", SETTINGS)
 @pytest.mark.parametrize("family", mostly_slow(["llama", "gpt2"], "llama"))
 def test_a_crowd_of_all_processors_says_what_transformers_says_of_each(
-    checkpoints: Checkpoints,
-    oracle: Oracle,
-    processed_oracle: ProcessedOracle,
-    family: str,
-    how: str,
-) -> None:
+    checkpoints, oracle, processed_oracle, family, how
+):
     path = checkpoints[family]
     engine = load(path, **SETTINGS[how])
     pairs = banned_pairs(oracle, path)
@@ -162,8 +145,8 @@ def test_a_crowd_of_all_processors_says_what_transformers_says_of_each(
 
 
 def test_a_minimum_keeps_the_models_own_end_away_even_where_it_is_ignored(
-    checkpoints: Checkpoints, processed_oracle: ProcessedOracle
-) -> None:
+    checkpoints, processed_oracle
+):
     path = checkpoints["llama_eos"]
     prompts = [random_prompt(4, seed=i) for i in range(12)]
     params = SamplingParams(max_tokens=40, min_tokens=20)
@@ -181,9 +164,7 @@ def test_a_minimum_keeps_the_models_own_end_away_even_where_it_is_ignored(
 
 
 @pytest.mark.parametrize("how", SETTINGS)
-def test_any_of_several_stop_tokens_ends_and_is_told(
-    checkpoints: Checkpoints, oracle: Oracle, how: str
-) -> None:
+def test_any_of_several_stop_tokens_ends_and_is_told(checkpoints, oracle, how):
     path = checkpoints["llama"]
     engine = load(path, **SETTINGS[how])
     for i, prompt in enumerate(PROMPTS):
@@ -201,9 +182,7 @@ def test_any_of_several_stop_tokens_ends_and_is_told(
     assert_idle(engine)
 
 
-def test_the_last_token_that_fits_may_also_be_an_end(
-    checkpoints: Checkpoints, oracle: Oracle
-) -> None:
+def test_the_last_token_that_fits_may_also_be_an_end(checkpoints, oracle):
     path, prompt = checkpoints["llama"], random_prompt(9)
     whole = oracle(path, prompt, NUM_TOKENS)
     params = SamplingParams(max_tokens=5, stop_token_ids=(whole[4],))

@@ -5,14 +5,12 @@ import pytest
 import torch
 
 from baton.cluster.prefix import PrefixNamespace
-from baton.engine.core.block_pool import NULL_BLOCK
 from baton.engine.core.sequence import FinishReason, KvSource, Purpose
 from baton.engine.loader import bound_to
-from baton.engine.messages import EngineRequest, SequenceUpdate
+from baton.engine.messages import EngineRequest
 from baton.engine.sampler import Sampler
 from baton.errors import OverloadedError
 from baton.sampling import SamplingParams
-from tests.engine.conftest import Checkpoints
 from tests.support.engine.checkpoints import BLOCK_SIZE, VOCAB_SIZE
 from tests.support.engine.engines import (
     assert_idle,
@@ -23,7 +21,6 @@ from tests.support.engine.engines import (
     request,
     tokens,
 )
-from tests.support.engine.oracle import Oracle
 from tests.support.engine.prompts import NUM_TOKENS, awkward_prompts, random_prompt, sharing_prompts
 
 FUSED = [
@@ -40,25 +37,9 @@ RANDOM = SamplingParams(
 )
 
 
-@pytest.mark.parametrize("budget", mostly_slow([3, 16, 17, 512], 3, 17))
-@pytest.mark.parametrize("family", FUSED)
-def test_a_crowd_cut_into_chunks_says_what_each_says_alone(
-    checkpoints: Checkpoints, oracle: Oracle, family: str, budget: int
-) -> None:
-    path = checkpoints[family]
-    engine = load(path, max_num_batched_tokens=budget, max_num_seqs=min(budget, 8))
-    prompts = awkward_prompts()
-    results = engine.generate(prompts, GREEDY)
-    assert tokens(results) == [oracle(path, p, NUM_TOKENS) for p in prompts]
-    assert {r.finish_reason for r in results} == {FinishReason.LENGTH}
-    assert_idle(engine)
-
-
-@pytest.mark.parametrize("budget", range(1, 18))
+@pytest.mark.parametrize("budget", mostly_slow(range(1, 18), 1, 4, 5, 6, 11, 16))
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_chunks_of_any_size_say_the_same(
-    checkpoints: Checkpoints, oracle: Oracle, family: str, budget: int
-) -> None:
+def test_chunks_of_any_size_say_the_same(checkpoints, oracle, family, budget):
     """Alone and behind decodes, so that chunks begin and end anywhere in a block."""
     path = checkpoints[family]
     engine = load(path, max_num_batched_tokens=budget, max_num_seqs=min(budget, 3), block_size=5)
@@ -79,18 +60,15 @@ IN_ANY_SIZE = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "budget"),
     [
-        (family, budget)
+        pytest.param(family, budget, marks=() if budget == 17 else pytest.mark.slow)
         for family in (*FUSED, *GENERIC)
         for budget in (ANY_SIZE if family in IN_ANY_SIZE else AROUND_BLOCKS)
     ],
 )
-def test_chunks_of_any_size_in_any_family_say_the_same(
-    checkpoints: Checkpoints, oracle: Oracle, family: str, budget: int
-) -> None:
+def test_chunks_of_any_size_in_any_family_say_the_same(checkpoints, oracle, family, budget):
     path = checkpoints[family]
     engine = load(path, max_num_batched_tokens=budget, max_num_seqs=min(budget, 3))
     prompts = awkward_prompts()
@@ -100,13 +78,10 @@ def test_chunks_of_any_size_in_any_family_say_the_same(
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("budget", [7, 512])
 @pytest.mark.parametrize("family", GENERIC)
-def test_other_families_say_what_transformers_says(
-    checkpoints: Checkpoints, oracle: Oracle, family: str, budget: int
-) -> None:
+def test_other_families_say_what_transformers_says(checkpoints, oracle, family):
     path = checkpoints[family]
-    engine = load(path, max_num_batched_tokens=budget, max_num_seqs=min(budget, 8))
+    engine = load(path, max_num_batched_tokens=512, max_num_seqs=8)
     prompts = awkward_prompts()
     expected = [oracle(path, p, NUM_TOKENS) for p in prompts]
     assert tokens(engine.generate(prompts, GREEDY)) == expected
@@ -117,9 +92,7 @@ def test_other_families_say_what_transformers_says(
 
 
 @pytest.mark.parametrize("budget", [3, 17, 512])
-def test_the_shipped_model_says_what_transformers_says(
-    checkpoints: Checkpoints, oracle: Oracle, budget: int
-) -> None:
+def test_the_shipped_model_says_what_transformers_says(checkpoints, oracle, budget):
     path = checkpoints["tiny"]
     engine = load(path, max_num_batched_tokens=budget, max_num_seqs=min(budget, 8))
     texts = ["Once upon a time", "The little dog", "Hello", "One day, Tom and Lily went to the"]
@@ -132,12 +105,12 @@ def test_the_shipped_model_says_what_transformers_says(
     ]
 
 
-@pytest.mark.parametrize("block_size", [1, 5, 16])
+@pytest.mark.parametrize("block_size", mostly_slow([1, 5, 16], 5))
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("family", ["llama", "qwen2_hybrid", "mistral_short"])
 def test_a_repeated_prompt_says_the_same_with_and_without_the_prefix_cache(
-    checkpoints: Checkpoints, oracle: Oracle, family: str, caching: bool, block_size: int
-) -> None:
+    checkpoints, oracle, family, caching, block_size
+):
     path = checkpoints[family]
     engine = load(
         path, prefix_caching=caching, block_size=block_size, num_blocks=1600 // block_size
@@ -156,8 +129,8 @@ def test_a_repeated_prompt_says_the_same_with_and_without_the_prefix_cache(
 @pytest.mark.parametrize("budget", [5, 33, 512])
 @pytest.mark.parametrize("family", ["llama", "mistral_short"])
 def test_prompts_that_share_a_beginning_do_not_disturb_each_other(
-    checkpoints: Checkpoints, oracle: Oracle, family: str, budget: int
-) -> None:
+    checkpoints, oracle, family, budget
+):
     path = checkpoints[family]
     engine = load(path, max_num_batched_tokens=budget, max_num_seqs=4)
     prompts = sharing_prompts()
@@ -169,28 +142,11 @@ def test_prompts_that_share_a_beginning_do_not_disturb_each_other(
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
-def test_preemption_changes_nothing_but_time(
-    checkpoints: Checkpoints, oracle: Oracle, family: str, caching: bool
-) -> None:
-    path = checkpoints[family]
-    engine = load(
-        path, block_size=4, num_blocks=24, prefix_caching=caching, max_num_batched_tokens=24,
-        max_num_seqs=6,
-    )  # fmt: skip
-    prompts = [random_prompt(length, seed=3) for length in (15, 1, 17, 30, 8, 16, 75, 12)]
-    expected = [oracle(path, p, NUM_TOKENS) for p in prompts]
-    assert tokens(engine.generate(prompts, GREEDY)) == expected
-    assert engine.stats().num_preemptions > 0
-    assert_idle(engine)
-
-
 @pytest.mark.parametrize("num_cached_blocks", [1, 2, 4])
 @pytest.mark.parametrize("family", ["llama", "gemma3", "mistral_short", "gpt2"])
 def test_of_a_prompt_that_is_cached_as_a_whole_one_token_is_computed(
-    checkpoints: Checkpoints, oracle: Oracle, family: str, num_cached_blocks: int
-) -> None:
+    checkpoints, oracle, family, num_cached_blocks
+):
     path, prompt = checkpoints[family], random_prompt(num_cached_blocks * BLOCK_SIZE)
     engine = load(path)
     expected = oracle(path, prompt, NUM_TOKENS)
@@ -208,9 +164,7 @@ def test_of_a_prompt_that_is_cached_as_a_whole_one_token_is_computed(
     assert_idle(engine)
 
 
-def test_a_whole_prompt_is_found_even_where_there_is_no_room_for_a_copy(
-    checkpoints: Checkpoints, oracle: Oracle
-) -> None:
+def test_a_whole_prompt_is_found_even_where_there_is_no_room_for_a_copy(checkpoints, oracle):
     """The pool is the prompt: its last block is computed again in its own place."""
     path, prompt = checkpoints["llama"], random_prompt(2 * BLOCK_SIZE)
     engine = load(path, num_blocks=2)
@@ -222,9 +176,7 @@ def test_a_whole_prompt_is_found_even_where_there_is_no_room_for_a_copy(
     assert_idle(engine)
 
 
-def test_two_that_copy_one_block_at_once_do_not_disturb_each_other(
-    checkpoints: Checkpoints, oracle: Oracle
-) -> None:
+def test_two_that_copy_one_block_at_once_do_not_disturb_each_other(checkpoints, oracle):
     path, prompt = checkpoints["llama"], random_prompt(2 * BLOCK_SIZE)
     engine = load(path)
     engine.generate([prompt], GREEDY)
@@ -237,7 +189,7 @@ def test_two_that_copy_one_block_at_once_do_not_disturb_each_other(
     assert tokens(engine.generate([prompt], GREEDY)) == [oracle(path, prompt, NUM_TOKENS)]
 
 
-def test_prompts_of_unequal_salt_share_nothing(checkpoints: Checkpoints, oracle: Oracle) -> None:
+def test_prompts_of_unequal_salt_share_nothing(checkpoints, oracle):
     path, prompt = checkpoints["llama"], random_prompt(3 * BLOCK_SIZE)
     engine = load(path)
     for salt, num_cached in ((b"", 0), (b"a", 0), (b"b", 0), (b"a", 47), (b"", 47)):
@@ -247,9 +199,7 @@ def test_prompts_of_unequal_salt_share_nothing(checkpoints: Checkpoints, oracle:
         assert output_of(updates)[0] == oracle(path, prompt, NUM_TOKENS)
 
 
-def test_a_flushed_cache_finds_nothing_and_says_so(
-    checkpoints: Checkpoints, oracle: Oracle
-) -> None:
+def test_a_flushed_cache_finds_nothing_and_says_so(checkpoints, oracle):
     path, prompt = checkpoints["llama"], random_prompt(3 * BLOCK_SIZE)
     engine = load(path)
     for _ in range(2):
@@ -267,9 +217,7 @@ def test_a_flushed_cache_finds_nothing_and_says_so(
 
 
 @pytest.mark.parametrize("max_num_seqs", [5, 24])
-def test_two_dozen_prompts_at_once_say_what_each_says_alone(
-    checkpoints: Checkpoints, oracle: Oracle, max_num_seqs: int
-) -> None:
+def test_two_dozen_prompts_at_once_say_what_each_says_alone(checkpoints, oracle, max_num_seqs):
     path = checkpoints["qwen3"]
     engine = load(path, max_num_seqs=max_num_seqs, max_num_batched_tokens=64, num_blocks=300)
     prompts = [random_prompt(1 + 5 * i, seed=i) for i in range(24)]
@@ -279,9 +227,7 @@ def test_two_dozen_prompts_at_once_say_what_each_says_alone(
     assert_idle(engine)
 
 
-def test_decodes_of_very_unequal_lengths_say_what_each_says_alone(
-    checkpoints: Checkpoints, oracle: Oracle
-) -> None:
+def test_decodes_of_very_unequal_lengths_say_what_each_says_alone(checkpoints, oracle):
     path = checkpoints["tiny"]
     engine = load(path, num_blocks=160, max_num_batched_tokens=512, max_num_seqs=8)
     prompts = [random_prompt(n, vocab_size=3000) for n in (1600, 3, 40, 5)]
@@ -291,9 +237,7 @@ def test_decodes_of_very_unequal_lengths_say_what_each_says_alone(
     )
 
 
-def test_a_batch_that_finds_no_room_leaves_nothing_behind(
-    checkpoints: Checkpoints, oracle: Oracle
-) -> None:
+def test_a_batch_that_finds_no_room_leaves_nothing_behind(checkpoints, oracle):
     """Blocks that are kept for somebody are in its way, until they are released."""
     path, prompt = checkpoints["llama"], random_prompt(40)
     engine = load(path, num_blocks=4)
@@ -310,9 +254,7 @@ def test_a_batch_that_finds_no_room_leaves_nothing_behind(
 
 
 @pytest.mark.timeout(30)
-def test_a_batch_does_not_wait_for_others_that_find_no_room(
-    checkpoints: Checkpoints, oracle: Oracle
-) -> None:
+def test_a_batch_does_not_wait_for_others_that_find_no_room(checkpoints, oracle):
     path, prompt = checkpoints["llama"], random_prompt(40)
     engine = load(path, num_blocks=6, policy="shortest-prefill")
     engine.add_request(EngineRequest("kept", prompt, GREEDY, len(prompt), Purpose.PREFILL))
@@ -325,9 +267,7 @@ def test_a_batch_does_not_wait_for_others_that_find_no_room(
     assert_idle(engine)
 
 
-def test_generation_ends_at_the_models_own_end_token(
-    checkpoints: Checkpoints, oracle: Oracle
-) -> None:
+def test_generation_ends_at_the_models_own_end_token(checkpoints, oracle):
     path = checkpoints["llama_eos"]
     engine = load(path)
     prompts = [random_prompt(4, seed=i) for i in range(12)]
@@ -344,9 +284,7 @@ def test_generation_ends_at_the_models_own_end_token(
     assert tokens(unstopped) == free
 
 
-def test_a_stop_token_ends_a_sequence_and_is_part_of_it(
-    checkpoints: Checkpoints, oracle: Oracle
-) -> None:
+def test_a_stop_token_ends_a_sequence_and_is_part_of_it(checkpoints, oracle):
     path = checkpoints["llama"]
     prompt = random_prompt(17)
     expected = oracle(path, prompt, NUM_TOKENS)
@@ -357,9 +295,7 @@ def test_a_stop_token_ends_a_sequence_and_is_part_of_it(
     assert (result.token_ids, result.finish_reason) == (expected[:end], FinishReason.STOP_TOKEN)
 
 
-def test_a_sequence_can_be_continued_from_any_of_its_tokens(
-    checkpoints: Checkpoints, oracle: Oracle
-) -> None:
+def test_a_sequence_can_be_continued_from_any_of_its_tokens(checkpoints, oracle):
     path = checkpoints["qwen2"]
     engine = load(path)
     prompt = random_prompt(17)
@@ -390,9 +326,7 @@ def test_a_sequence_can_be_continued_from_any_of_its_tokens(
     ],
 )
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])
-def test_a_seeded_sample_is_the_same_alone_and_in_a_crowd(
-    checkpoints: Checkpoints, family: str, changes: dict[str, object]
-) -> None:
+def test_a_seeded_sample_is_the_same_alone_and_in_a_crowd(checkpoints, family, changes):
     prompt = random_prompt(40)
     (alone,) = load(checkpoints[family]).generate([prompt], RANDOM)
     assert alone.token_ids != load(checkpoints[family]).generate([prompt], GREEDY)[0].token_ids
@@ -412,9 +346,7 @@ def test_a_seeded_sample_is_the_same_alone_and_in_a_crowd(
         assert results[2].token_ids == results[5].token_ids == alone.token_ids
 
 
-def test_random_numbers_are_counted_from_the_beginning_of_the_output(
-    checkpoints: Checkpoints, oracle: Oracle
-) -> None:
+def test_random_numbers_are_counted_from_the_beginning_of_the_output(checkpoints, oracle):
     path, prompt = checkpoints["llama"], random_prompt(40)
     (result,) = load(path).generate([prompt], RANDOM)
     with torch.inference_mode():
@@ -430,7 +362,7 @@ def test_random_numbers_are_counted_from_the_beginning_of_the_output(
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt_oss"])
-def test_reduced_precision_runs_to_the_end(checkpoints: Checkpoints, family: str) -> None:
+def test_reduced_precision_runs_to_the_end(checkpoints, family):
     engine = load(checkpoints[family], dtype="bfloat16", max_num_batched_tokens=64)
     prompts = awkward_prompts()
     params = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=True)
@@ -441,147 +373,7 @@ def test_reduced_precision_runs_to_the_end(checkpoints: Checkpoints, family: str
     assert_idle(engine)
 
 
-# The handoff, in one process: A computes the prompt, B goes on.
-
-
-Tables = tuple[tuple[int, ...], ...]
-
-
-class Handoff:
-    """Prefills on one engine and decodes on another, moving the blocks by their bytes."""
-
-    def __init__(self, path: str, budget: int) -> None:
-        self.prefill = load(path, max_num_batched_tokens=budget, max_num_seqs=4)
-        self.decode = load(path, max_num_batched_tokens=64, num_blocks=80)
-        assert self.prefill.cache.layouts == self.decode.cache.layouts
-        assert self.prefill.info.fingerprint == self.decode.info.fingerprint
-
-    def run(self, prompts: list[tuple[int, ...]], params: SamplingParams) -> list[tuple[int, ...]]:
-        """The tokens of each prompt, the first one from the prefill engine."""
-        firsts, blocks = self._prefill(prompts, params)
-        for i, prompt in enumerate(prompts):
-            self.decode.add_request(
-                EngineRequest(str(i), prompt, params, len(prompt), kv_source=KvSource.EXTERNAL)
-            )
-        out = {str(i): [first] for i, first in firsts.items()}
-        while self.decode.has_work:
-            output = self.decode.step()
-            for update in output.updates:
-                assert update.token_id is not None
-                assert update.position == len(out[update.request_id])
-                out[update.request_id].append(update.token_id)
-            for allocation in output.external:
-                i = int(allocation.request_id)
-                self.num_hits.append(allocation.num_hit_blocks)
-                self._move(blocks[i], allocation.block_ids, allocation.num_hit_blocks)
-                self.decode.commit_external(allocation.request_id, firsts[i])
-        for i in range(len(prompts)):
-            self.prefill.release(f"prefill {i}")
-        assert_idle(self.prefill)
-        assert_idle(self.decode)
-        return [tuple(out[str(i)]) for i in range(len(prompts))]
-
-    def fork(
-        self, prompts: list[tuple[int, ...]], params: SamplingParams
-    ) -> list[list[tuple[int, ...]]]:
-        """The tokens of each sequence of each prompt; all are chosen by the decode engine."""
-        _, blocks = self._prefill(prompts, params)
-        for i, prompt in enumerate(prompts):
-            self.decode.add_request(
-                EngineRequest(str(i), prompt, params, len(prompt), kv_source=KvSource.EXTERNAL)
-            )
-        told: dict[str, list[SequenceUpdate]] = {}
-        while self.decode.has_work:
-            output = self.decode.step()
-            for update in output.updates:
-                told.setdefault(update.request_id, []).append(update)
-            for allocation in output.external:
-                source = blocks[int(allocation.request_id)]
-                self._move(source, allocation.block_ids, allocation.num_hit_blocks)
-                self.decode.commit_external(allocation.request_id, None)
-            self.decode.check_integrity()
-        for i in range(len(prompts)):
-            self.prefill.release(f"prefill {i}")
-        assert_idle(self.prefill)
-        assert_idle(self.decode)
-        return [list(output_of(told[str(i)]).values()) for i in range(len(prompts))]
-
-    def _move(self, sources: Tables, targets: Tables, num_hits: int) -> None:
-        pools = zip(self.prefill.cache.pools, self.decode.cache.pools, strict=True)
-        for (origin, pool), *tables in zip(pools, sources, targets, strict=True):
-            for source, target in list(zip(*tables, strict=True))[num_hits:]:
-                if target != NULL_BLOCK:
-                    assert source != NULL_BLOCK, "a block the other side needs was given up"
-                    pool.write_block(target, origin.read_block(source))
-
-    def _prefill(
-        self, prompts: list[tuple[int, ...]], params: SamplingParams
-    ) -> tuple[dict[int, int], dict[int, Tables]]:
-        self.num_hits: list[int] = []
-        for i, prompt in enumerate(prompts):
-            self.prefill.add_request(
-                EngineRequest(f"prefill {i}", prompt, params, len(prompt), Purpose.PREFILL)
-            )
-        firsts, blocks = {}, {}
-        while self.prefill.has_work:
-            for update in self.prefill.step().updates:
-                if update.token_id is not None:
-                    i = int(update.request_id.split()[1])
-                    assert update.finish_reason is not None
-                    assert update.num_computed_tokens == len(prompts[i])
-                    firsts[i], blocks[i] = update.token_id, update.block_ids
-        return firsts, blocks
-
-
-@pytest.mark.parametrize("budget", [16, 23, 512])
-@pytest.mark.parametrize("family", ["llama", "qwen2_hybrid", "gpt_oss", "deepseek_v3"])
-def test_a_sequence_prefilled_elsewhere_goes_on_as_if_it_had_stayed(
-    checkpoints: Checkpoints, oracle: Oracle, family: str, budget: int
-) -> None:
-    path = checkpoints[family]
-    prompts = awkward_prompts()[:-1]
-    handoff = Handoff(path, budget)
-    expected = [oracle(path, p, NUM_TOKENS) for p in prompts]
-    assert handoff.run(prompts, GREEDY) == expected
-    assert sum(handoff.num_hits) == 0
-    # Now the decode engine has every full block of the prompts already.
-    assert handoff.run(prompts, GREEDY) == expected
-    assert handoff.num_hits == [len(p) // BLOCK_SIZE for p in prompts]
-
-
-def test_a_sampled_sequence_goes_on_after_a_handoff_as_if_it_had_stayed(
-    checkpoints: Checkpoints,
-) -> None:
-    prompts = awkward_prompts()[:-1]
-    alone = tokens(load(checkpoints["llama"]).generate(prompts, RANDOM))
-    assert Handoff(checkpoints["llama"], 32).run(prompts, RANDOM) == alone
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True),
-        SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, temperature=1.5, seed=3, n=3),
-        SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, beam_width=3, n=2),
-    ],
-)
-@pytest.mark.parametrize("budget", [16, 512])
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_oss", "mistral_short"])
-def test_sequences_fork_from_kv_that_was_computed_elsewhere(
-    checkpoints: Checkpoints, family: str, budget: int, params: SamplingParams
-) -> None:
-    path = checkpoints[family]
-    prompts = awkward_prompts()[:-1]
-    here = load(path).generate(prompts, params)
-    expected = [[c.token_ids for c in result.completions] for result in here]
-    handoff = Handoff(path, budget)
-    for _ in range(2):
-        assert handoff.fork(prompts, params) == expected
-
-
-def test_a_handoff_whose_first_token_is_its_last_is_reported_once(
-    checkpoints: Checkpoints, oracle: Oracle
-) -> None:
+def test_a_handoff_whose_first_token_is_its_last_is_reported_once(checkpoints, oracle):
     path, prompt = checkpoints["llama"], random_prompt(17)
     engine = load(path)
     params = SamplingParams(max_tokens=1)
@@ -595,9 +387,7 @@ def test_a_handoff_whose_first_token_is_its_last_is_reported_once(
     assert_idle(engine)
 
 
-def test_two_loads_of_a_checkpoint_agree_on_what_their_cache_means(
-    checkpoints: Checkpoints,
-) -> None:
+def test_two_loads_of_a_checkpoint_agree_on_what_their_cache_means(checkpoints):
     one, two = load(checkpoints["llama"]), load(checkpoints["llama"], num_blocks=3)
     assert one.info == two.info
     assert one.info.fingerprint != load(checkpoints["llama_yarn"]).info.fingerprint
@@ -605,7 +395,7 @@ def test_two_loads_of_a_checkpoint_agree_on_what_their_cache_means(
     assert one.info.fingerprint != reduced.info.fingerprint
 
 
-def test_what_a_cache_means_is_bound_to_the_version_so_no_other_one_finds_its_prefixes() -> None:
+def test_what_a_cache_means_is_bound_to_the_version_so_no_other_one_finds_its_prefixes():
     model, ways = (
         bytes(16),
         [("eager", "1.2"), ("eager", "1.3"), ("eager1", ".2"), ("eager1.2", "")],

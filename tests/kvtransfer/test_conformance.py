@@ -1,7 +1,6 @@
 """What every connector does alike. A new one is one more row of `CONNECTORS`."""
 
 import asyncio
-import random
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 
 from baton.engine.core.block_pool import NULL_BLOCK
+from baton.engine.core.plan import TokenLogprobs
 from baton.errors import DataLossError, NotFoundError, UnavailableError
 from kvtransfer import payload, service, shm_source
 from kvtransfer.connector import Integrity
@@ -32,7 +32,7 @@ from tests.support.kvtransfer.loopback import (
 )
 from tests.support.waiting import until
 
-TOKEN = FirstToken(0, 42)
+TOKEN = FirstToken(0, 42, TokenLogprobs(-1.5, (42, 7), (-1.5, -2.0)))
 TIMEOUT = 10.0
 CONNECTORS = {
     "grpc": ("grpc", Integrity.BY_CONNECTOR),
@@ -70,14 +70,13 @@ def nothing() -> None:
     """What a lease calls to free its blocks, where that does not matter."""
 
 
-async def test_blocks_go_where_they_belong_however_they_lie(way):
-    chance = random.Random(1)
+async def test_blocks_go_where_they_belong_however_they_lie(way, rng):
     async with between(way, 600, layouts=HYBRID) as ends:
         for turn in range(12):
-            num_tokens = chance.randrange(1, 2000)
+            num_tokens = rng.randrange(1, 2000)
             count = -(-num_tokens // BLOCK_SIZE)
             first = max(0, num_tokens - HYBRID[1].window) // BLOCK_SIZE
-            tables = [chance.sample(range(1, 601), count) for _ in range(4)]
+            tables = [rng.sample(range(1, 601), count) for _ in range(4)]
             for table in (tables[1], tables[3]):
                 table[:first] = [NULL_BLOCK] * first
             there, here = (tuple(map(tuple, tables[:2])), tuple(map(tuple, tables[2:])))
@@ -98,11 +97,12 @@ async def test_blocks_go_where_they_belong_however_they_lie(way):
 
 async def test_blocks_flow_in_order_as_they_are_filled(way):
     async with between(way) as ends:
+        into, out_of = (7, 3, 5, 1, 8, 2), (1, 2, 4, 6, 5, 3)
+        fetching = asyncio.create_task(
+            ends.fetcher.fetch(handle_of(ends, way, 6), allocation(into), TIMEOUT)
+        )
+        await until(lambda: ends.leases.num_awaited == 1)  # before there is a lease
         with ends.lease(6) as lease:
-            into, out_of = (7, 3, 5, 1, 8, 2), (1, 2, 4, 6, 5, 3)
-            fetching = asyncio.create_task(
-                ends.fetcher.fetch(handle_of(ends, way, 6), allocation(into), TIMEOUT)
-            )
             for num_filled in (1, 2, 2, 5):
                 lease.advance((out_of[:num_filled],), num_filled)
                 expected = contents(ends.source, out_of[:num_filled])
@@ -128,11 +128,10 @@ async def test_leading_blocks_that_are_there_stay_as_they_are(way, num_held):
         assert contents(ends.target, (5, 6, 7, 8)[num_held:]) == wanted
 
 
-async def test_ten_thousand_blocks_come_as_they_are(way):
+async def test_ten_thousand_blocks_come_as_they_are(way, rng):
     num_blocks = 10_000
-    chance = random.Random(3)
-    there = tuple(chance.sample(range(1, num_blocks + 1), num_blocks))
-    here = tuple(chance.sample(range(1, num_blocks + 1), num_blocks))
+    there = tuple(rng.sample(range(1, num_blocks + 1), num_blocks))
+    here = tuple(rng.sample(range(1, num_blocks + 1), num_blocks))
     async with between(way, num_blocks) as ends:
         with ends.lease(num_blocks) as lease:
             lease.advance((there,), num_blocks)
@@ -166,9 +165,6 @@ async def test_many_handoffs_at_once_do_not_mix(way):
         everything = tuple(range(1, 65))
         expected = [b for i in range(0, 64, 4) for b in everything[i : i + 4][::-1]]
         assert contents(ends.target, everything) == contents(ends.source, tuple(expected))
-
-
-# Called off.
 
 
 async def test_it_can_be_called_off_at_every_step(way):
@@ -254,9 +250,6 @@ async def test_a_source_that_calls_off_ends_the_fetch(way, stage):
             STAGES[stage](lease)
             await asyncio.sleep(0.01)
         assert isinstance(await failure_of(fetching), NotFoundError)
-
-
-# Too late, torn, damaged.
 
 
 class LateConfirm(service.KvTransferService):

@@ -4,13 +4,15 @@ import asyncio
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import torch
 
 from baton.engine.core.block_pool import NULL_BLOCK
+from baton.engine.kv_pool import KvPool
 from baton.errors import BatonError, NotFoundError, UnavailableError
 from baton.serving.channels import Channels
 from baton.v1.kv_transfer_pb2 import ConfirmRequest
@@ -62,10 +64,19 @@ def tables(seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 THERE, HERE = tables(1), tables(2)
 
 
-def fetcher_to(targets: list[Any], channels: Channels, connector: Any) -> KvFetcher:
-    return KvFetcher(
+@asynccontextmanager
+async def claimant_by(connector: Any) -> AsyncIterator[tuple[list[KvPool], Channels, KvFetcher]]:
+    targets, channels = [pool_of(NUM_BLOCKS, layout) for layout in HYBRID], Channels()
+    fetcher = KvFetcher(
         targets, PAIRING, CLAIMANT, channels.get, connector=connector, nixl_devices="lo"
     )
+    yield targets, channels, fetcher
+    fetcher.close()
+    await channels.close()
+
+
+def handle_to(source: FarSide, lease_id: bytes = LEASE) -> Handle:
+    return Handle("source", source.about[0], EPOCH, lease_id, PAIRING, NUM_TOKENS, ())
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +93,6 @@ async def failure_of_one_heard(call: Callable[[], Any]) -> BatonError:
         while isinstance(failure := await failure_of(call()), UnavailableError):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     return failure
-
-
-# The source dies.
 
 
 async def reach(stage: str, source: FarSide, targets: list[Any]) -> None:
@@ -138,14 +146,10 @@ async def test_a_source_that_is_killed_amid_the_blocks_leaves_nothing(far_side):
 
 
 async def source_is_gone(far_side: FarSides, connector: Any, stage: str, signum: int) -> None:
-    targets = [pool_of(NUM_BLOCKS, layout) for layout in HYBRID]
-    channels = Channels()
-    fetcher = fetcher_to(targets, channels, connector)
-    own = num_mapped()
-    async with far_side("source") as source:
-        endpoint, address = source.about
-        handle = Handle("source", endpoint, EPOCH, LEASE, PAIRING, NUM_TOKENS, ())
-        fetching = asyncio.create_task(fetcher.fetch(handle, allocation(*HERE), 30.0))
+    async with claimant_by(connector) as (targets, _, fetcher), far_side("source") as source:
+        own = num_mapped()
+        address = source.about[1]
+        fetching = asyncio.create_task(fetcher.fetch(handle_to(source), allocation(*HERE), 30.0))
         await reach(stage, source, targets)
         if connector == "shm":
             await until(lambda: num_mapped() == own + len(HYBRID))
@@ -160,35 +164,25 @@ async def source_is_gone(far_side: FarSides, connector: Any, stage: str, signum:
         # Its memory is let go of by itself, not because somebody asks.
         await until(lambda: num_mapped() == own)
         assert not any(address in name for name in abstract_sockets())
-    fetcher.close()
-    await channels.close()
 
 
 @pytest.mark.parametrize("connector", ["grpc", "shm", pytest.param("nixl", marks=pytest.mark.slow)])
 async def test_a_source_that_stops_before_anybody_has_connected_is_noticed_as_soon(
     far_side, connector
 ):
-    targets = [pool_of(NUM_BLOCKS, layout) for layout in HYBRID]
-    channels = Channels()
-    fetcher = fetcher_to(targets, channels, connector)
-    async with far_side("source") as source:
+    async with claimant_by(connector) as (_, _, fetcher), far_side("source") as source:
         source.signal(signal.SIGSTOP)
-        handle = Handle("source", source.about[0], EPOCH, LEASE, PAIRING, NUM_TOKENS, ())
+        handle = handle_to(source)
         started = asyncio.get_running_loop().time()
         failure = await failure_of(fetcher.fetch(handle, allocation(*HERE), 30.0))
         assert isinstance(failure, UnavailableError), failure
         assert asyncio.get_running_loop().time() - started < BOUND
-    fetcher.close()
-    await channels.close()
 
 
 @pytest.mark.slow
 async def test_a_source_that_was_stopped_for_a_moment_goes_on(far_side):
-    targets = [pool_of(NUM_BLOCKS, layout) for layout in HYBRID]
-    channels = Channels()
-    fetcher = fetcher_to(targets, channels, "auto")
-    async with far_side("source") as source:
-        handle = Handle("source", source.about[0], EPOCH, LEASE, PAIRING, NUM_TOKENS, ())
+    async with claimant_by("auto") as (targets, _, fetcher), far_side("source") as source:
+        handle = handle_to(source)
         fetching = asyncio.create_task(fetcher.fetch(handle, allocation(*HERE), 30.0))
         await reach("amid the blocks", source, targets)
         source.signal(signal.SIGSTOP)
@@ -200,18 +194,13 @@ async def test_a_source_that_was_stopped_for_a_moment_goes_on(far_side):
     assert token == FirstToken(0, 42)
     origin = filled_pool(NUM_BLOCKS, HYBRID[0])
     assert contents(targets[0], HERE[0]) == contents(origin, THERE[0])
-    fetcher.close()
-    await channels.close()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("connector", ["grpc", "shm", "nixl"])
 async def test_a_source_that_comes_back_knows_nothing_of_the_lease_any_more(far_side, connector):
-    targets = [pool_of(NUM_BLOCKS, layout) for layout in HYBRID]
-    channels = Channels()
-    fetcher = fetcher_to(targets, channels, connector)
-    async with far_side("source") as source:
-        handle = Handle("source", source.about[0], EPOCH, LEASE, PAIRING, NUM_TOKENS, ())
+    async with claimant_by(connector) as (targets, channels, fetcher), far_side("source") as source:
+        handle = handle_to(source)
         fetching = asyncio.create_task(fetcher.fetch(handle, allocation(*HERE), 30.0))
         await reach("amid the blocks", source, targets)
         source.signal(signal.SIGSTOP)
@@ -226,8 +215,6 @@ async def test_a_source_that_comes_back_knows_nothing_of_the_lease_any_more(far_
         )
         again = asyncio.create_task(fetcher.fetch(handle, allocation(*HERE), 5.0))
         assert isinstance(await failure_of(again), NotFoundError)
-    fetcher.close()
-    await channels.close()
 
 
 @pytest.mark.slow
@@ -237,11 +224,8 @@ async def test_a_source_that_stands_still_amid_a_read_writes_nothing_when_it_goe
 ):
     """Over TCP the source has a part in every read, and an answer of it comes however late."""
     monkeypatch.setenv("UCX_TLS", "tcp")
-    targets = [pool_of(NUM_BLOCKS, layout) for layout in HYBRID]
-    channels = Channels()
-    fetcher = fetcher_to(targets, channels, "nixl")
-    async with far_side("source") as source:
-        handle = Handle("source", source.about[0], EPOCH, LEASE, PAIRING, NUM_TOKENS, ())
+    async with claimant_by("nixl") as (targets, _, fetcher), far_side("source") as source:
+        handle = handle_to(source)
         fetching = asyncio.create_task(fetcher.fetch(handle, allocation(*HERE), PATIENCE))
         await reach(stage, source, targets)
         reader = fetcher._sources._nixl
@@ -281,7 +265,7 @@ async def test_a_source_that_stands_still_amid_a_read_writes_nothing_when_it_goe
         await source.tell("open", lease_id.hex(), NUM_TOKENS)
         await source.tell("advance", THERE, COUNT)
         await source.tell("complete")
-        handle = Handle("source", source.about[0], EPOCH, lease_id, PAIRING, NUM_TOKENS, ())
+        handle = handle_to(source, lease_id)
         await fetcher.fetch(handle, allocation(*HERE), PATIENCE)
         for target in targets:
             target.content[0].fill_(7)
@@ -292,10 +276,6 @@ async def test_a_source_that_stands_still_amid_a_read_writes_nothing_when_it_goe
     origin = filled_pool(NUM_BLOCKS, HYBRID[0])
     assert contents(targets[0], HERE[0]) == contents(origin, THERE[0])
     assert all(map(torch.equal, read, (target.content for target in targets)))
-    await channels.close()
-
-
-# The claimant dies.
 
 
 @pytest.mark.parametrize("stage", ["early", "amid the blocks", "at the last block"])
@@ -312,10 +292,7 @@ async def test_a_claimant_that_is_killed_amid_the_blocks_ends_the_lease(far_side
 
 
 async def claimant_is_killed(far_side: FarSides, connector: str, stage: str) -> None:
-    async with (
-        transfer(NUM_BLOCKS, layouts=HYBRID) as ends,
-        far_side("claimant") as claimant,
-    ):
+    async with transfer(NUM_BLOCKS, layouts=HYBRID) as ends, far_side("claimant") as claimant:
         readers = 1 if connector == "shm" else 0
         if stage == "early":
             await tell_to_fetch(claimant, connector, ends.endpoint)

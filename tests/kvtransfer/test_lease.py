@@ -3,13 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.errors import (
-    AlreadyExistsError,
-    DataLossError,
-    FailedPreconditionError,
-    NotFoundError,
-    UnavailableError,
-)
+from baton.errors import DataLossError, FailedPreconditionError, NotFoundError, UnavailableError
 from kvtransfer import lease_table
 from kvtransfer.extent import Extent
 from kvtransfer.handle import FirstToken
@@ -27,38 +21,6 @@ TABLES = ((1, 2, 3),)
 
 def nothing() -> None:
     """What a lease calls to free its blocks, where that does not matter."""
-
-
-async def test_a_confirmed_lease_cannot_be_confirmed_again():
-    table = LeaseTable()
-    with table.open(CLAIM, EXTENT) as lease:
-        lease.advance(((1, 2),), 1)
-        lease.complete(TOKEN, nothing)
-        async with table.claim(CLAIM, timeout=0.01):
-            table.confirm(CLAIM, lease.generation)
-            with pytest.raises(NotFoundError):
-                table.confirm(CLAIM, lease.generation)
-    with pytest.raises(NotFoundError):
-        table.confirm(CLAIM, lease.generation)
-
-
-async def test_a_lease_that_is_still_computed_cannot_be_confirmed():
-    table = LeaseTable()
-    with table.open(CLAIM, EXTENT) as lease:
-        lease.advance(((1, 2),), 1)
-        async with table.claim(CLAIM, timeout=0.01):
-            with pytest.raises(NotFoundError):
-                table.confirm(CLAIM, lease.generation)
-            assert not lease.is_over
-
-
-async def test_a_lease_that_nobody_has_claimed_cannot_be_confirmed():
-    table = LeaseTable()
-    with table.open(CLAIM, EXTENT) as lease:
-        lease.complete(TOKEN, nothing)
-        with pytest.raises(NotFoundError):
-            table.confirm(CLAIM, lease.generation)
-        assert not lease.is_over
 
 
 async def test_a_confirmation_of_another_generation_is_refused_and_the_lease_goes_on():
@@ -142,17 +104,6 @@ async def test_a_claim_that_is_called_off_while_it_waits_leaves_the_lease_to_the
             assert lease.is_claimed
 
 
-async def test_another_worker_s_claim_is_refused_and_changes_nothing():
-    table = LeaseTable()
-    with table.open(CLAIM, EXTENT) as lease:
-        with pytest.raises(NotFoundError):
-            async with table.claim(replace(CLAIM, claimant="another"), timeout=0.01):
-                pass
-        assert not lease.is_over
-        async with table.claim(CLAIM, timeout=0.01) as claimed:
-            assert claimed is lease
-
-
 async def test_another_worker_s_early_claim_does_not_stand_in_the_way():
     table = LeaseTable()
 
@@ -179,28 +130,6 @@ async def test_a_second_claim_is_refused():
                 async with table.claim(CLAIM, timeout=0.01):
                     pass
             assert not lease.is_over
-
-
-async def test_a_claim_that_ends_early_breaks_the_lease():
-    table = LeaseTable()
-    with table.open(CLAIM, EXTENT) as lease:
-        async with table.claim(CLAIM, timeout=0.01):
-            pass
-        with pytest.raises(UnavailableError, match="stopped fetching"):
-            await lease.over()
-
-
-async def test_an_id_is_used_once():
-    table = LeaseTable()
-    with (
-        table.open(CLAIM, EXTENT),
-        pytest.raises(AlreadyExistsError),
-        table.open(replace(CLAIM, tenant="globex"), EXTENT),
-    ):
-        pass
-    with pytest.raises(AlreadyExistsError), table.open(CLAIM, EXTENT):
-        pass
-    assert len(table) == 0
 
 
 async def test_a_claim_on_a_lease_that_is_over_is_not_kept_waiting():
@@ -245,10 +174,11 @@ async def test_tables_grow_with_what_is_computed_and_lose_what_a_window_has_pass
         assert lease.num_filled == 3
 
 
-async def test_a_waiter_gets_the_reason_for_which_a_lease_broke():
+@pytest.mark.parametrize("wait", [lambda x: x.filled_beyond(0), lambda x: x.claimed()])
+async def test_waiters_get_reason_for_which_lease_broke(wait):
     table = LeaseTable()
     with table.open(CLAIM, EXTENT) as lease:
-        waiting = asyncio.create_task(lease.filled_beyond(0))
+        waiting = asyncio.create_task(wait(lease))
         await settled()
         lease.end(UnavailableError("the cat"))
     with pytest.raises(UnavailableError, match="the cat"):
@@ -283,16 +213,6 @@ async def test_a_claimant_is_awaited_until_its_blocks_are_computed():
             assert table.has_awaited
             lease.complete(TOKEN, nothing)
             assert not table.has_awaited
-
-
-async def test_a_lease_that_breaks_is_never_claimed():
-    table = LeaseTable()
-    with table.open(CLAIM, EXTENT) as lease:
-        waiting = asyncio.create_task(lease.claimed())
-        await settled()
-        lease.end(UnavailableError("the cat"))
-    with pytest.raises(UnavailableError, match="the cat"):
-        await waiting
 
 
 async def test_blocks_that_are_taken_back_under_a_claimant_end_the_lease():

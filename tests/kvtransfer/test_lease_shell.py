@@ -8,12 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from baton.errors import (
-    AlreadyExistsError,
-    BatonError,
-    FailedPreconditionError,
-    NotFoundError,
-)
+from baton.errors import AlreadyExistsError, BatonError, FailedPreconditionError, NotFoundError
 from kvtransfer.extent import Extent
 from kvtransfer.handle import FirstToken
 from kvtransfer.lease import Claim, Lease
@@ -223,8 +218,6 @@ class Leases(RuleBasedStateMachine):
 
 TestLeases = Leases.TestCase
 
-
-# A time limit, step by step.
 
 CLAIM = Claim(IDS[0], "d")
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from random import Random
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.engine.core.block_pool import NULL_BLOCK, BlockPool
@@ -104,7 +104,6 @@ def prefill(name: int, first_token: int, num_tokens: int) -> Request:
     num_spare=st.integers(0, 30),
     seed=st.integers(0, 99),
 )
-@settings(deadline=None)
 def test_blocks_that_a_claimant_needs_keep_their_content(
     prompts, windows, block_size, chunk, num_spare, seed
 ):

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -240,9 +239,6 @@ async def test_runs_with_checksums_grow_from_a_short_one():
     assert PlaceSender(Integrity.FENCE).max_blocks(layout, 0) == 1024
 
 
-# Which way is taken.
-
-
 async def fetched(ends, turn: int = 0, **changes):
     lease_id = bytes([turn]) * 16
     with ends.lease_of(4, lease_id) as lease:
@@ -387,16 +383,10 @@ attach(Door(address, host, (5, 5)), HYBRID, *folder)
 APART = ["unshare", "--user", "--map-root-user", "--net"]
 
 
-def has_namespaces() -> bool:
-    """Whether this machine gives out network namespaces to its users."""
-    if shutil.which("unshare") is None:
-        return False
-    return subprocess.run([*APART, "true"], capture_output=True).returncode == 0
-
-
+@pytest.mark.system
 async def test_a_worker_of_another_network_namespace_finds_the_pools_by_the_folder(short_path):
-    if not has_namespaces():
-        pytest.skip("this machine gives out no network namespaces")
+    """Fails where `unshare` (util-linux) is missing or the kernel gives users no namespaces."""
+    subprocess.run([*APART, "true"], check=True)
     python = [sys.executable, "-c", ELSEWHERE]
 
     async def outcome(door: Door, *folder: str) -> tuple[int, str]:

@@ -1,6 +1,5 @@
 """What the client sees of the workers' events, in every order in which they may come."""
 
-import random
 from functools import cache
 
 import pytest
@@ -85,9 +84,7 @@ def shown(an_answer: Answer, *events: decode_pb2.DecodeGenerateResponse) -> list
 
 
 @given(st.lists(st.text("abcde", min_size=1, max_size=8), min_size=2, max_size=4), st.randoms())
-def test_several_sequences_come_whole_and_in_order_however_they_are_mixed(
-    letters: list[str], order: random.Random
-):
+def test_several_sequences_come_whole_and_in_order_however_they_are_mixed(letters, order):
     queues = []
     for index, text in enumerate(letters):
         events, at = [], 0
@@ -218,9 +215,7 @@ def test_the_most_likely_tokens_go_along_with_their_token(from_prefill):
     st.lists(st.integers(0, 8), max_size=4),
     st.randoms(),
 )
-def test_however_often_others_go_on_each_token_is_shown_once_and_in_order(
-    letters: list[str], cuts: list[int], order: random.Random
-):
+def test_however_often_others_go_on_each_token_is_shown_once_and_in_order(letters, cuts, order):
     asked = answer(n=len(letters), max_tokens=12)
     events: list[pb.GenerateResponse] = []
     for cut in [*cuts, None]:

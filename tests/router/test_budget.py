@@ -5,14 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.budget import RetryBudget
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.clock import Clock
 
 
 def test_tries_are_paid_for_by_requests_and_by_time():
@@ -29,7 +22,7 @@ def test_tries_are_paid_for_by_requests_and_by_time():
 
 
 @given(st.lists(st.sampled_from(["deposit", "withdraw", "wait"]), max_size=200))
-def test_never_more_tries_are_made_than_were_paid_for(events: list[str]):
+def test_never_more_tries_are_made_than_were_paid_for(events):
     clock = Clock()
     budget = RetryBudget(share=0.25, per_second=1.0, largest=5.0, clock=clock)
     num_requests = num_tries = 0

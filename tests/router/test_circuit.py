@@ -6,16 +6,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from router.backoff import Backoff
 from router.circuit import Circuit, CircuitState
+from tests.support.clock import Clock
 
 CLOSED, OPEN, HALF_OPEN = CircuitState.CLOSED, CircuitState.OPEN, CircuitState.HALF_OPEN
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def circuit_and_clock(chance: float = 0.999) -> tuple[Circuit, Clock]:
@@ -24,7 +17,7 @@ def circuit_and_clock(chance: float = 0.999) -> tuple[Circuit, Clock]:
 
 
 @given(st.integers(1, 100), st.floats(0.0, 1.0, exclude_max=True))
-def test_a_delay_doubles_up_to_its_limit_and_is_at_least_half_of_that(n: int, chance: float):
+def test_a_delay_doubles_up_to_its_limit_and_is_at_least_half_of_that(n, chance):
     whole = min(8.0, 2.0 ** (n - 1))
     assert whole / 2 <= Backoff(1.0, 8.0, lambda: chance).delay(n) <= whole
 

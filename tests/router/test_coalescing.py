@@ -12,12 +12,9 @@ from baton.serving.pace import Pace
 from baton.v1 import inference_pb2 as pb
 from router.wire import coalesced
 from tests.support.router.scripted import (
-    PREFILL_ADMITTED,
     READY,
     Cue,
     Forever,
-    Go,
-    Worker,
     decode,
     finished,
     first,
@@ -26,7 +23,6 @@ from tests.support.router.scripted import (
     prefill,
     run,
     saga_of,
-    seen_of,
     tokens,
 )
 
@@ -52,13 +48,16 @@ async def test_without_a_pace_each_message_goes_by_itself():
 
 async def test_tokens_gathered_with_a_failure_behind_them_are_shown():
     """What was booked counts as shown: were it not sent, it would be lost."""
-    said = Cue()
-    dying = decode(READY, tokens(1, 1), tokens(2, 2), InternalError("it broke"))
-    heir = decode(Go(said), READY, tokens(3, 3), tokens(4, 4), finished(), name="d1")
-    source = Worker("p0", "prefill", [PREFILL_ADMITTED, first(), Forever()])
-    async with fleet_of(source, dying, heir) as fleet:
-        seen = await seen_of(saga_of(fleet, pace=Pace(0.05)))
-    assert seen.token_ids == letter_ids()
+    shown = Cue()
+    dying = decode(READY, shown, tokens(1, 1), tokens(2, 2), InternalError("it broke"))
+    heir = decode(READY, tokens(3, 3), tokens(4, 4), finished(), name="d1")
+    ids: list[int] = []
+    async with fleet_of(prefill(first(), Forever()), dying, heir) as fleet:
+        async for response in saga_of(fleet, pace=Pace(0.05)).run():
+            ids += response.tokens.token_ids
+            if ids:  # without the first token, others would wait for it
+                shown.event.set()
+    assert ids == letter_ids()
 
 
 async def test_a_slow_stream_never_waits(monkeypatch):

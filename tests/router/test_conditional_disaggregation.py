@@ -30,6 +30,7 @@ from tests.support.router.scripted import (
     seen_of,
     tokens,
 )
+from tests.support.strategies import candidates, clusters
 
 NUM_TOKENS = 1024
 PREFILL = Candidate("p", "prefill", b"")
@@ -49,9 +50,6 @@ def chosen(*candidates: Candidate, **how: object) -> tuple[str, str]:
 
 def holding(candidate: Candidate, num_missing: int, **fields: object) -> Candidate:
     return replace(candidate, num_cached_tokens=NUM_TOKENS - num_missing, **fields)
-
-
-# Which requests.
 
 
 def test_what_takes_no_longer_than_a_handoff_is_computed_by_the_decode_worker():
@@ -135,36 +133,7 @@ def test_policies_to_compare_with_know_no_such_thing(name):
     assert chosen(PREFILL, holding(DECODE, 1), rules=Rules(name)) == ("p", "d")
 
 
-seconds = st.floats(0, 1.0)
-rates = st.none() | st.builds(
-    Rates, seconds, seconds, st.floats(0, 1e-3), st.integers(0, 600), seconds, seconds, seconds
-)
-
-
-def candidate(role: str) -> st.SearchStrategy[Candidate]:
-    return st.builds(
-        Candidate,
-        worker=st.integers(0, 9).map(lambda i: f"{role}-{i}"),
-        role=st.just(role),
-        pairing=st.sampled_from([b"a", b"b"]),
-        num_cached_tokens=st.integers(0, NUM_TOKENS + 64),
-        num_queued_tokens=st.integers(0, 4096),
-        num_sequences=st.integers(0, 64),
-        num_held_tokens=st.integers(0, 4096),
-        max_held_tokens=st.none() | st.integers(1, 4096),
-        excluded=st.sampled_from(["", "", "draining", "not answering"]),
-        rates=rates,
-    )
-
-
-def pool(role: str) -> st.SearchStrategy[list[Candidate]]:
-    return st.lists(candidate(role), max_size=4, unique_by=lambda c: c.worker)
-
-
-clusters = st.builds(lambda p, d: p + d, pool("prefill"), pool("decode"))
-
-
-@given(clusters, st.randoms(), st.booleans())
+@given(clusters(NUM_TOKENS), st.randoms(), st.booleans())
 def test_only_workers_that_can_take_work_do_and_the_snapshot_decides(cluster, shuffled, needs):
     placement = decided(*cluster, needs_prefill=needs)
     other = list(cluster)
@@ -180,7 +149,7 @@ def test_only_workers_that_can_take_work_do_and_the_snapshot_decides(cluster, sh
     assert not (needs and len(workers) == 1)
 
 
-@given(clusters)
+@given(clusters(NUM_TOKENS))
 def test_a_decode_worker_is_alone_only_where_that_costs_less_than_any_pair(cluster):
     placement = decided(*cluster)
     pair = decided(*cluster, rules=Rules(conditional_disaggregation=False))
@@ -194,14 +163,11 @@ def test_a_decode_worker_is_alone_only_where_that_costs_less_than_any_pair(clust
     assert cost <= min(ready)
 
 
-@given(candidate("decode"), st.integers(0, NUM_TOKENS))
+@given(candidates("decode", NUM_TOKENS), st.integers(0, NUM_TOKENS))
 def test_more_overlap_never_costs_more_alone_either(one, num_tokens):
     more = replace(one, num_cached_tokens=one.num_cached_tokens + 16)
     before, after = (CostModel().alone_terms(c, num_tokens) for c in (one, more))
     assert all(after[term] <= before[term] for term in before)
-
-
-# What becomes of them.
 
 
 def started(num_cached: int = 2) -> decode_pb2.DecodeGenerateResponse:

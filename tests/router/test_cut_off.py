@@ -15,12 +15,12 @@ from tests.support.router.scripted import (
     Forever,
     Scripts,
     Worker,
-    at,
     decode,
     finished,
     first,
     fleet_of,
     letter_ids,
+    prefill_behind,
     saga_of,
     tokens,
 )
@@ -83,9 +83,8 @@ async def behind_a_wire(worker: Worker) -> AsyncIterator[Wire]:
 async def test_a_decode_worker_that_is_cut_off_is_replaced_within_the_silence_bound(directions):
     cut_off = decode(READY, tokens(0, 0, 1), Forever())
     other = decode(READY, tokens(2, 2), finished(), name="d1")
-    results = Scripts([[PREFILL_ADMITTED, first(), RELEASED], [PREFILL_ADMITTED, at(2), RELEASED]])
     async with (
-        fleet_of(Worker("p0", "prefill", results), cut_off, other) as fleet,
+        fleet_of(prefill_behind(0, 2), cut_off, other) as fleet,
         behind_a_wire(cut_off) as wire,
     ):
         seen: list[int] = []

@@ -74,9 +74,6 @@ def test_any_text_comes_back_as_it_was(text):
     assert "".join(pieces_of(token_ids)) == tokenizer().decode(token_ids)
 
 
-# Stop strings.
-
-
 def shown(stop: tuple[str, ...], pieces: list[str]) -> tuple[list[str], str | None]:
     watch = StopStrings(stop)
     parts = [watch.push(piece) for piece in pieces]

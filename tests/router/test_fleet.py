@@ -25,28 +25,13 @@ from baton.serving.settings import ServingSettings
 from baton.v1.kv_transfer_pb2 import KvLayout, KvLayouts
 from router.fleet import Fleet, Member
 from router.worker_model import PoolModel, WorkDone, WorkerModel
+from tests.support.router.records import RECORD, TOKENIZER
 from tests.support.waiting import until
-
-TOKENIZER = b"t" * 16
 
 
 def record_of(server: Server, **changes: Any) -> WorkerRecord:
-    fields: dict[str, Any] = {
-        "id": "w",
-        "role": "decode",
-        "endpoint": server.endpoint,
-        "kv_endpoint": server.endpoint,
-        "epoch": 1,
-        "model": "tiny",
-        "fingerprint": b"f",
-        "layout": b"",
-        "tokenizer_hash": TOKENIZER,
-        "kv_dtype": "float32",
-        "block_size": 16,
-        "max_model_len": 2048,
-        "num_blocks": 1000,
-    }
-    return WorkerRecord(**{**fields, **changes})
+    fields = {"endpoint": server.endpoint, "kv_endpoint": server.endpoint, **changes}
+    return replace(RECORD, **fields)
 
 
 @asynccontextmanager
@@ -84,6 +69,17 @@ async def registered(redis_server: EmbeddedRedis, record: WorkerRecord) -> Async
     finally:
         await registration.stop()
         await redis.aclose()
+
+
+@asynccontextmanager
+async def at_work(
+    server: Server, fleet: Fleet, redis_server: EmbeddedRedis, **changes: Any
+) -> AsyncIterator[Any]:
+    """Registers a worker that is ready, and waits until it takes work."""
+    await server.set_ready(True)
+    async with registered(redis_server, record_of(server, **changes)) as registration:
+        await until(lambda: reason(fleet) == "")
+        yield registration
 
 
 def reason(fleet: Fleet) -> str | None:
@@ -208,9 +204,7 @@ async def test_the_first_look_waits_for_no_worker_that_is_gone_and_for_none_that
 
 async def test_a_worker_that_drains_or_tokenizes_otherwise_is_excluded():
     async with worker_and_fleet() as (server, fleet, redis):
-        await server.set_ready(True)
-        async with registered(redis, record_of(server)) as registration:
-            await until(lambda: reason(fleet) == "")
+        async with at_work(server, fleet, redis) as registration:
             registration.update(replace(registration.record, draining=True))
             await until(lambda: reason(fleet) == "draining")
         await server.set_ready(False)
@@ -222,9 +216,8 @@ async def test_a_worker_that_drains_or_tokenizes_otherwise_is_excluded():
 
 async def test_redis_cannot_take_a_serving_worker_away():
     async with worker_and_fleet() as (server, fleet, redis):
-        await server.set_ready(True)
-        async with registered(redis, record_of(server)):
-            await until(lambda: reason(fleet) == "")
+        async with at_work(server, fleet, redis):
+            pass
         # Not listed any more, but it answers.
         await until(lambda: not fleet.members[0].is_listed)
         assert reason(fleet) == ""
@@ -234,9 +227,7 @@ async def test_redis_cannot_take_a_serving_worker_away():
 
 async def test_a_worker_that_restarts_on_the_same_endpoint_is_a_new_member():
     async with worker_and_fleet() as (server, fleet, redis):
-        await server.set_ready(True)
-        async with registered(redis, record_of(server)):
-            await until(lambda: reason(fleet) == "")
+        async with at_work(server, fleet, redis):
             before = fleet.members[0]
         async with registered(redis, record_of(server, epoch=2)):
             await until(lambda: fleet.members[0] is not before)
@@ -310,9 +301,7 @@ async def test_without_redis_the_router_knows_what_it_has_placed_itself():
 async def test_a_sequence_is_no_longer_than_a_decode_worker_s_pool(role, num_blocks, expected):
     async with worker_and_fleet() as (server, fleet, redis):
         assert fleet.max_model_len > 2**30
-        await server.set_ready(True)
-        async with registered(redis, record_of(server, role=role, num_blocks=num_blocks)):
-            await until(lambda: reason(fleet) == "")
+        async with at_work(server, fleet, redis, role=role, num_blocks=num_blocks):
             assert fleet.max_model_len == expected
 
 
@@ -331,9 +320,7 @@ async def test_where_every_layer_has_a_window_a_sequence_may_outgrow_the_pool(wi
 
 
 async def test_a_worker_that_was_lost_takes_work_again_once_it_says_that_it_is_well():
-    async with worker_and_fleet() as (server, fleet, redis), registered(redis, record_of(server)):
-        await server.set_ready(True)
-        await until(lambda: reason(fleet) == "")
+    async with worker_and_fleet() as (server, fleet, redis), at_work(server, fleet, redis):
         fleet.report_loss(fleet.members[0])
         assert reason(fleet) == "failed a moment ago"
         await until(lambda: reason(fleet) == "", within=2.0)
@@ -347,9 +334,7 @@ async def test_a_worker_that_was_lost_takes_work_again_once_it_says_that_it_is_w
 
 async def test_the_channel_to_a_worker_that_left_is_closed_once_nothing_uses_it():
     async with worker_and_fleet() as (server, fleet, redis):
-        await server.set_ready(True)
-        async with registered(redis, record_of(server)):
-            await until(lambda: reason(fleet) == "")
+        async with at_work(server, fleet, redis):
             member = fleet.members[0]
         with fleet.channel_to(member) as channel:
             await server.stop(0.0)
@@ -361,9 +346,7 @@ async def test_the_channel_to_a_worker_that_left_is_closed_once_nothing_uses_it(
 
 async def test_the_channel_to_a_worker_that_restarted_on_its_endpoint_is_kept():
     async with worker_and_fleet() as (server, fleet, redis):
-        await server.set_ready(True)
-        async with registered(redis, record_of(server)):
-            await until(lambda: reason(fleet) == "")
+        async with at_work(server, fleet, redis):
             before = fleet.members[0]
             channel = fleet._channels.get(server.endpoint)
         async with registered(redis, record_of(server, epoch=2)):

@@ -27,6 +27,7 @@ from tests.support.router.scripted import (
     fleet_of,
     letter_ids,
     prefill,
+    prefill_behind,
     run,
     saga_of,
     seen_of,
@@ -43,12 +44,6 @@ def giver(*rest: Any) -> Worker:
     worker = decode(*BEFORE, DRAINING)
     worker.script += [worker.was_told, tokens(2, 2), suspended(5), *rest]
     return worker
-
-
-def again() -> Worker:
-    """Prefills the prompt, and once more with the tokens up to where a handover failed."""
-    results = [[PREFILL_ADMITTED, first(), RELEASED], [PREFILL_ADMITTED, at(3), RELEASED]]
-    return Worker("p0", "prefill", Scripts(results))
 
 
 async def test_another_worker_goes_on_with_the_last_token_and_no_prefill_is_asked():
@@ -102,7 +97,7 @@ async def test_a_handover_that_fails_is_computed_again(failure):
     if refusing:
         taking.script = failure
     third = decode(READY, tokens(3, 3, 4), finished(), name="d2")
-    async with fleet_of(again(), giving, taking, third) as fleet:
+    async with fleet_of(prefill_behind(0, 3), giving, taking, third) as fleet:
         seen = await run(fleet)
         assert fleet.member("p0").requests[1].token_ids[3:] == letter_ids()[:3]
     assert seen.text == "abcde"
@@ -112,7 +107,7 @@ async def test_a_giver_that_dies_in_between_is_replaced_by_computing():
     giving = giver(Vanish(0.02))
     scripts = [decode(Forever()), decode(READY, tokens(3, 3, 4), finished())]
     taking = Worker("d1", "decode", Scripts([w.script for w in scripts]))
-    async with fleet_of(again(), giving, taking) as fleet:
+    async with fleet_of(prefill_behind(0, 3), giving, taking) as fleet:
         seen = await run(fleet)
         assert giving.num_losses == 1
     assert seen.text == "abcde"
@@ -121,7 +116,7 @@ async def test_a_giver_that_dies_in_between_is_replaced_by_computing():
 async def test_what_stops_for_nobody_is_computed_again():
     giving = decode(*BEFORE, tokens(2, 2), suspended(5), Forever(), name="d0")
     taking = decode(READY, tokens(3, 3, 4), finished(), name="d1")
-    async with fleet_of(again(), giving, taking) as fleet:
+    async with fleet_of(prefill_behind(0, 3), giving, taking) as fleet:
         assert (await run(fleet)).text == "abcde"
 
 
@@ -158,9 +153,6 @@ async def test_an_aborted_request_is_let_go_of_on_both_sides():
         saga.abort()
         with pytest.raises(CancelledError):
             await running
-
-
-# Prefixes that are lent.
 
 
 def lender(*script: Any, name: str = "d0") -> Worker:

@@ -34,6 +34,7 @@ from tests.support.router.scripted import (
     letter_ids,
     of,
     prefill,
+    prefill_behind,
     run,
     saga_of,
     seen_of,
@@ -44,8 +45,7 @@ from tests.support.router.scripted import (
 async def test_another_worker_goes_on_behind_the_tokens_that_were_sent():
     failing = decode(READY, tokens(0, 0, 1, 2), UnavailableError("the worker has stopped"))
     second = decode(READY, tokens(3, 3), tokens(4, 4), finished(), name="d1")
-    results = Scripts([[PREFILL_ADMITTED, first(), RELEASED], [PREFILL_ADMITTED, at(3), RELEASED]])
-    async with fleet_of(Worker("p0", "prefill", results), failing, second) as fleet:
+    async with fleet_of(prefill_behind(0, 3), failing, second) as fleet:
         seen = await run(fleet, temperature=0.5, seed=9, logprobs=True)
         (begun,), (continued,) = failing.requests, second.requests
         at_prefill = fleet.member("p0").requests[1]
@@ -105,8 +105,7 @@ async def test_an_ending_that_comes_with_tokens_that_are_early_waits_for_those_b
 async def test_text_and_stop_strings_go_on_over_the_seam():
     failing = decode(READY, tokens(0, 0, 1), UnavailableError("gone"))
     second = decode(READY, tokens(2, 2, 3), Forever(), name="d1")
-    results = Scripts([[PREFILL_ADMITTED, first(), RELEASED], [PREFILL_ADMITTED, at(2), RELEASED]])
-    async with fleet_of(Worker("p0", "prefill", results), failing, second) as fleet:
+    async with fleet_of(prefill_behind(0, 2), failing, second) as fleet:
         seen = await run(fleet, stop=("bcd",))
     assert (seen.text, seen.finished.stop_string) == ("a", "bcd")
 
@@ -180,9 +179,8 @@ async def test_prompt_logprobs_that_were_told_are_not_told_again():
 async def test_a_worker_that_fails_within_is_reported_and_one_that_refuses_is_not():
     failing = decode(READY, tokens(0, 0, 1), InternalError("the engine failed"))
     refusing = Worker("d1", "decode", [OverloadedError("full")])
-    results = Scripts([[PREFILL_ADMITTED, first()], [PREFILL_ADMITTED, at(2), RELEASED]])
     last = decode(READY, tokens(3, 3), finished(), name="d2")
-    async with fleet_of(Worker("p0", "prefill", results), failing, refusing, last) as fleet:
+    async with fleet_of(prefill_behind(0, 2), failing, refusing, last) as fleet:
         assert (await run(fleet)).text == "abcd"
     assert [w.num_failures for w in (failing, refusing, last)] == [1, 0, 0]
 
@@ -192,8 +190,7 @@ async def test_a_request_that_two_workers_fail_of_is_given_to_no_third():
         decode(READY, tokens(0, 0, 1), InternalError("the engine failed"), name=f"d{i}")
         for i in range(3)
     ]
-    results = Scripts([[PREFILL_ADMITTED, first()], [PREFILL_ADMITTED, at(2)]])
-    async with fleet_of(Worker("p0", "prefill", results), *failing) as fleet:
+    async with fleet_of(prefill_behind(0, 2), *failing) as fleet:
         with pytest.raises(InternalError, match="is poison: d0 and d1 were lost"):
             await run(fleet)
     assert [len(worker.requests) for worker in failing] == [1, 1, 0]
@@ -204,8 +201,7 @@ async def test_a_worker_that_may_come_back_is_waited_for():
         [[ADMITTED, READY, tokens(0, 0), UnavailableError("gone")], [OverloadedError("full")]]
     )
     failing += [[OverloadedError("full")], [ADMITTED, READY, tokens(1, 1), finished()]]
-    results = Scripts([[PREFILL_ADMITTED, first()], [PREFILL_ADMITTED, at(1), RELEASED]])
-    async with fleet_of(Worker("p0", "prefill", results), Worker("d0", "decode", failing)) as fleet:
+    async with fleet_of(prefill_behind(0, 1), Worker("d0", "decode", failing)) as fleet:
         assert (await run(fleet)).text == "ab"
 
 
@@ -248,9 +244,6 @@ async def test_a_call_that_the_deadline_may_have_ended_is_no_loss(seconds, num_l
             with pytest.raises(DeadlineExceededError):
                 await seen_of(saga)
         assert fleet.member("d0").num_losses == num_losses
-
-
-# Going on where another router was.
 
 
 async def test_what_the_client_has_is_not_sent_again():

@@ -9,43 +9,18 @@ from hypothesis import strategies as st
 from router.candidate import Candidate
 from router.placement import place
 from router.policy import POLICY_NAMES, policy_named
-from router.rates import Rates
+from tests.support.strategies import candidates, clusters, request_ids
 
 NUM_TOKENS = 1024
 
 names = st.sampled_from(POLICY_NAMES)
-request_ids = st.text(max_size=8)
-
-
-def candidate(role: str) -> st.SearchStrategy[Candidate]:
-    return st.builds(
-        Candidate,
-        worker=st.integers(0, 99).map(lambda i: f"{role}-{i}"),
-        role=st.just(role),
-        pairing=st.sampled_from([b"a", b"b"]),
-        num_cached_tokens=st.integers(0, NUM_TOKENS // 16 + 2).map(lambda blocks: blocks * 16),
-        num_queued_tokens=st.integers(0, 4096),
-        num_recent_tokens=st.floats(0, 1e9),
-        num_sequences=st.integers(0, 64),
-        num_held_tokens=st.integers(0, 4096),
-        max_held_tokens=st.none() | st.integers(1, 4096),
-        last_turn=st.integers(0, 99),
-        excluded=st.sampled_from(["", "", "", "draining", "not answering"]),
-        rates=st.none() | st.builds(Rates, *[st.floats(0, 1)] * 3, st.integers(0, 999)),
-    )
-
-
-def pool(role: str) -> st.SearchStrategy[list[Candidate]]:
-    return st.lists(candidate(role), max_size=5, unique_by=lambda c: c.worker)
-
-
-clusters = st.builds(lambda p, d: p + d, pool("prefill"), pool("decode"))
+cluster = clusters(NUM_TOKENS)
 # A pair that may always be chosen, so that some pair may.
 SURE = (Candidate("prefill-sure", "prefill", b"a"), Candidate("decode-sure", "decode", b"a"))
-clusters_with_a_pair = clusters.map(lambda cluster: [*cluster, *SURE])
+with_a_pair = cluster.map(lambda drawn: [*drawn, *SURE])
 
 
-@given(names, request_ids, clusters, st.data())
+@given(names, request_ids, cluster, st.data())
 def test_no_policy_chooses_a_dead_a_draining_or_an_unpaired_worker(name, request_id, cluster, data):
     pairs = {(p.worker, d.worker) for p in cluster for d in cluster if may_pair(p, d)}
     broken = data.draw(st.sets(st.sampled_from(sorted(pairs)))) if pairs else set()
@@ -57,7 +32,7 @@ def test_no_policy_chooses_a_dead_a_draining_or_an_unpaired_worker(name, request
         assert placement.num_cached_tokens == chosen.num_cached_tokens
 
 
-@given(names, request_ids, clusters, st.randoms())
+@given(names, request_ids, cluster, st.randoms())
 def test_every_policy_is_a_function_of_the_snapshot(name, request_id, cluster, shuffled):
     other = [replace(c) for c in cluster]
     shuffled.shuffle(other)
@@ -66,7 +41,7 @@ def test_every_policy_is_a_function_of_the_snapshot(name, request_id, cluster, s
     assert first == second
 
 
-@given(names, candidate("prefill") | candidate("decode"), st.integers(0, NUM_TOKENS))
+@given(names, candidates("prefill") | candidates("decode"), st.integers(0, NUM_TOKENS))
 def test_more_overlap_never_costs_more(name, one, num_tokens):
     policy = policy_named(name)
     more = replace(one, num_cached_tokens=one.num_cached_tokens + 16)
@@ -74,7 +49,7 @@ def test_more_overlap_never_costs_more(name, one, num_tokens):
     assert all(after[term] <= before[term] for term in before)
 
 
-@given(names, request_ids, clusters_with_a_pair, st.data())
+@given(names, request_ids, with_a_pair, st.data())
 def test_the_chosen_pair_is_the_cheapest_of_those_not_broken(name, request_id, cluster, data):
     pairs = [(p.worker, d.worker) for p in cluster for d in cluster if may_pair(p, d)]
     broken = data.draw(st.sets(st.sampled_from(pairs))) - {tuple(c.worker for c in SURE)}
@@ -85,13 +60,15 @@ def test_the_chosen_pair_is_the_cheapest_of_those_not_broken(name, request_id, c
     assert chosen == min(cost[p] + cost[d] for p, d in pairs if (p, d) not in broken)
 
 
-@given(names, request_ids, clusters_with_a_pair)
+@given(names, request_ids, with_a_pair)
 def test_the_explanation_names_every_candidate_and_every_term_of_its_cost(
     name, request_id, cluster
 ):
     placement = place(request_id, NUM_TOKENS, cluster, (), policy_named(name))
     assert placement is not None
     assert {s.candidate for s in placement.scored} == set(cluster)
+    is_excluded = [bool(s.candidate.excluded) for s in placement.scored]
+    assert is_excluded == sorted(is_excluded)
     for scored in placement.scored:
         assert scored.terms
         assert scored.cost == sum(scored.terms.values())

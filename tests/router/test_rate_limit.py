@@ -8,6 +8,7 @@ from baton.errors import OverloadedError
 from router.allowance import Allowance
 from router.bucket import Bucket
 from router.rate_limit import RateLimitedError, RateLimits
+from tests.support.clock import Clock
 
 STEPS = st.lists(
     st.tuples(
@@ -19,17 +20,9 @@ STEPS = st.lists(
 )
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @given(st.integers(1, 100), st.floats(0.01, 50), STEPS)
 def test_no_stretch_of_time_sees_more_than_the_capacity_and_what_flows_in(capacity, rate, steps):
-    clock = Clock()
+    clock = Clock(1000.0)
     bucket = Bucket(capacity, rate, clock)
     taken: list[tuple[float, float]] = []  # when, and how much was kept
     for seconds, amount, part in steps:
@@ -48,7 +41,7 @@ def test_no_stretch_of_time_sees_more_than_the_capacity_and_what_flows_in(capaci
 
 @given(st.integers(1, 100), st.floats(0.01, 50), STEPS)
 def test_what_does_not_fit_now_fits_when_it_is_said_to_and_not_much_before(capacity, rate, steps):
-    clock = Clock()
+    clock = Clock(1000.0)
     bucket = Bucket(capacity, rate, clock)
     for seconds, amount, _ in steps:
         clock.now += seconds
@@ -70,7 +63,7 @@ def limits(clock: Clock, **bounds: int) -> RateLimits:
 
 
 def test_a_request_too_many_is_refused_with_the_time_after_which_one_fits():
-    clock = Clock()
+    clock = Clock(1000.0)
     limited = limits(clock, requests_per_minute=3)
     for _ in range(3):
         limited.count_request("acme")
@@ -88,7 +81,7 @@ def test_a_request_too_many_is_refused_with_the_time_after_which_one_fits():
 
 
 def test_to_be_checked_counts_nothing():
-    limited = limits(Clock(), requests_per_minute=1)
+    limited = limits(Clock(1000.0), requests_per_minute=1)
     for _ in range(5):
         limited.check("acme")
     limited.count_request("acme")
@@ -97,7 +90,7 @@ def test_to_be_checked_counts_nothing():
 
 
 def test_what_a_request_may_come_to_is_held_and_what_it_did_not_use_given_back():
-    clock = Clock()
+    clock = Clock(1000.0)
     limited = limits(clock, tokens_per_minute=600)
     with limited.tokens("acme", 500) as spent:
         too_many = pytest.raises(RateLimitedError, match="600 tokens in a minute")
@@ -109,7 +102,7 @@ def test_what_a_request_may_come_to_is_held_and_what_it_did_not_use_given_back()
 
 
 def test_a_request_that_may_take_more_than_a_minute_s_needs_all_of_it_and_owes_the_rest():
-    clock = Clock()
+    clock = Clock(1000.0)
     limited = limits(clock, tokens_per_minute=600)
     with limited.tokens("acme", 5000) as spent:
         assert limited.standings("acme")["tokens"].remaining == 0
@@ -129,14 +122,14 @@ def test_a_request_that_may_take_more_than_a_minute_s_needs_all_of_it_and_owes_t
 
 
 def test_a_request_that_fails_before_it_is_served_costs_no_tokens():
-    limited = limits(Clock(), tokens_per_minute=600)
+    limited = limits(Clock(1000.0), tokens_per_minute=600)
     with pytest.raises(RuntimeError), limited.tokens("acme", 600):
         raise RuntimeError("refused elsewhere")
     assert limited.standings("acme")["tokens"].remaining == 600
 
 
 def test_without_limits_nothing_is_counted_or_kept():
-    limited = limits(Clock())
+    limited = limits(Clock(1000.0))
     for tenant in map(str, range(10)):
         limited.count_request(tenant)
         with limited.tokens(tenant, 10**9):
@@ -146,7 +139,7 @@ def test_without_limits_nothing_is_counted_or_kept():
 
 
 def test_tenants_of_before_are_forgotten_and_their_limits_are_not():
-    clock = Clock()
+    clock = Clock(1000.0)
     limited = limits(clock, requests_per_minute=1)
     for number in range(10_000):
         limited.count_request(str(number))

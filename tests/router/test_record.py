@@ -14,45 +14,23 @@ from baton.errors import InvalidArgumentError, NotFoundError
 from router.candidate import Candidate
 from router.decision import DEFAULT_RULES, Decision, Question, Rules
 from router.policy import POLICY_NAMES
-from router.rates import Rates
 from router.record_file import RecordFile
 from router.record_format import RecordReader, decision_line, header_line
 from router.recorder import Recorder
 from router.replay import read_record, replay
+from tests.support.strategies import clusters, request_ids
 from tests.support.waiting import wait_until
 
 TOKENS = tuple(range(1000, 1064))
 HASHES = hash_chain(b"root", TOKENS, 16)
 
 
-def candidate(role: str) -> st.SearchStrategy[Candidate]:
-    return st.builds(
-        Candidate,
-        worker=st.integers(0, 5).map(lambda i: f"{role}-{i}"),
-        role=st.just(role),
-        pairing=st.sampled_from([b"a\xff", b"b"]),
-        num_cached_tokens=st.integers(0, 64),
-        num_queued_tokens=st.integers(0, 4096),
-        num_recent_tokens=st.floats(0, 1e9),
-        num_sequences=st.integers(0, 64),
-        num_held_tokens=st.integers(0, 4096),
-        max_held_tokens=st.none() | st.integers(1, 4096),
-        last_turn=st.integers(0, 2**62),
-        excluded=st.sampled_from(["", "", "", "draining"]),
-        rates=st.none() | st.builds(Rates, *[st.floats(0, 1)] * 3, st.integers(0, 999)),
-    )
-
-
-def pool(role: str) -> st.SearchStrategy[list[Candidate]]:
-    return st.lists(candidate(role), max_size=4, unique_by=lambda c: c.worker)
-
-
 pairs = st.frozensets(st.tuples(st.just("prefill-0"), st.sampled_from(["decode-0", "decode-1"])))
 questions = st.builds(
     Question,
-    request_id=st.text(max_size=8),
+    request_id=request_ids,
     num_tokens=st.integers(0, 64),
-    candidates=st.builds(lambda p, d: (*p, *d), pool("prefill"), pool("decode")),
+    candidates=clusters(64).map(tuple),
     broken=pairs,
 )
 rules = st.builds(Rules, policy=st.sampled_from(POLICY_NAMES))

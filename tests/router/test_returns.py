@@ -30,18 +30,13 @@ from tests.support.router.scripted import (
     fleet_of,
     letter_ids,
     prefill,
+    prefill_behind,
     run,
     tokens,
 )
 
 PREEMPTED = decode_pb2.DecodeGenerateResponse(preempted=decode_pb2.DecodePreempted())
 NOTHING_LEFT = RetryBudget(largest=0.0, per_second=0.0)
-
-
-def prefill_behind(*positions: int) -> Worker:
-    """Prefills the prompt, and again with so many tokens of output."""
-    scripts = [[PREFILL_ADMITTED, first() if p == 0 else at(p), RELEASED] for p in positions]
-    return Worker("p0", "prefill", Scripts(scripts))
 
 
 async def test_another_decode_worker_goes_on_behind_the_last_token():

@@ -137,8 +137,6 @@ def test_marks_that_could_make_roles_swing_are_refused():
         Hysteresis(high=0.9, low=0.31)
 
 
-# Properties.
-
 sizes = st.integers(1, 8)
 loads = st.floats(0.0, 20.0)
 
@@ -149,10 +147,7 @@ def flips_under(
     """What is proposed, and done, while work of this much a second arrives and is shared evenly."""
     roles = RoleBalance(marks)
     for moment in range(800):  # a change takes 46 of them at most
-        shares = (
-            prefill / num_of("prefill", workers),
-            decode / num_of("decode", workers),
-        )
+        shares = (prefill / num_of("prefill", workers), decode / num_of("decode", workers))
         flip = roles.observe(workers, *shares, float(moment)).flip
         if flip is not None:
             workers = flipped(workers, flip)

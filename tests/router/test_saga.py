@@ -283,9 +283,6 @@ async def test_text_held_back_for_a_stop_string_is_shown_at_the_end():
     assert (seen.text, seen.finished.reason) == ("ab", pb.FINISH_REASON_LENGTH)
 
 
-# Several sequences, and what is asked of each worker.
-
-
 async def test_several_sequences_are_the_decode_worker_s_alone():
     script = [of(0, tokens(0, 0)), of(1, tokens(0, 1)), of(1, finished()), of(0, finished())]
     async with fleet_of(prefill(first(), RELEASED), decode(*script)) as fleet:

@@ -7,33 +7,17 @@ from hypothesis import strategies as st
 
 from baton.cluster.prefix import hash_chain
 from baton.cluster.redis import connect
-from baton.cluster.registry import WorkerRecord
 from baton.serving.channels import Channels
 from router.fleet import Fleet, Member
 from router.worker_model import PoolModel, WorkDone
-
-RECORD = WorkerRecord(
-    id="w",
-    role="decode",
-    endpoint="h:1",
-    kv_endpoint="h:1",
-    epoch=1,
-    model="tiny",
-    fingerprint=b"f",
-    layout=b"",
-    tokenizer_hash=b"t" * 16,
-    kv_dtype="float32",
-    block_size=16,
-    max_model_len=2048,
-    num_blocks=1000,
-)
+from tests.support.router.records import RECORD
 
 _CHANGES = st.lists(st.sampled_from(["nothing", "take", "give back", "learn", "later"]))
 _LOOKS = st.tuples(st.integers(0, 2).map(lambda n: 16 * n), st.sampled_from(["", "draining"]))
 
 
 @given(st.lists(st.tuples(_CHANGES, _LOOKS), min_size=1))
-def test_a_worker_is_seen_as_it_is_now(steps) -> None:
+def test_a_worker_is_seen_as_it_is_now(steps):
     member, now, num_steps = Member(RECORD, PoolModel()), 1e6, 0
     with ExitStack() as loads:
         for changes, (num_cached, excluded) in steps:
@@ -61,13 +45,13 @@ def test_a_worker_is_seen_as_it_is_now(steps) -> None:
             )
 
 
-def test_a_worker_that_has_not_changed_is_not_made_anew() -> None:
+def test_a_worker_that_has_not_changed_is_not_made_anew():
     member = Member(RECORD, PoolModel())
     first = member.candidate(5.0, 16, "")
     assert member.candidate(5.0, 16, "") is first
 
 
-async def test_hashes_are_those_of_the_prompt_that_is_asked_about() -> None:
+async def test_hashes_are_those_of_the_prompt_that_is_asked_about():
     redis = connect("redis://127.0.0.1:1")
     fleet, member = Fleet(redis, Channels(), b"t" * 16), Member(RECORD, PoolModel())
     one, other = tuple(range(40)), tuple(range(1, 41))

@@ -10,19 +10,14 @@ import pytest
 from baton.cluster.embedded import EmbeddedRedis
 from baton.cluster.index import LocalityIndex
 from baton.cluster.redis import connect
-from baton.cluster.registry import Registration, WorkerRecord
+from baton.cluster.registry import Registration
 from baton.serving.channels import Channels
 from bench.warm import EPOCH, holds_exactly, publish
 from router.fleet import Fleet
+from tests.support.router.records import RECORD, TOKENIZER
 from tests.support.waiting import until
 
 NUM_WORKERS = 8
-TOKENIZER = b"t" * 16
-
-NOWHERE = "127.0.0.1:1"
-RECORD = WorkerRecord(
-    "", "prefill", NOWHERE, NOWHERE, EPOCH, "tiny", b"f", b"", TOKENIZER, "float32", 16, 2048, 1000
-)
 
 
 @pytest.mark.parametrize("num_blocks", [40_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
@@ -37,7 +32,14 @@ async def test_a_restarted_router_knows_all_from_redis_alone(num_blocks, record_
         stack.push_async_callback(channels.close)
         held = await publish(redis, NUM_WORKERS, num_blocks)
         for worker in held:
-            record = replace(RECORD, id=worker, endpoint=endpoint, kv_endpoint=endpoint)
+            record = replace(
+                RECORD,
+                id=worker,
+                role="prefill",
+                epoch=EPOCH,
+                endpoint=endpoint,
+                kv_endpoint=endpoint,
+            )
             registration = Registration(redis, record)
             registration.start()
             stack.push_async_callback(registration.stop)
@@ -70,7 +72,9 @@ async def test_choosing_among_workers_asks_redis_nothing():
         fleet = Fleet(redis, channels, TOKENIZER)
         fleet.start()
         for number in range(NUM_WORKERS):
-            fleet._on_change(f"worker-{number}", replace(RECORD, id=f"worker-{number}"))
+            fleet._on_change(
+                f"worker-{number}", replace(RECORD, id=f"worker-{number}", epoch=EPOCH)
+            )
         await until(lambda: fleet.is_warm)
         await fleet.stop()  # what goes on in the background
 

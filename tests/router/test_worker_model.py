@@ -12,6 +12,7 @@ from router.cost_model import CostModel
 from router.rates import PRIOR, Rates
 from router.regression import Coefficient, Regression
 from router.worker_model import PoolModel, WorkDone, WorkerModel
+from tests.support.strategies import rates
 
 SLOW = Rates(3e-3, 4e-4, 2e-8, interference_seconds_per_sequence=40 * 6e-4)
 FAST = Rates(8e-3, 1e-6, 2e-11, interference_seconds_per_sequence=40 * 5e-5)
@@ -169,21 +170,8 @@ def test_whatever_is_reported_coefficients_stay_within_bounds_and_are_reproducib
     assert all(0.0 <= v <= c.largest for v, c in zip(one.values, coefficients, strict=True))
 
 
-any_seconds = st.floats(0, 1.0)
-any_rates = st.builds(
-    Rates,
-    prefill_seconds_per_step=any_seconds,
-    prefill_seconds_per_token=any_seconds,
-    attention_seconds_per_pair=st.floats(0, 1e-3),
-    max_step_tokens=st.integers(0, 600),
-    handoff_seconds=any_seconds,
-    transfer_seconds_per_token=any_seconds,
-    interference_seconds_per_sequence=any_seconds,
-)
-
-
 @given(
-    any_rates,
+    rates,
     st.sampled_from(["prefill", "decode"]),
     st.integers(0, 2000),
     st.integers(0, 2000),

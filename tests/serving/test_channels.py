@@ -1,5 +1,3 @@
-import pytest
-
 from baton.serving.channels import Channels
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceStub
@@ -27,7 +25,7 @@ async def test_messages_larger_than_grpc_s_own_limit_pass():
     assert len(model.name) == 5 * 2**20
 
 
-async def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch):
+async def test_a_proxy_of_the_environment_is_not_used(monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     async with serving(get_model=answer) as running:
         channels = Channels()

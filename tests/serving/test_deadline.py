@@ -5,15 +5,8 @@ import pytest
 from baton.errors import DeadlineExceededError
 from baton.serving.deadline import Deadline
 from baton.v1 import inference_pb2 as pb
+from tests.support.clock import Clock
 from tests.support.serving.fakes import serving
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Call:
@@ -25,13 +18,13 @@ class Call:
 
 
 def test_it_is_the_call_s_own_limit_and_else_the_default():
-    clock = Clock()
+    clock = Clock(100.0)
     assert Deadline.of(Call(3.0), default=60.0, clock=clock).remaining() == 3.0
     assert Deadline.of(Call(None), default=60.0, clock=clock).remaining() == 60.0
 
 
 def test_time_runs_down_to_zero_and_no_further():
-    clock = Clock()
+    clock = Clock(100.0)
     deadline = Deadline.after(2.0, clock)
     clock.now += 1.5
     assert (deadline.remaining(), deadline.expired) == (0.5, False)
@@ -40,15 +33,15 @@ def test_time_runs_down_to_zero_and_no_further():
 
 
 def test_the_next_hop_gets_what_is_left_less_the_margin():
-    assert Deadline.after(2.0, Clock()).forward(margin=0.5) == 1.5
+    assert Deadline.after(2.0, Clock(100.0)).forward(margin=0.5) == 1.5
 
 
 def test_the_next_hop_s_time_stays_positive_within_the_margin():
-    assert 0 < Deadline.after(0.01, Clock()).forward(margin=0.05) <= 0.01
+    assert 0 < Deadline.after(0.01, Clock(100.0)).forward(margin=0.05) <= 0.01
 
 
 def test_nothing_is_forwarded_after_the_end():
-    deadline = Deadline.after(0.0, Clock())
+    deadline = Deadline.after(0.0, Clock(100.0))
     with pytest.raises(DeadlineExceededError):
         deadline.forward()
     with pytest.raises(DeadlineExceededError):

@@ -12,16 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families as plain
 from baton.serving.telemetry.distribution import Distribution, Distributions
 from baton.serving.telemetry.exposition import FRESH_SECONDS, Exposition
 from baton.serving.telemetry.families import counter, gauge, histogram
+from tests.support.clock import Clock
 
 BOUNDS = (0.1, 1.0, 10.0)
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Known:
@@ -44,7 +38,7 @@ def told(*families, accept: str = OPENMETRICS) -> dict[str, object]:
 
 
 @given(st.lists(st.floats(0, 100)))
-def test_a_number_is_in_each_bucket_whose_bound_is_not_below_it(numbers: list[float]):
+def test_a_number_is_in_each_bucket_whose_bound_is_not_below_it(numbers):
     distribution = Distribution(BOUNDS)
     for number in numbers:
         distribution.observe(number)

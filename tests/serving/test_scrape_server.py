@@ -77,7 +77,7 @@ async def test_metrics_are_for_whoever_asks_with_a_client_of_its_own():
         (b"GET /metrics?name=x HTTP/1.0", b"200 OK"),
     ],
 )
-async def test_all_else_is_refused(line: bytes, status: bytes):
+async def test_all_else_is_refused(line, status):
     async with scraped() as server:
         head, _ = await asked(server, line + b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 " + status)
@@ -106,9 +106,7 @@ async def test_a_head_request_gets_no_body():
         assert body == b""
 
 
-async def test_what_cannot_be_collected_is_an_error_and_no_end(
-    caplog: pytest.LogCaptureFixture,
-):
+async def test_what_cannot_be_collected_is_an_error_and_no_end(caplog):
     def fails(_accept: str) -> tuple[bytes, str]:
         raise ValueError("no")
 
@@ -130,7 +128,7 @@ async def test_a_taken_port_is_one_sentence_that_names_the_flag():
 
 
 @pytest.mark.parametrize("says", [b"", b"GET /metrics", GET], ids=["nothing", "half", "all"])
-async def test_those_who_read_nothing_keep_nobody_out(says: bytes):
+async def test_those_who_read_nothing_keep_nobody_out(says):
     # More than the kernel holds, so that an answer stays here until it is read.
     body = b"x" * (16 * 2**20)
     async with scraped(lambda _: (body, "text/plain")) as server:
@@ -162,7 +160,7 @@ async def test_who_takes_too_long_is_left():
 
 
 @pytest.mark.parametrize("end", [b"", b"\r\n\r\n"], ids=["a request", "behind a request"])
-async def test_who_says_too_much_is_not_listened_to(end: bytes):
+async def test_who_says_too_much_is_not_listened_to(end):
     async with scraped() as server:
         reader, writer = await connect(server)
         writer.write((GET if end else b"") + b"x" * (4 * MAX_REQUEST_BYTES))

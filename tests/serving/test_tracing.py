@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 
 import pytest
 
@@ -29,9 +28,7 @@ SECONDS = 60.0
         ({"OTEL_SERVICE_NAME": "ours"}, ""),
     ],
 )
-def test_traces_are_off_until_a_variable_asks_for_them(
-    monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str], wanted: str
-) -> None:
+def test_traces_are_off_until_a_variable_asks_for_them(monkeypatch, variables, wanted):
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         monkeypatch.delenv(name)
     for name, value in variables.items():
@@ -56,15 +53,14 @@ def make_spans(number: int, **variables: str) -> tuple[subprocess.CompletedProce
 @pytest.mark.parametrize(
     "how",
     [
-        "says nothing",
         "is full",
         *(
             pytest.param(how, marks=pytest.mark.slow)
-            for how in ("is not there", "has no address", "hangs", "listens")
+            for how in ("says nothing", "is not there", "has no address", "hangs", "listens")
         ),
     ],
 )
-def test_a_collector_holds_nothing_up_and_memory_is_bounded(how: str) -> None:
+def test_a_collector_holds_nothing_up_and_memory_is_bounded(how):
     with collector_that(how) as endpoint:
         done, _ = make_spans(NUM_SPANS, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint)
     assert done.returncode == 0, done.stderr
@@ -74,7 +70,7 @@ def test_a_collector_holds_nothing_up_and_memory_is_bounded(how: str) -> None:
     assert bool(done.stderr) == (how != "listens") or "dropping" in done.stderr
 
 
-def test_the_end_of_a_process_waits_for_its_last_spans_and_not_for_long() -> None:
+def test_the_end_of_a_process_waits_for_its_last_spans_and_not_for_long():
     with collecting() as collector:
         make_spans(100, OTEL_EXPORTER_OTLP_ENDPOINT=collector.endpoint)
         assert len(collector.spans) == 200
@@ -93,15 +89,13 @@ def test_the_end_of_a_process_waits_for_its_last_spans_and_not_for_long() -> Non
         {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"},
     ],
 )
-def test_an_exporter_that_there_is_not_is_no_reason_not_to_serve(
-    variables: Mapping[str, str],
-) -> None:
+def test_an_exporter_that_there_is_not_is_no_reason_not_to_serve(variables):
     done, _ = make_spans(1, **variables)
     assert done.returncode == 0
     assert "no traces" in done.stderr
 
 
-def test_one_in_a_hundred_is_sampled_where_that_is_asked_for() -> None:
+def test_one_in_a_hundred_is_sampled_where_that_is_asked_for():
     with collecting() as collector:
         sampled = {
             "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",

@@ -50,7 +50,6 @@ async def test_every_way_gives_the_same_tokens_and_says_which_it_was(
             assert [o.token_ids for o in answer.outputs] == tokens
             ready = answer.kv_ready
             assert (ready.connector, ready.connector_reason) == (connector, reason)
-        await pair.nothing_held()
 
 
 async def test_blocks_have_a_port_of_their_own_where_they_are_given_one(checkpoint):
@@ -92,7 +91,6 @@ async def test_hashes_that_came_with_the_handle_are_those_the_worker_would_make(
             answer = Answer(await rest_of(prefilling), await rest_of(decoding))
             assert answer.kv_ready.num_reused_blocks == num_reused
             assert [o.token_ids for o in answer.outputs] == alone(model, [prompt], GREEDY)[0]
-        await pair.nothing_held()
 
 
 async def test_more_hashes_than_full_blocks_are_refused(checkpoint):
@@ -122,4 +120,3 @@ async def test_a_lease_is_found_under_its_tenant_only(checkpoint):
             with pytest.raises(grpc.aio.AioRpcError):  # nobody comes for it
                 await rest_of(prefilling)
             decoding.cancel()
-        await pair.nothing_held()

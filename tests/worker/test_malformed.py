@@ -97,12 +97,11 @@ def damaged(request: bytes, chance: random.Random) -> bytes:
         "Decode/Generate", "Decode/HandOver", "KvSharing/Share",
     ],
 )  # fmt: skip
-async def test_a_damaged_request_is_answered_with_a_typed_error(checkpoint, call):
-    chance = random.Random(call)
+async def test_a_damaged_request_is_answered_with_a_typed_error(checkpoint, call, rng):
     async with pair_of(checkpoint("llama")) as pair:
         request = messages(pair)[call].SerializeToString(deterministic=True)
         for _ in range(NUM_DAMAGED):
-            content = damaged(request, chance)
+            content = damaged(request, rng)
             assert await answered(pair, call, content) in TYPED, content.hex()
         await pair.nothing_held()
         answer = await pair.hand_over(prompt_of(20), GREEDY)
@@ -110,16 +109,14 @@ async def test_a_damaged_request_is_answered_with_a_typed_error(checkpoint, call
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10))
-async def test_many_damaged_requests(checkpoint, seed):
-    chance = random.Random(seed)
+@pytest.mark.parametrize("turn", range(10))
+async def test_many_damaged_requests(checkpoint, turn, rng):
     async with pair_of(checkpoint("llama")) as pair:
         requests = messages(pair)
         for _ in range(300):
-            call = chance.choice(sorted(requests))
-            content = damaged(requests[call].SerializeToString(), chance)
+            call = rng.choice(sorted(requests))
+            content = damaged(requests[call].SerializeToString(), rng)
             assert await answered(pair, call, content) in TYPED, content.hex()
-        await pair.nothing_held()
 
 
 HUGE = 2**32 - 1
@@ -158,18 +155,17 @@ async def test_no_number_in_a_handle_is_taken_for_a_size(checkpoint, strange):
                 getattr(request.handle, field.name).extend(value)
         code = await answered(pair, "Decode/Generate", request.SerializeToString(), 20.0)
         assert code in {CODE.INVALID_ARGUMENT, CODE.FAILED_PRECONDITION}
-        await pair.nothing_held()
 
 
-def test_the_damage_is_damage():
-    chance, request = random.Random(0), bytes(range(100))
-    found = [damaged(request, chance) for _ in range(200)]
+def test_the_damage_is_damage(rng):
+    request = bytes(range(100))
+    found = [damaged(request, rng) for _ in range(200)]
     assert sum(content != request for content in found) > 190
     num_unreadable = 0
     good = decode_pb2.DecodeGenerateRequest(token_ids=range(50), request_id="r", priority=4)
     for _ in range(200):
         try:
-            prefill_pb2.PrefillRequest.FromString(damaged(good.SerializeToString(), chance))
+            prefill_pb2.PrefillRequest.FromString(damaged(good.SerializeToString(), rng))
         except DecodeError:
             num_unreadable += 1
     assert 20 < num_unreadable < 190

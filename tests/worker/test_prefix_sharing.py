@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.errors import (
-    AlreadyExistsError,
-    InvalidArgumentError,
-    NotFoundError,
-    UnavailableError,
-)
+from baton.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, UnavailableError
 from baton.sampling import SamplingParams
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
@@ -75,7 +70,6 @@ async def test_the_next_turn_computes_only_what_is_new(checkpoint, family, conne
         # It is found here from now on.
         again = await prefill.first_token(turn)
         assert again.num_cached_tokens >= 80
-        await crew.nothing_held()
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
@@ -90,7 +84,6 @@ async def test_only_what_is_lacking_is_fetched(checkpoint, family):
         assert result.num_cached_tokens == num_blocks * 16 == 112
         assert puller.num_pulled_tokens in (112, 112 - 32)
         assert [[t.token_id for t in result.first_tokens]] == alone(model, [whole], ONE)[0]
-        await crew.nothing_held()
 
 
 async def test_what_has_come_meanwhile_is_not_fetched(checkpoint):
@@ -103,7 +96,6 @@ async def test_what_has_come_meanwhile_is_not_fetched(checkpoint):
             result = await puller.first_token(whole, holder.source(lease_id, num_blocks))
         assert result.num_cached_tokens == 96
         assert puller.num_pulled_tokens == 0
-        await crew.nothing_held()
 
 
 async def test_lent_blocks_are_not_evicted_and_a_lease_lends_what_is_there(checkpoint):
@@ -120,10 +112,6 @@ async def test_lent_blocks_are_not_evicted_and_a_lease_lends_what_is_there(check
             result = await puller.first_token(whole, holder.source(lease_id, num_blocks))
         assert result.num_cached_tokens == puller.num_pulled_tokens == 160
         assert [[t.token_id for t in result.first_tokens]] == alone(model, [whole], ONE)[0]
-        await crew.nothing_held()
-
-
-# What may be wrong with a source.
 
 
 async def check_computes(crew: Crew, prompt: list[int], source: Any, **fields: Any) -> None:
@@ -157,7 +145,6 @@ async def test_a_source_that_is_none_is_done_without(checkpoint, changes):
         async with shared(holder, prompt[:-1], puller.id) as (lease_id, num_blocks):
             source = holder.source(**{"lease_id": lease_id, "num_blocks": num_blocks, **changes})
             await check_computes(crew, prompt, source)
-        await crew.nothing_held()
 
 
 async def test_a_lease_is_for_one_worker_of_one_tenant_and_one_fetch(checkpoint, monkeypatch):
@@ -181,7 +168,6 @@ async def test_a_lease_is_for_one_worker_of_one_tenant_and_one_fetch(checkpoint,
             await flush(puller)
             again = await puller.first_token(prompt, source, tenant="acme")
             assert (again.num_cached_tokens, puller.num_pulled_tokens) == (0, 96)
-        await crew.nothing_held()
 
 
 async def test_a_lease_ends_with_its_call_and_at_its_time_limit(checkpoint):
@@ -199,7 +185,6 @@ async def test_a_lease_ends_with_its_call_and_at_its_time_limit(checkpoint):
         async with shared(holder, prompt[:-1], puller.id) as (lease_id, _):
             pass
         await check_computes(crew, prompt, holder.source(lease_id, 6))
-        await crew.nothing_held()
 
 
 @asynccontextmanager
@@ -241,7 +226,6 @@ async def test_a_source_that_ends_in_the_middle_is_done_without(checkpoint, endi
                 else:
                     await server.stop(0.0)
                 await computing
-        await crew.nothing_held()
 
 
 async def test_a_prompt_that_is_called_off_while_its_blocks_come_leaves_nothing(checkpoint):
@@ -255,7 +239,6 @@ async def test_a_prompt_that_is_called_off_while_its_blocks_come_leaves_nothing(
             await asyncio.sleep(0.005)
         pulling.cancel()
         await asyncio.gather(pulling, return_exceptions=True)
-        await crew.nothing_held()
 
 
 async def test_prompt_logprobs_are_computed_all_the_same(checkpoint):
@@ -270,10 +253,6 @@ async def test_prompt_logprobs_are_computed_all_the_same(checkpoint):
         scored = [e.prompt_logprobs for e in events if e.HasField("prompt_logprobs")]
         assert sum(len(m.logprobs) for m in scored) == 99
         assert puller.num_computed_tokens == 100
-        await crew.nothing_held()
-
-
-# What may be wrong with asking for one.
 
 
 async def test_what_is_not_cached_is_not_lent(checkpoint):
@@ -284,7 +263,6 @@ async def test_what_is_not_cached_is_not_lent(checkpoint):
         await holder.answer(prompt_of(15), ONE)  # no whole block
         call, _ = holder.share(prompt_of(15), puller.id)
         assert isinstance(await failure_of(call), NotFoundError)
-        await crew.nothing_held()
 
 
 async def test_a_lease_that_is_asked_for_wrongly_is_refused(checkpoint):
@@ -314,7 +292,6 @@ async def test_a_lease_that_is_asked_for_wrongly_is_refused(checkpoint):
         await holder.worker.drain()
         late, _ = holder.share(prompt, puller.id)
         assert isinstance(await failure_of(late), UnavailableError)
-        await crew.nothing_held()
 
 
 async def test_a_lease_that_nobody_claims_gives_way_to_what_waits_here(checkpoint):
@@ -330,4 +307,3 @@ async def test_a_lease_that_nobody_claims_gives_way_to_what_waits_here(checkpoin
         assert isinstance(failure, NotFoundError)
         assert "needed here" in str(failure)
         await waiting
-        await crew.nothing_held()

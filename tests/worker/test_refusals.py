@@ -23,7 +23,6 @@ async def test_a_grammar_that_does_not_compile_is_refused_by_either_worker(check
             failure = await failure_of(call)
             assert isinstance(failure, InvalidArgumentError)
             assert failure.field.startswith("sampling.grammar")
-        await pair.nothing_held()
 
 
 async def test_a_prefill_is_of_one_sequence(checkpoint):

@@ -33,13 +33,13 @@ def of(samples: Samples, name: str, **labels: Any) -> float:
     return samples[name, tuple(sorted(labels.items()))]
 
 
-async def test_a_worker_that_loads_its_model_says_that_alone() -> None:
+async def test_a_worker_that_loads_its_model_says_that_alone():
     samples = told(assemble("decode", RoleSettings(**COMMON)))
     assert of(samples, "baton_worker_ready", role="decode") == 0
     assert not any(name.startswith(("baton_kv_blocks", "baton_steps")) for name, _ in samples)
 
 
-async def test_totals_stay_with_the_role_in_which_they_came_about(checkpoint) -> None:
+async def test_totals_stay_with_the_role_in_which_they_came_about(checkpoint):
     prompt = prompt_of(40)
     async with crew_of(checkpoint("llama"), "prefill") as crew:
         (member,) = crew.members
@@ -66,7 +66,7 @@ async def test_totals_stay_with_the_role_in_which_they_came_about(checkpoint) ->
         assert min(spent) > 0
 
 
-async def test_blocks_are_held_cached_or_free(checkpoint) -> None:
+async def test_blocks_are_held_cached_or_free(checkpoint):
     async with crew_of(checkpoint("llama"), "decode") as crew:
         (member,) = crew.members
         await member.answer(prompt_of(40), GREEDY)

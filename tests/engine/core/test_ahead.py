@@ -3,7 +3,7 @@
 import pytest
 
 from baton.engine.core.plan import StepPlan
-from baton.engine.core.sequence import KvSource, Purpose, Request
+from baton.engine.core.sequence import KvSource, Purpose
 from tests.support.scheduler.fakes import FakeGrammar, cache_group
 from tests.support.scheduler.harness import Harness, request
 
@@ -23,7 +23,7 @@ def spans_of(plan: StepPlan) -> list[tuple[str, int, int]]:
 
 @pytest.mark.parametrize("groups", [[None], [None, 5], [3]])
 @pytest.mark.parametrize("budget", [64, 7])
-def test_the_outcome_is_that_of_steps_that_wait(groups: list[int | None], budget: int) -> None:
+def test_the_outcome_is_that_of_steps_that_wait(groups, budget):
     harness = Harness([cache_group(40, window) for window in groups], max_num_batched_tokens=budget)
     harness.add(*(request(name, [i] * (5 + i), max_tokens=9 + i) for i, name in enumerate("abc")))
     num_ahead = 0
@@ -34,7 +34,7 @@ def test_the_outcome_is_that_of_steps_that_wait(groups: list[int | None], budget
     harness.check_empty()
 
 
-def test_prompts_go_on_chunk_by_chunk_and_become_decodes() -> None:
+def test_prompts_go_on_chunk_by_chunk_and_become_decodes():
     harness = Harness(40, max_num_batched_tokens=8)
     harness.add(request("short", [1] * 3, max_tokens=9), request("long", [2] * 14, max_tokens=9))
     plan = harness.schedule()
@@ -56,7 +56,7 @@ def test_prompts_go_on_chunk_by_chunk_and_become_decodes() -> None:
     harness.check_empty()
 
 
-def test_a_prompt_for_somebody_else_is_not_decoded() -> None:
+def test_a_prompt_for_somebody_else_is_not_decoded():
     harness = Harness(40)
     harness.add(request("p", [1] * 6, max_tokens=9, purpose=Purpose.PREFILL))
     assert harness.step_ahead() is None
@@ -67,9 +67,7 @@ def test_a_prompt_for_somebody_else_is_not_decoded() -> None:
 @pytest.mark.parametrize(
     ("config", "num_tokens"), [({"max_num_seqs": 2}, 6), ({"max_num_batched_tokens": 7}, 40)]
 )
-def test_who_waits_for_a_seat_or_for_tokens_of_a_step_holds_nobody_up(
-    config: dict[str, int], num_tokens: int
-) -> None:
+def test_who_waits_for_a_seat_or_for_tokens_of_a_step_holds_nobody_up(config, num_tokens):
     harness = Harness(60, **config)
     harness.add(*(request(name, [i] * num_tokens, max_tokens=5) for i, name in enumerate("abc")))
     assert harness.step_ahead() is not None
@@ -78,7 +76,7 @@ def test_who_waits_for_a_seat_or_for_tokens_of_a_step_holds_nobody_up(
     harness.check_empty()
 
 
-def test_a_prompt_without_a_free_block_waits_for_one() -> None:
+def test_a_prompt_without_a_free_block_waits_for_one():
     harness = Harness(3, block_size=4, max_num_batched_tokens=8, prefix_caching=False)
     harness.add(request("a", [1] * 3, max_tokens=2), request("b", [2] * 11, max_tokens=1))
     plan = harness.schedule()
@@ -104,7 +102,7 @@ def test_a_prompt_without_a_free_block_waits_for_one() -> None:
         request("other", [3] * 6, speculates=True),
     ],
 )
-def test_prompts_behind_which_more_than_a_token_is_decided_are_waited_for(other: Request) -> None:
+def test_prompts_behind_which_more_than_a_token_is_decided_are_waited_for(other):
     harness = Harness(60)
     harness.add(request("a", [1] * 6, max_tokens=12), other)
     plan = harness.schedule()
@@ -117,14 +115,14 @@ def test_prompts_behind_which_more_than_a_token_is_decided_are_waited_for(other:
 
 
 @pytest.mark.parametrize("policy", ["prefill-first", "fcfs", "priority"])
-def test_where_decodes_do_not_come_first_prompts_are_waited_for(policy: str) -> None:
+def test_where_decodes_do_not_come_first_prompts_are_waited_for(policy):
     harness = Harness(40, policy=policy)
     harness.add(request("a", [1] * 6, max_tokens=12))
     assert harness.step_ahead() is None
     assert harness.step_ahead() is not None
 
 
-def test_what_certainly_ends_with_a_step_is_not_in_the_one_behind() -> None:
+def test_what_certainly_ends_with_a_step_is_not_in_the_one_behind():
     harness = Harness(40)
     harness.add(request("ends", [1] * 6, max_tokens=2), request("goes on", [2] * 6, max_tokens=9))
     harness.step()
@@ -134,7 +132,7 @@ def test_what_certainly_ends_with_a_step_is_not_in_the_one_behind() -> None:
     assert list(harness.live) == ["goes on"]
 
 
-def test_where_all_certainly_end_nothing_is_planned_ahead() -> None:
+def test_where_all_certainly_end_nothing_is_planned_ahead():
     harness = Harness(40)
     harness.add(request("a", [1] * 6, max_tokens=2), request("b", [2] * 6, max_tokens=2))
     harness.step()
@@ -142,7 +140,7 @@ def test_where_all_certainly_end_nothing_is_planned_ahead() -> None:
     assert not harness.live
 
 
-def test_what_ends_unforeseen_is_computed_in_vain_and_passed_over() -> None:
+def test_what_ends_unforeseen_is_computed_in_vain_and_passed_over():
     harness = Harness(40)
     harness.add(request("a", [1] * 6, max_tokens=12))
     outcome, _ = harness.live["a"].outcomes[0]
@@ -159,7 +157,7 @@ def test_what_ends_unforeseen_is_computed_in_vain_and_passed_over() -> None:
     harness.check_empty()
 
 
-def test_who_is_aborted_meanwhile_is_passed_over() -> None:
+def test_who_is_aborted_meanwhile_is_passed_over():
     harness = Harness(40)
     harness.add(request("a", [1] * 6, max_tokens=9), request("b", [2] * 6, max_tokens=9))
     harness.step()
@@ -169,7 +167,7 @@ def test_who_is_aborted_meanwhile_is_passed_over() -> None:
     harness.check_empty()
 
 
-def test_the_step_behind_takes_the_block_it_needs() -> None:
+def test_the_step_behind_takes_the_block_it_needs():
     harness = Harness(40, block_size=4)
     harness.add(request("a", [1] * 7, max_tokens=9))
     harness.step()
@@ -187,7 +185,7 @@ def test_the_step_behind_takes_the_block_it_needs() -> None:
     harness.check_empty()
 
 
-def test_without_a_free_block_the_step_behind_waits() -> None:
+def test_without_a_free_block_the_step_behind_waits():
     harness = Harness(4, block_size=4, prefix_caching=False)
     harness.add(request("a", [1] * 7, max_tokens=5), request("b", [2] * 7, max_tokens=5))
     harness.step()
@@ -205,7 +203,7 @@ def test_without_a_free_block_the_step_behind_waits() -> None:
         request("other", [3] * 6, kv_source=KvSource.EXTERNAL),
     ],
 )
-def test_whoever_else_has_something_to_do_is_waited_for(other: Request) -> None:
+def test_whoever_else_has_something_to_do_is_waited_for(other):
     harness = Harness(60)
     harness.add(request("a", [1] * 6, max_tokens=12))
     harness.step()
@@ -214,7 +212,7 @@ def test_whoever_else_has_something_to_do_is_waited_for(other: Request) -> None:
     assert harness.scheduler.schedule_ahead(plan) is None
 
 
-def test_a_cancellation_is_waited_for() -> None:
+def test_a_cancellation_is_waited_for():
     harness = Harness(40)
     harness.add(request("a", [1] * 6, max_tokens=12))
     harness.step()
@@ -223,7 +221,7 @@ def test_a_cancellation_is_waited_for() -> None:
     assert harness.scheduler.schedule_ahead(plan) is None
 
 
-def test_cache_reads_are_bounded_for_the_step_behind_too() -> None:
+def test_cache_reads_are_bounded_for_the_step_behind_too():
     harness = Harness(40, max_cache_reads=16)
     harness.add(request("a", [1] * 6, max_tokens=12), request("b", [2] * 6, max_tokens=12))
     harness.step()

@@ -3,13 +3,7 @@
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from baton.engine.core.block_pool import NULL_BLOCK, BlockPool
 
@@ -131,9 +125,7 @@ class PoolModel(RuleBasedStateMachine):
 
 
 TestTheBlockPoolAgreesWithItsModel = PoolModel.TestCase
-TestTheBlockPoolAgreesWithItsModel.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None
-)
+TestTheBlockPoolAgreesWithItsModel.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 class ManyRuns(PoolModel):
@@ -142,7 +134,7 @@ class ManyRuns(PoolModel):
 
 TestTheBlockPoolAgreesWithItsModelInManyRuns = pytest.mark.slow(ManyRuns.TestCase)
 TestTheBlockPoolAgreesWithItsModelInManyRuns.settings = settings(
-    max_examples=1500, stateful_step_count=60, deadline=None
+    max_examples=1500, stateful_step_count=60
 )
 
 
@@ -154,7 +146,7 @@ def cached(pool: BlockPool, hashes: list[bytes]) -> list[int]:
     return blocks
 
 
-def test_a_sequence_is_evicted_from_its_tail() -> None:
+def test_a_sequence_is_evicted_from_its_tail():
     pool = BlockPool(3)
     pool.release(reversed(cached(pool, HASHES[:3])))
     pool.allocate(1)
@@ -163,7 +155,7 @@ def test_a_sequence_is_evicted_from_its_tail() -> None:
     assert [pool.lookup(h) is not None for h in HASHES[:3]] == [True, False, False]
 
 
-def test_the_sequence_used_longest_ago_is_evicted_first() -> None:
+def test_the_sequence_used_longest_ago_is_evicted_first():
     pool = BlockPool(4)
     old, new = cached(pool, HASHES[:2]), cached(pool, HASHES[2:4])
     pool.release(reversed(old))
@@ -174,7 +166,7 @@ def test_the_sequence_used_longest_ago_is_evicted_first() -> None:
     assert [pool.lookup(h) is not None for h in HASHES[:4]] == [True, True, False, False]
 
 
-def test_blocks_without_content_are_taken_before_cached_ones() -> None:
+def test_blocks_without_content_are_taken_before_cached_ones():
     pool = BlockPool(4)
     kept = cached(pool, HASHES[:2])
     plain = pool.allocate(2)
@@ -184,14 +176,14 @@ def test_blocks_without_content_are_taken_before_cached_ones() -> None:
     assert all(pool.lookup(h) is not None for h in HASHES[:2])
 
 
-def test_what_comes_and_goes_between_two_drains_is_not_told() -> None:
+def test_what_comes_and_goes_between_two_drains_is_not_told():
     pool = BlockPool(1)
     pool.release(cached(pool, HASHES[:1]))
     pool.allocate(1)
     assert not pool.drain_events()
 
 
-def test_a_clear_hides_what_was_stored_before_it_and_not_what_comes_after() -> None:
+def test_a_clear_hides_what_was_stored_before_it_and_not_what_comes_after():
     pool = BlockPool(2)
     cached(pool, HASHES[:1])
     assert pool.clear() == 1
@@ -200,7 +192,7 @@ def test_a_clear_hides_what_was_stored_before_it_and_not_what_comes_after() -> N
     assert (events.cleared, events.stored, events.removed) == (True, (HASHES[1],), ())
 
 
-def test_releasing_more_often_than_holding_is_caught() -> None:
+def test_releasing_more_often_than_holding_is_caught():
     pool = BlockPool(1)
     blocks = pool.allocate(1)
     pool.release(blocks)
@@ -208,14 +200,14 @@ def test_releasing_more_often_than_holding_is_caught() -> None:
         pool.release(blocks)
 
 
-def test_allocating_beyond_the_free_blocks_is_caught_and_changes_nothing() -> None:
+def test_allocating_beyond_the_free_blocks_is_caught_and_changes_nothing():
     pool = BlockPool(2)
     with pytest.raises(AssertionError, match="beyond the free blocks"):
         pool.allocate(3)
     assert pool.num_free_blocks == 2
 
 
-def test_an_evicted_block_is_taken_before_those_that_can_still_be_found() -> None:
+def test_an_evicted_block_is_taken_before_those_that_can_still_be_found():
     pool = BlockPool(3)
     blocks = cached(pool, HASHES[:3])
     pool.release(blocks)
@@ -224,7 +216,7 @@ def test_an_evicted_block_is_taken_before_those_that_can_still_be_found() -> Non
     assert [pool.lookup(h) is not None for h in HASHES[:3]] == [True, True, False]
 
 
-def test_a_held_block_may_be_evicted_and_written_from_then_on() -> None:
+def test_a_held_block_may_be_evicted_and_written_from_then_on():
     pool = BlockPool(2)
     (block,) = cached(pool, HASHES[:1])
     assert not pool.is_writable(block)
@@ -235,7 +227,7 @@ def test_a_held_block_may_be_evicted_and_written_from_then_on() -> None:
     assert pool.lookup(HASHES[1]) == block
 
 
-def test_the_first_block_with_some_content_stays_the_one() -> None:
+def test_the_first_block_with_some_content_stays_the_one():
     pool = BlockPool(2)
     first, second = pool.allocate(2)
     pool.commit(first, HASHES[0])

@@ -5,13 +5,7 @@ from dataclasses import dataclass, field
 import hypothesis.strategies as st
 import pytest
 from hypothesis import event, given, settings
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from baton.engine.core.encoder_cache import EncoderCache, EncoderStep
 from baton.engine.core.encoder_inputs import EncoderInput, check_encoder_inputs, passed
@@ -149,7 +143,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestCacheMachine.settings = settings(max_examples=100, stateful_step_count=40)
 
 
 @dataclass
@@ -177,11 +171,9 @@ def streams(draw: st.DrawFn, contents: list[bytes]) -> list[Stream]:
     return made
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data(), capacity=st.integers(1, 12), budget=st.integers(1, 12))
-def test_every_admissible_prompt_is_prefilled_and_finds_its_outputs(
-    data: st.DataObject, capacity: int, budget: int
-) -> None:
+def test_every_admissible_prompt_is_prefilled_and_finds_its_outputs(data, capacity, budget):
     admissible = [h for h, length in LENGTHS.items() if length <= min(capacity, budget)]
     waiting = data.draw(streams(admissible))
     for stream in waiting:
@@ -244,9 +236,7 @@ def touched(stream: Stream) -> list[EncoderInput]:
     start=st.integers(0, 5),
     into=st.integers(0, 7),
 )
-def test_an_empty_cache_takes_any_admissible_input(
-    content: bytes, slack: int, start: int, into: int
-) -> None:
+def test_an_empty_cache_takes_any_admissible_input(content, slack, start, into):
     """Wherever a chunk begins, even within the span where a prefix was found cached."""
     encoder_input = item(content, start)
     size = encoder_input.length + slack
@@ -258,33 +248,33 @@ def test_an_empty_cache_takes_any_admissible_input(
     )
 
 
-def test_a_chunk_ends_before_the_first_input_that_does_not_fit_the_cache() -> None:
+def test_a_chunk_ends_before_the_first_input_that_does_not_fit_the_cache():
     inputs = [item(b"c", 2), item(b"e", 6), item(b"a", 12)]
     schedule = limit_chunk(inputs, 0, 20, EncoderCache(7), "s", 100)
     assert schedule == EncoderSchedule(6, (inputs[0],), (inputs[0],), 3)
 
 
-def test_a_chunk_ends_before_the_first_input_that_exceeds_the_budget() -> None:
+def test_a_chunk_ends_before_the_first_input_that_exceeds_the_budget():
     inputs = [item(b"c", 2), item(b"e", 6), item(b"a", 12)]
     assert limit_chunk(inputs, 0, 20, EncoderCache(100), "s", 7).end == 6
     assert limit_chunk(inputs, 0, 20, EncoderCache(100), "s", 9).end == 20
     assert limit_chunk(inputs, 0, 20, EncoderCache(100), "s", 2).end == 2
 
 
-def test_a_chunk_that_begins_within_an_input_without_room_is_empty() -> None:
+def test_a_chunk_that_begins_within_an_input_without_room_is_empty():
     cache = EncoderCache(5)
     cache.allocate("other", item(b"a", 0))
     schedule = limit_chunk([item(b"e", 3)], 4, 9, cache, "s", 100)
     assert schedule == EncoderSchedule(4, (), (), 0)
 
 
-def test_only_inputs_that_the_chunk_reaches_are_scheduled() -> None:
+def test_only_inputs_that_the_chunk_reaches_are_scheduled():
     inputs = [item(b"b", 0), item(b"c", 2), item(b"e", 5), item(b"a", 10)]
     schedule = limit_chunk(inputs, 2, 10, EncoderCache(100), "s", 100)
     assert schedule.to_compute == (inputs[1], inputs[2])
 
 
-def test_content_that_repeats_in_a_chunk_is_computed_once_and_held_twice() -> None:
+def test_content_that_repeats_in_a_chunk_is_computed_once_and_held_twice():
     first, second = item(b"e", 0), item(b"e", 7)
     cache = EncoderCache(5)
     schedule = limit_chunk([first, second], 0, 12, cache, "s", 5)
@@ -295,14 +285,14 @@ def test_content_that_repeats_in_a_chunk_is_computed_once_and_held_twice() -> No
     assert cache.is_held(b"e"), "the second span still needs it"
 
 
-def test_what_another_sequence_has_computed_costs_neither_room_nor_budget() -> None:
+def test_what_another_sequence_has_computed_costs_neither_room_nor_budget():
     cache = EncoderCache(5)
     cache.allocate("other", item(b"e", 0))
     schedule = limit_chunk([item(b"e", 3)], 0, 9, cache, "s", 0)
     assert schedule == EncoderSchedule(9, (), (item(b"e", 3),), 0)
 
 
-def test_a_cached_output_is_held_before_room_is_made_for_a_new_one() -> None:
+def test_a_cached_output_is_held_before_room_is_made_for_a_new_one():
     """The chunk meets the new one first; the cached one would be its victim."""
     cache = EncoderCache(9)
     for content in (b"e", b"a", b"c"):
@@ -315,7 +305,7 @@ def test_a_cached_output_is_held_before_room_is_made_for_a_new_one() -> None:
     assert step == EncoderStep((b"a", b"c"), (("s", inputs[0]),))
 
 
-def test_a_cached_output_whose_room_the_chunk_needs_itself_ends_the_chunk() -> None:
+def test_a_cached_output_whose_room_the_chunk_needs_itself_ends_the_chunk():
     cache = EncoderCache(8)
     cache.allocate("other", item(b"e", 0))
     cache.drain()
@@ -324,7 +314,7 @@ def test_a_cached_output_whose_room_the_chunk_needs_itself_ends_the_chunk() -> N
     assert limit_chunk(inputs, 0, 13, cache, "s", 100).end == 8
 
 
-def test_what_is_due_goes_over_to_who_still_holds_it() -> None:
+def test_what_is_due_goes_over_to_who_still_holds_it():
     cache = EncoderCache(8)
     cache.allocate("first", item(b"e", 0))
     cache.allocate("second", item(b"e", 4))
@@ -332,7 +322,7 @@ def test_what_is_due_goes_over_to_who_still_holds_it() -> None:
     assert cache.drain().to_compute == (("second", item(b"e", 4)),)
 
 
-def test_what_is_due_and_held_by_nobody_is_not_taken_for_computed() -> None:
+def test_what_is_due_and_held_by_nobody_is_not_taken_for_computed():
     cache = EncoderCache(8)
     cache.allocate("first", item(b"e", 0))
     cache.release_all("first")
@@ -340,7 +330,7 @@ def test_what_is_due_and_held_by_nobody_is_not_taken_for_computed() -> None:
     assert cache.allocate("second", item(b"e", 0)), "it has to be computed"
 
 
-def test_passed_are_those_whose_last_token_is_computed() -> None:
+def test_passed_are_those_whose_last_token_is_computed():
     inputs = [item(b"b", 0), item(b"c", 2), item(b"e", 9)]
     assert passed(inputs, 1) == ()
     assert passed(inputs, 4) == (inputs[0],)
@@ -362,14 +352,12 @@ def test_passed_are_those_whose_last_token_is_computed() -> None:
         ),
     ],
 )
-def test_an_input_that_can_never_be_scheduled_is_refused_by_name(
-    inputs: list[EncoderInput], at: int, problem: str
-) -> None:
+def test_an_input_that_can_never_be_scheduled_is_refused_by_name(inputs, at, problem):
     with pytest.raises(InvalidArgumentError) as refused:
         check_encoder_inputs(inputs, 20, capacity_tokens=7, compute_budget=6, field="images")
     assert (refused.value.field, refused.value.problem) == (f"images[{at}]", problem)
 
 
-def test_an_input_larger_than_the_cache_is_refused_by_name() -> None:
+def test_an_input_larger_than_the_cache_is_refused_by_name():
     with pytest.raises(InvalidArgumentError, match=r"encoder_inputs\[0\].*encoder cache holds 7"):
         check_encoder_inputs([item(b"f", 0)], 20, capacity_tokens=7, compute_budget=9)

@@ -12,7 +12,7 @@ def sequence_of(harness: Harness, name: str) -> Sequence:
     return (harness.live | harness.kept)[name].request.sequences[0]
 
 
-def test_a_prefill_ends_after_one_token_and_keeps_its_blocks() -> None:
+def test_a_prefill_ends_after_one_token_and_keeps_its_blocks():
     harness = Harness(8, max_num_batched_tokens=5)
     harness.add(request("p", range(11), purpose=Purpose.PREFILL))
     reported = []
@@ -29,7 +29,7 @@ def test_a_prefill_ends_after_one_token_and_keeps_its_blocks() -> None:
     assert harness.scheduler.stats().num_held_blocks == 0
 
 
-def test_a_prefill_is_never_preempted() -> None:
+def test_a_prefill_is_never_preempted():
     harness = Harness(4)
     harness.add(request("grows", [1] * 7), request("p", [2] * 7, purpose=Purpose.PREFILL))
     grows = sequence_of(harness, "grows")
@@ -42,7 +42,7 @@ def test_a_prefill_is_never_preempted() -> None:
     assert not harness.live
 
 
-def test_a_prefill_that_runs_is_passed_over_when_a_victim_is_sought() -> None:
+def test_a_prefill_that_runs_is_passed_over_when_a_victim_is_sought():
     harness = Harness(5, max_num_batched_tokens=9, long_prefill_threshold=2)
     harness.add(request("grows", [1] * 7))
     for _ in range(4):
@@ -54,7 +54,7 @@ def test_a_prefill_that_runs_is_passed_over_when_a_victim_is_sought() -> None:
     assert grows.num_preemptions > 0
 
 
-def test_a_claimant_needs_what_the_last_token_sees() -> None:
+def test_a_claimant_needs_what_the_last_token_sees():
     """Token 16 sees 12 on; what is before has been given back, and no more than that."""
     harness = Harness([cache_group(20), cache_group(20, 5)], max_num_batched_tokens=4)
     harness.add(request("p", [1, 2] * 8 + [3], purpose=Purpose.PREFILL))
@@ -64,7 +64,7 @@ def test_a_claimant_needs_what_the_last_token_sees() -> None:
     assert [block != NULL_BLOCK for block in windowed] == [False, False, False, True, True]
 
 
-def test_a_claimant_holds_in_a_window_only_what_it_needs() -> None:
+def test_a_claimant_holds_in_a_window_only_what_it_needs():
     harness = Harness([cache_group(20), cache_group(20, 5)])
     harness.add(request("d", [1, 2] * 8 + [3], kv_source=KvSource.EXTERNAL))
     (allocation,) = harness.step().external
@@ -76,7 +76,7 @@ def test_a_claimant_holds_in_a_window_only_what_it_needs() -> None:
 
 
 @pytest.mark.parametrize("with_token", [True, False])
-def test_what_arrives_goes_on_as_it_would_have(with_token: bool) -> None:
+def test_what_arrives_goes_on_as_it_would_have(with_token):
     harness = Harness(20)
     harness.add(request("d", range(7), kv_source=KvSource.EXTERNAL, given=2))
     plan = harness.step()
@@ -92,7 +92,7 @@ def test_what_arrives_goes_on_as_it_would_have(with_token: bool) -> None:
     assert not harness.live
 
 
-def test_what_ends_with_the_token_that_arrives_is_never_run() -> None:
+def test_what_ends_with_the_token_that_arrives_is_never_run():
     harness = Harness(20)
     harness.add(request("d", range(7), max_tokens=1, kv_source=KvSource.EXTERNAL))
     harness.step()
@@ -101,7 +101,7 @@ def test_what_ends_with_the_token_that_arrives_is_never_run() -> None:
     harness.check_empty()
 
 
-def test_what_does_not_arrive_is_computed_here() -> None:
+def test_what_does_not_arrive_is_computed_here():
     harness = Harness(20)
     harness.add(request("d", range(7), kv_source=KvSource.EXTERNAL, prompt_logprobs=0))
     harness.step()
@@ -113,7 +113,7 @@ def test_what_does_not_arrive_is_computed_here() -> None:
     assert not harness.live
 
 
-def test_scores_are_told_by_whoever_computed_the_prompt() -> None:
+def test_scores_are_told_by_whoever_computed_the_prompt():
     """And not again when it is computed once more."""
     harness = Harness(4, prefix_caching=False)
     harness.add(request("first", [1] * 7))
@@ -126,7 +126,7 @@ def test_scores_are_told_by_whoever_computed_the_prompt() -> None:
     assert not harness.live
 
 
-def test_siblings_do_not_tell_the_scores_of_their_prompt_again() -> None:
+def test_siblings_do_not_tell_the_scores_of_their_prompt_again():
     harness = Harness(3, prefix_caching=False)
     harness.add(request("a", [1] * 7, n=2, temperature=1.0, max_tokens=4, prompt_logprobs=0))
     harness.run()
@@ -134,7 +134,7 @@ def test_siblings_do_not_tell_the_scores_of_their_prompt_again() -> None:
     assert not harness.live
 
 
-def test_who_awaits_is_never_a_victim() -> None:
+def test_who_awaits_is_never_a_victim():
     harness = Harness(5)
     harness.add(request("grows", [1] * 7))
     harness.add(request("d", [2] * 7, kv_source=KvSource.EXTERNAL))
@@ -147,7 +147,7 @@ def test_who_awaits_is_never_a_victim() -> None:
     assert not harness.live
 
 
-def test_an_abort_while_it_is_awaited_frees_everything() -> None:
+def test_an_abort_while_it_is_awaited_frees_everything():
     harness = Harness(5)
     harness.add(request("d", [2] * 7, kv_source=KvSource.EXTERNAL))
     harness.step()
@@ -156,7 +156,7 @@ def test_an_abort_while_it_is_awaited_frees_everything() -> None:
     harness.check_empty()
 
 
-def test_what_ended_between_plan_and_result_is_passed_over() -> None:
+def test_what_ended_between_plan_and_result_is_passed_over():
     harness = Harness(8)
     harness.add(*(request(name, [1, 2]) for name in "abc"))
     harness.step()
@@ -169,7 +169,7 @@ def test_what_ended_between_plan_and_result_is_passed_over() -> None:
     assert sorted(harness.schedule().forgotten) == [("a", 0), ("b", 0)]
 
 
-def test_an_id_may_be_used_again_at_once() -> None:
+def test_an_id_may_be_used_again_at_once():
     harness = Harness(8)
     harness.add(request("a", [1, 2]))
     harness.step()

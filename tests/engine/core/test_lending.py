@@ -24,9 +24,6 @@ def computed(harness: Harness, name: str, prompt: list[int] = PROMPT) -> None:
     harness.run()
 
 
-# Prefixes that come from elsewhere.
-
-
 def pulling(name: str = "p", num_external_tokens: int = 12) -> object:
     return request(
         name,
@@ -38,7 +35,7 @@ def pulling(name: str = "p", num_external_tokens: int = 12) -> object:
 
 
 @pytest.mark.parametrize("window", [None, 3, 5, 9])
-def test_what_is_given_is_not_computed_and_found_once_it_is_there(window) -> None:
+def test_what_is_given_is_not_computed_and_found_once_it_is_there(window):
     groups = [cache_group(20)] if window is None else [cache_group(20), cache_group(20, window)]
     harness = Harness(groups)
     harness.add(pulling())
@@ -57,7 +54,7 @@ def test_what_is_given_is_not_computed_and_found_once_it_is_there(window) -> Non
     harness.check_empty()
 
 
-def test_what_is_there_already_is_neither_awaited_nor_computed() -> None:
+def test_what_is_there_already_is_neither_awaited_nor_computed():
     harness = Harness(20)
     computed(harness, "before")
     harness.add(pulling())
@@ -70,7 +67,7 @@ def test_what_is_there_already_is_neither_awaited_nor_computed() -> None:
     harness.check_empty()
 
 
-def test_what_is_not_given_is_computed() -> None:
+def test_what_is_not_given_is_computed():
     harness = Harness(20)
     harness.add(pulling())
     harness.step()
@@ -83,7 +80,7 @@ def test_what_is_not_given_is_computed() -> None:
     harness.check_empty()
 
 
-def test_a_prompt_that_waits_for_its_beginning_has_room_for_all_of_it() -> None:
+def test_a_prompt_that_waits_for_its_beginning_has_room_for_all_of_it():
     harness = Harness(5)
     harness.add(pulling())
     harness.step()
@@ -97,10 +94,7 @@ def test_a_prompt_that_waits_for_its_beginning_has_room_for_all_of_it() -> None:
     harness.check_empty()
 
 
-# Cached blocks that are held.
-
-
-def test_what_is_pinned_is_not_evicted() -> None:
+def test_what_is_pinned_is_not_evicted():
     harness = Harness(8)
     computed(harness, "a")
     scheduler, hashes = harness.scheduler, hashes_of(harness, PROMPT)
@@ -119,7 +113,7 @@ def test_what_is_pinned_is_not_evicted() -> None:
     assert scheduler.stats().num_held_blocks == 0
 
 
-def test_what_is_kept_for_a_sequence_is_not_pinned() -> None:
+def test_what_is_kept_for_a_sequence_is_not_pinned():
     harness = Harness(8, max_num_batched_tokens=8)
     computed(harness, "a")
     harness.add(request("p", [9] * 32, purpose=Purpose.PREFILL))
@@ -135,7 +129,7 @@ def test_what_is_kept_for_a_sequence_is_not_pinned() -> None:
     st.lists(st.booleans(), min_size=8, max_size=8),
     st.integers(1, 20),
 )
-def test_a_run_is_the_longest_that_every_group_can_go_on_behind(full, windowed, window) -> None:
+def test_a_run_is_the_longest_that_every_group_can_go_on_behind(full, windowed, window):
     pools = [BlockPool(8), BlockPool(8)]
     hashes = [bytes([i]) * 16 for i in range(8)]
     for pool, present in zip(pools, (full, windowed), strict=True):
@@ -157,11 +151,8 @@ def test_a_run_is_the_longest_that_every_group_can_go_on_behind(full, windowed, 
     assert [b != NULL_BLOCK for b in tables[1]] == [i >= first for i in range(longest)]
 
 
-# Sequences that go on elsewhere.
-
-
 @pytest.mark.parametrize("drafts", [0, 3])
-def test_a_sequence_stops_with_the_kv_of_all_but_its_last_token(drafts) -> None:
+def test_a_sequence_stops_with_the_kv_of_all_but_its_last_token(drafts):
     harness = Harness([cache_group(20), cache_group(20, 5)], max_drafts=drafts)
     harness.add(request("r", PROMPT, max_tokens=20, speculates=drafts > 0))
     for _ in range(4):
@@ -190,7 +181,7 @@ def test_a_sequence_stops_with_the_kv_of_all_but_its_last_token(drafts) -> None:
     assert harness.scheduler.stats().num_held_blocks == 0
 
 
-def test_what_does_not_run_or_has_several_sequences_does_not_stop() -> None:
+def test_what_does_not_run_or_has_several_sequences_does_not_stop():
     harness = Harness(20, max_num_batched_tokens=6)
     harness.add(request("several", PROMPT, n=2, temperature=1.0), request("r", PROMPT))
     assert harness.scheduler.suspend("nobody") is None

@@ -34,8 +34,8 @@ def expected(token_ids: list[int], min_match: int, max_match: int, max_drafts: i
     max_drafts=st.integers(0, 9),
 )
 def test_drafts_are_what_a_search_through_all_places_finds(
-    token_ids: list[int], min_match: int, extra_match: int, max_drafts: int
-) -> None:
+    token_ids, min_match, extra_match, max_drafts
+):
     max_match = min_match + extra_match
     drafts = propose(history(*token_ids), min_match, max_match, max_drafts)
     assert drafts.dtype == np.int32
@@ -45,50 +45,50 @@ def test_drafts_are_what_a_search_through_all_places_finds(
 
 
 @pytest.mark.parametrize("token_ids", [(), (1,), (1, 2), (1, 2, 3, 4)])
-def test_a_history_without_repetition_gives_no_drafts(token_ids: tuple[int, ...]) -> None:
+def test_a_history_without_repetition_gives_no_drafts(token_ids):
     assert propose(history(*token_ids), 1, 4, 5).tolist() == []
 
 
-def test_a_longer_match_wins_over_a_later_one() -> None:
+def test_a_longer_match_wins_over_a_later_one():
     text = history(1, 2, 3, 70, 9, 3, 80, 1, 2, 3)
     assert propose(text, 1, 3, 1).tolist() == [70]
     assert propose(text, 1, 1, 1).tolist() == [80]
 
 
-def test_the_latest_of_equally_long_matches_wins() -> None:
+def test_the_latest_of_equally_long_matches_wins():
     assert propose(history(5, 6, 70, 0, 5, 6, 80, 0, 5, 6), 2, 2, 2).tolist() == [80, 0]
 
 
-def test_a_match_shorter_than_the_least_is_none() -> None:
+def test_a_match_shorter_than_the_least_is_none():
     text = history(5, 6, 70, 0, 5, 6)
     assert propose(text, 3, 4, 2).tolist() == []
     assert propose(text, 2, 4, 2).tolist() == [70, 0]
 
 
-def test_a_repetition_is_drafted_as_going_on() -> None:
+def test_a_repetition_is_drafted_as_going_on():
     assert propose(history(9, 1, 2, 3, 1, 2, 3), 2, 4, 8).tolist() == [1, 2, 3, 1, 2, 3, 1, 2]
     assert propose(history(4, 4), 1, 2, 3).tolist() == [4, 4, 4]
 
 
-def test_drafts_do_not_alias_the_history() -> None:
+def test_drafts_do_not_alias_the_history():
     text = history(5, 6, 70, 80, 5, 6)
     drafts = propose(text, 2, 4, 2)
     text[:] = 0
     assert drafts.tolist() == [70, 80]
 
 
-def test_of_more_occurrences_than_are_told_apart_the_latest_are_kept() -> None:
+def test_of_more_occurrences_than_are_told_apart_the_latest_are_kept():
     followers = range(100, 100 + 2 * ngram.MAX_EXTENDED)
     text = [token_id for follower in followers for token_id in (7, 8, follower)]
     assert propose(history(*text, 7, 8), 1, 4, 1).tolist() == [followers[-1]]
 
 
-def test_a_history_of_one_token_alone_is_looked_through_without_an_end() -> None:
+def test_a_history_of_one_token_alone_is_looked_through_without_an_end():
     """More occurrences than are told apart by their length."""
     assert propose(np.zeros(3 * ngram.MAX_EXTENDED, np.int32), 2, 16, 4).tolist() == [0] * 4
 
 
-def test_the_drafter_answers_each_request_in_order() -> None:
+def test_the_drafter_answers_each_request_in_order():
     drafter: Drafter = NgramDrafter(min_match=2, max_match=4)
     requests = [
         DraftRequest("a", history(5, 6, 70, 0, 5, 6), 2),
@@ -100,6 +100,6 @@ def test_the_drafter_answers_each_request_in_order() -> None:
 
 
 @pytest.mark.parametrize(("min_match", "max_match"), [(0, 3), (4, 3)])
-def test_a_drafter_without_a_match_length_cannot_be_made(min_match: int, max_match: int) -> None:
+def test_a_drafter_without_a_match_length_cannot_be_made(min_match, max_match):
     with pytest.raises(AssertionError):
         NgramDrafter(min_match=min_match, max_match=max_match)

@@ -53,17 +53,17 @@ ARRIVED = {
         ("shortest-prefill", "cdba"),
     ],
 )
-def test_requests_start_in_the_order_of_the_policy(policy: str, order: str) -> None:
+def test_requests_start_in_the_order_of_the_policy(policy, order):
     requests = {name: dict(kind) for name, kind in ARRIVED.items()}
     assert order_served(policy, **requests) == list(order)
 
 
-def test_every_policy_is_tested() -> None:
+def test_every_policy_is_tested():
     assert len(POLICIES) == 6
 
 
 @pytest.mark.parametrize(("policy", "victim"), [("fcfs", "b"), ("priority", "a")])
-def test_the_last_in_the_order_makes_room(policy: str, victim: str) -> None:
+def test_the_last_in_the_order_makes_room(policy, victim):
     harness = Harness(4, policy=policy)
     harness.add(request("a", [1] * 7, priority=1), request("b", [2] * 7, priority=0))
     sequences = {name: harness.live[name].request.sequences[0] for name in "ab"}
@@ -71,14 +71,10 @@ def test_the_last_in_the_order_makes_room(policy: str, victim: str) -> None:
     assert {name for name, s in sequences.items() if s.num_preemptions} == {victim}
 
 
-def test_who_was_passed_over_takes_what_is_given_up_in_the_same_step() -> None:
+def test_who_was_passed_over_takes_what_is_given_up_in_the_same_step():
     """Else, with nothing planned, it would have to give way too, and both would begin again."""
     harness = Harness(
-        4,
-        max_num_batched_tokens=7,
-        encoder_budget=3,
-        encoder_cache_tokens=3,
-        prefix_caching=False,
+        4, max_num_batched_tokens=7, encoder_budget=3, encoder_cache_tokens=3, prefix_caching=False
     )
     first = (EncoderInput(b"long", 2, 3), EncoderInput(b"short", 5, 2))
     harness.add(request("first", [1, 2, *[0] * 5, *[3] * 5], 1, encoder_inputs=first))
@@ -93,7 +89,7 @@ def test_who_was_passed_over_takes_what_is_given_up_in_the_same_step() -> None:
     assert not harness.live
 
 
-def test_what_made_room_goes_on_before_those_that_wait() -> None:
+def test_what_made_room_goes_on_before_those_that_wait():
     harness = Harness(4, max_num_seqs=2)
     harness.add(*(request(name, [i] * 7) for i, name in enumerate(["first", "second", "third"])))
     started: list[str] = []
@@ -103,13 +99,11 @@ def test_what_made_room_goes_on_before_those_that_wait() -> None:
     assert started.index("third") > started.index("second", started.index("second") + 1)
 
 
-# Ageing.
-
 turns = st.integers(0, 10**6)
 
 
 @given(first=st.integers(-5, 5), second=st.integers(-5, 5), earlier=turns, later=turns)
-def test_waiting_outweighs_any_priority(first: int, second: int, earlier: int, later: int) -> None:
+def test_waiting_outweighs_any_priority(first, second, earlier, later):
     rank = POLICIES["priority"].rank
     waited = rank(request("a", [1], priority=first), 0, earlier)
     fresh = rank(request("b", [1], priority=second), 1, later)
@@ -119,14 +113,14 @@ def test_waiting_outweighs_any_priority(first: int, second: int, earlier: int, l
 
 
 @given(length=st.integers(1, 500), other=st.integers(1, 500), steps=st.integers(0, 20))
-def test_waiting_outweighs_any_length(length: int, other: int, steps: int) -> None:
+def test_waiting_outweighs_any_length(length, other, steps):
     rank = POLICIES["shortest-prefill"].rank
     waited = rank(request("a", [1] * length), 0, 100)
     fresh = rank(request("b", [1] * other), 1, 100 + steps)
     assert (waited < fresh) == (steps * AGEING_TOKENS > length - other)
 
 
-def test_patience_stands_in_for_a_deadline() -> None:
+def test_patience_stands_in_for_a_deadline():
     rank = POLICIES["deadline"].rank
     assert rank(request("a", [1], arrival_time=5.0), 0, 0) == 5.0 + DEFAULT_PATIENCE
     assert rank(request("a", [1], first_token_deadline=7.0), 0, 0) == 7.0
@@ -140,9 +134,7 @@ def test_patience_stands_in_for_a_deadline() -> None:
         ("deadline", {"first_token_deadline": 30.0}, {"first_token_deadline": None}),
     ],
 )
-def test_nobody_starves_in_a_flood_of_better_ones(
-    policy: str, kind: dict[str, Any], flood: dict[str, Any]
-) -> None:
+def test_nobody_starves_in_a_flood_of_better_ones(policy, kind, flood):
     """One seat, and in every step a new request that ranks before the one that waits."""
     config = SchedulerConfig(
         max_num_batched_tokens=50,
@@ -168,9 +160,6 @@ def apply(scheduler: Scheduler, plan: StepPlan) -> None:
     scheduler.apply(plan, StepResult(np.zeros(len(plan.sample_rows), np.int64)))
 
 
-# The turn of decodes within a step.
-
-
 def shared_step(policy: str, **ranks: Any) -> dict[str, tuple[int, int]]:
     """What is computed when two decodes and a long prompt share six tokens."""
     harness = Harness(40, max_num_batched_tokens=6, max_num_seqs=3, policy=policy)
@@ -190,11 +179,11 @@ def shared_step(policy: str, **ranks: Any) -> dict[str, tuple[int, int]]:
         ("fcfs", {"a": (3, 4), "b": (3, 4), "long": (0, 4)}),
     ],
 )
-def test_decodes_take_their_turn(policy: str, computed: dict[str, tuple[int, int]]) -> None:
+def test_decodes_take_their_turn(policy, computed):
     assert shared_step(policy) == computed
 
 
-def test_by_rank_a_long_prompt_goes_before_the_decodes_behind_it() -> None:
+def test_by_rank_a_long_prompt_goes_before_the_decodes_behind_it():
     assert POLICIES["priority"].decode_turn is DecodeTurn.BY_RANK
     harness = Harness(40, max_num_batched_tokens=6, max_num_seqs=3, policy="priority")
     harness.add(request("good", [1] * 3, priority=1), request("bad", [2] * 3, priority=5))
@@ -207,7 +196,7 @@ def test_by_rank_a_long_prompt_goes_before_the_decodes_behind_it() -> None:
     harness.run()
 
 
-def test_by_rank_a_prompt_takes_the_blocks_of_a_decode_behind_it() -> None:
+def test_by_rank_a_prompt_takes_the_blocks_of_a_decode_behind_it():
     """Which has left the step, then, with blocks to spare."""
     harness = Harness(8, max_num_batched_tokens=6, policy="priority", prefix_caching=False)
     harness.add(request("good", [1] * 3, max_tokens=9, priority=1))
@@ -221,7 +210,7 @@ def test_by_rank_a_prompt_takes_the_blocks_of_a_decode_behind_it() -> None:
     assert not harness.live
 
 
-def test_with_too_few_tokens_the_best_decodes_advance() -> None:
+def test_with_too_few_tokens_the_best_decodes_advance():
     harness = Harness(40, max_num_batched_tokens=2, max_num_seqs=3, policy="priority")
     for i, priority in enumerate([2, 0, 1]):
         harness.add(request(f"p{priority}", [i], max_tokens=6, priority=priority))
@@ -233,10 +222,7 @@ def test_with_too_few_tokens_the_best_decodes_advance() -> None:
     harness.run()
 
 
-# Budgets.
-
-
-def test_a_long_prompt_leaves_room_for_others() -> None:
+def test_a_long_prompt_leaves_room_for_others():
     harness = Harness(40, long_prefill_threshold=3, max_num_batched_tokens=8)
     harness.add(request("long", [1] * 9), request("short", [2] * 2))
     harness.step()
@@ -244,7 +230,7 @@ def test_a_long_prompt_leaves_room_for_others() -> None:
     harness.run()
 
 
-def test_cache_reads_are_bounded_but_for_one_sequence() -> None:
+def test_cache_reads_are_bounded_but_for_one_sequence():
     harness = Harness(40, max_cache_reads=20, max_num_batched_tokens=64)
     harness.add(request("a", [1] * 9), request("b", [2] * 9))
     harness.step()
@@ -261,14 +247,14 @@ def test_cache_reads_are_bounded_but_for_one_sequence() -> None:
     assert harness.scheduler.stats().num_preemptions == 0
 
 
-def test_beams_are_one_where_cache_reads_are_bounded() -> None:
+def test_beams_are_one_where_cache_reads_are_bounded():
     harness = Harness(40, max_cache_reads=5)
     harness.add(request("beams", [1] * 6, beam_width=3), request("b", [2] * 9))
     harness.run()
     assert not harness.live
 
 
-def test_a_pause_lets_what_has_begun_go_on() -> None:
+def test_a_pause_lets_what_has_begun_go_on():
     harness = Harness(4)
     harness.add(request("a", [1] * 7), request("b", [2] * 7))
     harness.step()
@@ -283,7 +269,7 @@ def test_a_pause_lets_what_has_begun_go_on() -> None:
     assert not harness.live
 
 
-def test_a_shutdown_ends_everything_and_starts_nothing() -> None:
+def test_a_shutdown_ends_everything_and_starts_nothing():
     harness = Harness(20)
     harness.add(request("p", [1] * 7, purpose=Purpose.PREFILL))
     harness.step()

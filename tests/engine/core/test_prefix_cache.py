@@ -29,7 +29,7 @@ def hybrid(num_blocks: int = 20, window: int = 5) -> Harness:
     return Harness([cache_group(num_blocks), cache_group(num_blocks, window)])
 
 
-def test_what_was_computed_once_is_found_again() -> None:
+def test_what_was_computed_once_is_found_again():
     harness = Harness(8)
     finish(harness, PROMPT[:9], max_tokens=4)
     again(harness, PROMPT[:9], max_tokens=4)
@@ -39,7 +39,7 @@ def test_what_was_computed_once_is_found_again() -> None:
     assert (stats.num_hit_tokens, stats.num_prompt_tokens) == (8, 18)
 
 
-def test_every_block_of_a_prompt_cut_into_chunks_is_found_again() -> None:
+def test_every_block_of_a_prompt_cut_into_chunks_is_found_again():
     harness = Harness(8, max_num_batched_tokens=5)
     finish(harness, PROMPT)
     again(harness, [*PROMPT, 6])
@@ -47,9 +47,7 @@ def test_every_block_of_a_prompt_cut_into_chunks_is_found_again() -> None:
 
 
 @pytest.mark.parametrize("groups", [[None], [None, 5], [5], [6, 2]])
-def test_of_a_whole_prompt_one_token_is_computed_and_one_block_copied_per_group(
-    groups: list[int | None],
-) -> None:
+def test_of_a_whole_prompt_one_token_is_computed_and_one_block_copied_per_group(groups):
     harness = Harness([cache_group(12, window) for window in groups])
     finish(harness, PROMPT[:8])
     plan = again(harness, PROMPT[:8])
@@ -61,7 +59,7 @@ def test_of_a_whole_prompt_one_token_is_computed_and_one_block_copied_per_group(
     assert not plan.cleared
 
 
-def test_the_copy_is_found_when_its_source_is_gone() -> None:
+def test_the_copy_is_found_when_its_source_is_gone():
     harness = Harness(12)
     finish(harness, PROMPT[:8])
     harness.add(request("again", PROMPT[:8], max_tokens=4))
@@ -72,7 +70,7 @@ def test_the_copy_is_found_when_its_source_is_gone() -> None:
     harness.run()
 
 
-def test_a_prompt_that_ends_in_a_block_copies_nothing() -> None:
+def test_a_prompt_that_ends_in_a_block_copies_nothing():
     harness = Harness(12)
     finish(harness, PROMPT[:11])
     plan = again(harness, PROMPT[:11])
@@ -80,7 +78,7 @@ def test_a_prompt_that_ends_in_a_block_copies_nothing() -> None:
     assert not plan.copies
 
 
-def test_a_block_that_runs_already_is_copied_and_not_written() -> None:
+def test_a_block_that_runs_already_is_copied_and_not_written():
     harness = Harness(12)
     harness.add(request("runs", PROMPT[:8]))
     harness.step()
@@ -89,7 +87,7 @@ def test_a_block_that_runs_already_is_copied_and_not_written() -> None:
     assert len(plan.copies) == 1
 
 
-def test_without_a_free_block_to_copy_to_the_last_block_is_computed_again() -> None:
+def test_without_a_free_block_to_copy_to_the_last_block_is_computed_again():
     harness = Harness(2)
     finish(harness, PROMPT[:8])
     plan = again(harness, PROMPT[:8])
@@ -97,7 +95,7 @@ def test_without_a_free_block_to_copy_to_the_last_block_is_computed_again() -> N
     assert not plan.copies
 
 
-def test_an_eviction_takes_the_end_of_a_prefix_before_its_beginning() -> None:
+def test_an_eviction_takes_the_end_of_a_prefix_before_its_beginning():
     harness = Harness(6)
     finish(harness, [1] * 16)
     finish(harness, [2] * 13)
@@ -105,7 +103,7 @@ def test_an_eviction_takes_the_end_of_a_prefix_before_its_beginning() -> None:
     assert harness.computed == {"again": (8, 17)}
 
 
-def test_a_windowed_model_hits_though_early_blocks_are_gone() -> None:
+def test_a_windowed_model_hits_though_early_blocks_are_gone():
     harness = Harness([cache_group(20, 5)])
     finish(harness, PROMPT)
     for index in (0, 1, 2):
@@ -116,7 +114,7 @@ def test_a_windowed_model_hits_though_early_blocks_are_gone() -> None:
     assert sequence.block_ids[0][:4] == [NULL_BLOCK] * 4
 
 
-def test_a_windowed_hit_ends_before_a_block_that_is_missing_in_its_window() -> None:
+def test_a_windowed_hit_ends_before_a_block_that_is_missing_in_its_window():
     harness = Harness([cache_group(20, 5)])
     finish(harness, PROMPT)
     harness.forget(PROMPT, 4)
@@ -125,7 +123,7 @@ def test_a_windowed_hit_ends_before_a_block_that_is_missing_in_its_window() -> N
     assert harness.computed == {"again": (16, 21)}  # tokens 12 to 15 are all that 16 sees
 
 
-def test_a_windowed_hit_may_need_nothing_but_a_later_block() -> None:
+def test_a_windowed_hit_may_need_nothing_but_a_later_block():
     harness = Harness([cache_group(20, 5)])
     finish(harness, PROMPT)
     harness.forget(PROMPT, 3)  # 20 sees 16 on
@@ -145,9 +143,7 @@ def test_a_windowed_hit_may_need_nothing_but_a_later_block() -> None:
         ([(3, 1), (4, 1), (2, 1)], 8),
     ],
 )
-def test_a_hybrid_hit_is_bounded_by_every_group(
-    forgotten: list[tuple[int, int]], start: int
-) -> None:
+def test_a_hybrid_hit_is_bounded_by_every_group(forgotten, start):
     harness = hybrid()
     finish(harness, PROMPT)
     for index, group in forgotten:
@@ -156,7 +152,7 @@ def test_a_hybrid_hit_is_bounded_by_every_group(
     assert harness.computed == {"again": (start, 21)}
 
 
-def test_a_claimant_is_given_all_that_its_last_token_sees() -> None:
+def test_a_claimant_is_given_all_that_its_last_token_sees():
     """It may be computed once more: token 7 sees 3, which is in block 0."""
     harness = hybrid()
     finish(harness, PROMPT[:8])
@@ -169,7 +165,7 @@ def test_a_claimant_is_given_all_that_its_last_token_sees() -> None:
     harness.run()
 
 
-def test_a_claimant_hits_a_whole_prompt_without_a_copy() -> None:
+def test_a_claimant_hits_a_whole_prompt_without_a_copy():
     harness = hybrid()
     finish(harness, PROMPT[:8])
     plan = again(harness, PROMPT[:8], kv_source=KvSource.EXTERNAL, max_tokens=4)
@@ -182,7 +178,7 @@ def test_a_claimant_hits_a_whole_prompt_without_a_copy() -> None:
     harness.run()
 
 
-def test_what_still_arrives_is_not_found() -> None:
+def test_what_still_arrives_is_not_found():
     harness = Harness(20)
     harness.add(request("claims", PROMPT, kv_source=KvSource.EXTERNAL))
     harness.step()
@@ -191,7 +187,7 @@ def test_what_still_arrives_is_not_found() -> None:
     assert harness.computed == {"again": (0, 20)}
 
 
-def test_what_has_arrived_is_found_once_it_is_committed() -> None:
+def test_what_has_arrived_is_found_once_it_is_committed():
     harness = Harness(20)
     harness.add(request("claims", PROMPT, kv_source=KvSource.EXTERNAL))
     harness.step()
@@ -200,21 +196,21 @@ def test_what_has_arrived_is_found_once_it_is_committed() -> None:
     assert harness.computed["again"] == (20, 21)
 
 
-def test_prompts_whose_scores_are_wanted_are_computed_in_full() -> None:
+def test_prompts_whose_scores_are_wanted_are_computed_in_full():
     harness = Harness(20)
     finish(harness, PROMPT)
     again(harness, PROMPT, prompt_logprobs=0)
     assert harness.computed == {"again": (0, 20)}
 
 
-def test_nothing_is_found_under_another_root() -> None:
+def test_nothing_is_found_under_another_root():
     harness = Harness(20)
     finish(harness, PROMPT)
     again(harness, PROMPT, root=ROOTS[1])
     assert harness.computed == {"again": (0, 20)}
 
 
-def test_equal_tokens_with_other_encoder_inputs_are_another_prefix() -> None:
+def test_equal_tokens_with_other_encoder_inputs_are_another_prefix():
     harness = Harness(20, encoder_budget=8, encoder_cache_tokens=8)
     finish(harness, [0] * 12, encoder_inputs=(EncoderInput(b"cat", 5, 2),))
     again(harness, [0] * 12, encoder_inputs=(EncoderInput(b"dog", 5, 2),))
@@ -225,7 +221,7 @@ def test_equal_tokens_with_other_encoder_inputs_are_another_prefix() -> None:
     assert harness.computed == {"again": (4, 12)}
 
 
-def test_a_block_that_output_fills_behind_an_encoder_input_is_found_with_it() -> None:
+def test_a_block_that_output_fills_behind_an_encoder_input_is_found_with_it():
     harness = Harness(20, encoder_budget=8, encoder_cache_tokens=8)
     kind = {"encoder_inputs": (EncoderInput(b"cat", 4, 2),)}
     harness.add(request("first", [0] * 6, max_tokens=4, **kind))
@@ -235,14 +231,14 @@ def test_a_block_that_output_fills_behind_an_encoder_input_is_found_with_it() ->
     assert harness.computed == {"again": (8, 10)}
 
 
-def test_without_prefix_caching_nothing_is_found() -> None:
+def test_without_prefix_caching_nothing_is_found():
     harness = Harness(20, prefix_caching=False)
     finish(harness, PROMPT)
     again(harness, PROMPT)
     assert harness.computed == {"again": (0, 20)}
 
 
-def test_a_reset_forgets_everything_and_says_so() -> None:
+def test_a_reset_forgets_everything_and_says_so():
     harness = hybrid()
     finish(harness, PROMPT)
     harness.replay()
@@ -253,7 +249,7 @@ def test_a_reset_forgets_everything_and_says_so() -> None:
     assert harness.computed == {"again": (0, 20)}
 
 
-def test_events_are_those_of_the_group_that_sees_furthest_back() -> None:
+def test_events_are_those_of_the_group_that_sees_furthest_back():
     harness = Harness([cache_group(20, 2), cache_group(20, 5)])
     finish(harness, PROMPT)
     harness.replay()
@@ -264,7 +260,7 @@ def test_events_are_those_of_the_group_that_sees_furthest_back() -> None:
     assert harness.scheduler.drain_events().removed == (block_hash,)
 
 
-def test_a_hit_counts_once_though_its_sequence_starts_twice() -> None:
+def test_a_hit_counts_once_though_its_sequence_starts_twice():
     harness = Harness(6)
     finish(harness, PROMPT[:8])
     harness.add(request("grows", [6] * 7, max_tokens=14))

@@ -6,13 +6,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import event, settings
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from baton.engine.core.encoder_inputs import EncoderInput
 from baton.engine.core.plan import StepPlan
@@ -340,9 +334,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestTheSchedulerLosesNothing = SchedulerMachine.TestCase
-TestTheSchedulerLosesNothing.settings = settings(
-    max_examples=100, stateful_step_count=25, deadline=None
-)
+TestTheSchedulerLosesNothing.settings = settings(max_examples=50, stateful_step_count=25)
 
 
 class ManyRuns(SchedulerMachine):
@@ -353,5 +345,5 @@ TestTheSchedulerLosesNothingInManyRuns = pytest.mark.timeout(600)(
     pytest.mark.slow(ManyRuns.TestCase)
 )
 TestTheSchedulerLosesNothingInManyRuns.settings = settings(
-    max_examples=1000, stateful_step_count=80, deadline=None
+    max_examples=1000, stateful_step_count=80
 )

@@ -47,8 +47,8 @@ def right_at_first(rest: list[int]) -> list[int]:
     ],
 )
 def test_whatever_is_guessed_the_output_is_the_same(
-    groups: list[int | None], guess: Guess, num_steps: int, num_drafted: int, num_accepted: int
-) -> None:
+    groups, guess, num_steps, num_drafted, num_accepted
+):
     harness = Harness([cache_group(20, window) for window in groups], max_drafts=4)
     harness.add(request("a", [1] * 6, max_tokens=12, speculates=True))
     assert run(harness, guess) == num_steps
@@ -57,7 +57,7 @@ def test_whatever_is_guessed_the_output_is_the_same(
     assert stats.num_drafted_tokens == num_drafted
 
 
-def test_drafts_beyond_the_most_are_left_out() -> None:
+def test_drafts_beyond_the_most_are_left_out():
     harness = Harness(20, max_drafts=2)
     harness.add(request("a", [1] * 6, max_tokens=12, speculates=True))
     harness.step()
@@ -68,7 +68,7 @@ def test_drafts_beyond_the_most_are_left_out() -> None:
     harness.run()
 
 
-def test_drafts_take_what_is_left_of_the_tokens() -> None:
+def test_drafts_take_what_is_left_of_the_tokens():
     harness = Harness(20, max_drafts=4, max_num_batched_tokens=4)
     harness.add(
         request("a", [1, 2], speculates=True, max_tokens=12),
@@ -82,7 +82,7 @@ def test_drafts_take_what_is_left_of_the_tokens() -> None:
     harness.run()
 
 
-def test_tokens_that_are_not_verified_are_never_found() -> None:
+def test_tokens_that_are_not_verified_are_never_found():
     harness = Harness(20, block_size=2, max_drafts=4)
     harness.add(request("a", [1] * 4, max_tokens=12, speculates=True))
     harness.step()
@@ -96,7 +96,7 @@ def test_tokens_that_are_not_verified_are_never_found() -> None:
     harness.run()
 
 
-def test_room_for_drafts_is_taken_from_nobody() -> None:
+def test_room_for_drafts_is_taken_from_nobody():
     harness = Harness(4, max_drafts=4, prefix_caching=False)
     harness.add(request("a", [1] * 3, max_tokens=4, speculates=True))
     harness.add(request("b", [2] * 9, max_tokens=3))
@@ -108,7 +108,7 @@ def test_room_for_drafts_is_taken_from_nobody() -> None:
     harness.run()
 
 
-def test_what_ends_among_its_drafts_ends_there() -> None:
+def test_what_ends_among_its_drafts_ends_there():
     harness = Harness(20, max_drafts=4)
     first = request("a", [1] * 6, max_tokens=12)
     harness.add(first)
@@ -125,7 +125,7 @@ def test_what_ends_among_its_drafts_ends_there() -> None:
     harness.check_empty()
 
 
-def test_who_has_yet_to_fork_or_ends_after_one_token_is_not_guessed_for() -> None:
+def test_who_has_yet_to_fork_or_ends_after_one_token_is_not_guessed_for():
     harness = Harness(40, max_drafts=4, max_num_batched_tokens=5, max_num_seqs=5)
     harness.add(request("forks", [1] * 6, n=2, temperature=1.0, speculates=True))
     harness.step()
@@ -140,7 +140,7 @@ def test_who_has_yet_to_fork_or_ends_after_one_token_is_not_guessed_for() -> Non
     harness.run()
 
 
-def test_forks_that_await_their_last_token_are_not_guessed_for() -> None:
+def test_forks_that_await_their_last_token_are_not_guessed_for():
     harness = Harness(40, max_drafts=4)
     kind = {"n": 2, "temperature": 1.0, "speculates": True}
     harness.add(request("a", [1] * 6, kv_source=KvSource.EXTERNAL, **kind))
@@ -150,7 +150,7 @@ def test_forks_that_await_their_last_token_are_not_guessed_for() -> None:
     run(harness, right_at_first)
 
 
-def test_drafts_outlive_a_preemption() -> None:
+def test_drafts_outlive_a_preemption():
     harness = Harness(5, max_drafts=4, prefix_caching=False, policy="priority")
     harness.add(request("a", [1] * 6, max_tokens=12, speculates=True, priority=1))
     sequence: Sequence = harness.live["a"].request.sequences[0]
@@ -163,7 +163,7 @@ def test_drafts_outlive_a_preemption() -> None:
     assert not harness.live
 
 
-def test_decodes_that_speculate_and_those_that_do_not_share_a_step() -> None:
+def test_decodes_that_speculate_and_those_that_do_not_share_a_step():
     harness = Harness(40, max_drafts=4)
     harness.add(request("a", [1] * 6, max_tokens=12, speculates=True))
     harness.add(request("b", [2] * 6, max_tokens=12))
@@ -178,7 +178,7 @@ def test_decodes_that_speculate_and_those_that_do_not_share_a_step() -> None:
     harness.run()
 
 
-def test_who_speculates_and_has_no_drafts_is_a_plain_decode() -> None:
+def test_who_speculates_and_has_no_drafts_is_a_plain_decode():
     harness = Harness(40, max_drafts=4)
     harness.add(request("a", [1] * 6, max_tokens=12, speculates=True))
     harness.add(request("b", [2] * 6, max_tokens=12))
@@ -199,7 +199,7 @@ def test_who_speculates_and_has_no_drafts_is_a_plain_decode() -> None:
     harness.run()
 
 
-def test_who_may_be_guessed_for_is_not_planned_ahead() -> None:
+def test_who_may_be_guessed_for_is_not_planned_ahead():
     harness = Harness(40, max_drafts=4)
     harness.add(request("a", [1] * 6, max_tokens=12, speculates=True))
     harness.step()
@@ -219,7 +219,7 @@ def allowed(*steps: tuple[int, int]) -> int:
     return sequence.num_drafts_allowed
 
 
-def test_how_many_drafts_are_worth_it_follows_from_what_became_of_the_last() -> None:
+def test_how_many_drafts_are_worth_it_follows_from_what_became_of_the_last():
     assert allowed() == 2
     assert allowed((2, 2)) == 4
     assert allowed((2, 2), (4, 4)) == 8
@@ -229,6 +229,6 @@ def test_how_many_drafts_are_worth_it_follows_from_what_became_of_the_last() -> 
     assert allowed((64, 64)) == 64
 
 
-def test_one_draft_is_tried_every_few_tokens_when_none_were_right() -> None:
+def test_one_draft_is_tried_every_few_tokens_when_none_were_right():
     none_right = (2, 0), (1, 0)
     assert [allowed(*none_right, *[(0, 0)] * n) for n in range(5)] == [0, 0, 0, 0, 1]

@@ -6,7 +6,7 @@ from baton.engine.core.sequence import Purpose
 from tests.support.scheduler.harness import Harness, request
 
 
-def test_several_requests_come_and_end_at_once() -> None:
+def test_several_requests_come_and_end_at_once():
     harness = Harness(40)
     harness.add(*(request(name, [1, 2, 3]) for name in "abcdef"))
     harness.step()
@@ -21,7 +21,7 @@ def test_several_requests_come_and_end_at_once() -> None:
     harness.check_empty()
 
 
-def test_what_ended_is_told_once_in_a_step_that_may_be_empty_otherwise() -> None:
+def test_what_ended_is_told_once_in_a_step_that_may_be_empty_otherwise():
     harness = Harness(40)
     harness.add(*(request(name, [1, 2]) for name in "abcd"), request("never seated", [1, 2]))
     harness.step()
@@ -37,7 +37,7 @@ def test_what_ended_is_told_once_in_a_step_that_may_be_empty_otherwise() -> None
     assert not harness.scheduler.has_work
 
 
-def test_what_is_kept_is_finished_and_what_waits_is_not() -> None:
+def test_what_is_kept_is_finished_and_what_waits_is_not():
     harness = Harness(40)
     assert not harness.scheduler.has_unfinished
     harness.add(request("p", [1] * 6, purpose=Purpose.PREFILL))
@@ -57,7 +57,7 @@ def test_what_is_kept_is_finished_and_what_waits_is_not() -> None:
     harness.check_empty()
 
 
-def test_requests_are_cancelled_from_many_threads_at_any_time() -> None:
+def test_requests_are_cancelled_from_many_threads_at_any_time():
     """Each by three threads; those that are not cancelled come to their end."""
     harness = Harness(200, max_num_seqs=20)
     names = [f"r{i}" for i in range(30)]

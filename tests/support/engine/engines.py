@@ -35,8 +35,10 @@ def assert_idle(engine: Engine) -> None:
     assert not engine.has_work
 
 
-def request(request_id: str, prompt: Sequence[int], params: SamplingParams) -> EngineRequest:
-    return EngineRequest(request_id, tuple(prompt), params, len(prompt))
+def request(
+    request_id: str, prompt: Sequence[int], params: SamplingParams, **changes: Any
+) -> EngineRequest:
+    return EngineRequest(request_id, tuple(prompt), params, len(prompt), **changes)
 
 
 def drain(engine: Engine, *, checked: bool = True) -> dict[str, list[SequenceUpdate]]:
@@ -55,6 +57,19 @@ def drain(engine: Engine, *, checked: bool = True) -> dict[str, list[SequenceUpd
     raise AssertionError(f"still not done after {MAX_STEPS} steps: {engine.stats()}")
 
 
+def answers(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams | Sequence[SamplingParams],
+) -> list[list[SequenceUpdate]]:
+    """Returns the updates of each prompt. Its request is named by its index."""
+    each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    for i, (prompt, of_one) in enumerate(zip(prompts, each, strict=True)):
+        engine.add_request(request(str(i), prompt, of_one))
+    updates = drain(engine)
+    return [updates[str(i)] for i in range(len(prompts))]
+
+
 def output_of(updates: Sequence[SequenceUpdate]) -> dict[int, tuple[int, ...]]:
     """The tokens of each sequence by its index. Asserts that positions count up, and that each
     sequence ends once, with its last update."""
@@ -70,3 +85,19 @@ def output_of(updates: Sequence[SequenceUpdate]) -> dict[int, tuple[int, ...]]:
             ended.add(update.index)
     assert ended == out.keys(), "a sequence that never ended, or without a token"
     return {index: tuple(out[index]) for index in sorted(out)}
+
+
+_said: dict[tuple[object, ...], tuple[int, ...]] = {}
+
+
+def alone(
+    engine: Engine, prompt: tuple[int, ...], params: SamplingParams, count: int
+) -> dict[int, tuple[int, ...]]:
+    """What `count` requests of one sequence say, one after the other. Remembered."""
+    for index in range(count):
+        key = (engine.info.fingerprint, prompt, params, index)
+        if key not in _said:
+            one = EngineRequest("alone", prompt, params, len(prompt), sequence_index=index)
+            engine.add_request(one)
+            _said[key] = output_of(drain(engine, checked=False)["alone"])[index]
+    return {i: _said[engine.info.fingerprint, prompt, params, i] for i in range(count)}

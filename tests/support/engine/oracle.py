@@ -30,24 +30,35 @@ class Oracle:
     def _generate(
         self, path: str, prompt: tuple[int, ...], max_tokens: int, ignore_eos: bool
     ) -> tuple[int, ...]:
-        model = self.model(path)
-        own_eos = self._eos[path]
-        out = model.generate(
+        self.model(path)
+        out = self.generate(
+            path, prompt, max_tokens, None if ignore_eos else self._eos[path], output_logits=True
+        )
+        return decided(out.logits, out.sequences[0, len(prompt) :])
+
+    def generate(
+        self,
+        path: str,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        eos_token_id: Any,
+        logits_processor: Any = None,
+        **config: Any,
+    ) -> Any:
+        """Returns all that `generate` of transformers does, without sampling."""
+        return self.model(path).generate(
             input_ids=torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            logits_processor=logits_processor,
             generation_config=GenerationConfig(
                 max_new_tokens=max_tokens,
                 do_sample=False,
-                eos_token_id=None if ignore_eos else own_eos,
+                eos_token_id=eos_token_id,
                 pad_token_id=0,
-                output_logits=True,
                 return_dict_in_generate=True,
+                **config,
             ),
         )
-        for logits in out.logits:
-            first, second = logits[0].topk(2).values.tolist()
-            assert first - second > 1e-4, "the oracle's choice is a toss-up; take another prompt"
-        return tuple(out.sequences[0, len(prompt) :].tolist())
 
     def model(self, path: str) -> PreTrainedModel:
         if path not in self._models:
@@ -59,3 +70,11 @@ class Oracle:
             model.generation_config.eos_token_id = None
             self._models[path] = model
         return self._models[path]
+
+
+def decided(rows: Sequence[torch.Tensor], token_ids: torch.Tensor) -> tuple[int, ...]:
+    """Returns the tokens. Asserts that none was chosen from a row by less than 1e-4."""
+    for row in rows:
+        first, second = row[0].topk(2).values.tolist()
+        assert first - second > 1e-4, "the oracle's choice is a toss-up; take another prompt"
+    return tuple(token_ids.tolist())

@@ -100,11 +100,7 @@ def generate(path: str, prompt: Sequence[int], num_tokens: int, scales: Scales) 
 
 
 def decided(
-    path: str,
-    lengths: Sequence[int],
-    num_tokens: int,
-    scales: Scales,
-    vocab_size: int = VOCAB_SIZE,
+    path: str, lengths: Sequence[int], num_tokens: int, scales: Scales, vocab_size: int = VOCAB_SIZE
 ) -> dict[tuple[int, ...], Generated]:
     """A prompt of each length with what follows it, in which no choice is close."""
     found: dict[tuple[int, ...], Generated] = {}

@@ -10,9 +10,7 @@ from typing import Any
 
 import grpc
 
-from baton.errors import (
-    BatonError,
-)
+from baton.errors import BatonError
 from baton.models import locate
 from baton.sampling import SamplingParams
 from baton.serving.channels import Channels
@@ -378,3 +376,9 @@ def of(index: int, event: decode_pb2.DecodeGenerateResponse) -> decode_pb2.Decod
     """The same of another sequence."""
     getattr(event, event.WhichOneof("event")).sequence_index = index
     return event
+
+
+def prefill_behind(*positions: int) -> Worker:
+    """Prefills the prompt, and again with so many tokens of output."""
+    scripts = [[PREFILL_ADMITTED, first() if p == 0 else at(p), RELEASED] for p in positions]
+    return Worker("p0", "prefill", Scripts(scripts))

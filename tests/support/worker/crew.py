@@ -182,4 +182,6 @@ async def crew_of(
             for channel in channels:
                 stack.push_async_callback(channel.close)
             members.append(Member(worker, *channels))
-        yield Crew(members)
+        crew = Crew(members)
+        yield crew
+        await crew.nothing_held()

@@ -208,7 +208,8 @@ async def pair_of(
     decode: dict[str, Any] | None = None,
     **both: Any,
 ) -> AsyncIterator[Pair]:
-    """Both workers on one checkpoint, in float32 on the CPU. Keywords are settings."""
+    """Both workers on one checkpoint, in float32 on the CPU, which hold nothing in the end.
+    Keywords are settings."""
     common = {**COMMON, "model": model, **both}
     workers = (
         assemble("prefill", RoleSettings(**{**common, **(prefill or {})})),
@@ -216,15 +217,12 @@ async def pair_of(
     )
     async with AsyncExitStack() as stack:
         await start(stack, *workers)
-        yield Pair(*workers, stack)
+        pair = Pair(*workers, stack)
+        yield pair
+        await pair.nothing_held()
 
 
-COMMON: dict[str, Any] = {
-    "device": "cpu",
-    "dtype": "float32",
-    "num_blocks": 96,
-    "max_num_seqs": 8,
-}
+COMMON: dict[str, Any] = {"device": "cpu", "dtype": "float32", "num_blocks": 96, "max_num_seqs": 8}
 
 
 async def start(stack: AsyncExitStack, *workers: Worker) -> None:

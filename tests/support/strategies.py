@@ -1,0 +1,48 @@
+"""Hypothesis strategies for the router's view of its workers."""
+
+from hypothesis import strategies as st
+
+from router.candidate import Candidate, Role
+from router.rates import Rates
+
+_SECONDS = st.floats(0, 1.0)
+
+request_ids = st.text(max_size=8)
+rates = st.builds(
+    Rates,
+    prefill_seconds_per_step=_SECONDS,
+    prefill_seconds_per_token=_SECONDS,
+    attention_seconds_per_pair=st.floats(0, 1e-3),
+    max_step_tokens=st.integers(0, 600),
+    handoff_seconds=_SECONDS,
+    transfer_seconds_per_token=_SECONDS,
+    interference_seconds_per_sequence=_SECONDS,
+)
+
+
+def candidates(role: Role, num_tokens: int = 1024) -> st.SearchStrategy[Candidate]:
+    """Returns workers of `role` in any state, before a prompt of `num_tokens`."""
+    return st.builds(
+        Candidate,
+        worker=st.integers(0, 9).map(lambda i: f"{role}-{i}"),
+        role=st.just(role),
+        pairing=st.sampled_from([b"a", b"b\xff"]),
+        num_cached_tokens=st.integers(0, num_tokens + 64),
+        num_queued_tokens=st.integers(0, 4096),
+        num_recent_tokens=st.floats(0, 1e9),
+        num_sequences=st.integers(0, 64),
+        num_held_tokens=st.integers(0, 4096),
+        max_held_tokens=st.none() | st.integers(1, 4096),
+        last_turn=st.integers(0, 99) | st.integers(0, 2**62),
+        excluded=st.sampled_from(["", "", "", "draining", "not answering"]),
+        rates=st.none() | rates,
+    )
+
+
+def clusters(num_tokens: int = 1024) -> st.SearchStrategy[list[Candidate]]:
+    """Returns up to five workers of each role."""
+    prefill, decode = (
+        st.lists(candidates(role, num_tokens), max_size=5, unique_by=lambda c: c.worker)
+        for role in ("prefill", "decode")
+    )
+    return st.builds(lambda p, d: p + d, prefill, decode)
