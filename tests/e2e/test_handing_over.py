@@ -74,9 +74,9 @@ class Running:
 async def running_on(
     client: AsyncClient, cluster: LocalCluster, wanted: dict[str, tuple[object, SamplingParams]]
 ) -> Running:
-    generations = {n: client.generate(prompt, p) for n, (prompt, p) in wanted.items()}  # type: ignore[arg-type]
-    places = {}
-    for name, generation in generations.items():
+    generations, places = {}, {}
+    for name, (prompt, params) in wanted.items():
+        generations[name] = generation = client.generate(prompt, params)  # type: ignore[arg-type]
         accepted = await generation.wait_accepted()
         places[name] = name_of(cluster, accepted.placement.decode_worker)
         await anext(generation)
@@ -109,7 +109,9 @@ async def test_a_crowd_is_handed_over_and_nothing_is_computed_twice(client, pair
 async def test_three_ways_are_handed_over(client, pair):
     """All ten are in tests/worker/test_ways_through_faults.py."""
     undisturbed = {n: await answer_of(client.generate(CODE, p)) for n, p in THREE_WAYS.items()}
-    running = await running_on(client, pair, {n: (CODE, p) for n, p in THREE_WAYS.items()})
+    # The slowest to begin comes first, so that none has ended once all have begun.
+    slow_first = reversed(THREE_WAYS.items())
+    running = await running_on(client, pair, {n: (CODE, p) for n, p in slow_first})
     pair.process(running.leaving).signal(signal.SIGTERM)
     for name, generation in running.generations.items():
         check_same(name, await answer_of(generation), undisturbed[name])

@@ -133,8 +133,8 @@ async def test_a_source_that_is_gone_ends_the_fetch_and_nothing_of_it_is_left(
     files, mapped, shared = len(open_files()), num_mapped(), shared_files()
     segments = orphaned_segments()
     await source_is_gone(far_side, connector, stage, signum)
-    await until(lambda: num_mapped() <= mapped)
-    await until(lambda: len(open_files()) <= files + 2)  # what gRPC starts once and keeps
+    await until(lambda: num_mapped() <= mapped, BOUND)
+    await until(lambda: len(open_files()) <= files + 2, BOUND)  # what gRPC starts once and keeps
     assert shared_files() == shared
     assert orphaned_segments() <= segments
 
@@ -142,7 +142,7 @@ async def test_a_source_that_is_gone_ends_the_fetch_and_nothing_of_it_is_left(
 async def test_a_source_that_is_killed_amid_the_blocks_leaves_nothing(far_side):
     mapped = num_mapped()
     await source_is_gone(far_side, "shm", "amid the blocks", signal.SIGKILL)
-    await until(lambda: num_mapped() <= mapped)
+    await until(lambda: num_mapped() <= mapped, BOUND)
 
 
 async def source_is_gone(far_side: FarSides, connector: Any, stage: str, signum: int) -> None:
@@ -152,7 +152,7 @@ async def source_is_gone(far_side: FarSides, connector: Any, stage: str, signum:
         fetching = asyncio.create_task(fetcher.fetch(handle_to(source), allocation(*HERE), 30.0))
         await reach(stage, source, targets)
         if connector == "shm":
-            await until(lambda: num_mapped() == own + len(HYBRID))
+            await until(lambda: num_mapped() == own + len(HYBRID), BOUND)
         source.signal(signum)
         started = asyncio.get_running_loop().time()
         failure = await failure_of(fetching)
@@ -162,7 +162,7 @@ async def source_is_gone(far_side: FarSides, connector: Any, stage: str, signum:
             source.signal(signal.SIGKILL)
         await source.end()
         # Its memory is let go of by itself, not because somebody asks.
-        await until(lambda: num_mapped() == own)
+        await until(lambda: num_mapped() == own, BOUND)
         assert not any(address in name for name in abstract_sockets())
 
 
@@ -271,7 +271,7 @@ async def test_a_source_that_stands_still_amid_a_read_writes_nothing_when_it_goe
             target.content[0].fill_(7)
         read = [target.content.clone() for target in targets]
         fetcher.close()
-        await until(lambda: not reader._lingering)
+        await until(lambda: not reader._lingering, BOUND)
         assert source.is_running
     origin = filled_pool(NUM_BLOCKS, HYBRID[0])
     assert contents(targets[0], HERE[0]) == contents(origin, THERE[0])
@@ -299,8 +299,8 @@ async def claimant_is_killed(far_side: FarSides, connector: str, stage: str) -> 
             await until(lambda: ends.leases.num_awaited == 1, PATIENCE)
             files = len(open_files())
             claimant.signal(signal.SIGKILL)
-            await until(lambda: ends.leases.num_awaited == 0)
-            await until(lambda: ends.doorkeeper.num_readers == 0)
+            await until(lambda: ends.leases.num_awaited == 0, BOUND)
+            await until(lambda: ends.doorkeeper.num_readers == 0, BOUND)
             assert len(open_files()) <= files
             return
         with ends.lease_of(NUM_TOKENS, LEASE) as lease:
@@ -314,7 +314,7 @@ async def claimant_is_killed(far_side: FarSides, connector: str, stage: str) -> 
                 async with asyncio.timeout(BOUND):
                     await lease.over()
             assert lease.state is LeaseState.FAILED
-            await until(lambda: ends.doorkeeper.num_readers == 0)
+            await until(lambda: ends.doorkeeper.num_readers == 0, BOUND)
         assert len(ends.leases) == 0
 
 
