@@ -1,7 +1,7 @@
 """What every connector does alike. A new one is one more row of `CONNECTORS`."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -66,6 +66,14 @@ def handle_of(ends: Transfer, way, num_blocks: int, **changes: Any) -> Handle:
     return ends.handle(num_blocks, integrity=way[1], **changes)
 
 
+def fetch(
+    ends: Transfer, way, num_blocks: int, into: tuple[int, ...], num_hits: int = 0, **changes: Any
+) -> Coroutine[Any, Any, Any]:
+    """Returns the fetch of a prompt's blocks into these."""
+    handle = handle_of(ends, way, num_blocks, **changes)
+    return ends.fetcher.fetch(handle, allocation(into, num_hits=num_hits), TIMEOUT)
+
+
 def nothing() -> None:
     """What a lease calls to free its blocks, where that does not matter."""
 
@@ -98,9 +106,7 @@ async def test_blocks_go_where_they_belong_however_they_lie(way, rng):
 async def test_blocks_flow_in_order_as_they_are_filled(way):
     async with between(way) as ends:
         into, out_of = (7, 3, 5, 1, 8, 2), (1, 2, 4, 6, 5, 3)
-        fetching = asyncio.create_task(
-            ends.fetcher.fetch(handle_of(ends, way, 6), allocation(into), TIMEOUT)
-        )
+        fetching = asyncio.create_task(fetch(ends, way, 6, into))
         await until(lambda: ends.leases.num_awaited == 1)  # before there is a lease
         with ends.lease(6) as lease:
             for num_filled in (1, 2, 2, 5):
@@ -120,8 +126,7 @@ async def test_leading_blocks_that_are_there_stay_as_they_are(way, num_held):
         with ends.lease(4) as lease:
             lease.advance(((1, 2, 3, 4),), 4)
             lease.complete(TOKEN, nothing)
-            into = allocation((5, 6, 7, 8), num_hits=num_held)
-            token, report = await ends.fetcher.fetch(handle_of(ends, way, 4), into, TIMEOUT)
+            token, report = await fetch(ends, way, 4, (5, 6, 7, 8), num_held)
         assert (token, report.num_blocks) == (TOKEN, 4 - num_held)
         assert untouched(ends.target, (5, 6, 7, 8)[:num_held])
         wanted = contents(ends.source, (1, 2, 3, 4)[num_held:])
@@ -136,9 +141,7 @@ async def test_ten_thousand_blocks_come_as_they_are(way, rng):
         with ends.lease(num_blocks) as lease:
             lease.advance((there,), num_blocks)
             lease.complete(TOKEN, nothing)
-            _, report = await ends.fetcher.fetch(
-                handle_of(ends, way, num_blocks), allocation(here), TIMEOUT
-            )
+            _, report = await fetch(ends, way, num_blocks, here)
         assert report.num_bytes == num_blocks * LAYOUT.block_bytes
         assert contents(ends.target, here) == contents(ends.source, there)
 
@@ -149,12 +152,9 @@ async def test_many_handoffs_at_once_do_not_mix(way):
         async def one(i: int) -> None:
             blocks = tuple(range(1 + 4 * i, 5 + 4 * i))
             with ends.lease_of(4 * BLOCK_SIZE, bytes([i]) * 16) as lease:
-                fetch = ends.fetcher.fetch(
-                    handle_of(ends, way, 4, lease_id=bytes([i]) * 16),
-                    allocation(blocks[::-1]),
-                    TIMEOUT,
+                fetching = asyncio.create_task(
+                    fetch(ends, way, 4, blocks[::-1], lease_id=bytes([i]) * 16)
                 )
-                fetching = asyncio.create_task(fetch)
                 for num_filled in range(1, 5):
                     await asyncio.sleep(0.001 * (i % 3))
                     lease.advance((blocks,), num_filled)
@@ -216,9 +216,7 @@ STAGES = {
 @pytest.mark.parametrize("stage", STAGES)
 async def test_a_claimant_that_calls_off_ends_the_lease(way, stage):
     async with between(way) as ends:
-        fetching = asyncio.create_task(
-            ends.fetcher.fetch(handle_of(ends, way, 4), allocation((5, 6, 7, 8)), TIMEOUT)
-        )
+        fetching = asyncio.create_task(fetch(ends, way, 4, (5, 6, 7, 8)))
         if stage == "before the prefill":
             await until(lambda: ends.leases.num_awaited == 1)
             fetching.cancel()
@@ -238,9 +236,7 @@ async def test_a_claimant_that_calls_off_ends_the_lease(way, stage):
 @pytest.mark.parametrize("stage", STAGES)
 async def test_a_source_that_calls_off_ends_the_fetch(way, stage):
     async with between(way) as ends:
-        fetching = asyncio.create_task(
-            ends.fetcher.fetch(handle_of(ends, way, 4), allocation((5, 6, 7, 8)), TIMEOUT)
-        )
+        fetching = asyncio.create_task(fetch(ends, way, 4, (5, 6, 7, 8)))
         await until(lambda: ends.leases.num_awaited == 1)
         if stage == "before the prefill":
             fetching.cancel()
@@ -274,9 +270,7 @@ async def test_a_lease_that_breaks_behind_the_last_block_is_not_found(way):
             lease.advance(((1, 2),), 2)
             lease.complete(TOKEN, nothing)
             ends.service.before = lambda: lease.end(UnavailableError("the cat"))
-            failure = await failure_of(
-                ends.fetcher.fetch(handle_of(ends, way, 2), allocation((5, 6)), TIMEOUT)
-            )
+            failure = await failure_of(fetch(ends, way, 2, (5, 6)))
         assert isinstance(failure, NotFoundError)
 
 
@@ -294,9 +288,7 @@ async def test_a_lease_that_expires_between_the_last_block_and_the_confirmation(
                 clock.advance(5.0)
 
             ends.service.before = pass_time
-            failure = await failure_of(
-                ends.fetcher.fetch(handle_of(ends, way, 2), allocation((5, 6)), TIMEOUT)
-            )
+            failure = await failure_of(fetch(ends, way, 2, (5, 6)))
             assert lease.state is LeaseState.EXPIRED
         assert isinstance(failure, NotFoundError)
 
@@ -308,9 +300,7 @@ async def test_a_lease_that_expires_amid_the_blocks_or_before_any_is_not_found(w
             with ends.lease(2) as lease:
                 lease.complete(TOKEN, nothing)
                 lease.retract()  # it is computed again, and its time runs on
-                fetching = asyncio.create_task(
-                    ends.fetcher.fetch(handle_of(ends, way, 2), allocation((5, 6)), TIMEOUT)
-                )
+                fetching = asyncio.create_task(fetch(ends, way, 2, (5, 6)))
                 await until(lambda lease=lease: lease.is_claimed)
                 lease.advance(((1, 2),), num_filled)
                 await asyncio.sleep(0.01)
@@ -326,11 +316,7 @@ async def test_blocks_that_another_sequence_takes_over_amid_the_read_are_never_u
             lease_id, table = bytes([turn]) * 16, tuple(range(1, 257))
             with ends.lease_of(256 * BLOCK_SIZE, lease_id) as lease:
                 lease.advance((table,), 255)
-                fetching = asyncio.create_task(
-                    ends.fetcher.fetch(
-                        handle_of(ends, way, 256, lease_id=lease_id), allocation(table), TIMEOUT
-                    )
-                )
+                fetching = asyncio.create_task(fetch(ends, way, 256, table, lease_id=lease_id))
                 await until(lambda lease=lease: lease.is_claimed)
                 for _ in range(turn):
                     await asyncio.sleep(0)
@@ -361,9 +347,7 @@ async def test_a_bit_that_flips_on_the_way_is_data_loss(way, monkeypatch):
         with ends.lease(3) as lease:
             lease.advance(((1, 2, 3),), 3)
             lease.complete(TOKEN, nothing)
-            failure = await failure_of(
-                ends.fetcher.fetch(handle_of(ends, way, 3), allocation((5, 6, 7)), TIMEOUT)
-            )
+            failure = await failure_of(fetch(ends, way, 3, (5, 6, 7)))
             with pytest.raises(UnavailableError):
                 await lease.over()
         assert isinstance(failure, DataLossError)

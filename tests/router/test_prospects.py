@@ -1,6 +1,7 @@
 """What is expected of a request that asks, and what is learned from those that were answered."""
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -44,6 +45,14 @@ class Setting:
         ]
         decode = Candidate("d0", "decode", b"", max_held_tokens=self.room, excluded=self.excluded)
         return [*prefills, decode]
+
+    @contextmanager
+    def placed(self, count: int) -> Iterator[None]:
+        """Places `count` requests for the length of the block."""
+        with ExitStack() as stack:
+            for _ in range(count):
+                stack.enter_context(self.prospects.placed(request()))
+            yield
 
     def answer(self, asked: Demand, num_output_tokens: int, seconds: float) -> None:
         with self.prospects.placed(asked) as answered:
@@ -124,9 +133,7 @@ def test_several_sequences_share_their_prompt_and_hold_their_answers():
 @pytest.mark.parametrize("change", [{"room": None}, {"excluded": "draining"}])
 def test_where_room_is_not_known_or_nobody_can_take_it_admission_says_nothing(change):
     setting = Setting()
-    with ExitStack() as stack:
-        for _ in range(20):
-            stack.enter_context(setting.prospects.placed(request()))
+    with setting.placed(20):
         for name, value in change.items():
             setattr(setting, name, value)
         assert setting.prospects.forecast(request()).has_room
@@ -134,9 +141,7 @@ def test_where_room_is_not_known_or_nobody_can_take_it_admission_says_nothing(ch
 
 def test_admission_can_be_turned_off():
     setting = Setting("none")
-    with ExitStack() as stack:
-        for _ in range(20):
-            stack.enter_context(setting.prospects.placed(request()))
+    with setting.placed(20):
         setting.queues = [10**6, 10**6]
         assert setting.prospects.forecast(request()).has_room
 
@@ -146,9 +151,7 @@ def test_how_long_answers_are_is_learned():
     setting = Setting()
     for _ in range(200):
         setting.answer(request(), num_output_tokens=10, seconds=0.1)
-    with ExitStack() as stack:
-        for _ in range(7):
-            stack.enter_context(setting.prospects.placed(request()))
+    with setting.placed(7):
         assert setting.prospects.forecast(request()).has_room
 
 
@@ -156,9 +159,7 @@ def test_how_long_a_token_takes_is_learned():
     setting = Setting()
     for _ in range(200):
         setting.answer(request(), num_output_tokens=100, seconds=20.0)
-    with ExitStack() as stack:
-        for _ in range(4):
-            stack.enter_context(setting.prospects.placed(request()))
+    with setting.placed(4):
         forecast = setting.prospects.forecast(request())
         assert not forecast.has_room
         assert forecast.drain_seconds == pytest.approx(20.0, rel=0.05)
@@ -168,7 +169,5 @@ def test_an_answer_that_never_began_teaches_nothing():
     setting = Setting()
     with setting.prospects.placed(request()):
         setting.now += 1000.0
-    with ExitStack() as stack:
-        for _ in range(6):
-            stack.enter_context(setting.prospects.placed(request()))
+    with setting.placed(6):
         assert 0 < setting.prospects.forecast(request()).drain_seconds < 2.0

@@ -21,9 +21,8 @@ FAST = Rates(8e-3, 1e-6, 2e-11, interference_seconds_per_sequence=40 * 5e-5)
 class Source:
     """Reports of a worker that computes prompts of all lengths, some with decodes beside them."""
 
-    def __init__(self, rates: Rates, seed: int = 0, noise: float = 0.1) -> None:
-        self._rates, self._noise = rates, noise
-        self._random = random.Random(seed)
+    def __init__(self, rates: Rates, rng: random.Random, noise: float = 0.1) -> None:
+        self._rates, self._noise, self._random = rates, noise, rng
         self._done = WorkDone()
 
     def report(self, *, times: float = 1.0) -> WorkDone:
@@ -67,27 +66,27 @@ def check_predicts(rates: Rates, true: Rates, within: float) -> None:
 
 
 @pytest.mark.parametrize("true", [SLOW, FAST], ids=["slow", "fast"])
-def test_what_a_prompt_takes_is_found_from_noisy_reports(true):
-    model = taught(WorkerModel(PoolModel(), 512), Source(true), 100)
+def test_what_a_prompt_takes_is_found_from_noisy_reports(true, rng):
+    model = taught(WorkerModel(PoolModel(), 512), Source(true, rng), 100)
     check_predicts(model.rates, true, within=0.25)
 
 
 @pytest.mark.parametrize("true", [SLOW, FAST], ids=["slow", "fast"])
-def test_it_is_found_nearly_exactly_from_exact_reports(true):
-    model = taught(WorkerModel(PoolModel(), 512), Source(true, noise=0.0), 200)
+def test_it_is_found_nearly_exactly_from_exact_reports(true, rng):
+    model = taught(WorkerModel(PoolModel(), 512), Source(true, rng, noise=0.0), 200)
     check_predicts(model.rates, true, within=0.08)
 
 
-def test_a_few_reports_that_are_far_off_hardly_count():
-    model, source = taught(WorkerModel(PoolModel(), 512), Source(SLOW), 100), Source(SLOW)
+def test_a_few_reports_that_are_far_off_hardly_count(rng):
+    model, source = taught(WorkerModel(PoolModel(), 512), Source(SLOW, rng), 100), Source(SLOW, rng)
     for i in range(100):
         model.worked(source.report(times=50.0 if i % 20 == 7 else 1.0))
     check_predicts(model.rates, SLOW, within=0.35)
 
 
-def test_a_machine_that_has_become_slower_is_followed():
-    model = taught(WorkerModel(PoolModel(), 512), Source(SLOW), 100)
-    slower = Source(SLOW, seed=1)
+def test_a_machine_that_has_become_slower_is_followed(rng):
+    model = taught(WorkerModel(PoolModel(), 512), Source(SLOW, rng), 100)
+    slower = Source(SLOW, rng)
     slower._done = model._done
     for _ in range(200):
         model.worked(slower.report(times=4.0))
@@ -95,10 +94,10 @@ def test_a_machine_that_has_become_slower_is_followed():
     check_predicts(model.rates, Rates(*four_times), within=0.35)
 
 
-def test_equal_workers_stay_equal_and_a_slow_one_is_noticed():
+def test_equal_workers_stay_equal_and_a_slow_one_is_noticed(rng):
     pool = PoolModel()
     models = [WorkerModel(pool, 512) for _ in range(4)]
-    sources = [Source(SLOW, seed=i) for i in range(4)]
+    sources = [Source(SLOW, rng) for i in range(4)]
     for _ in range(100):
         for i, (model, source) in enumerate(zip(models, sources, strict=True)):
             model.worked(source.report(times=3.0 if i == 3 else 1.0))
@@ -108,9 +107,9 @@ def test_equal_workers_stay_equal_and_a_slow_one_is_noticed():
     assert 2.0 < ratio < 4.0
 
 
-def test_a_worker_that_joins_is_known_from_its_pool():
+def test_a_worker_that_joins_is_known_from_its_pool(rng):
     pool = PoolModel()
-    known = taught(WorkerModel(pool, 512), Source(SLOW), 50)
+    known = taught(WorkerModel(pool, 512), Source(SLOW, rng), 50)
     assert WorkerModel(pool, 512).rates == known.rates != PRIOR
 
 
@@ -118,8 +117,8 @@ def test_before_any_report_it_is_what_is_assumed():
     assert WorkerModel(PoolModel()).rates == PRIOR
 
 
-def test_reports_that_overtake_each_other_or_say_nothing_change_nothing():
-    source = Source(SLOW)
+def test_reports_that_overtake_each_other_or_say_nothing_change_nothing(rng):
+    source = Source(SLOW, rng)
     first, second = source.report(), source.report()
     model = WorkerModel(PoolModel())
     model.worked(WorkDone())
@@ -131,13 +130,13 @@ def test_reports_that_overtake_each_other_or_say_nothing_change_nothing():
     assert model.rates == learned
 
 
-def test_the_handoff_is_learned_for_each_connector():
-    pool, draw = PoolModel(), random.Random(0)
+def test_the_handoff_is_learned_for_each_connector(rng):
+    pool = PoolModel()
     model = WorkerModel(pool)
     for connector, base, per_token in (("grpc", 4e-3, 2e-5), ("shm", 5e-4, 1e-7)):
         for _ in range(60):
-            num_tokens = draw.randrange(2000)
-            seconds = (base + num_tokens * per_token) * draw.lognormvariate(0, 0.05)
+            num_tokens = rng.randrange(2000)
+            seconds = (base + num_tokens * per_token) * rng.lognormvariate(0, 0.05)
             model.received(num_tokens, seconds, connector)
         found = model.rates.handoff_seconds + 1000 * model.rates.transfer_seconds_per_token
         assert found == pytest.approx(base + 1000 * per_token, rel=0.2)
@@ -189,10 +188,10 @@ def test_whatever_was_learned_more_overlap_never_costs_more(
     assert all(after[term] <= before[term] for term in before)
 
 
-def test_what_all_workers_of_a_pool_have_become_is_the_pool_s_and_not_each_one_s():
+def test_what_all_workers_of_a_pool_have_become_is_the_pool_s_and_not_each_one_s(rng):
     pool = PoolModel()
-    models = [taught(WorkerModel(pool, 512), Source(SLOW, seed=i), 50) for i in range(2)]
-    later = [Source(SLOW, seed=10 + i) for i in range(2)]
+    models = [taught(WorkerModel(pool, 512), Source(SLOW, rng), 50) for i in range(2)]
+    later = [Source(SLOW, rng) for i in range(2)]
     for model, source in zip(models, later, strict=True):
         source._done = model._done
     for _ in range(400):
@@ -203,20 +202,21 @@ def test_what_all_workers_of_a_pool_have_become_is_the_pool_s_and_not_each_one_s
 
 
 def test_a_busy_hour_of_all_machines_is_not_the_slowness_of_the_one_that_reports():
+    rng = random.Random(9)  # of other reports it is found slow, now and then
     pool = PoolModel()
-    models = [taught(WorkerModel(pool, 512), Source(SLOW, seed=i), 50) for i in range(2)]
-    later = Source(SLOW, seed=9, noise=0.5)
+    models = [taught(WorkerModel(pool, 512), Source(SLOW, rng), 50) for i in range(2)]
+    later = Source(SLOW, rng, noise=0.5)
     later._done = models[0]._done
     for i in range(300):
         models[0].worked(later.report(times=3.0 if 100 <= i < 200 else 1.0))
         assert [model.slowness for model in models] == [1.0, 1.0]
 
 
-def test_no_token_is_for_nothing_however_noisy_the_reports():
-    pool, draw = PoolModel(), random.Random(0)
+def test_no_token_is_for_nothing_however_noisy_the_reports(rng):
+    pool = PoolModel()
     model = WorkerModel(pool, 512)
     for i in range(100):
-        num_tokens = draw.randrange(10, 300)
+        num_tokens = rng.randrange(10, 300)
         model.received(num_tokens, 2e-3 + 1.0 / num_tokens, "grpc")  # the more, the sooner
         model.worked(WorkDone(i + 1, num_tokens * (i + 1), 0, 0, 5e-3 * (i + 1)))
     assert model.rates.transfer_seconds_per_token > 0
@@ -232,12 +232,12 @@ def test_a_worker_that_has_received_nothing_yet_is_taken_for_one_like_the_others
     assert used.rates.handoff_seconds > 10 * PRIOR.handoff_seconds
 
 
-def test_a_decode_pool_takes_what_prompts_cost_from_its_twin_until_it_has_computed_some():
+def test_a_decode_pool_takes_what_prompts_cost_from_its_twin_until_it_has_computed_some(rng):
     prefill = PoolModel()
     decode = WorkerModel(PoolModel(prefill), 512)
-    taught(WorkerModel(prefill, 512), Source(FAST), 60)
+    taught(WorkerModel(prefill, 512), Source(FAST, rng), 60)
     check_predicts(decode.rates, FAST, within=0.3)
     decode.worked(WorkDone(num_steps=50, num_decode_tokens=500, seconds=0.05))
     check_predicts(decode.rates, FAST, within=0.3)
-    taught(decode, Source(SLOW), 80)
+    taught(decode, Source(SLOW, rng), 80)
     check_predicts(decode.rates, SLOW, within=0.35)

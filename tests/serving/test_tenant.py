@@ -14,24 +14,7 @@ from baton.serving.settings import ServingSettings
 from baton.serving.tenant import Tenant, Tenants
 from baton.tls import PemFiles, Tls
 from baton.v1 import inference_pb2, inference_pb2_grpc
-
-
-class Call:
-    """A call with the credentials that a test gives it."""
-
-    def __init__(self, *metadata: tuple[str, str], uris: tuple[bytes, ...] = ()) -> None:
-        self._metadata = metadata
-        self._uris = uris
-
-    def auth_context(self):
-        return {"peer_uri": self._uris, "peer_dns": [b"globex.example"]} if self._uris else {}
-
-    def invocation_metadata(self):
-        return self._metadata
-
-
-def bearing(token: str) -> Call:
-    return Call(("user-agent", "x"), ("authorization", f"Bearer {token}"))
+from tests.support.serving.credentials import Call, bearing
 
 
 def hash_of(token: str) -> str:

@@ -9,7 +9,7 @@ from baton.errors import FailedPreconditionError, InvalidArgumentError, Unauthen
 from baton.serving.tenant import Tenants
 from baton.serving.tokens import new_token, owner_of, read_tokens
 from baton.watched_files import INTERVAL_SECONDS, WatchedFiles
-from tests.serving.test_tenant import Call, bearing
+from tests.support.serving.credentials import Call, bearing
 
 
 class Watch:

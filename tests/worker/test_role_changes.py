@@ -3,7 +3,6 @@
 import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -32,11 +31,6 @@ PREFILL, DECODE = pb.WORKER_ROLE_PREFILL, pb.WORKER_ROLE_DECODE
 GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
 
 
-async def set_role(member: Member, role: Any, **fields: Any) -> int:
-    request = admin_pb2.SetRoleRequest(role=role, **fields)
-    return int((await member.admin.SetRole(request, timeout=TIMEOUT)).epoch)
-
-
 async def state_of(member: Member) -> int:
     load = await member.admin.GetLoad(admin_pb2.GetLoadRequest(), timeout=TIMEOUT)
     return int(load.state)
@@ -63,7 +57,7 @@ async def test_two_workers_swap_their_roles_and_swap_back(checkpoint, connector)
         for prompt, answer in zip(prompts, expected, strict=True):
             assert await handed_over(crew, giver, taker, prompt) == answer
             before = giver.worker.epoch, taker.worker.epoch
-            epochs = await set_role(giver, DECODE), await set_role(taker, PREFILL)
+            epochs = await giver.set_role(DECODE), await taker.set_role(PREFILL)
             assert (giver.worker.role, taker.worker.role) == ("decode", "prefill")
             assert epochs == (giver.worker.epoch, taker.worker.epoch)
             assert epochs[0] > before[0]
@@ -90,7 +84,7 @@ async def test_what_is_cached_stays_and_handles_of_the_life_before_are_refused(c
         giver, taker = crew.members
         answer = await handed_over(crew, giver, taker, prompt)
         former = giver.handle(new_lease_id(), len(prompt))
-        await set_role(giver, DECODE)
+        await giver.set_role(DECODE)
         before = giver.num_computed_tokens
         assert await giver.answer(prompt, GREEDY) == answer
         assert giver.num_computed_tokens - before < len(prompt)
@@ -119,7 +113,7 @@ async def test_redis_is_told_of_the_new_life_and_all_that_is_cached(checkpoint):
                     loop.start()
                     stack.push_async_callback(loop.stop)
                 await until(lambda: "w" in watcher.records)
-                epoch = await set_role(member, DECODE)
+                epoch = await member.set_role(DECODE)
                 await until(lambda: watcher.records["w"].epoch == epoch)
                 record = watcher.records["w"]
                 assert (record.id, record.role, record.draining) == ("w", "decode", False)
@@ -127,7 +121,7 @@ async def test_redis_is_told_of_the_new_life_and_all_that_is_cached(checkpoint):
                 await until(lambda: index.num_blocks("w") >= len(prompt) // 16)
             server.stop()
             await until(lambda: not member.worker.is_heard)
-            unheard = await failure_of(set_role(member, PREFILL))
+            unheard = await failure_of(member.set_role(PREFILL))
             assert isinstance(unheard, UnavailableError)
             assert member.worker.role == "decode"
 
@@ -140,7 +134,7 @@ async def test_a_running_sequence_is_handed_over_before_the_role_changes(checkpo
         (undisturbed,) = alone(model, [prompt], params)[0]
         call, name = giver.to_decode(prompt, params)
         events = [await call.read() for _ in range(3)]
-        changing = asyncio.ensure_future(set_role(giver, PREFILL))
+        changing = asyncio.ensure_future(giver.set_role(PREFILL))
         while not events[-1].HasField("draining"):
             events.append(await call.read())
         assert await state_of(giver) == admin_pb2.WORKER_STATE_DRAINING
@@ -169,7 +163,7 @@ async def test_what_does_not_end_in_time_goes_on_and_the_role_stays(checkpoint):
         call, _ = crew.members[0].to_decode(prompt, params)
         await call.read()
         epoch = worker.epoch
-        failure = await failure_of(set_role(crew.members[0], PREFILL))
+        failure = await failure_of(crew.members[0].set_role(PREFILL))
         assert isinstance(failure, DeadlineExceededError)
         assert (worker.role, worker.epoch, worker.is_draining) == ("decode", epoch, False)
         kinds = [event.WhichOneof("event") for event in await rest_of(call)]
@@ -181,16 +175,16 @@ async def test_a_change_is_asked_for_in_an_epoch_and_made_once(checkpoint):
     async with crew_of(checkpoint("llama"), "prefill") as crew:
         (member,) = crew.members
         first = member.worker.epoch
-        wrong = await failure_of(set_role(member, DECODE, epoch=first - 1))
+        wrong = await failure_of(member.set_role(DECODE, epoch=first - 1))
         assert isinstance(wrong, FailedPreconditionError)
-        asked = [set_role(member, DECODE, epoch=first, worker=member.id) for _ in range(3)]
+        asked = [member.set_role(DECODE, epoch=first, worker=member.id) for _ in range(3)]
         (epoch,) = set(await asyncio.gather(*asked))
         assert epoch == member.worker.epoch > first
-        assert await set_role(member, DECODE, epoch=first) == epoch  # as one asks who heard nothing
-        stale = await failure_of(set_role(member, PREFILL, epoch=first))
+        assert await member.set_role(DECODE, epoch=first) == epoch  # as one asks who heard nothing
+        stale = await failure_of(member.set_role(PREFILL, epoch=first))
         assert isinstance(stale, FailedPreconditionError)
-        assert isinstance(await failure_of(set_role(member, 0)), InvalidArgumentError)
-        other = await failure_of(set_role(member, PREFILL, worker="somebody"))
+        assert isinstance(await failure_of(member.set_role(0)), InvalidArgumentError)
+        other = await failure_of(member.set_role(PREFILL, worker="somebody"))
         assert isinstance(other, NotFoundError)
         assert (member.worker.role, member.worker.epoch) == ("decode", epoch)
 
@@ -202,7 +196,7 @@ async def test_a_change_goes_on_without_its_caller_and_ends_with_a_drain_for_goo
         for member in crew.members:
             call, _ = member.to_decode(prompt_of(20), params)
             await call.read()
-            changing = asyncio.ensure_future(set_role(member, PREFILL))
+            changing = asyncio.ensure_future(member.set_role(PREFILL))
             await until(lambda: member.worker.is_draining)  # noqa: B023
             if member is left:
                 changing.cancel()
@@ -213,5 +207,5 @@ async def test_a_change_goes_on_without_its_caller_and_ends_with_a_drain_for_goo
                 assert isinstance(await failure_of(changing), UnavailableError)
         await until(lambda: left.worker.role == "prefill")
         assert leaving.worker.role == "decode"
-        again = await failure_of(set_role(leaving, PREFILL))
+        again = await failure_of(leaving.set_role(PREFILL))
         assert isinstance(again, UnavailableError)

@@ -11,7 +11,6 @@ from baton.worker.worker import Worker
 from tests.support.worker.crew import crew_of
 from tests.support.worker.pair import COMMON
 from tests.support.worker.reference import prompt_of
-from tests.worker.test_role_changes import set_role
 
 STATES = ("held", "cached", "free")
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -49,7 +48,7 @@ async def test_totals_stay_with_the_role_in_which_they_came_about(checkpoint):
         assert of(before, "baton_prefix_hit_tokens_total", role="prefill", source="prefill_local")
         assert of(before, "baton_prefix_lookup_tokens_total", role="prefill") == 80
         assert of(before, "baton_step_tokens_total", role="prefill", kind="prompt") >= 40
-        await set_role(member, pb.WORKER_ROLE_DECODE)
+        await member.set_role(pb.WORKER_ROLE_DECODE)
         await member.answer(prompt, GREEDY)
         after = told(member.worker)
         for name in ("baton_steps_total", "baton_prefix_lookup_tokens_total"):

@@ -13,7 +13,7 @@ from baton.cluster.registry import Role
 from baton.params_wire import to_proto
 from baton.roles import RoleSettings, assemble
 from baton.sampling import SamplingParams
-from baton.v1 import decode_pb2, kv_sharing_pb2, kv_transfer_pb2, prefill_pb2
+from baton.v1 import admin_pb2, decode_pb2, kv_sharing_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1.admin_pb2_grpc import AdminStub
 from baton.v1.decode_pb2_grpc import DecodeStub
 from baton.v1.kv_sharing_pb2_grpc import KvSharingStub
@@ -39,6 +39,11 @@ class Member:
     @property
     def id(self) -> str:
         return self.worker.id
+
+    async def set_role(self, role: Any, **fields: Any) -> int:
+        """Returns the epoch that the change has begun."""
+        request = admin_pb2.SetRoleRequest(role=role, **fields)
+        return int((await self.admin.SetRole(request, timeout=TIMEOUT)).epoch)
 
     @property
     def num_computed_tokens(self) -> int:
