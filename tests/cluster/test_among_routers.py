@@ -27,18 +27,18 @@ def speaking(redis: Redis, loops: Loops, *names: str, life: float = 5.0) -> list
 
 async def test_each_router_hears_all_others(redis: Redis, loops: Loops) -> None:
     a, b, c = speaking(redis, loops, "a", "b", "c")
-    await until(lambda: sorted(a.others) == [b"I am b", b"I am c"])
-    await until(lambda: sorted(b.others) == [b"I am a", b"I am c"])
-    await until(lambda: sorted(c.others) == [b"I am a", b"I am b"])
+    await until(lambda: sorted(a.others) == [b"I am b", b"I am c"], within=5.0)
+    await until(lambda: sorted(b.others) == [b"I am a", b"I am c"], within=5.0)
+    await until(lambda: sorted(c.others) == [b"I am a", b"I am b"], within=5.0)
 
 
 async def test_a_router_that_falls_silent_does_not_count_and_is_forgotten(
     redis: Redis, loops: Loops
 ) -> None:
     a, b = speaking(redis, loops, "a", "b", life=0.2)
-    await until(lambda: a.others == [b"I am b"])
+    await until(lambda: a.others == [b"I am b"], within=5.0)
     await b.stop()
-    await until(lambda: a.others == [])
+    await until(lambda: a.others == [], within=5.0)
     deadline = time.monotonic() + 5.0
     while (await transact(redis, ("HGETALL", notices_key())))[0].keys() != {b"a"}:
         assert time.monotonic() < deadline
@@ -49,10 +49,10 @@ async def test_routers_hear_each_other_again_after_redis_was_lost(
     server: EmbeddedRedis, redis: Redis, loops: Loops
 ) -> None:
     a, b = speaking(redis, loops, "a", "b", life=0.3)
-    await until(lambda: a.others == [b"I am b"])
+    await until(lambda: a.others == [b"I am b"], within=5.0)
     port = server.port
     server.stop()
-    await until(lambda: a.others == b.others == [])
+    await until(lambda: a.others == b.others == [], within=5.0)
     with EmbeddedRedis(port):
         await until(lambda: a.others == [b"I am b"], within=10.0)
 

@@ -75,7 +75,7 @@ async def test_it_dies_with_a_parent_that_is_killed() -> None:
     )
     output, _ = await parent.communicate()
     assert parent.returncode == -signal.SIGKILL
-    await until(lambda: not listens(int(output)))
+    await until(lambda: not listens(int(output)), within=5.0)
 
 
 @pytest.fixture

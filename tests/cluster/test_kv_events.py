@@ -223,22 +223,22 @@ def held(subscriber: EventSubscriber) -> set[bytes]:
 async def test_events_arrive_in_order(kv: Events) -> None:
     publisher, subscriber = kv.publisher(), kv.subscriber()
     publisher.publish(KvEvents(stored=tuple(BLOCKS[:4])))
-    await until(lambda: subscriber._index.match(BLOCKS) == {"w": 4})
+    await until(lambda: subscriber._index.match(BLOCKS) == {"w": 4}, within=5.0)
     publisher.publish(KvEvents(removed=(BLOCKS[2],)))
     publisher.publish(KvEvents(stored=(BLOCKS[5],)))
-    await until(lambda: held(subscriber) == {*BLOCKS[:2], BLOCKS[3], BLOCKS[5]})
+    await until(lambda: held(subscriber) == {*BLOCKS[:2], BLOCKS[3], BLOCKS[5]}, within=5.0)
     publisher.publish(KvEvents(stored=(BLOCKS[6],), cleared=True))
-    await until(lambda: held(subscriber) == {BLOCKS[6]})
-    await until(lambda: publisher.published == publisher.sequence == 5)
+    await until(lambda: held(subscriber) == {BLOCKS[6]}, within=5.0)
+    await until(lambda: publisher.published == publisher.sequence == 5, within=5.0)
 
 
 async def test_many_events_in_one_turn_are_one_entry(kv: Events) -> None:
     publisher = kv.publisher()
-    await until(lambda: publisher.published == 1)
+    await until(lambda: publisher.published == 1, within=5.0)
     for block in BLOCKS:
         publisher.publish(KvEvents(stored=(block,)))
     publisher.publish(KvEvents())
-    await until(lambda: publisher.published == 1 + len(BLOCKS))
+    await until(lambda: publisher.published == 1 + len(BLOCKS), within=5.0)
     assert await transact(kv.redis, ("XLEN", STREAM)) == [2]
 
 
@@ -246,11 +246,11 @@ async def test_a_new_router_starts_from_redis_alone(kv: Events) -> None:
     publisher = kv.publisher(max_slots=2)
     for block in BLOCKS[:5]:
         publisher.publish(KvEvents(stored=(block,)))
-        await until(lambda: publisher.published == publisher.sequence)
+        await until(lambda: publisher.published == publisher.sequence, within=5.0)
     await publisher.stop()
     assert 0 < (await kv.snapshot())[0] < publisher.sequence
     subscriber = kv.subscriber()
-    await until(lambda: subscriber.is_warm)
+    await until(lambda: subscriber.is_warm, within=5.0)
     assert subscriber._index.match(BLOCKS) == {"w": 5}
 
 
@@ -259,7 +259,7 @@ async def test_a_snapshot_of_several_parts_is_read_while_its_worker_goes_on(kv: 
     publisher = kv.publisher()
     for start in range(0, len(many), 1_000):
         publisher.publish(KvEvents(stored=tuple(many[start : start + 1_000])))
-    await until(lambda: publisher.snapshot_sequence > 0)
+    await until(lambda: publisher.snapshot_sequence > 0, within=5.0)
     subscriber = kv.subscriber()
     for number in range(0, 5_000, 2):
         publisher.publish(KvEvents(removed=(many[number],)))
@@ -276,21 +276,21 @@ async def test_a_snapshot_of_several_parts_is_read_while_its_worker_goes_on(kv: 
 async def test_the_stream_alone_serves_where_it_begins_at_the_first_event(kv: Events) -> None:
     await kv.append(1, 2, *BLOCKS[:2])
     subscriber = kv.subscriber()
-    await until(lambda: held(subscriber) == set(BLOCKS[:2]))
+    await until(lambda: held(subscriber) == set(BLOCKS[:2]), within=5.0)
 
 
 async def test_a_gap_sends_the_subscriber_back_to_the_snapshot(kv: Events) -> None:
     await kv.append(1, 2, *BLOCKS[:2])
     subscriber = kv.subscriber()
-    await until(lambda: held(subscriber) == set(BLOCKS[:2]))
+    await until(lambda: held(subscriber) == set(BLOCKS[:2]), within=5.0)
     await kv.write_snapshot(6, *BLOCKS[4:7])
     await kv.append(8, 9, BLOCKS[9])
-    await until(lambda: held(subscriber) == {*BLOCKS[:2], BLOCKS[9]})
+    await until(lambda: held(subscriber) == {*BLOCKS[:2], BLOCKS[9]}, within=5.0)
     await kv.write_snapshot(0, *BLOCKS[4:6])
     await asyncio.sleep(1.2)
     assert held(subscriber) == {*BLOCKS[:2], BLOCKS[9]}, "one that is not complete is none"
     await kv.write_snapshot(8, *BLOCKS[4:7])
-    await until(lambda: held(subscriber) == {*BLOCKS[4:7], BLOCKS[9]})
+    await until(lambda: held(subscriber) == {*BLOCKS[4:7], BLOCKS[9]}, within=5.0)
 
 
 async def test_a_malformed_entry_counts_as_a_gap(
@@ -300,50 +300,50 @@ async def test_a_malformed_entry_counts_as_a_gap(
     await transact(kv.redis, ("XADD", STREAM, "2-0", "stored", "odd"))
     await kv.append(3, 3, BLOCKS[3])
     subscriber = kv.subscriber()
-    await until(lambda: held(subscriber) == {BLOCKS[0], BLOCKS[3]})
+    await until(lambda: held(subscriber) == {BLOCKS[0], BLOCKS[3]}, within=5.0)
     await kv.write_snapshot(2, BLOCKS[1])
-    await until(lambda: held(subscriber) == {BLOCKS[1], BLOCKS[3]})
+    await until(lambda: held(subscriber) == {BLOCKS[1], BLOCKS[3]}, within=5.0)
     assert caplog.text.count("ignoring an event of worker 'w'") == 1
 
 
 async def test_what_does_not_fit_into_memory_is_replaced_by_a_snapshot(kv: Events) -> None:
     publisher, subscriber = kv.publisher(max_pending=4), kv.subscriber()
-    await until(lambda: publisher.published == 1)
+    await until(lambda: publisher.published == 1, within=5.0)
     publisher.publish(KvEvents(stored=tuple(BLOCKS[:8])))
     publisher.publish(KvEvents(removed=(BLOCKS[0],)))
-    await until(lambda: held(subscriber) == set(BLOCKS[1:8]))
+    await until(lambda: held(subscriber) == set(BLOCKS[1:8]), within=5.0)
     assert (await kv.snapshot())[1] == set(BLOCKS[1:8])
 
 
 async def test_a_flushed_redis_is_filled_again_without_new_events(kv: Events) -> None:
     publisher = kv.publisher(refresh_interval=0.1)
     publisher.publish(KvEvents(stored=tuple(BLOCKS[:3])))
-    await until(lambda: publisher.published == 2)
+    await until(lambda: publisher.published == 2, within=5.0)
     await transact(kv.redis, ("FLUSHALL",))
     subscriber = kv.subscriber()
-    await until(lambda: subscriber._index.match(BLOCKS) == {"w": 3})
+    await until(lambda: subscriber._index.match(BLOCKS) == {"w": 3}, within=5.0)
 
 
 async def test_a_flushed_redis_is_filled_again_with_the_next_event(kv: Events) -> None:
     publisher, subscriber = kv.publisher(), kv.subscriber()
     publisher.publish(KvEvents(stored=tuple(BLOCKS[:3])))
-    await until(lambda: subscriber._index.match(BLOCKS) == {"w": 3})
+    await until(lambda: subscriber._index.match(BLOCKS) == {"w": 3}, within=5.0)
     await transact(kv.redis, ("FLUSHALL",))
     publisher.publish(KvEvents(stored=(BLOCKS[3],)))
     newcomer = kv.subscriber()
-    await until(lambda: subscriber._index.match(BLOCKS) == {"w": 4})
-    await until(lambda: newcomer._index.match(BLOCKS) == {"w": 4})
+    await until(lambda: subscriber._index.match(BLOCKS) == {"w": 4}, within=5.0)
+    await until(lambda: newcomer._index.match(BLOCKS) == {"w": 4}, within=5.0)
 
 
 async def test_a_stream_restored_from_an_old_copy_is_noticed(kv: Events) -> None:
     publisher = kv.publisher(refresh_interval=0.1)
-    await until(lambda: publisher.published == 1)
+    await until(lambda: publisher.published == 1, within=5.0)
     (copy,) = await transact(kv.redis, ("DUMP", STREAM))
     publisher.publish(KvEvents(stored=tuple(BLOCKS[:3])))
-    await until(lambda: publisher.published == 2)
+    await until(lambda: publisher.published == 2, within=5.0)
     await transact(kv.redis, ("RESTORE", STREAM, 0, copy, "REPLACE"))
     subscriber = kv.subscriber()
-    await until(lambda: subscriber._index.match(BLOCKS) == {"w": 3})
+    await until(lambda: subscriber._index.match(BLOCKS) == {"w": 3}, within=5.0)
 
 
 async def test_events_survive_a_redis_that_is_killed_and_replaced(
@@ -351,15 +351,17 @@ async def test_events_survive_a_redis_that_is_killed_and_replaced(
 ) -> None:
     publisher, subscriber = kv.publisher(refresh_interval=0.1), kv.subscriber()
     publisher.publish(KvEvents(stored=tuple(BLOCKS[:3])))
-    await until(lambda: subscriber._index.match(BLOCKS) == {"w": 3})
+    await until(lambda: subscriber._index.match(BLOCKS) == {"w": 3}, within=5.0)
     os.kill(server.pid, signal.SIGKILL)
     for block in BLOCKS[3:6]:
         publisher.publish(KvEvents(stored=(block,)))
-    await until(lambda: "KV event publisher of w: going on without Redis" in caplog.text)
-    await until(lambda: "KV event subscriber: going on without Redis" in caplog.text)
+    await until(
+        lambda: "KV event publisher of w: going on without Redis" in caplog.text, within=5.0
+    )
+    await until(lambda: "KV event subscriber: going on without Redis" in caplog.text, within=5.0)
     assert subscriber._index.match(BLOCKS) == {"w": 3}
     with EmbeddedRedis(server.port):
-        await until(lambda: subscriber._index.match(BLOCKS) == {"w": 6})
+        await until(lambda: subscriber._index.match(BLOCKS) == {"w": 6}, within=5.0)
         await kv.loops.stop()
     assert len(caplog.records) == 4
 
@@ -368,59 +370,59 @@ async def test_publishing_never_waits_for_a_redis_that_hangs(
     kv: Events, server: EmbeddedRedis
 ) -> None:
     publisher, subscriber = kv.publisher(max_pending=4), kv.subscriber()
-    await until(lambda: publisher.published == 1)
+    await until(lambda: publisher.published == 1, within=5.0)
     os.kill(server.pid, signal.SIGSTOP)
     for _ in range(1_000):
         publisher.publish(KvEvents(stored=tuple(BLOCKS)))
         publisher.publish(KvEvents(removed=tuple(BLOCKS[1:])))
-    await until(lambda: subscriber.stale)
+    await until(lambda: subscriber.stale, within=5.0)
     os.kill(server.pid, signal.SIGCONT)
-    await until(lambda: held(subscriber) == {BLOCKS[0]})
+    await until(lambda: held(subscriber) == {BLOCKS[0]}, within=5.0)
 
 
 async def test_a_new_epoch_starts_from_nothing(kv: Events) -> None:
     await kv.append(1, 1, BLOCKS[0])
     subscriber = kv.subscriber()
-    await until(lambda: held(subscriber) == {BLOCKS[0]})
+    await until(lambda: held(subscriber) == {BLOCKS[0]}, within=5.0)
     subscriber.follow("w", EPOCH + 1)
     assert held(subscriber) == set()
     await kv.append(2, 2, BLOCKS[1])
     fields = EventBatch(1, 1, KvEvents((BLOCKS[2],))).to_fields()
     line = [part for pair in fields.items() for part in pair]
     await transact(kv.redis, ("XADD", stream_key("w", EPOCH + 1), "1-0", *line))
-    await until(lambda: held(subscriber) == {BLOCKS[2]})
+    await until(lambda: held(subscriber) == {BLOCKS[2]}, within=5.0)
 
 
 async def test_a_new_epoch_of_the_same_cache_starts_from_what_is_findable(kv: Events) -> None:
     publisher, subscriber = kv.publisher(), kv.subscriber()
     publisher.publish(KvEvents(stored=tuple(BLOCKS[:4])))
     publisher.publish(KvEvents(removed=(BLOCKS[3],)))
-    await until(lambda: held(subscriber) == set(BLOCKS[:3]))
+    await until(lambda: held(subscriber) == set(BLOCKS[:3]), within=5.0)
     successor = publisher.successor(EPOCH + 1)
     successor.publish(KvEvents(stored=(BLOCKS[3], BLOCKS[4])))
     kv.loops.start(successor)
     subscriber.follow("w", EPOCH + 1)
-    await until(lambda: held(subscriber) == set(BLOCKS[:5]))
+    await until(lambda: held(subscriber) == set(BLOCKS[:5]), within=5.0)
     successor.publish(KvEvents(removed=(BLOCKS[1],)))
-    await until(lambda: held(subscriber) == set(BLOCKS[:5]) - {BLOCKS[1]})
+    await until(lambda: held(subscriber) == set(BLOCKS[:5]) - {BLOCKS[1]}, within=5.0)
 
 
 async def test_a_worker_not_followed_any_more_is_gone_at_once(kv: Events) -> None:
     await kv.append(1, 1, BLOCKS[0])
     subscriber = kv.subscriber()
-    await until(lambda: held(subscriber) == {BLOCKS[0]})
+    await until(lambda: held(subscriber) == {BLOCKS[0]}, within=5.0)
     subscriber.unfollow("w")
     assert held(subscriber) == set()
     await kv.append(2, 2, BLOCKS[1])
     await kv.write_snapshot(3, BLOCKS[5], key=snapshot_key("v", 1))
     subscriber.follow("v", 1)
-    await until(lambda: subscriber._index.match([BLOCKS[5]]) == {"v": 1})
+    await until(lambda: subscriber._index.match([BLOCKS[5]]) == {"v": 1}, within=5.0)
     assert held(subscriber) == set()
 
 
 async def test_what_a_dead_worker_left_expires(kv: Events) -> None:
     publisher = kv.publisher()
     publisher.publish(KvEvents(stored=(BLOCKS[0],)))
-    await until(lambda: publisher.published == 2)
+    await until(lambda: publisher.published == 2, within=5.0)
     lifetimes = await transact(kv.redis, ("TTL", STREAM), ("TTL", SNAPSHOT))
     assert all(50 < seconds <= 60 for seconds in lifetimes)

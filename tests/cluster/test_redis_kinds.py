@@ -98,11 +98,11 @@ async def test_loops_find_the_master_by_any_cluster_node(
         rights = [*LEAST_RIGHTS.split(), "+cluster|slots"]
         server.ask("ACL", "SETUSER", "baton", "on", ">pw", *rights)
         url = f"redis+cluster://baton:pw@127.0.0.1:1,{server.node}"
-        await until(lambda: "'cluster_state': 'ok'" in str(server.ask("CLUSTER INFO")))
+        await until(lambda: "'cluster_state': 'ok'" in str(server.ask("CLUSTER INFO")), within=5.0)
         check_answers(url)
         async with working(url) as pair:
             pair.publish(BLOCKS[:3])
-            await until(lambda: pair.knows(3))
+            await until(lambda: pair.knows(3), within=5.0)
 
 
 def test_check_answers_rejects_server_of_another_kind(supported_server: RedisServer) -> None:
@@ -128,12 +128,12 @@ async def test_loops_need_only_the_documented_rights(
     async with working(url) as pair:
         for number in range(6):
             pair.publish(BLOCKS[number : number + 1])
-            await until(lambda: pair.knows(number + 1))  # noqa: B023
+            await until(lambda: pair.knows(number + 1), within=5.0)  # noqa: B023
         await asyncio.sleep(0.5)  # the worker's renewals while nothing happens
         assert not pair.is_stale
         assert await Turn(pair.client, role_turn_key(), "a").take(60.0)
         await pair.registration.stop()
-        await until(lambda: not pair.watcher.records)
+        await until(lambda: not pair.watcher.records, within=5.0)
     assert not caplog.records
 
 
@@ -146,6 +146,8 @@ async def test_wrong_password_is_named_in_no_error_or_log(
     with pytest.raises(UnavailableError, match="invalid username-password pair") as caught:
         check_answers(url)
     async with working(url) as pair:
-        await until(lambda: caplog.text.count("going on without Redis") == 6)  # each loop
+        await until(
+            lambda: caplog.text.count("going on without Redis") == 6, within=5.0
+        )  # each loop
         assert pair.is_stale
     assert "wr0ng" not in caplog.text + str(caught.value)

@@ -34,7 +34,7 @@ async def test_after_a_success_the_first_pause_is_short_again(
 
     loop = RedisLoop("loop", step)
     loop.start()
-    await until(lambda: not outcomes and loop.answering_since is not None)
+    await until(lambda: not outcomes and loop.answering_since is not None, within=5.0)
     await loop.stop()
     warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert [w.getMessage() for w in warnings] == [

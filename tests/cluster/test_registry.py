@@ -96,11 +96,11 @@ async def test_a_worker_joins_changes_and_leaves(cluster: Cluster) -> None:
     watcher = cluster.watch()
     assert watcher.stale
     registration = cluster.register(RECORD)
-    await until(lambda: dict(watcher.records) == {RECORD.id: RECORD})
+    await until(lambda: dict(watcher.records) == {RECORD.id: RECORD}, within=5.0)
     assert not watcher.stale
     draining = replace(RECORD, draining=True)
     registration.update(draining)
-    await until(lambda: watcher.records[RECORD.id] == draining)
+    await until(lambda: watcher.records[RECORD.id] == draining, within=5.0)
     await registration.stop()
     await until(lambda: not watcher.records, within=2.0)
     assert cluster.changes == [(RECORD.id, RECORD), (RECORD.id, draining), (RECORD.id, None)]
@@ -109,21 +109,21 @@ async def test_a_worker_joins_changes_and_leaves(cluster: Cluster) -> None:
 async def test_a_record_that_is_not_renewed_expires_and_its_id_is_pruned(cluster: Cluster) -> None:
     registration = cluster.register(RECORD, ttl=0.3)
     watcher = cluster.watch(grace=0.5)
-    await until(lambda: RECORD.id in watcher.records)
+    await until(lambda: RECORD.id in watcher.records, within=5.0)
     await registration._loop.stop()
-    await until(lambda: not watcher.records)
-    await until(lambda: not watcher._listed)
+    await until(lambda: not watcher.records, within=5.0)
+    await until(lambda: not watcher._listed, within=5.0)
     assert await transact(cluster.redis, ("SMEMBERS", workers_key())) == [set()]
 
 
 async def test_stopping_leaves_the_record_of_a_successor_alone(cluster: Cluster) -> None:
     watcher = cluster.watch()
     old = cluster.register(RECORD)
-    await until(lambda: RECORD.id in watcher.records)
+    await until(lambda: RECORD.id in watcher.records, within=5.0)
     await old._loop.stop()
     successor = replace(RECORD, epoch=RECORD.epoch + 1)
     cluster.register(successor)
-    await until(lambda: watcher.records[RECORD.id] == successor)
+    await until(lambda: watcher.records[RECORD.id] == successor, within=5.0)
     await old.stop()
     assert await transact(cluster.redis, ("EXISTS", record_key(RECORD.id))) == [1]
 
@@ -131,11 +131,11 @@ async def test_stopping_leaves_the_record_of_a_successor_alone(cluster: Cluster)
 async def test_flushing_redis_loses_no_worker(cluster: Cluster) -> None:
     watcher = cluster.watch()
     cluster.register(RECORD, interval=0.3)
-    await until(lambda: RECORD.id in watcher.records)
+    await until(lambda: RECORD.id in watcher.records, within=5.0)
     for _ in range(3):
         await transact(cluster.redis, ("FLUSHALL",))
-        await until(lambda: not watcher._listed)
-        await until(lambda: watcher._listed == {RECORD.id})
+        await until(lambda: not watcher._listed, within=5.0)
+        await until(lambda: watcher._listed == {RECORD.id}, within=5.0)
     assert cluster.changes == [(RECORD.id, RECORD)]
 
 
@@ -144,11 +144,11 @@ async def test_a_worker_that_stays_away_after_a_flush_leaves_after_the_grace(
 ) -> None:
     watcher = cluster.watch(grace=0.4)
     await cluster.write(RECORD)
-    await until(lambda: RECORD.id in watcher.records)
+    await until(lambda: RECORD.id in watcher.records, within=5.0)
     await transact(cluster.redis, ("FLUSHALL",))
-    await until(lambda: not watcher._listed)
+    await until(lambda: not watcher._listed, within=5.0)
     assert RECORD.id in watcher.records
-    await until(lambda: not watcher.records)
+    await until(lambda: not watcher.records, within=5.0)
 
 
 async def test_everything_refills_when_redis_is_killed_and_another_one_started(
@@ -158,14 +158,14 @@ async def test_everything_refills_when_redis_is_killed_and_another_one_started(
 ) -> None:
     watcher = cluster.watch()
     cluster.register(RECORD)
-    await until(lambda: RECORD.id in watcher.records)
+    await until(lambda: RECORD.id in watcher.records, within=5.0)
     os.kill(server.pid, signal.SIGKILL)
-    await until(lambda: watcher.stale)
-    await until(lambda: "registration of w: going on without" in caplog.text)
+    await until(lambda: watcher.stale, within=5.0)
+    await until(lambda: "registration of w: going on without" in caplog.text, within=5.0)
     assert dict(watcher.records) == {RECORD.id: RECORD}
     with EmbeddedRedis(server.port):
-        await until(lambda: not watcher.stale)
-        await until(lambda: watcher._listed == {RECORD.id})
+        await until(lambda: not watcher.stale, within=5.0)
+        await until(lambda: watcher._listed == {RECORD.id}, within=5.0)
         await cluster.loops.stop()
     assert cluster.changes == [(RECORD.id, RECORD)]
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
@@ -178,21 +178,21 @@ async def test_a_redis_that_hangs_makes_the_watcher_stale_and_nothing_else(
 ) -> None:
     watcher = cluster.watch()
     cluster.register(RECORD, ttl=10.0)
-    await until(lambda: RECORD.id in watcher.records)
+    await until(lambda: RECORD.id in watcher.records, within=5.0)
     os.kill(server.pid, signal.SIGSTOP)
-    await until(lambda: watcher.stale)
+    await until(lambda: watcher.stale, within=5.0)
     os.kill(server.pid, signal.SIGCONT)
-    await until(lambda: not watcher.stale)
+    await until(lambda: not watcher.stale, within=5.0)
     assert cluster.changes == [(RECORD.id, RECORD)]
 
 
 async def test_an_older_epoch_is_ignored_until_the_newer_one_is_given_up(cluster: Cluster) -> None:
     watcher = cluster.watch(grace=0.4)
     await cluster.write(RECORD)
-    await until(lambda: RECORD.id in watcher.records)
+    await until(lambda: RECORD.id in watcher.records, within=5.0)
     older = replace(RECORD, epoch=RECORD.epoch - 1)
     await cluster.write(older)
-    await until(lambda: len(cluster.changes) == 3)
+    await until(lambda: len(cluster.changes) == 3, within=5.0)
     assert cluster.changes == [(RECORD.id, RECORD), (RECORD.id, None), (RECORD.id, older)]
 
 
@@ -203,9 +203,9 @@ async def test_a_malformed_record_is_ignored_and_named_once(
     await transact(cluster.redis, ("SADD", workers_key(), "odd"))
     watcher = cluster.watch()
     cluster.register(RECORD)
-    await until(lambda: list(watcher.records) == [RECORD.id])
+    await until(lambda: list(watcher.records) == [RECORD.id], within=5.0)
     polls = watcher._seen[RECORD.id]
-    await until(lambda: watcher._seen[RECORD.id] > polls)
+    await until(lambda: watcher._seen[RECORD.id] > polls, within=5.0)
     assert caplog.text.count("ignoring the record of worker 'odd'") == 1
 
 
@@ -218,5 +218,5 @@ async def test_a_listener_that_fails_does_not_end_the_watching(
     watcher = cluster.loops.start(RegistryWatcher(cluster.redis, fail, interval=0.03))
     cluster.register(RECORD)
     cluster.register(replace(RECORD, id="decode-0", role="decode"))
-    await until(lambda: len(watcher.records) == 2)
+    await until(lambda: len(watcher.records) == 2, within=5.0)
     assert "listener failed" in caplog.text

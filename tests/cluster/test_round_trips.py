@@ -50,11 +50,11 @@ async def test_what_redis_does_not_answer_becomes_stale() -> None:
 
     loop = RedisLoop("loop", step)
     loop.start()
-    await until(lambda: not loop.staleness)
+    await until(lambda: not loop.staleness, within=5.0)
     answers = False
-    await until(lambda: loop.staleness)
+    await until(lambda: loop.staleness, within=5.0)
     first = loop.staleness
-    await until(lambda: loop.staleness > first)
+    await until(lambda: loop.staleness > first, within=5.0)
     answers = True
-    await until(lambda: not loop.staleness)
+    await until(lambda: not loop.staleness, within=5.0)
     await loop.stop()

@@ -24,7 +24,7 @@ async def test_several_batons_on_one_redis_are_isolated(server: EmbeddedRedis) -
             pairs.append(await stack.enter_async_context(working(url, record)))
             pairs[-1].publish(BLOCKS[:number])
         for number, pair in enumerate(pairs, 1):
-            await until(lambda pair=pair, number=number: pair.knows(number))
+            await until(lambda pair=pair, number=number: pair.knows(number), within=5.0)
             turn = Turn(pair.client, role_turn_key(prefix_of(pair.client)), pair.record.endpoint)
             assert await turn.take(60.0), "it is its turn whatever the others do"
         assert all(pair.knows(number) for number, pair in enumerate(pairs, 1))

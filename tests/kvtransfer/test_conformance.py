@@ -107,12 +107,15 @@ async def test_blocks_flow_in_order_as_they_are_filled(way):
     async with between(way) as ends:
         into, out_of = (7, 3, 5, 1, 8, 2), (1, 2, 4, 6, 5, 3)
         fetching = asyncio.create_task(fetch(ends, way, 6, into))
-        await until(lambda: ends.leases.num_awaited == 1)  # before there is a lease
+        await until(lambda: ends.leases.num_awaited == 1, within=5.0)  # before there is a lease
         with ends.lease(6) as lease:
             for num_filled in (1, 2, 2, 5):
                 lease.advance((out_of[:num_filled],), num_filled)
                 expected = contents(ends.source, out_of[:num_filled])
-                await until(lambda n=num_filled, x=expected: contents(ends.target, into[:n]) == x)
+                await until(
+                    lambda n=num_filled, x=expected: contents(ends.target, into[:n]) == x,
+                    within=5.0,
+                )
                 assert untouched(ends.target, into[num_filled:])
             lease.advance((out_of,), 5)
             lease.complete(TOKEN, nothing)
@@ -200,7 +203,7 @@ async def test_it_can_be_called_off_at_every_step(way):
                 assert lease.state is LeaseState.RELEASED
             num_turns += 1 if num_turns < 40 else 10
         baseline = len(open_files())
-        await until(lambda: ends.leases.num_awaited == 0 and len(ends.leases) == 0)
+        await until(lambda: ends.leases.num_awaited == 0 and len(ends.leases) == 0, within=5.0)
         assert len(open_files()) <= baseline
         assert ends.doorkeeper.num_readers == (1 if way[0] == "shm" else 0)
 
@@ -218,12 +221,12 @@ async def test_a_claimant_that_calls_off_ends_the_lease(way, stage):
     async with between(way) as ends:
         fetching = asyncio.create_task(fetch(ends, way, 4, (5, 6, 7, 8)))
         if stage == "before the prefill":
-            await until(lambda: ends.leases.num_awaited == 1)
+            await until(lambda: ends.leases.num_awaited == 1, within=5.0)
             fetching.cancel()
-            await until(lambda: ends.leases.num_awaited == 0)
+            await until(lambda: ends.leases.num_awaited == 0, within=5.0)
             return
         with ends.lease(4) as lease:
-            await until(lambda: lease.is_claimed)
+            await until(lambda: lease.is_claimed, within=5.0)
             STAGES[stage](lease)
             await asyncio.sleep(0.01)
             fetching.cancel()
@@ -237,12 +240,12 @@ async def test_a_claimant_that_calls_off_ends_the_lease(way, stage):
 async def test_a_source_that_calls_off_ends_the_fetch(way, stage):
     async with between(way) as ends:
         fetching = asyncio.create_task(fetch(ends, way, 4, (5, 6, 7, 8)))
-        await until(lambda: ends.leases.num_awaited == 1)
+        await until(lambda: ends.leases.num_awaited == 1, within=5.0)
         if stage == "before the prefill":
             fetching.cancel()
             return
         with ends.lease(4) as lease:
-            await until(lambda: lease.is_claimed)
+            await until(lambda: lease.is_claimed, within=5.0)
             STAGES[stage](lease)
             await asyncio.sleep(0.01)
         assert isinstance(await failure_of(fetching), NotFoundError)
@@ -301,7 +304,7 @@ async def test_a_lease_that_expires_amid_the_blocks_or_before_any_is_not_found(w
                 lease.complete(TOKEN, nothing)
                 lease.retract()  # it is computed again, and its time runs on
                 fetching = asyncio.create_task(fetch(ends, way, 2, (5, 6)))
-                await until(lambda lease=lease: lease.is_claimed)
+                await until(lambda lease=lease: lease.is_claimed, within=5.0)
                 lease.advance(((1, 2),), num_filled)
                 await asyncio.sleep(0.01)
                 clock.advance(5.0)
@@ -317,7 +320,7 @@ async def test_blocks_that_another_sequence_takes_over_amid_the_read_are_never_u
             with ends.lease_of(256 * BLOCK_SIZE, lease_id) as lease:
                 lease.advance((table,), 255)
                 fetching = asyncio.create_task(fetch(ends, way, 256, table, lease_id=lease_id))
-                await until(lambda lease=lease: lease.is_claimed)
+                await until(lambda lease=lease: lease.is_claimed, within=5.0)
                 for _ in range(turn):
                     await asyncio.sleep(0)
                 ends.source._bytes[1:].random_(0, 255)
@@ -368,5 +371,7 @@ async def test_nothing_is_held_when_both_ends_are_closed(way):
                 handle = handle_of(ends, way, 1, lease_id=b"x" * 16)
                 await ends.fetcher.fetch(handle, allocation((1,)), TIMEOUT)
         del ends
-    await until(lambda: num_mapped() <= mapped)
-    await until(lambda: len(open_files()) <= before + 2)  # what gRPC starts once and keeps
+    await until(lambda: num_mapped() <= mapped, within=5.0)
+    await until(
+        lambda: len(open_files()) <= before + 2, within=5.0
+    )  # what gRPC starts once and keeps

@@ -455,7 +455,7 @@ async def test_each_group_brings_what_the_last_token_sees(num_tokens, chunk):
             fetching = asyncio.create_task(
                 ends.fetcher.fetch(handle, allocation(full, windowed), TIMEOUT)
             )
-            await until(lambda: lease.is_claimed)
+            await until(lambda: lease.is_claimed, within=5.0)
             for tables, num_filled in prefilling(num_tokens, chunk):
                 lease.advance(tables, num_filled)
                 await asyncio.sleep(0.002)
@@ -496,7 +496,10 @@ async def test_a_chunk_of_all_groups_flows_as_soon_as_it_is_filled():
             handle = ends.handle(num_tokens=NUM_TOKENS)
             fetching = asyncio.create_task(ends.fetcher.fetch(handle, into, TIMEOUT))
             lease.advance(((1, 2, 3), (1, 2, 3)), 3)
-            await until(lambda: contents(ends.targets[1], (5,)) == contents(ends.sources[1], (3,)))
+            await until(
+                lambda: contents(ends.targets[1], (5,)) == contents(ends.sources[1], (3,)),
+                within=5.0,
+            )
             assert contents(ends.targets[0], (5, 6, 7)) == contents(ends.sources[0], (1, 2, 3))
             assert untouched(ends.targets[0], (8,))
             assert untouched(ends.targets[1], (6,))

@@ -50,7 +50,7 @@ async def worker_and_fleet(
         fleet.start()
         try:
             # What is seen in the first look at Redis, and then no more, is given some time.
-            await until(lambda: not fleet._registry.stale)
+            await until(lambda: not fleet._registry.stale, within=5.0)
             yield server, fleet, redis_server
         finally:
             await fleet.stop()
@@ -78,7 +78,7 @@ async def at_work(
     """Registers a worker that is ready, and waits until it takes work."""
     await server.set_ready(True)
     async with registered(redis_server, record_of(server, **changes)) as registration:
-        await until(lambda: reason(fleet) == "")
+        await until(lambda: reason(fleet) == "", within=5.0)
         yield registration
 
 
@@ -95,7 +95,7 @@ async def test_workers_of_another_version_pair_with_none_of_before_and_are_thoug
         async with AsyncExitStack() as stack:
             for number, record in enumerate((old, new), 1):
                 await stack.enter_async_context(registered(redis, record))
-                await until(lambda n=number: len(fleet.members) == n)
+                await until(lambda n=number: len(fleet.members) == n, within=5.0)
             one, other = fleet.candidates((1, 2, 3))
             assert (one.version, other.version) == ("1.3", "1.2")
             assert one.pairing != other.pairing
@@ -112,11 +112,11 @@ async def test_workers_of_another_version_pair_with_none_of_before_and_are_thoug
 
 async def test_a_worker_takes_work_once_it_says_that_it_is_ready():
     async with worker_and_fleet() as (server, fleet, redis), registered(redis, record_of(server)):
-        await until(lambda: reason(fleet) == "not reached yet")
+        await until(lambda: reason(fleet) == "not reached yet", within=5.0)
         await server.set_ready(True)
-        await until(lambda: reason(fleet) == "")
+        await until(lambda: reason(fleet) == "", within=5.0)
         await server.set_ready(False)
-        await until(lambda: reason(fleet) == "not answering")
+        await until(lambda: reason(fleet) == "not answering", within=5.0)
 
 
 def accepted(port: int) -> set[int]:
@@ -135,7 +135,7 @@ async def test_a_worker_keeps_its_work_while_its_watch_moves_to_new_certificates
         registered(redis, record_of(server)),
     ):
         await server.set_ready(True)
-        await until(lambda: reason(fleet) == "")
+        await until(lambda: reason(fleet) == "", within=5.0)
         before = accepted(server.port)
         new = authority.issue("router")
         (tmp_path / "router.key").write_bytes(new.key)
@@ -149,13 +149,13 @@ async def test_a_worker_keeps_its_work_while_its_watch_moves_to_new_certificates
             seen.add(reason(fleet))
             return bool(accepted(server.port) - before)
 
-        await until(has_moved)
+        await until(has_moved, within=5.0)
         await asyncio.sleep(0.2)
         assert seen == {""}
         assert reason(fleet) == ""
         # What it says is heard over the new one, and the former one goes.
         await server.set_ready(False)
-        await until(lambda: reason(fleet) == "not answering")
+        await until(lambda: reason(fleet) == "not answering", within=5.0)
         await until(lambda: not accepted(server.port) & before, within=15.0)
 
 
@@ -165,7 +165,7 @@ async def test_the_first_look_waits_for_redis_and_for_what_each_worker_says():
     await server.set_ready(True)
     redis_server.start()
     async with registered(redis_server, record_of(server)) as registration:
-        await until(lambda: registration._loop.answering_since is not None)
+        await until(lambda: registration._loop.answering_since is not None, within=5.0)
         redis, channels = connect(redis_server.url), Channels()
         os.kill(redis_server.pid, signal.SIGSTOP)
         fleet = Fleet(redis, channels, TOKENIZER)
@@ -192,7 +192,7 @@ async def test_the_first_look_waits_for_no_worker_that_is_gone_and_for_none_that
     async with worker_and_fleet() as (server, fleet, redis):
         gone = record_of(server, endpoint="127.0.0.1:1", id="gone")
         async with registered(redis, gone):
-            await until(lambda: fleet.members != [])
+            await until(lambda: fleet.members != [], within=5.0)
             async with asyncio.timeout(3.0):
                 await fleet.first_look(5.0)
             member = Member(record_of(server, id="later"), PoolModel())
@@ -206,12 +206,12 @@ async def test_a_worker_that_drains_or_tokenizes_otherwise_is_excluded():
     async with worker_and_fleet() as (server, fleet, redis):
         async with at_work(server, fleet, redis) as registration:
             registration.update(replace(registration.record, draining=True))
-            await until(lambda: reason(fleet) == "draining")
+            await until(lambda: reason(fleet) == "draining", within=5.0)
         await server.set_ready(False)
-        await until(lambda: reason(fleet) is None)
+        await until(lambda: reason(fleet) is None, within=5.0)
         await server.set_ready(True)
         async with registered(redis, record_of(server, epoch=2, tokenizer_hash=b"other")):
-            await until(lambda: reason(fleet) == "another tokenizer")
+            await until(lambda: reason(fleet) == "another tokenizer", within=5.0)
 
 
 async def test_redis_cannot_take_a_serving_worker_away():
@@ -219,10 +219,10 @@ async def test_redis_cannot_take_a_serving_worker_away():
         async with at_work(server, fleet, redis):
             pass
         # Not listed any more, but it answers.
-        await until(lambda: not fleet.members[0].is_listed)
+        await until(lambda: not fleet.members[0].is_listed, within=5.0)
         assert reason(fleet) == ""
         await server.stop(0.0)
-        await until(lambda: reason(fleet) is None)
+        await until(lambda: reason(fleet) is None, within=5.0)
 
 
 async def test_a_worker_that_restarts_on_the_same_endpoint_is_a_new_member():
@@ -230,13 +230,13 @@ async def test_a_worker_that_restarts_on_the_same_endpoint_is_a_new_member():
         async with at_work(server, fleet, redis):
             before = fleet.members[0]
         async with registered(redis, record_of(server, epoch=2)):
-            await until(lambda: fleet.members[0] is not before)
-            await until(lambda: reason(fleet) == "")
+            await until(lambda: fleet.members[0] is not before, within=5.0)
+            await until(lambda: reason(fleet) == "", within=5.0)
 
 
 async def test_tenants_that_are_kept_apart_have_other_hashes_for_the_same_prompt():
     async with worker_and_fleet() as (server, fleet, redis), registered(redis, record_of(server)):
-        await until(lambda: reason(fleet) is not None)
+        await until(lambda: reason(fleet) is not None, within=5.0)
         member, prompt = fleet.members[0], tuple(range(40))
         hashes = {salt: fleet.block_hashes(member, prompt, salt) for salt in (b"", b"a", b"b")}
         assert len(set(map(tuple, hashes.values()))) == 3
@@ -247,7 +247,7 @@ async def test_tenants_that_are_kept_apart_have_other_hashes_for_the_same_prompt
 
 async def test_a_prompt_on_its_way_to_a_worker_counts_as_cached_there():
     async with worker_and_fleet() as (server, fleet, redis), registered(redis, record_of(server)):
-        await until(lambda: reason(fleet) is not None)
+        await until(lambda: reason(fleet) is not None, within=5.0)
         prompt = tuple(range(40))
         hashes = fleet.block_hashes(fleet.members[0], prompt)
         with fleet.pending.pending("w", hashes):
@@ -257,7 +257,7 @@ async def test_a_prompt_on_its_way_to_a_worker_counts_as_cached_there():
 
 async def test_load_is_counted_for_as_long_as_it_lasts():
     async with worker_and_fleet() as (server, fleet, redis), registered(redis, record_of(server)):
-        await until(lambda: reason(fleet) is not None)
+        await until(lambda: reason(fleet) is not None, within=5.0)
         fresh = fleet.candidates(())[0]
         member = fleet.members[0]
         with member.loaded(num_tokens=7), member.loaded(num_held_tokens=5):
@@ -274,14 +274,14 @@ async def test_without_redis_the_router_knows_what_it_has_placed_itself():
     """With Redis back, the worker's own word counts."""
     async with worker_and_fleet() as (server, fleet, redis_server):
         async with registered(redis_server, record_of(server)):
-            await until(lambda: reason(fleet) is not None)
+            await until(lambda: reason(fleet) is not None, within=5.0)
         token_ids = tuple(range(100))
         member, hashes = fleet.members[0], fleet.block_hashes(fleet.members[0], token_ids)
         fleet.note_held(member, hashes)
         assert fleet.candidates(token_ids)[0].num_cached_tokens == 0
         redis_server.stop()
         await server.set_ready(True)  # who serves stays known
-        await until(lambda: fleet._events.stale)
+        await until(lambda: fleet._events.stale, within=5.0)
         fleet.note_held(member, hashes)
         assert fleet.candidates(token_ids)[0].num_cached_tokens == 96
         with EmbeddedRedis(redis_server._port) as again:
@@ -289,7 +289,7 @@ async def test_without_redis_the_router_knows_what_it_has_placed_itself():
             publisher = EventPublisher(redis, "w", 1)
             publisher.publish(KvEvents(stored=tuple(hashes[:2])))
             publisher.start()
-            await until(lambda: fleet.candidates(token_ids)[0].num_cached_tokens == 32)
+            await until(lambda: fleet.candidates(token_ids)[0].num_cached_tokens == 32, within=5.0)
             await publisher.stop()
             await redis.aclose()
 
@@ -315,7 +315,7 @@ async def test_where_every_layer_has_a_window_a_sequence_may_outgrow_the_pool(wi
         await server.set_ready(True)
         record = record_of(server, num_blocks=10, layout=layout(window))
         async with registered(redis, record):
-            await until(lambda: reason(fleet) == "")
+            await until(lambda: reason(fleet) == "", within=5.0)
             assert fleet.max_model_len == expected
 
 
@@ -338,10 +338,10 @@ async def test_the_channel_to_a_worker_that_left_is_closed_once_nothing_uses_it(
             member = fleet.members[0]
         with fleet.channel_to(member) as channel:
             await server.stop(0.0)
-            await until(lambda: reason(fleet) is None)
+            await until(lambda: reason(fleet) is None, within=5.0)
             await asyncio.sleep(0.05)
             assert fleet._channels.get(server.endpoint) is channel
-        await until(lambda: server.endpoint not in fleet._channels._channels)
+        await until(lambda: server.endpoint not in fleet._channels._channels, within=5.0)
 
 
 async def test_the_channel_to_a_worker_that_restarted_on_its_endpoint_is_kept():
@@ -350,6 +350,6 @@ async def test_the_channel_to_a_worker_that_restarted_on_its_endpoint_is_kept():
             before = fleet.members[0]
             channel = fleet._channels.get(server.endpoint)
         async with registered(redis, record_of(server, epoch=2)):
-            await until(lambda: reason(fleet) == "" and fleet.members[0] is not before)
+            await until(lambda: reason(fleet) == "" and fleet.members[0] is not before, within=5.0)
             await asyncio.sleep(0.05)
             assert fleet._channels.get(server.endpoint) is channel

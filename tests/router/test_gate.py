@@ -86,13 +86,13 @@ async def test_requests_that_come_at_once_see_each_others_room():
 async def test_a_tenant_with_many_does_not_hold_up_one_with_few():
     cluster, full = Cluster(room=1), asyncio.Event()
     tasks = [asyncio.create_task(cluster.run("first", full, tenant="many", num_tokens=1000))]
-    await until(lambda: cluster.num_running == 1)
+    await until(lambda: cluster.num_running == 1, within=2.0)
     tasks += [
         asyncio.create_task(cluster.run(f"m{i}", tenant="many", num_tokens=1000)) for i in range(10)
     ]
-    await until(lambda: cluster.gate.num_waiting == 10)
+    await until(lambda: cluster.gate.num_waiting == 10, within=2.0)
     tasks.append(asyncio.create_task(cluster.run("one", tenant="few", num_tokens=1000)))
-    await until(lambda: cluster.gate.num_waiting == 11)
+    await until(lambda: cluster.gate.num_waiting == 11, within=2.0)
     assert cluster.gate.num_waiting_tokens == 11_000
     full.set()
     await asyncio.gather(*tasks)
@@ -102,10 +102,10 @@ async def test_a_tenant_with_many_does_not_hold_up_one_with_few():
 async def test_smaller_priorities_go_first():
     cluster, full = Cluster(room=1), asyncio.Event()
     tasks = [asyncio.create_task(cluster.run("first", full))]
-    await until(lambda: cluster.num_running == 1)
+    await until(lambda: cluster.num_running == 1, within=2.0)
     for name, priority in (("late", 2), ("soon", -1), ("usual", 0)):
         tasks.append(asyncio.create_task(cluster.run(name, priority=priority)))
-    await until(lambda: cluster.gate.num_waiting == 3)
+    await until(lambda: cluster.gate.num_waiting == 3, within=2.0)
     full.set()
     await asyncio.gather(*tasks)
     assert cluster.order == ["first", "soon", "usual", "late"]
@@ -131,7 +131,7 @@ async def test_what_would_meet_it_waits_and_is_told_when_time_runs_out_all_the_s
 async def test_what_has_waited_until_its_first_token_would_be_late_makes_nobody_else_late():
     cluster, full = Cluster(room=1, ttft_seconds=30.0), asyncio.Event()
     tasks = [asyncio.create_task(cluster.run("first", full, seconds=60.0))]
-    await until(lambda: cluster.num_running == 1)
+    await until(lambda: cluster.num_running == 1, within=2.0)
     with pytest.raises(OverloadedError, match=r"in 30\.0 s, and the deadline is in (29|30)\.\d s"):
         await cluster.run("late", seconds=30.2)
     assert cluster.gate.num_waiting == 0
@@ -143,7 +143,7 @@ async def test_what_has_waited_until_its_first_token_would_be_late_makes_nobody_
 async def test_room_that_nobody_tells_of_is_found():
     cluster = Cluster(room=0)
     task = asyncio.create_task(cluster.run("r"))
-    await until(lambda: cluster.gate.num_waiting == 1)
+    await until(lambda: cluster.gate.num_waiting == 1, within=2.0)
     cluster.room = 1
     await task
 
@@ -151,7 +151,7 @@ async def test_room_that_nobody_tells_of_is_found():
 async def test_too_many_that_wait_are_refused():
     cluster, full = Cluster(room=1, max_waiting=2), asyncio.Event()
     tasks = [asyncio.create_task(cluster.run(str(i), full)) for i in range(3)]
-    await until(lambda: cluster.gate.num_waiting == 2)
+    await until(lambda: cluster.gate.num_waiting == 2, within=2.0)
     with pytest.raises(OverloadedError, match="2 requests wait") as refused:
         await cluster.run("r")
     assert refused.value.retry_after > 0
@@ -162,10 +162,10 @@ async def test_too_many_that_wait_are_refused():
 async def test_who_leaves_while_waiting_is_forgotten_and_holds_nobody_up():
     cluster, full = Cluster(room=1), asyncio.Event()
     first = asyncio.create_task(cluster.run("first", full))
-    await until(lambda: cluster.num_running == 1)
+    await until(lambda: cluster.num_running == 1, within=2.0)
     leaver = asyncio.create_task(cluster.run("leaver"))
     last = asyncio.create_task(cluster.run("last"))
-    await until(lambda: cluster.gate.num_waiting == 2)
+    await until(lambda: cluster.gate.num_waiting == 2, within=2.0)
     leaver.cancel()
     full.set()  # at the same moment, so that its turn may be on its way
     await asyncio.gather(first, leaver, last, return_exceptions=True)
@@ -190,7 +190,7 @@ async def test_a_tenant_has_so_many_in_flight_and_others_go_past_it():
     async with AsyncExitStack() as stack:
         stack.callback(full.set)
         tasks = [asyncio.create_task(cluster.run(f"f{i}", full, tenant="few")) for i in range(4)]
-        await until(lambda: cluster.gate.num_waiting == 2)
+        await until(lambda: cluster.gate.num_waiting == 2, within=2.0)
         await cluster.run("other", tenant="other")
         assert cluster.order == ["f0", "f1", "other"]
     await asyncio.gather(*tasks)
@@ -222,7 +222,7 @@ async def test_a_failure_inside_gives_the_place_back():
 async def test_a_request_that_is_aborted_while_it_waits_is_told_so():
     cluster, full = Cluster(room=1), asyncio.Event()
     first = asyncio.create_task(cluster.run("first", full))
-    await until(lambda: cluster.num_running == 1)
+    await until(lambda: cluster.num_running == 1, within=2.0)
     asked = request("second")
 
     async def wait() -> None:
@@ -230,7 +230,7 @@ async def test_a_request_that_is_aborted_while_it_waits_is_told_so():
             raise AssertionError("it was let through")
 
     second = asyncio.create_task(wait())
-    await until(lambda: cluster.gate.num_waiting == 1)
+    await until(lambda: cluster.gate.num_waiting == 1, within=2.0)
     cluster.gate.abandon(asked, CancelledError("the request was aborted"))
     cluster.gate.abandon(asked, CancelledError("and again"))
     cluster.gate.abandon(request("nobody"), CancelledError("unknown"))
