@@ -1,9 +1,11 @@
 """Seeds, time limits and recorded traces for all tests."""
 
 import gc
+import inspect
 import os
 import random
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,6 +25,8 @@ with suppress(ImportError):  # `make gpu` does without
     settings.load_profile("baton")
 
 
+_TESTS_FROZEN = 100
+_num_tests = 0
 _ENDS = time.monotonic() + float(os.environ.get("BATON_TEST_SECONDS", "inf"))
 
 
@@ -38,6 +42,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header() -> str:
     return randomness.header(randomness.CHOSEN_SEED)
+
+
+@pytest.fixture(autouse=True)
+def collected_garbage(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Collects garbage after each test with an event loop, so that a socket or task that it leaves
+    open fails the test itself and not a later one. What is left is frozen: the collector traverses
+    the objects of few tests, and every object only after `_TESTS_FROZEN` of them."""
+    yield
+    if not inspect.iscoroutinefunction(request.function):
+        return
+    global _num_tests
+    _num_tests += 1
+    if _num_tests % _TESTS_FROZEN == 0:
+        gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -13,20 +13,11 @@ from baton.client import AsyncClient
 from baton.generation import AsyncGeneration
 from baton.sampling import SamplingParams
 from tests.support.cluster.checkpoints import prompt_of
-from tests.support.cluster.network import (
-    REDIS,
-    Damage,
-    Network,
-    corrupted,
-    duplicated,
-    ended,
-    once,
-    reordered,
-    truncated,
-)
+from tests.support.cluster.network import REDIS, Network
 from tests.support.cluster.shapes import Networked
 from tests.support.cluster.watch import until_nothing_is_held
 from tests.support.cluster.wide import listed, made_whole, name_of
+from tests.support.proxy import Damage, corrupted, duplicated, ended, once, reordered, truncated
 from tests.support.waiting import until_observed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from baton.errors import UnavailableError
+from tests.support.proxy import Link, Proxy
 from tests.support.router.scripted import (
     PREFILL_ADMITTED,
     READY,
@@ -28,55 +29,13 @@ from tests.support.router.scripted import (
 SILENCE_BOUND = 2.0
 
 
-class Wire:
-    """Carries bytes between a router and a worker until it is cut; then it drops them, and neither
-    side is told."""
-
-    def __init__(self, target: str) -> None:
-        self._target = target
-        self._is_cut = {"there": False, "back": False}
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def cut(self, *directions: str) -> None:
-        for direction in directions:
-            self._is_cut[direction] = True
-
-    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        host, port = self._target.split(":")
-        there = await asyncio.open_connection(host, int(port))
-        self._tasks += [
-            asyncio.create_task(self._pump(reader, there[1], "there")),
-            asyncio.create_task(self._pump(there[0], writer, "back")),
-        ]
-
-    async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: str
-    ) -> None:
-        try:
-            while data := await reader.read(65536):
-                if not self._is_cut[direction]:
-                    writer.write(data)
-        except ConnectionError:
-            pass
-        finally:
-            writer.close()
-
-    def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-
-
 @asynccontextmanager
-async def behind_a_wire(worker: Worker) -> AsyncIterator[Wire]:
-    """The worker is reached over the wire alone."""
-    wire = Wire(worker.endpoint)
-    server = await asyncio.start_server(wire.carry, "127.0.0.1", 0)
-    worker.endpoint = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    try:
-        yield wire
-    finally:
-        server.close()
-        wire.close()
+async def behind_a_proxy(worker: Worker) -> AsyncIterator[Link]:
+    """The worker is reached over the proxy alone."""
+    link = Link()
+    async with Proxy.on(link, int(worker.endpoint.rpartition(":")[2])) as proxy:
+        worker.endpoint = f"127.0.0.1:{proxy.port}"
+        yield link
 
 
 @pytest.mark.parametrize("directions", [("there",), ("back",), ("there", "back")])
@@ -85,14 +44,15 @@ async def test_a_decode_worker_that_is_cut_off_is_replaced_within_the_silence_bo
     other = decode(READY, tokens(2, 2), finished(), name="d1")
     async with (
         fleet_of(prefill_behind(0, 2), cut_off, other) as fleet,
-        behind_a_wire(cut_off) as wire,
+        behind_a_proxy(cut_off) as link,
     ):
         seen: list[int] = []
         cut_at = 0.0
         async for event in saga_of(fleet).run():
             seen += event.tokens.token_ids
             if len(seen) == 2:
-                wire.cut(*directions)
+                for direction in directions:
+                    getattr(link, direction).is_cut = True
                 cut_at = time.monotonic()
         assert time.monotonic() - cut_at < SILENCE_BOUND + 0.5
         assert seen == letter_ids()[:3]

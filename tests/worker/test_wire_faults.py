@@ -14,14 +14,14 @@ from baton.errors import BatonError, DataLossError, UnavailableError
 from baton.models import locate
 from baton.rpc_errors import error_of
 from baton.sampling import SamplingParams
-from tests.support.cluster.network import (
+from tests.support.proxy import (
     Damage,
     Link,
+    Proxy,
     corrupted,
     duplicated,
     ended,
     once,
-    relay,
     reordered,
     truncated,
 )
@@ -36,21 +36,11 @@ async def wired() -> AsyncIterator[tuple[Pair, Link]]:
     """Both workers, and the link on which the one fetches from the other; chunk by chunk."""
     flags = {"kv_connector": "grpc", "prefix_caching": False}
     prefill = {"max_num_batched_tokens": 16}
-    carried: set[asyncio.Task[None]] = set()
     async with pair_of("tiny", prefill=prefill, **flags) as pair:
-        link, port = Link(), pair.prefill.kv_server.port
-
-        def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            carried.add(asyncio.create_task(relay(link, reader, writer, port)))
-
-        server = await asyncio.start_server(carry, "127.0.0.1", 0)
-        pair.wire = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"  # type: ignore[attr-defined]
-        yield pair, link
-        server.close()
-    for task in carried:
-        task.cancel()
-    await asyncio.gather(*carried, return_exceptions=True)
-    await asyncio.sleep(0.0)  # connections close in the turn of the loop that follows
+        link = Link()
+        async with Proxy.on(link, pair.prefill.kv_server.port) as proxy:
+            pair.wire = f"127.0.0.1:{proxy.port}"  # type: ignore[attr-defined]
+            yield pair, link
 
 
 async def begun(pair: Pair, prompt: list[int]) -> tuple[Any, Any]:

@@ -23,17 +23,10 @@ from baton.errors import BatonError, OverloadedError, UnavailableError
 from baton.sampling import SamplingParams
 from tests.support.cluster import shapes
 from tests.support.cluster.checkpoints import prompt_of
-from tests.support.cluster.network import (
-    REDIS,
-    Network,
-    corrupted,
-    duplicated,
-    once,
-    reordered,
-    truncated,
-)
+from tests.support.cluster.network import REDIS, Network
 from tests.support.cluster.watch import held
 from tests.support.cluster.ways import CODE, WAYS
+from tests.support.proxy import corrupted, duplicated, once, reordered, truncated
 
 IN_FLIGHT = 20
 SHARE_LEAVING = 0.1
