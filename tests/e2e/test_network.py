@@ -23,6 +23,7 @@ from tests.support.waiting import until_observed
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 LONG = SamplingParams(max_tokens=400, ignore_eos=True)
+LONGER = SamplingParams(max_tokens=1600, ignore_eos=True)
 FEW = SamplingParams(max_tokens=20, ignore_eos=True)
 SILENCE = 3.0  # in which a cut is noticed on either side, and what it cost is given back
 
@@ -84,8 +85,10 @@ async def test_a_decode_worker_may_be_cut_off_in_the_middle_of_an_answer(
     client, cluster, network, direction
 ):
     prompt = prompt_of(40, seed=11)
-    undisturbed = await client.generate(prompt, LONG).token_ids()
-    generation = client.generate(prompt, LONG)
+    # Cut from the router to the worker alone, tokens still come: the answer outlasts the silence.
+    params = LONGER if direction == "there" else LONG
+    undisturbed = await client.generate(prompt, params).token_ids()
+    generation = client.generate(prompt, params)
     decode = (await placed(cluster, generation))["decode"]
     for _ in range(5):
         await anext(generation)
