@@ -34,8 +34,7 @@ from bench.report import Row
 from bench.workload import VOCAB_SIZE, save_model
 from router import wire
 from router.fleet import Member
-from router.intake import Request
-from router.work import work_of
+from router.request import Request, work_of
 from router.worker_model import PoolModel
 
 CHUNK = 128

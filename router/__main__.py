@@ -28,7 +28,7 @@ from router.fleet import Fleet
 from router.gate import Gate
 from router.in_flight import Requests
 from router.inference import Inference
-from router.intake import Intake, Request
+from router.intake import Intake
 from router.metrics import RateLimitMetrics, RouterMetrics
 from router.model_card import read_model_card
 from router.placer import Placer
@@ -37,12 +37,12 @@ from router.rate_limit import RateLimits
 from router.rebalancer import Rebalancer
 from router.record_file import RecordFile
 from router.recorder import Recorder
+from router.request import Request, work_of
 from router.request_meter import RequestMeter
 from router.service import InferenceService, RouterAdmin
 from router.settings import RouterSettings
 from router.targets import PATH as TARGETS_PATH
 from router.targets import Targets
-from router.work import work_of
 
 if TYPE_CHECKING:
     from router.http.server import HttpServer
@@ -77,7 +77,7 @@ async def serve(settings: RouterSettings) -> None:
         recorder = _recorder(settings, rules, stack)
         placer = Placer(fleet, rules, recorder)
         prospects = Prospects[Request](
-            lambda request: placer.explain(work_of(request)),
+            lambda request, earlier: placer.explain(work_of(request), earlier),
             lambda request: request.demand,
             admission_named(settings.admission),
         )

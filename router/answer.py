@@ -11,10 +11,11 @@ from baton.v1 import decode_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
 from router import wire
 from router.assembly import Token
-from router.intake import Request
 from router.model_card import ModelCard
 from router.output import Output
-from router.work import Work, work_of
+from router.request import Request, RequestOutcome, Work, work_of
+from router.setback import SetbackKind
+from router.usage import Account, Timings
 
 # For so long a loss of an answer that is not seen before its end counts as one at its beginning.
 _UNSEEN_SECONDS = 1.0
@@ -27,18 +28,24 @@ class Answer:
         is_prefilling: the prefill worker computes the prompt now.
         is_handed_over: the decode worker holds the prompt's blocks, or computes them itself.
         num_sequences: that the client is to get.
-        on_first_token: told the moment, in monotonic seconds.
     """
 
-    def __init__(self, request: Request, card: ModelCard, arrived: float) -> None:
+    def __init__(
+        self,
+        request: Request,
+        card: ModelCard,
+        arrived: float,
+        on_first_token: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        """`on_first_token` is called once, with the moment in monotonic seconds."""
         params = request.params
         self.is_prefilling = False
         self.is_handed_over = False
         self.num_sequences = params.n
-        self.on_first_token: Callable[[float], None] = lambda _: None
+        self._on_first_token = on_first_token
         self._request = request
         self._eos_token_ids = frozenset() if params.ignore_eos else card.eos_token_ids
-        self._account = wire.Account(wire.Timings(arrived), len(request.token_ids))
+        self._account = Account(Timings(arrived), len(request.token_ids))
         self._outputs = [Output(card.tokenizer, params.stop) for _ in range(params.n)]
         self._told_endings = _endings_of(request.received_endings)
         self._endings: dict[int, wire.Ending] = {}
@@ -69,20 +76,9 @@ class Answer:
         return self._awaits_prompt or not self.is_handed_over
 
     @property
-    def account(self) -> wire.Account:
+    def account(self) -> Account:
         """What the request has used and taken so far."""
         return self._account
-
-    @property
-    def endings(self) -> dict[int, pb.FinishReason.ValueType]:
-        """Why the sequences that are complete have ended, in their order."""
-        complete = sorted(set(range(len(self._outputs))) - self._unfinished)
-        return {index: self._ending(index).reason for index in complete}
-
-    @property
-    def token_ids(self) -> list[Sequence[int]]:
-        """What was shown of each sequence."""
-        return [output.token_ids for output in self._outputs]
 
     @property
     def handed_over_at(self) -> float | None:
@@ -96,11 +92,6 @@ class Answer:
         return self._account.num_output_tokens
 
     @property
-    def first_token_at(self) -> float | None:
-        """When the first token was shown, in monotonic seconds."""
-        return self._account.timings.first_token
-
-    @property
     def place(self) -> int | None:
         """How many tokens the present attempt has come to, with those it went on behind.
 
@@ -109,6 +100,17 @@ class Answer:
         if self._is_ranked and time.monotonic() - self._handed_over_at > _UNSEEN_SECONDS:
             return None
         return self.num_output_tokens
+
+    def outcome(self, setbacks: Sequence[SetbackKind] = ()) -> RequestOutcome:
+        """How the request has ended, given the setbacks of its attempts."""
+        complete = sorted(set(range(len(self._outputs))) - self._unfinished)
+        return RequestOutcome(
+            self._request,
+            self._account,
+            tuple(self._ending(index).reason for index in complete),
+            tuple(self._outputs[index].token_ids for index in complete),
+            tuple(setbacks),
+        )
 
     # From attempt to attempt.
 
@@ -156,7 +158,7 @@ class Answer:
         kind = event.WhichOneof("event")
         if kind == "started":
             self.is_prefilling = True
-            self._account.started(event.started)
+            self._account.started(*wire.prefill_started(event.started))
         elif kind == "prompt_logprobs":
             return self._on_scores(event.prompt_logprobs)
         elif kind == "result":
@@ -172,10 +174,10 @@ class Answer:
         kind = event.WhichOneof("event")
         if kind == "kv_ready":
             self.is_handed_over, self._handed_over_at = True, time.monotonic()
-            self._account.handed_over(event.kv_ready)
+            self._account.handed_over(*wire.transferred(event.kv_ready))
         elif kind == "prefill_started":
             self.is_handed_over, self._handed_over_at = True, time.monotonic()
-            self._account.started(event.prefill_started)
+            self._account.started(*wire.prefill_started(event.prefill_started))
         elif self._awaits_prompt:
             self._held_back.append(event)
         elif kind == "tokens":
@@ -225,6 +227,7 @@ class Answer:
         for output, token_ids in zip(self._outputs, received, strict=False):
             shown, _ = output.push([Token(i, t, None) for i, t in enumerate(token_ids)])
             self._account.num_output_tokens += len(shown)
+            self._account.num_received_tokens += len(shown)
 
     def _show(
         self, index: int, tokens: list[Token], reason: pb.FinishReason.ValueType
@@ -243,7 +246,7 @@ class Answer:
         if shown:
             if self._account.timings.first_token is None:
                 self._account.timings.first_token = moment = time.monotonic()
-                self.on_first_token(moment)
+                self._on_first_token(moment)
             self._account.num_output_tokens += len(shown)
             known = self._ending(index).reason if is_complete else pb.FINISH_REASON_UNSPECIFIED
             responses.append(wire.chunk(index, shown, text, known))

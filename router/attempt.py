@@ -45,9 +45,9 @@ from router import wire
 from router.fleet import Fleet, Member
 from router.loan import Loan
 from router.placement import Placement
-from router.recovery import Setback, SetbackKind
+from router.request import Work
 from router.return_cost import ReturnCost, return_cost
-from router.work import Work
+from router.setback import Setback, SetbackKind
 
 logger = logging.getLogger(__name__)
 

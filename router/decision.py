@@ -43,6 +43,12 @@ class Rules:
     policy: PolicyName = "baton"
     conditional_disaggregation: bool = True
 
+    def decision(self, question: Question, earlier: "Decision | None" = None) -> "Decision":
+        """The decision about a question; `earlier` itself where the question is the same."""
+        if earlier is not None and earlier.question == question and earlier.rules == self:
+            return earlier
+        return Decision(self, question, self.decide(question))
+
     def decide(self, question: Question) -> Placement | None:
         """None if nobody can take the request."""
         return place(

@@ -27,10 +27,10 @@ from baton.cluster.watcher import RegistryWatcher
 from baton.serving.channels import Channels
 from baton.serving.telemetry.stages import stage
 from baton.v1.kv_transfer_pb2 import KvLayouts
+from router.candidate import Candidate
 from router.circuit import Circuit
 from router.load import Load, Share
 from router.pending import PendingPrefixes, held_blocks
-from router.placement import Candidate
 from router.rates import Rates
 from router.recent import coarse
 from router.worker_model import PoolModel, WorkerModel

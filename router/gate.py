@@ -1,28 +1,39 @@
 """Where requests wait before they are placed, as `router.turns` has it: its decisions, awaited."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Protocol
 
 from baton.errors import BatonError
 from baton.serving.deadline import Deadline
 from baton.serving.telemetry.stages import stage
 from router.allowance import Allowances
+from router.decision import Decision
 from router.fair_queue import Waiting
-from router.intake import Request
-from router.prospects import Answered
-from router.turns import LOOK_SECONDS, MAX_WAITING, Asking, Forecaster, Turns, expired
+from router.request import Request, RequestOutcome
+from router.turns import (
+    LOOK_SECONDS,
+    MAX_WAITING,
+    Asking,
+    Forecast,
+    Forecaster,
+    Turns,
+    expired,
+)
 
 
 class Foreseer(Forecaster[Request], Protocol):
     """Who forecasts, and is told what goes."""
 
-    def placed(self, request: Request, /) -> AbstractContextManager[Answered]:
-        """The request is in flight for the length of the block."""
+    def begin(self, request: Request, forecast: Forecast, /) -> None:
+        """The request is in flight from now on."""
+
+    def end(
+        self, request: Request, num_output_tokens: int, first_token_at: float | None, /
+    ) -> None:
+        """The request is not in flight any more."""
 
 
-_Turn = asyncio.Future[None]
+_Turn = asyncio.Future[Forecast]
 
 
 class Gate:
@@ -50,25 +61,27 @@ class Gate:
         """Of the prompts of all that wait."""
         return self._turns.num_tokens
 
-    @asynccontextmanager
-    async def turn(
-        self, request: Request, tenant: str, deadline: Deadline
-    ) -> AsyncIterator[Answered]:
-        """Waits for the request's turn; the block is its life. It must be placed before anything is
-        awaited in the block, lest the next one be let through to the same room.
+    async def admit(self, request: Request, tenant: str, deadline: Deadline) -> Decision | None:
+        """Waits until the request is admitted; `end` ends that. Returns the decision about its
+        placement that it was admitted by, None where none was needed.
+
+        The request must be placed before anything else is awaited, or the next one is admitted to
+        the same room.
 
         Raises `OverloadedError` if it cannot be served in time, `DeadlineExceededError` if time ran
         out all the same.
         """
         with stage("admit", {"baton.worker": "router"}):
-            await self._wait(request, tenant, deadline)
-        answered = Answered()
-        try:
-            with self._foreseer.placed(request) as answered:
-                yield answered
-        finally:
-            self._turns.leave(tenant, answered.num_output_tokens)
-            self.look()
+            forecast = await self._wait(request, tenant, deadline)
+        self._foreseer.begin(request, forecast)
+        return forecast.decision
+
+    def end(self, outcome: RequestOutcome) -> None:
+        """A request that was admitted has ended."""
+        request, num_output_tokens = outcome.request, outcome.num_output_tokens
+        self._foreseer.end(request, num_output_tokens, outcome.first_token_at)
+        self._turns.leave(request.tenant.name, num_output_tokens)
+        self.look()
 
     def abandon(self, request: Request, error: BatonError) -> None:
         """Has a request that waits wait no more: its `turn` raises `error`."""
@@ -87,7 +100,7 @@ class Gate:
             turn = self._pending[id(next_one.request)]
             if next_one.refusal is None:
                 self._is_passing = True
-                turn.set_result(None)
+                turn.set_result(next_one.forecast)
                 return
             turn.set_exception(next_one.refusal)
         self._look_later()
@@ -95,7 +108,7 @@ class Gate:
     def _has_gone(self, request: Request) -> bool:
         return self._pending[id(request)].done()
 
-    async def _wait(self, request: Request, tenant: str, deadline: Deadline) -> None:
+    async def _wait(self, request: Request, tenant: str, deadline: Deadline) -> Forecast:
         turn: _Turn = asyncio.get_running_loop().create_future()
         waiting = self._turns.join(
             request,
@@ -108,7 +121,7 @@ class Gate:
         self.look()
         try:
             async with asyncio.timeout(deadline.remaining()):
-                await turn
+                forecast = await turn
         except BaseException as error:
             self._give_up(waiting, turn)
             if isinstance(error, TimeoutError):
@@ -117,6 +130,7 @@ class Gate:
         finally:
             del self._pending[id(request)]
         self._passed()
+        return forecast
 
     def _passed(self) -> None:
         self._is_passing = False

@@ -5,7 +5,7 @@ its caller has gone.
 """
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from baton.errors import UnavailableError
@@ -20,11 +20,12 @@ from router.budget import RetryBudget
 from router.fleet import Fleet
 from router.gate import Gate
 from router.in_flight import Requests
-from router.intake import Intake, Request
+from router.intake import Intake
 from router.model_card import ModelCard
 from router.placer import Placer
 from router.rate_limit import RateLimits
 from router.recovery import Recovery
+from router.request import Request, RequestOutcome
 from router.request_meter import RequestMeter
 from router.request_trace import tracing_request
 from router.saga import Saga
@@ -32,6 +33,10 @@ from router.saga import Saga
 # A router that has just started waits so long for its first look at Redis and at the workers; where
 # Redis does not answer, its clients should rather hear of it and ask another one.
 _FIRST_LOOK_SECONDS = 5.0
+
+
+Observer = Callable[[RequestOutcome], None]
+"""Is told once how a request ended."""
 
 
 class Inference:
@@ -96,35 +101,34 @@ class Inference:
         """
         arrived = time.monotonic()
         with (
-            tracing_request(message, self.card) as trace,
+            tracing_request(message, self.card, with_content=self._capture_content) as trace,
             self._meter.begin(message.WhichOneof("input"), arrived) as metered,
         ):
-            good = await self._read(message, caller, deadline)
-            name_request(good.request_id)
-            answer = Answer(good, self.card, arrived)
-            recovery = Recovery(good.request_id, self._budget)
-            metered.answered_by(answer, recovery)
+            request = await self._read(message, caller, deadline)
+            name_request(request.request_id)
+            answer = Answer(request, self.card, arrived, metered.first_token)
+            recovery = Recovery(request.request_id, self._budget)
             pace = Pace(self._coalesce_seconds)
-            saga = Saga(good, self._fleet, self._placer, answer, recovery, deadline, pace)
+            saga = Saga(request, self._fleet, self._placer, answer, recovery, deadline, pace)
+            observers: list[Observer] = [metered.ended, self._placer.ended]
+            if trace is not None:
+                observers.append(trace.ended)
             self._requests.add(saga)
             self._budget.deposit()
             try:
-                with self._limits.tokens(good.tenant.name, good.demand.most_tokens) as spent:
-                    async with self._gate.turn(good, good.tenant.name, deadline) as answered:
-                        try:
-                            # Closed here, so that all is given back before it counts as ended.
-                            async with aclosing(saga.run()) as responses:
-                                async for response in responses:
-                                    yield response
-                        finally:
-                            answered.num_output_tokens = answer.num_output_tokens
-                            answered.first_token = answer.first_token_at
-                            spent.num_tokens = good.tokens_with(answer.num_output_tokens)
+                tenant = request.tenant.name
+                observers.append(self._limits.reserve(tenant, request.demand.most_tokens).end)
+                decision = await self._gate.admit(request, tenant, deadline)
+                observers.append(self._gate.end)
+                # Closed here, so that all is given back before it counts as ended.
+                async with aclosing(saga.run(decision)) as responses:
+                    async for response in responses:
+                        yield response
             finally:
                 self._requests.remove(saga)
-                self._placer.ended(good.request_id, answer.num_output_tokens)
-                if trace is not None:
-                    trace.ended(good, answer, with_content=self._capture_content)
+                outcome = answer.outcome(recovery.setbacks)
+                for observe in reversed(observers):
+                    observe(outcome)
 
     async def _read(
         self, message: pb.GenerateRequest, caller: Caller, deadline: Deadline

@@ -6,7 +6,7 @@ Every refusal is an `InvalidArgumentError` that names the field and the bound.
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from baton.errors import InvalidArgumentError
@@ -21,7 +21,7 @@ from baton.sampling import (
 from baton.serving.tenant import Tenant
 from baton.v1 import inference_pb2 as pb
 from router.model_card import ModelCard
-from router.prospects import Demand
+from router.request import ANONYMOUS, Request
 
 MAX_REQUEST_ID_BYTES = 128
 # Shorter texts are tokenized faster than a thread is asked.
@@ -33,40 +33,7 @@ _TOLD_ENDINGS = (
     pb.FINISH_REASON_LENGTH,
 )
 
-NOBODY_IN_PARTICULAR = Tenant()
-
 _Encode = Callable[[str], list[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A request that is known to be good. Of its grammar, if any, only workers can tell.
-
-    Attributes:
-        token_ids: the prompt.
-        received: the output that the client has already, of each sequence; empty: none of any.
-        received_endings: why each is complete with it, as far as the client was told; empty: none
-            is.
-        tenant: whose it is.
-    """
-
-    request_id: str
-    token_ids: tuple[int, ...]
-    params: SamplingParams
-    priority: int = 0
-    received: tuple[tuple[int, ...], ...] = ()
-    received_endings: tuple[pb.FinishReason.ValueType, ...] = ()
-    tenant: Tenant = NOBODY_IN_PARTICULAR
-
-    @property
-    def demand(self) -> Demand:
-        params = self.params
-        return Demand(len(self.token_ids), params.max_tokens, params.n, params.num_sequences)
-
-    def tokens_with(self, num_output_tokens: int) -> int:
-        """That it has come to here where so many are in its answers, those it came with too."""
-        num_received = sum(len(token_ids) for token_ids in self.received)
-        return self.demand.tokens_with(num_output_tokens - num_received)
 
 
 class Intake:
@@ -77,7 +44,7 @@ class Intake:
         self._max_prompt_bytes = max_prompt_bytes
 
     async def read(
-        self, message: pb.GenerateRequest, max_model_len: int, tenant: Tenant = NOBODY_IN_PARTICULAR
+        self, message: pb.GenerateRequest, max_model_len: int, tenant: Tenant = ANONYMOUS
     ) -> Request:
         """Validates and tokenizes. `max_model_len` is the least of the workers' limits."""
         self._check_model(message.model)

@@ -15,8 +15,8 @@ from router.in_flight import Requests
 from router.placer import PLACED, Placer
 from router.rate_limit import KINDS, RateLimits
 from router.rebalancer import Rebalancer
-from router.recovery import SetbackKind
 from router.request_meter import RequestMeter
+from router.setback import SetbackKind
 
 _GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
 

@@ -16,8 +16,8 @@ from router.decision import DEFAULT_RULES, Decision, Pair, Question, Rules
 from router.fleet import Fleet
 from router.prefix_source import with_sources
 from router.recorder import Recorder
+from router.request import RequestOutcome, Work
 from router.spans import placing
-from router.work import Work
 
 _NUM_REMEMBERED = 128
 
@@ -47,6 +47,7 @@ class Placer:
         refused: Collection[str] = (),
         broken: Collection[Pair] = (),
         crowded: str = "",
+        earlier: Decision | None = None,
     ) -> Decision:
         """Decides where a request, or what is left of it, runs.
 
@@ -55,9 +56,10 @@ class Placer:
             broken: pairs that are not to be asked now.
             crowded: a worker that is to be asked only if no other one can be; others may still get
                 what it has cached.
+            earlier: the last decision about it, which holds unless the cluster has changed since.
         """
         with placing(work.request.request_id) as span:
-            decision = self._decide(work, refused, broken, crowded)
+            decision = self._decide(work, refused, broken, crowded, earlier)
             if decision.placement is None and crowded:
                 decision = self._decide(work, refused, broken)
             span.decided(decision)
@@ -71,14 +73,15 @@ class Placer:
         """The decode worker to go on with what runs on `decode`, or None if no other one can."""
         return self._rules.decide_again(self._question(work, refused, ()), decode)
 
-    def ended(self, request_id: str, num_output_tokens: int) -> None:
-        """A request that was placed is over."""
+    def ended(self, outcome: RequestOutcome) -> None:
+        """A request has ended."""
         if self._recorder is not None:
-            self._recorder.ended(request_id, num_output_tokens)
+            self._recorder.ended(outcome.request.request_id, outcome.num_output_tokens)
 
-    def explain(self, work: Work) -> Decision:
-        """Where a request would be placed if it came now. Changes nothing."""
-        return self._decide(work, (), ())
+    def explain(self, work: Work, earlier: Decision | None = None) -> Decision:
+        """Where a request would be placed if it came now. Changes nothing. `earlier` is the last
+        decision about it, which holds unless the cluster has changed since."""
+        return self._decide(work, (), (), earlier=earlier)
 
     def recall(self, request_id: str, tenant: str = DEFAULT_TENANT) -> Decision:
         """The last decision about a request. Raises `NotFoundError` for one that is forgotten, or
@@ -91,10 +94,14 @@ class Placer:
         return self._remembered[tenant, request_id]
 
     def _decide(
-        self, work: Work, refused: Collection[str], broken: Collection[Pair], crowded: str = ""
+        self,
+        work: Work,
+        refused: Collection[str],
+        broken: Collection[Pair],
+        crowded: str = "",
+        earlier: Decision | None = None,
     ) -> Decision:
-        question = self._question(work, refused, broken, crowded)
-        return Decision(self._rules, question, self._rules.decide(question))
+        return self._rules.decision(self._question(work, refused, broken, crowded), earlier)
 
     def _question(
         self, work: Work, refused: Collection[str], broken: Collection[Pair], crowded: str = ""

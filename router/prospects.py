@@ -8,9 +8,7 @@ simulator have it in common.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from baton.serving.deadline import Clock
@@ -20,15 +18,12 @@ from router.cost_model import PULL
 from router.decision import Decision
 from router.placement import Placement
 from router.rates import PRIOR, Rates
+from router.request import Demand
 from router.turns import Forecast
 
 # Prompts that wait at a prefill worker for so long keep it busy; who comes later waits here, where
 # tenants have shares.
 QUEUE_SECONDS = 0.5
-
-# A request is asked about several times in a row while it is let through. For so long nothing
-# changes but by what is placed and what ends here.
-_SAME_MOMENT = 0.002
 
 _WEIGHT = 0.05  # of one answer, in what is learned
 _PRIOR_PART = 0.5  # of `max_tokens`
@@ -37,57 +32,18 @@ _PRIOR_TOKEN_SECONDS = 0.01
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What a request asks for.
-
-    Attributes:
-        num_tokens: of its prompt.
-        max_tokens: of each answer.
-        num_answers: that it is to have.
-        num_sequences: that are generated for them.
-    """
-
-    num_tokens: int
-    max_tokens: int
-    num_answers: int = 1
-    num_sequences: int = 1
-
-    @property
-    def most_tokens(self) -> int:
-        """That it may come to: the prompt, and all sequences as long as they may be."""
-        return self.num_tokens + self.max_tokens * self.num_sequences
-
-    def tokens_with(self, num_output_tokens: int) -> int:
-        """That it has come to where so many are in the answers: sequences that are in none of them
-        are as long."""
-        return self.num_tokens + num_output_tokens * self.num_sequences // self.num_answers
-
-
-@dataclass(slots=True)
-class Answered:
-    """What is seen of an answer: filled in while it is written.
-
-    Attributes:
-        first_token: when its first token came, in monotonic seconds.
-    """
-
-    num_output_tokens: int = 0
-    first_token: float | None = None
-
-
 class Prospects(Generic[T]):
     """Expectations of one router.
 
     Args:
-        decide: where a request would be placed at this moment.
+        decide: where a request would be placed now, given the last decision about it.
         demand: what a request asks for.
         admission: says whether the decode workers will have room; with `none` everybody goes.
     """
 
     def __init__(
         self,
-        decide: Callable[[T], Decision],
+        decide: Callable[[T, Decision | None], Decision],
         demand: Callable[[T], Demand],
         admission: AdmissionPolicy = predicted,
         clock: Clock = time.monotonic,
@@ -97,7 +53,6 @@ class Prospects(Generic[T]):
         self._admission = admission
         self._clock = clock
         self._in_flight: dict[int, InFlight] = {}
-        self._last: tuple[T, float, Decision] | None = None  # who was asked about, and when
         self._part = _PRIOR_PART
         self._token_seconds = _PRIOR_TOKEN_SECONDS
 
@@ -111,8 +66,11 @@ class Prospects(Generic[T]):
         """Tokens whose KV those are expected to hold at their ends."""
         return sum(one.num_tokens for one in self._in_flight.values())
 
-    def forecast(self, request: T, num_tokens_ahead: int = 0) -> Forecast:
-        """How the request would fare if it went now, behind prompts of so many tokens.
+    def forecast(
+        self, request: T, num_tokens_ahead: int = 0, earlier: Decision | None = None
+    ) -> Forecast:
+        """Forecasts the request's TTFT and room if it were placed now, after queued prompts of
+        `num_tokens_ahead` tokens. `earlier` is the last decision about it.
 
         Where no worker can take it, that is not for admission to say: there is room. So there is
         where nothing is in flight, whatever is expected: only by trying is it learned better.
@@ -120,66 +78,53 @@ class Prospects(Generic[T]):
         if not self._in_flight and not num_tokens_ahead:
             return Forecast(True, 0.0)
         demand = self._demand(request)
-        decision = self._decision(request)
+        decision = self._decide(request, earlier)
         ready = [c for c in decision.question.candidates if not c.excluded]
         prefills = [c for c in ready if c.role == "prefill"]
         decodes = [c for c in ready if c.role == "decode"]
         if not prefills or not decodes or decision.placement is None:
-            return Forecast(True, 0.0)
+            return Forecast(True, 0.0, decision=decision)
         queue = min(map(_queue_seconds, prefills))
         ahead = min(_rates(c).queue_seconds(num_tokens_ahead) for c in prefills) / len(prefills)
         ttft = _prefill_seconds(decision.placement, demand.num_tokens) + ahead
         if self._admission is none:
-            return Forecast(True, ttft)
+            return Forecast(True, ttft, decision=decision)
         drain = max(0.0, queue - QUEUE_SECONDS)
         room = [c.max_held_tokens for c in decodes if c.max_held_tokens is not None]
         if len(room) < len(decodes):
-            return Forecast(drain == 0.0, ttft, drain)
+            return Forecast(drain == 0.0, ttft, drain, decision)
         pool = DecodePool(tuple(self._in_flight.values()), sum(room))
         arrival = Arrival(self._clock(), ttft, self._num_held(demand))
         verdict = self._admission(arrival, pool)
-        return Forecast(verdict.is_admitted and drain == 0.0, ttft, max(drain, verdict.retry_after))
+        has_room = verdict.is_admitted and drain == 0.0
+        return Forecast(has_room, ttft, max(drain, verdict.retry_after), decision)
 
-    @contextmanager
-    def placed(self, request: T) -> Iterator[Answered]:
-        """The request is in flight for the length of the block; what is seen of its answer by then
-        is learned from."""
-        demand, prefill_ends = self._demand(request), self._clock()
-        if self._admission is not none:  # which never looks at it
-            prefill_ends += self.forecast(request).ttft_seconds
-        self._last = None
-        answered, key = Answered(), id(request)
-        self._in_flight[key] = InFlight(
+    def begin(self, request: T, forecast: Forecast) -> None:
+        """The request is in flight from now on, as `forecast` has it."""
+        demand, prefill_ends = self._demand(request), self._clock() + forecast.ttft_seconds
+        self._in_flight[id(request)] = InFlight(
             prefill_ends,
             prefill_ends + self._num_output(demand) * self._token_seconds,
             self._num_held(demand),
         )
-        try:
-            yield answered
-        finally:
-            del self._in_flight[key]
-            self._last = None
-            self._learn(demand, answered)
 
-    def _decision(self, request: T) -> Decision:
-        """Where it would be placed now."""
-        now = self._clock()
-        if self._last is not None:
-            asked, then, decision = self._last
-            if asked is request and now - then <= _SAME_MOMENT:
-                return decision
-        self._last = request, now, self._decide(request)
-        return self._last[2]
+    def end(self, request: T, num_output_tokens: int, first_token_at: float | None) -> None:
+        """The request is not in flight any more, and its answer is learned from.
 
-    def _learn(self, demand: Demand, answered: Answered) -> None:
-        count = answered.num_output_tokens
-        if answered.first_token is None or count == 0:
-            return
+        Args:
+            first_token_at: when its first token came, in seconds of the clock; None: none did.
+        """
+        del self._in_flight[id(request)]
+        if first_token_at is not None and num_output_tokens > 0:
+            self._learn(self._demand(request), num_output_tokens, first_token_at)
+
+    def _learn(self, demand: Demand, num_output_tokens: int, first_token_at: float) -> None:
         most = demand.max_tokens * demand.num_answers
-        self._part += _WEIGHT * (min(1.0, count / most) - self._part)
-        if count > demand.num_answers:
-            took = (self._clock() - answered.first_token) * demand.num_answers / count
-            self._token_seconds += _WEIGHT * (took - self._token_seconds)
+        self._part += _WEIGHT * (min(1.0, num_output_tokens / most) - self._part)
+        if num_output_tokens > demand.num_answers:
+            seconds = self._clock() - first_token_at
+            per_token = seconds * demand.num_answers / num_output_tokens
+            self._token_seconds += _WEIGHT * (per_token - self._token_seconds)
 
     def _num_output(self, demand: Demand) -> float:
         """Tokens that each of its sequences is expected to have."""

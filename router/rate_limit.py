@@ -8,8 +8,7 @@ given. `router.allowance` has what makes requests wait instead.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +16,7 @@ from baton.errors import OverloadedError
 from baton.serving.deadline import Clock
 from router.allowance import Allowance
 from router.bucket import Bucket
+from router.request import RequestOutcome
 
 MINUTE = 60.0
 # Up to so many buckets none is looked at to be forgotten.
@@ -41,13 +41,6 @@ class Standing:
     reset_seconds: float
 
 
-@dataclass(slots=True)
-class Spent:
-    """How many tokens a request has taken in the end; filled in while it lives."""
-
-    num_tokens: int = 0
-
-
 class RateLimitedError(OverloadedError):
     """The tenant is over its limit.
 
@@ -58,6 +51,19 @@ class RateLimitedError(OverloadedError):
     def __init__(self, message: str, retry_after: float, standings: dict[Kind, Standing]) -> None:
         super().__init__(message, retry_after)
         self.standings = standings
+
+
+class TokenReservation:
+    """Tokens that one request may come to, taken from its tenant's limit until its end."""
+
+    def __init__(self, bucket: Bucket | None, num_tokens: float) -> None:
+        self._bucket = bucket
+        self._num_tokens = num_tokens
+
+    def end(self, outcome: RequestOutcome) -> None:
+        """The request has ended."""
+        if self._bucket is not None:
+            self._bucket.give_back(self._num_tokens - outcome.num_tokens)
 
 
 class RateLimits:
@@ -89,23 +95,19 @@ class RateLimits:
         if bucket is not None:
             bucket.take(1)
 
-    @contextmanager
-    def tokens(self, tenant: str, num_tokens: int) -> Iterator[Spent]:
-        """The request, which may come to so many tokens, lives for the length of the block.
+    def reserve(self, tenant: str, num_tokens: int) -> "TokenReservation":
+        """Takes the tokens that a request may come to; what it did not use is given back when the
+        reservation ends.
 
         Raises `RateLimitedError` if they are too many now.
         """
-        spent, bucket = Spent(), self._bucket(tenant, "tokens")
+        bucket = self._bucket(tenant, "tokens")
         if bucket is None:
-            yield spent
-            return
+            return TokenReservation(None, 0.0)
         reserved = min(num_tokens, bucket.capacity)
         self._check(bucket, tenant, "tokens", reserved)
         bucket.take(reserved)
-        try:
-            yield spent
-        finally:
-            bucket.give_back(reserved - spent.num_tokens)
+        return TokenReservation(bucket, reserved)
 
     def standings(self, tenant: str) -> dict[Kind, Standing]:
         """The limits that the tenant has."""

@@ -18,7 +18,6 @@ from baton.serving.deadline import Clock
 from router.candidate import Candidate
 from router.fleet import Fleet
 from router.gate import Gate
-from router.intake import Request
 from router.pressure import (
     Backlog,
     Objectives,
@@ -28,6 +27,7 @@ from router.pressure import (
     prefill_pressure,
 )
 from router.prospects import Prospects
+from router.request import Request
 from router.role_balance import Balance, Flip, Hysteresis, RoleBalance, Standing
 from router.role_changer import RoleChanger
 

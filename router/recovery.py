@@ -4,7 +4,6 @@ Awaits nothing, and knows nothing of calls or messages.
 """
 
 from dataclasses import dataclass
-from enum import Enum, auto
 
 from baton.errors import (
     BatonError,
@@ -17,6 +16,7 @@ from baton.errors import (
 )
 from router.backoff import Backoff
 from router.budget import RetryBudget
+from router.setback import Pair, Setback, SetbackKind
 
 # Setbacks in a row, without a new token in between, after which an accepted request gives up.
 MAX_SETBACKS = 10
@@ -35,47 +35,6 @@ _WORTH_ANOTHER_TRY = (
     DataLossError,
     FailedPreconditionError,
 )
-
-Pair = tuple[str, str]
-"""The ids of a prefill and a decode worker."""
-
-
-class SetbackKind(Enum):
-    """What happened to an attempt."""
-
-    REFUSED = auto()
-    """A worker did not take the request, and said why."""
-    LOST = auto()
-    """A worker died, or failed within."""
-    SILENT = auto()
-    """A worker fell silent, or the way to it is cut. It may be well, and is missed all the same."""
-    BROKEN = auto()
-    """Two workers that both answer could not go on together."""
-    NOBODY = auto()
-    """No two workers could be asked."""
-    PREEMPTED = auto()
-    """A decode worker gave the request back to make room for others. No failure of anybody."""
-
-
-class Setback(Exception):  # noqa: N818 - what it becomes, another try or an error, is open yet
-    """An attempt that came to nothing.
-
-    Attributes:
-        worker: who refused or was lost; empty where that is nobody.
-        pair: the two that were asked.
-        place: how many tokens the attempt had come to when a worker died that was computing it;
-            None: it was not, or nobody knows.
-    """
-
-    def __init__(
-        self, kind: SetbackKind, error: BatonError, worker: str = "", pair: Pair = ("", "")
-    ) -> None:
-        super().__init__(str(error))
-        self.kind = kind
-        self.error = error
-        self.worker = worker
-        self.pair = pair
-        self.place: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from baton.serving.deadline import Clock
 from baton.serving.errors import code_of
 from baton.serving.telemetry import buckets
 from baton.serving.telemetry.distribution import Distribution, Distributions
-from router.answer import Answer
-from router.recovery import Recovery, SetbackKind
+from router.request import RequestOutcome
+from router.setback import SetbackKind
 
 PROVIDER = "baton"
 _OPERATIONS = {"chat": "chat"}
@@ -63,9 +63,6 @@ class MeteredRequest:
         self._meter = meter
         self._labels = labels
         self._arrived = arrived
-        self._answer: Answer | None = None
-        self._recovery: Recovery | None = None
-        self._num_received = 0
 
     def __enter__(self) -> Self:
         return self
@@ -76,27 +73,20 @@ class MeteredRequest:
         error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        meter, now = self._meter, self._meter.clock()
         error_type = "" if error is None else code_of(error)
-        meter.duration.at(*self._labels, error_type).observe(now - self._arrived)
-        if self._answer is not None:
-            self._count(self._answer, now)
-        if self._recovery is not None:
-            meter.num_setbacks.update(self._recovery.setbacks)
+        duration = self._meter.clock() - self._arrived
+        self._meter.duration.at(*self._labels, error_type).observe(duration)
 
-    def answered_by(self, answer: Answer, recovery: Recovery) -> None:
-        """The request is good; these are filled in from now on."""
-        self._answer, self._recovery = answer, recovery
-        self._num_received = answer.num_output_tokens
-        answer.on_first_token = self._first_token
-
-    def _first_token(self, moment: float) -> None:
+    def first_token(self, moment: float) -> None:
+        """Its first token was shown, at a moment of the clock."""
         self._meter.ttft.at(*self._labels).observe(moment - self._arrived)
 
-    def _count(self, answer: Answer, now: float) -> None:
-        meter, account = self._meter, answer.account
+    def ended(self, outcome: RequestOutcome) -> None:
+        """A valid request has ended."""
+        meter, account = self._meter, outcome.account
         timings = account.timings
-        num_new = account.num_output_tokens - self._num_received
+        num_new = account.num_output_tokens - account.num_received_tokens
+        meter.num_setbacks.update(outcome.setbacks)
         meter.num_prompt_tokens += account.num_prompt_tokens
         meter.num_output_tokens += num_new
         meter.num_migrations += account.num_migrations
@@ -104,7 +94,7 @@ class MeteredRequest:
             meter.admission.observe(timings.admitted - self._arrived)
         if timings.prefill_queue_s is not None:
             meter.prefill_queue.observe(timings.prefill_queue_s)
-        num_gaps = num_new / answer.num_sequences - 1
+        num_gaps = num_new / outcome.request.params.n - 1
         if timings.first_token is not None and num_gaps > 0:
-            ended = now if timings.finished is None else timings.finished
+            ended = meter.clock() if timings.finished is None else timings.finished
             meter.per_token.at(*self._labels).observe((ended - timings.first_token) / num_gaps)

@@ -17,10 +17,9 @@ from opentelemetry.util.types import AttributeValue
 from baton.sampling import SamplingParams
 from baton.serving.telemetry.stages import past_stage, stage, stage_of_call, wall_ns
 from baton.v1 import inference_pb2 as pb
-from router.answer import Answer
-from router.intake import Request
 from router.model_card import ModelCard
-from router.recovery import Setback, SetbackKind
+from router.request import Request, RequestOutcome
+from router.setback import Setback, SetbackKind
 
 Attributes = dict[str, AttributeValue]
 
@@ -39,8 +38,11 @@ _FINISH_REASONS = {
 class RequestTrace:
     """One request whose trace somebody will see."""
 
-    def __init__(self, span: Span, message: pb.GenerateRequest, card: ModelCard) -> None:
+    def __init__(
+        self, span: Span, message: pb.GenerateRequest, card: ModelCard, *, with_content: bool
+    ) -> None:
         self._span = span
+        self._with_content = with_content
         self._message = message
         self._card = card
         self._num_attempts = 0
@@ -50,17 +52,17 @@ class RequestTrace:
         self._set_back_at = 0.0
         span.set_attributes(_of_message(message, card))
 
-    def ended(self, request: Request, answer: Answer, *, with_content: bool) -> None:
-        """However it did. `with_content`: what was asked and answered is told, too."""
-        account, arrived = answer.account, answer.account.timings.arrived
+    def ended(self, outcome: RequestOutcome) -> None:
+        """The request has ended."""
+        account, arrived = outcome.account, outcome.account.timings.arrived
         first_token = account.timings.first_token
-        self._span.set_attributes(_of_request(request))
+        self._span.set_attributes(_of_request(outcome.request))
         self._span.set_attributes(
             {
                 "gen_ai.usage.input_tokens": account.num_prompt_tokens,
                 "gen_ai.usage.output_tokens": account.num_output_tokens,
                 "gen_ai.usage.cache_read.input_tokens": account.num_cached_prompt_tokens,
-                "gen_ai.response.finish_reasons": _finish_reasons(answer),
+                "gen_ai.response.finish_reasons": _finish_reasons(outcome),
                 "baton.num_attempts": self._num_attempts,
                 "baton.num_migrations": account.num_migrations,
             }
@@ -70,8 +72,8 @@ class RequestTrace:
                 "gen_ai.response.time_to_first_chunk", round(first_token - arrived, 6)
             )
             self._span.add_event("first token", timestamp=wall_ns(first_token))
-        if with_content:
-            self._span.set_attributes(_content(self._message, answer, self._card))
+        if self._with_content:
+            self._span.set_attributes(_content(self._message, outcome, self._card))
 
     @contextmanager
     def placing(self) -> Iterator[Span]:
@@ -91,14 +93,21 @@ class RequestTrace:
         """All workers of this attempt have taken it."""
         self._admitted_at = time.monotonic()
 
-    def set_back(self, setback: Setback, answer: Answer) -> None:
-        """This attempt has come to nothing. Of a worker that was lost the router tells what it
-        knows, since the worker cannot."""
+    def set_back(
+        self, setback: Setback, *, handed_over_at: float | None, is_prefilling: bool
+    ) -> None:
+        """This attempt has failed. The router makes the spans of a worker that was lost.
+
+        Args:
+            handed_over_at: when the decode worker had the prompt's blocks, in monotonic seconds;
+                None: it had not.
+            is_prefilling: the prefill worker was computing the prompt.
+        """
         self._setback, self._set_back_at = setback, time.monotonic()
         if setback.kind not in _CANNOT_TELL or self._admitted_at is None:
             return
         source, decode = setback.pair
-        began, now, handed_over_at = self._admitted_at, self._set_back_at, answer.handed_over_at
+        began, now = self._admitted_at, self._set_back_at
         told: Attributes = {"baton.worker": setback.worker, "baton.told_by": "router"}
         if setback.worker == decode:
             before = "kv.transfer" if source else "prefill.queue"
@@ -108,18 +117,19 @@ class RequestTrace:
             past_stage(before, began, handed_over_at, told)
             past_stage("decode", handed_over_at, now, told, setback.error)
         else:
-            name = "prefill.chunk" if answer.is_prefilling else "prefill.queue"
+            name = "prefill.chunk" if is_prefilling else "prefill.queue"
             past_stage(name, began, now, told, setback.error)
 
 
 @contextmanager
 def tracing_request(
-    message: pb.GenerateRequest, card: ModelCard
+    message: pb.GenerateRequest, card: ModelCard, *, with_content: bool = False
 ) -> "Iterator[RequestTrace | None]":
-    """The span `generate` for the length of the block, in the trace that the caller is in or one of
-    its own. None where nobody will see it."""
+    """The span `generate` for the length of the block, in the trace of the caller or one of its
+    own. None where it is not recorded. `with_content`: it has the texts of prompt and answer."""
     with stage_of_call("generate") as span:
-        begun = RequestTrace(span, message, card) if span.is_recording() else None
+        is_seen = span.is_recording()
+        begun = RequestTrace(span, message, card, with_content=with_content) if is_seen else None
         _current.set(begun)
         yield begun
 
@@ -139,11 +149,11 @@ def admitted() -> None:
         request.admitted()
 
 
-def set_back(setback: Setback, answer: Answer) -> None:
-    """The request's present attempt has come to nothing."""
+def set_back(setback: Setback, *, handed_over_at: float | None, is_prefilling: bool) -> None:
+    """The request's present attempt has failed; arguments as of `RequestTrace.set_back`."""
     request = _current.get()
     if request is not None:
-        request.set_back(setback, answer)
+        request.set_back(setback, handed_over_at=handed_over_at, is_prefilling=is_prefilling)
 
 
 def _of_setback(setback: Setback) -> Attributes:
@@ -193,7 +203,7 @@ def _of_params(params: SamplingParams) -> Attributes:
     }
 
 
-def _content(message: pb.GenerateRequest, answer: Answer, card: ModelCard) -> Attributes:
+def _content(message: pb.GenerateRequest, outcome: RequestOutcome, card: ModelCard) -> Attributes:
     told: Attributes = {}
     kind = message.WhichOneof("input")
     if kind == "text":
@@ -201,19 +211,18 @@ def _content(message: pb.GenerateRequest, answer: Answer, card: ModelCard) -> At
     elif kind == "chat":
         asked = [_part(m.role, m.content) for m in message.chat.messages]
         told["gen_ai.input.messages"] = json.dumps(asked)
-    texts = [card.tokenizer.decode(answer.token_ids[index]) for index in answer.endings]
+    texts = [card.tokenizer.decode(token_ids) for token_ids in outcome.token_ids]
     told["gen_ai.output.messages"] = json.dumps(
         [
             _part("assistant", text) | {"finish_reason": reason}
-            for text, reason in zip(texts, _finish_reasons(answer), strict=True)
+            for text, reason in zip(texts, _finish_reasons(outcome), strict=True)
         ]
     )
     return told
 
 
-def _finish_reasons(answer: Answer) -> list[str]:
-    """Of the sequences that are complete."""
-    return [_FINISH_REASONS[reason] for reason in answer.endings.values()]
+def _finish_reasons(outcome: RequestOutcome) -> list[str]:
+    return [_FINISH_REASONS[reason] for reason in outcome.finish_reasons]
 
 
 def _part(role: str, text: str) -> dict[str, Any]:

@@ -19,11 +19,14 @@ from baton.v1 import inference_pb2 as pb
 from router import request_trace, wire
 from router.answer import Answer
 from router.attempt import Attempt, Event
+from router.decision import Decision
 from router.fleet import Fleet
-from router.intake import Request
 from router.placement import Placement, why_none
 from router.placer import Placer
-from router.recovery import Recovery, Setback, SetbackKind
+from router.recovery import Recovery
+from router.request import Request
+from router.setback import Setback, SetbackKind
+from router.usage import Account
 
 logger = logging.getLogger(__name__)
 
@@ -51,10 +54,11 @@ class Saga:
         self._deadline = deadline
         self._pace = pace or Pace()
         self._attempt: Attempt | None = None
+        self._decision: Decision | None = None
         self._aborted = asyncio.Event()
 
     @property
-    def account(self) -> wire.Account:
+    def account(self) -> Account:
         """What the request has used and taken so far."""
         return self._answer.account
 
@@ -69,9 +73,12 @@ class Saga:
         if self._attempt is not None:
             self._attempt.cancel()
 
-    async def run(self) -> AsyncGenerator[pb.GenerateResponse, None]:
+    async def run(
+        self, decision: Decision | None = None
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
         """The events of the request, `accepted` to the last `finished`. Raises what ended it
-        otherwise."""
+        otherwise. `decision` is the one about its placement that it was admitted by."""
+        self._decision = decision
         if self._answer.is_known:
             yield wire.accepted(self.request, None)
             for response in self._answer.conclude():
@@ -114,7 +121,9 @@ class Saga:
         """Chooses the workers for what is left to do. Raises `Setback` where there are none."""
         work = self._answer.work()
         recovery = self._recovery
-        decision = self._placer.place(work, recovery.refused, recovery.broken, recovery.crowded)
+        decision = self._placer.place(
+            work, recovery.refused, recovery.broken, recovery.crowded, self._decision
+        )
         if decision.placement is None:
             reason = why_none(list(decision.question.candidates))
             raise Setback(SetbackKind.NOBODY, UnavailableError(reason))
@@ -191,7 +200,10 @@ class Saga:
     async def _recover(self, setback: Setback) -> None:
         """Waits for the moment of the next attempt. Raises what ends the request."""
         self._attempt = None
-        request_trace.set_back(setback, self._answer)
+        answer = self._answer
+        request_trace.set_back(
+            setback, handed_over_at=answer.handed_over_at, is_prefilling=answer.is_prefilling
+        )
         self._raise_if_aborted()
         self._deadline.check()
         pause = self._recovery.after(setback, self._answer.num_output_tokens)

@@ -24,7 +24,7 @@ from router.intake import Intake
 from router.placer import Placer
 from router.rate_limit import RateLimits
 from router.rebalancer import Rebalancer
-from router.work import work_of
+from router.request import work_of
 
 logger = logging.getLogger(__name__)
 

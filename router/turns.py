@@ -16,6 +16,7 @@ from typing import Generic, Protocol, TypeVar
 from baton.errors import BatonError, DeadlineExceededError, OverloadedError
 from baton.serving.deadline import Clock
 from router.allowance import Allowances
+from router.decision import Decision
 from router.fair_queue import FairQueue, Waiting
 
 MAX_WAITING = 1024
@@ -37,18 +38,24 @@ class Forecast:
         has_room: it would find room, at the end of its prefill as well.
         ttft_seconds: until its first token.
         drain_seconds: until there is room for it; 0 where there is.
+        decision: where it would be placed; None where that made no difference.
     """
 
     has_room: bool
     ttft_seconds: float
     drain_seconds: float = 0.0
+    decision: Decision | None = None
+
+
+NO_WAIT = Forecast(True, 0.0)
 
 
 class Forecaster(Protocol[_T]):
     """Who knows the workers, and what they were given."""
 
-    def forecast(self, request: _T, num_tokens_ahead: int, /) -> Forecast:
-        """How the request would fare if it went now, behind prompts of so many tokens."""
+    def forecast(self, request: _T, num_tokens_ahead: int, earlier: Decision | None, /) -> Forecast:
+        """Forecasts the request if it were placed now, after queued prompts of `num_tokens_ahead`
+        tokens. `earlier` is the last decision about it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,10 +64,12 @@ class Asking(Generic[T]):
 
     Attributes:
         expires: when its first token must have come, in seconds of the clock.
+        decision: about its placement, when it came.
     """
 
     request: T
     expires: float
+    decision: Decision | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +77,12 @@ class Turn(Generic[T]):
     """A request that waits no more.
 
     Attributes:
+        forecast: as it goes.
         refusal: why it does not go; None if it does.
     """
 
     request: T
+    forecast: Forecast = NO_WAIT
     refusal: BatonError | None = None
 
 
@@ -111,9 +122,10 @@ class Turns(Generic[T]):
         Raises `OverloadedError` if its first token would not come in the seconds that are left.
         """
         is_full = len(self._queue) >= self._max_waiting
+        decision = None
         if is_full or seconds_left < float("inf"):
-            self._check_worthwhile(request, tenant, seconds_left, is_full=is_full)
-        asking = Asking(request, self._clock() + seconds_left)
+            decision = self._check_worthwhile(request, tenant, seconds_left, is_full=is_full)
+        asking = Asking(request, self._clock() + seconds_left, decision)
         return self._queue.push(asking, tenant=tenant, priority=priority, num_tokens=num_tokens)
 
     def next(self, has_gone: Callable[[T], bool] = lambda _: False) -> Turn[T] | None:
@@ -130,16 +142,17 @@ class Turns(Generic[T]):
             return None
         request, seconds_left = waiting.item.request, waiting.item.expires - self._clock()
         if seconds_left <= 0:
-            return Turn(request, expired())
-        forecast = self._forecaster.forecast(request, 0)
+            return Turn(request, refusal=expired())
+        forecast = self._forecaster.forecast(request, 0, waiting.item.decision)
         if forecast.ttft_seconds > seconds_left:
             retry_after = max(forecast.drain_seconds, _LEAST_RETRY_SECONDS)
-            return Turn(request, _late(forecast.ttft_seconds, seconds_left, retry_after))
+            late = _late(forecast.ttft_seconds, seconds_left, retry_after)
+            return Turn(request, forecast, late)
         if not forecast.has_room:
             self._queue.put_back(waiting)
             return None
         self._allowances.enter(waiting.tenant, waiting.num_tokens)
-        return Turn(request)
+        return Turn(request, forecast)
 
     def remove(self, waiting: Waiting[Asking[T]]) -> None:
         """It waits no more; nothing if it has gone."""
@@ -151,8 +164,8 @@ class Turns(Generic[T]):
 
     def _check_worthwhile(
         self, request: T, tenant: str, seconds_left: float, *, is_full: bool
-    ) -> None:
-        forecast = self._forecaster.forecast(request, self._queue.num_tokens)
+    ) -> Decision | None:
+        forecast = self._forecaster.forecast(request, self._queue.num_tokens, None)
         unpaid = self._allowances.seconds_until_paid(tenant)
         wait = max(forecast.drain_seconds, unpaid)
         retry_after = max(wait, _LEAST_RETRY_SECONDS)
@@ -164,6 +177,7 @@ class Turns(Generic[T]):
             raise OverloadedError(f"tenant {tenant!r} is over its rate", retry_after)
         if first_token > seconds_left:
             raise _late(first_token, seconds_left, retry_after)
+        return forecast.decision
 
 
 def expired() -> DeadlineExceededError:

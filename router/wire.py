@@ -1,7 +1,6 @@
 """Messages of `baton.v1` to the router's data and back."""
 
 import secrets
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -18,56 +17,12 @@ from router.assembly import Token, TopLogprobs
 from router.decision import Decision
 from router.explanation import why
 from router.fleet import Member
-from router.intake import Request
 from router.placement import Placement, Scored
+from router.request import Request, Work
 from router.return_cost import ReturnCost
 from router.role_balance import Balance, Flip
-from router.work import Work
+from router.usage import Account, Timings
 from router.worker_model import WorkDone
-
-
-@dataclass(slots=True)
-class Timings:
-    """Moments of one request, in seconds of one monotonic clock; None: did not happen."""
-
-    arrived: float
-    admitted: float | None = None
-    first_token: float | None = None
-    finished: float | None = None
-    prefill_started: float | None = None
-    handed_over: float | None = None
-    prefill_queue_s: float | None = None
-    exposed_transfer_s: float | None = None
-
-
-@dataclass(slots=True)
-class Account:
-    """What one request used and took."""
-
-    timings: Timings
-    num_prompt_tokens: int
-    num_output_tokens: int = 0
-    num_cached_prompt_tokens: int = 0
-    num_transferred_blocks: int = 0
-    num_transferred_bytes: int = 0
-    num_reused_decode_blocks: int = 0
-    num_migrations: int = 0
-
-    def started(self, message: prefill_pb2.PrefillStarted) -> None:
-        """A prefill has begun; of several the first one says how long that took."""
-        if self.timings.prefill_queue_s is None:
-            self.timings.prefill_queue_s = seconds(message.queue_time)
-            self.timings.prefill_started = time.monotonic() - seconds(message.elapsed)
-        cached = min(message.num_cached_tokens, self.num_prompt_tokens)
-        self.num_cached_prompt_tokens += cached
-
-    def handed_over(self, message: decode_pb2.KvReady) -> None:
-        if self.timings.exposed_transfer_s is None:
-            self.timings.exposed_transfer_s = seconds(message.exposed)
-            self.timings.handed_over = time.monotonic()
-        self.num_transferred_blocks += message.num_transferred_blocks
-        self.num_transferred_bytes += message.num_transferred_bytes
-        self.num_reused_decode_blocks += message.num_reused_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +61,21 @@ def _phase(timings: Timings) -> admin_pb2.RequestPhase.ValueType:
     if timings.first_token is None:
         return admin_pb2.REQUEST_PHASE_PREFILL
     return admin_pb2.REQUEST_PHASE_DECODE
+
+
+def prefill_started(message: prefill_pb2.PrefillStarted) -> tuple[float, float, int]:
+    """Seconds in the queue, seconds since then, cached prompt tokens."""
+    return seconds(message.queue_time), seconds(message.elapsed), message.num_cached_tokens
+
+
+def transferred(message: decode_pb2.KvReady) -> tuple[float, int, int, int]:
+    """Exposed seconds, transferred blocks and bytes, blocks that were there."""
+    return (
+        seconds(message.exposed),
+        message.num_transferred_blocks,
+        message.num_transferred_bytes,
+        message.num_reused_blocks,
+    )
 
 
 def new_lease_id() -> bytes:

@@ -29,7 +29,8 @@ from router.load import Load, Share
 from router.pending import PendingPrefixes, held_blocks
 from router.placement import Placement, why_none
 from router.recent import coarse
-from router.recovery import Recovery, Setback, SetbackKind
+from router.recovery import Recovery
+from router.setback import Setback, SetbackKind
 
 OnProgress = Callable[[int, int, float], None]
 """Told how many requests have ended, of how many, and the simulated seconds."""

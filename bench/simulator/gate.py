@@ -5,7 +5,6 @@ What it decides, by which expectations, and what it learns is the router's own (
 """
 
 from collections.abc import Callable
-from contextlib import ExitStack
 
 from baton.errors import BatonError
 from bench.simulator.clock import Clock
@@ -15,7 +14,8 @@ from router.admission import admission_named
 from router.allowance import Allowances
 from router.decision import Decision
 from router.fair_queue import Waiting
-from router.prospects import Answered, Demand, Prospects
+from router.prospects import Prospects
+from router.request import Demand
 from router.turns import LOOK_SECONDS, Asking, Turns, expired
 
 _TENANT = ""  # all jobs are one tenant's
@@ -43,12 +43,13 @@ class Gate:
         self._on_turn = on_turn
         self._on_refused = on_refused
         self._seconds = float("inf") if setup.ttft_deadline is None else setup.ttft_deadline
-        self._prospects = Prospects(decide, _demand_of, admission, lambda: clock.now)
+        self._prospects = Prospects(
+            lambda job, _: decide(job), _demand_of, admission, lambda: clock.now
+        )
         self._turns: Turns[Job] = Turns(
             Allowances(clock=lambda: clock.now), self._prospects, clock=lambda: clock.now
         )
         self._waiting: set[int] = set()
-        self._placed: dict[int, tuple[ExitStack, Answered]] = {}
         self._is_looking = False
         self._will_look = False
 
@@ -68,12 +69,9 @@ class Gate:
 
     def end(self, job: Job) -> None:
         """A job whose turn it was has ended, or was not taken after all."""
-        stack, answered = self._placed.pop(job.number)
-        if job.prefilled_at is not None:
-            answered.first_token = job.prefilled_at
-            answered.num_output_tokens = 1 + job.num_gaps
-        stack.close()
-        self._turns.leave(_TENANT, answered.num_output_tokens)
+        num_output_tokens = 0 if job.prefilled_at is None else 1 + job.num_gaps
+        self._prospects.end(job, num_output_tokens, job.prefilled_at)
+        self._turns.leave(_TENANT, num_output_tokens)
         self.look()
 
     def look(self) -> None:
@@ -82,12 +80,12 @@ class Gate:
             return
         self._is_looking = True
         while (turn := self._turns.next()) is not None:
-            job, stack = turn.request, ExitStack()
+            job = turn.request
             self._waiting.remove(job.number)
             if turn.refusal is not None:
                 self._on_refused(job, turn.refusal)
                 continue
-            self._placed[job.number] = stack, stack.enter_context(self._prospects.placed(job))
+            self._prospects.begin(job, turn.forecast)
             self._on_turn(job)
         self._is_looking = False
         if len(self._turns) and not self._will_look:

@@ -11,9 +11,8 @@ from baton.sampling import SamplingParams
 from router.candidate import Candidate
 from router.decision import DEFAULT_RULES, Decision, Question, Rules
 from router.explanation import choices, why
-from router.intake import Request
 from router.placer import Placer
-from router.work import Work, work_of
+from router.request import Request, Work, work_of
 
 HOLDER = Candidate("holder", "prefill", b"", num_cached_tokens=512)
 OTHER = Candidate("other", "prefill", b"")
@@ -109,8 +108,11 @@ def test_the_winner_is_one_of_the_choices_and_none_is_cheaper(num_prefill, num_d
 class Cluster:
     """Two workers, as a placer sees them."""
 
+    def __init__(self) -> None:
+        self.workers = [HOLDER, DECODE]
+
     def candidates(self, token_ids: tuple[int, ...], salt: bytes = b"") -> list[Candidate]:
-        return [HOLDER, DECODE]
+        return list(self.workers)
 
 
 def work(request_id: str) -> Work:
@@ -134,3 +136,17 @@ def test_so_many_placements_are_remembered_and_no_more():
     placer.recall("r72")
     with pytest.raises(NotFoundError):
         placer.recall("r71")
+
+
+def test_placer_keeps_earlier_decision_until_the_cluster_changes():
+    cluster = Cluster()
+    placer = Placer(cluster)  # type: ignore[arg-type]
+    admitted_by = placer.explain(work("r"))
+    assert placer.place(work("r"), earlier=admitted_by) is admitted_by
+    assert placer.recall("r") is admitted_by
+    assert placer.place(work("another"), earlier=admitted_by).question.request_id == "another"
+    without = placer.place(work("r"), refused={"holder"}, earlier=admitted_by)
+    assert [c.worker for c in without.question.candidates] == ["decode"]
+    cluster.workers[0] = replace(HOLDER, num_queued_tokens=1)
+    decision = placer.place(work("r"), earlier=admitted_by)
+    assert decision.question.candidates[0].num_queued_tokens == 1

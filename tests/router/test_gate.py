@@ -1,8 +1,7 @@
 """Waiting in fair order for room, within a deadline and an allowance; refusals say until when."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,16 +9,20 @@ import pytest
 from baton.errors import CancelledError, DeadlineExceededError, OverloadedError
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
+from baton.serving.tenant import Tenant
 from router.allowance import Allowance, Allowances
+from router.decision import Decision, Question, Rules
 from router.gate import Gate
-from router.intake import Request
-from router.prospects import Answered
+from router.request import ANONYMOUS, Request, RequestOutcome
 from router.turns import Forecast
+from router.usage import Account, Timings
 from tests.support.waiting import until
 
 
-def request(name: str = "r", num_tokens: int = 10, priority: int = 0) -> Request:
-    return Request(name, (1,) * num_tokens, SamplingParams(), priority)
+def request(
+    name: str = "r", num_tokens: int = 10, priority: int = 0, tenant: Tenant = ANONYMOUS
+) -> Request:
+    return Request(name, (1,) * num_tokens, SamplingParams(), priority, tenant=tenant)
 
 
 @dataclass
@@ -39,18 +42,22 @@ class Cluster:
     def __post_init__(self) -> None:
         self.gate = Gate(self.allowances, self, self.max_waiting)
 
-    @contextmanager
-    def placed(self, _request: Request) -> Iterator[Answered]:
+    def begin(self, _request: Request, _forecast: Forecast) -> None:
         self.num_running += 1
         self.most = max(self.most, self.num_running)
-        try:
-            yield Answered()
-        finally:
-            self.num_running -= 1
 
-    def forecast(self, _request: Request, _num_tokens_ahead: int) -> Forecast:
+    def end(
+        self, _request: Request, _num_output_tokens: int, _first_token_at: float | None
+    ) -> None:
+        self.num_running -= 1
+
+    def forecast(
+        self, request: Request, _num_tokens_ahead: int, earlier: Decision | None
+    ) -> Forecast:
         has_room = self.num_running < self.room
-        return Forecast(has_room, self.ttft_seconds, 0.0 if has_room else self.drain_seconds)
+        drain_seconds = 0.0 if has_room else self.drain_seconds
+        decision = earlier or Decision(Rules(), Question(request.request_id, 1, ()), None)
+        return Forecast(has_room, self.ttft_seconds, drain_seconds, decision)
 
     async def run(
         self,
@@ -62,11 +69,14 @@ class Cluster:
         num_output_tokens: int = 0,
         **of_request: int,
     ) -> None:
-        deadline = Deadline.after(seconds)
-        async with self.gate.turn(request(name, **of_request), tenant, deadline) as answered:
+        asked = request(name, tenant=Tenant(tenant), **of_request)
+        account = Account(Timings(0.0), len(asked.token_ids), num_output_tokens)
+        await self.gate.admit(asked, tenant, Deadline.after(seconds))
+        try:
             self.order.append(name)
-            answered.num_output_tokens = num_output_tokens
             await (until.wait() if until else asyncio.sleep(0.001))
+        finally:
+            self.gate.end(RequestOutcome(asked, account))
 
 
 async def test_with_room_nobody_waits():
@@ -211,12 +221,25 @@ async def test_over_its_rate_a_tenant_is_told_when_it_may_ask_again():
     assert cluster.order == ["r0", "other", "r2"]
 
 
-async def test_a_failure_inside_gives_the_place_back():
+async def test_gate_has_room_again_when_a_request_is_cancelled():
     cluster = Cluster(room=1, allowances=Allowances(default=Allowance(max_concurrent=1)))
-    with pytest.raises(RuntimeError):
-        async with cluster.gate.turn(request(), "", Deadline.after(1.0)):
-            raise RuntimeError
+    first = asyncio.create_task(cluster.run("first", asyncio.Event()))
+    await until(lambda: cluster.num_running == 1, within=2.0)
+    first.cancel()
     await cluster.run("next")
+
+
+async def test_gate_returns_the_decision_made_when_the_request_came():
+    cluster, full, asked = Cluster(room=1), asyncio.Event(), request("second")
+    first = asyncio.create_task(cluster.run("first", full))
+    await until(lambda: cluster.num_running == 1, within=2.0)
+    second = asyncio.create_task(cluster.gate.admit(asked, "", Deadline.after(5.0)))
+    await until(lambda: cluster.gate.num_waiting == 1, within=2.0)
+    full.set()
+    await first
+    decision = await second
+    assert decision is not None
+    assert decision.question.request_id == "second"
 
 
 async def test_a_request_that_is_aborted_while_it_waits_is_told_so():
@@ -226,8 +249,8 @@ async def test_a_request_that_is_aborted_while_it_waits_is_told_so():
     asked = request("second")
 
     async def wait() -> None:
-        async with cluster.gate.turn(asked, "", Deadline.after(5.0)):
-            raise AssertionError("it was let through")
+        await cluster.gate.admit(asked, "", Deadline.after(5.0))
+        raise AssertionError("it was admitted")
 
     second = asyncio.create_task(wait())
     await until(lambda: cluster.gate.num_waiting == 1, within=2.0)

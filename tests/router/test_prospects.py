@@ -8,8 +8,9 @@ import pytest
 from router.admission import admission_named
 from router.candidate import Candidate
 from router.decision import Decision, Question, Rules
-from router.prospects import QUEUE_SECONDS, Demand, Prospects
+from router.prospects import QUEUE_SECONDS, Prospects
 from router.rates import Rates
+from router.request import Demand
 
 RATES = Rates(prefill_seconds_per_token=1e-3)
 
@@ -23,7 +24,6 @@ class Setting:
 
     def __init__(self, admission: str = "predicted") -> None:
         self.now = 0.0
-        self.num_decided = 0
         self.queues = [0, 0]
         self.cached = 0
         self.room: int | None = 1000
@@ -32,11 +32,10 @@ class Setting:
             self.decide, lambda demand: demand, admission_named(admission), lambda: self.now
         )
 
-    def decide(self, demand: Demand) -> Decision:
-        self.num_decided += 1
+    def decide(self, demand: Demand, earlier: Decision | None) -> Decision:
         rules = Rules(conditional_disaggregation=False)
         question = Question("r", demand.num_tokens, tuple(self.candidates()))
-        return Decision(rules, question, rules.decide(question))
+        return rules.decision(question, earlier)
 
     def candidates(self) -> list[Candidate]:
         prefills = [
@@ -51,31 +50,33 @@ class Setting:
         """Places `count` requests for the length of the block."""
         with ExitStack() as stack:
             for _ in range(count):
-                stack.enter_context(self.prospects.placed(request()))
+                stack.enter_context(self.in_flight(request()))
             yield
 
+    @contextmanager
+    def in_flight(self, asked: Demand) -> Iterator[None]:
+        """The request is in flight, and never gets a token, for the length of the block."""
+        self.prospects.begin(asked, self.prospects.forecast(asked))
+        yield
+        self.prospects.end(asked, 0, None)
+
     def answer(self, asked: Demand, num_output_tokens: int, seconds: float) -> None:
-        with self.prospects.placed(asked) as answered:
-            answered.first_token = self.now
-            self.now += seconds
-            answered.num_output_tokens = num_output_tokens
+        first_token_at = self.now
+        self.prospects.begin(asked, self.prospects.forecast(asked))
+        self.now += seconds
+        self.prospects.end(asked, num_output_tokens, first_token_at)
 
 
-def test_a_request_that_is_let_through_is_decided_about_once_until_something_changes():
-    setting, other, one = Setting(), request(), request()
-    with setting.prospects.placed(other):
-        for _ in range(3):
-            setting.prospects.forecast(one)
-        assert setting.num_decided == 1
-        with setting.prospects.placed(one):
-            assert setting.num_decided == 1
-            setting.prospects.forecast(one)
-            assert setting.num_decided == 2, "another was placed"
-        setting.prospects.forecast(one)
-        assert setting.num_decided == 3, "one has ended"
-        setting.now += 0.01
-        setting.prospects.forecast(one)
-        assert setting.num_decided == 4, "time has passed"
+def test_forecast_keeps_the_decision_until_the_cluster_changes():
+    setting, one = Setting(), request()
+    with setting.in_flight(request()):
+        first = setting.prospects.forecast(one).decision
+        assert first is not None
+        assert setting.prospects.forecast(one, 0, first).decision is first
+        setting.queues = [0, 10]
+        changed = setting.prospects.forecast(one, 0, first).decision
+        assert changed is not None
+        assert changed.question.candidates[1].num_queued_tokens == 10
 
 
 def test_where_nothing_is_in_flight_there_is_room_whatever_is_expected():
@@ -87,7 +88,7 @@ def test_where_nothing_is_in_flight_there_is_room_whatever_is_expected():
 
 def test_the_first_token_comes_after_the_shortest_queue_and_what_is_not_cached():
     setting = Setting()
-    with setting.prospects.placed(request()):
+    with setting.in_flight(request()):
         setting.queues = [400, 200]
         assert setting.prospects.forecast(request()).ttft_seconds == pytest.approx(0.3)
         setting.cached = 60
@@ -98,7 +99,7 @@ def test_the_first_token_comes_after_the_shortest_queue_and_what_is_not_cached()
 
 def test_prefill_workers_with_enough_to_do_get_no_more():
     setting = Setting()
-    with setting.prospects.placed(request()):
+    with setting.in_flight(request()):
         setting.queues = [2000, 700]
         forecast = setting.prospects.forecast(request())
         assert not forecast.has_room
@@ -113,19 +114,19 @@ def test_prompts_on_their_way_count_among_the_decodes():
     with ExitStack() as stack:
         for _ in range(6):
             assert setting.prospects.forecast(request()).has_room
-            stack.enter_context(setting.prospects.placed(request()))
+            stack.enter_context(setting.in_flight(request()))
         forecast = setting.prospects.forecast(request())
         assert not forecast.has_room
         assert 0 < forecast.drain_seconds < 2.0
         setting.now = 10.0
         assert not setting.prospects.forecast(request()).has_room, "they have not ended"
-    with setting.prospects.placed(request()):
+    with setting.in_flight(request()):
         assert setting.prospects.forecast(request()).has_room
 
 
 def test_several_sequences_share_their_prompt_and_hold_their_answers():
     setting = Setting()
-    with setting.prospects.placed(request(n=15)):
+    with setting.in_flight(request(n=15)):
         assert setting.prospects.forecast(request(n=1, num_tokens=20, max_tokens=10)).has_room
         assert not setting.prospects.forecast(request()).has_room
 
@@ -167,7 +168,7 @@ def test_how_long_a_token_takes_is_learned():
 
 def test_an_answer_that_never_began_teaches_nothing():
     setting = Setting()
-    with setting.prospects.placed(request()):
+    with setting.in_flight(request()):
         setting.now += 1000.0
     with setting.placed(6):
         assert 0 < setting.prospects.forecast(request()).drain_seconds < 2.0

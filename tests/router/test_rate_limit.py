@@ -5,9 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.errors import OverloadedError
+from baton.sampling import SamplingParams
 from router.allowance import Allowance
 from router.bucket import Bucket
 from router.rate_limit import RateLimitedError, RateLimits
+from router.request import Request, RequestOutcome
+from router.usage import Account, Timings
 from tests.support.clock import Clock
 
 STEPS = st.lists(
@@ -89,42 +92,45 @@ def test_to_be_checked_counts_nothing():
         limited.check("acme")
 
 
+def outcome(num_tokens: int) -> RequestOutcome:
+    """Of a request that used so many tokens."""
+    account = Account(Timings(0.0, admitted=0.0), 0, num_output_tokens=num_tokens)
+    return RequestOutcome(Request("r", (), SamplingParams()), account)
+
+
 def test_what_a_request_may_come_to_is_held_and_what_it_did_not_use_given_back():
     clock = Clock(1000.0)
     limited = limits(clock, tokens_per_minute=600)
-    with limited.tokens("acme", 500) as spent:
-        too_many = pytest.raises(RateLimitedError, match="600 tokens in a minute")
-        with too_many as caught, limited.tokens("acme", 200):
-            pass
-        assert caught.value.retry_after == pytest.approx(10.0)
-        spent.num_tokens = 50
+    reservation = limited.reserve("acme", 500)
+    with pytest.raises(RateLimitedError, match="600 tokens in a minute") as caught:
+        limited.reserve("acme", 200)
+    assert caught.value.retry_after == pytest.approx(10.0)
+    reservation.end(outcome(num_tokens=50))
     assert limited.standings("acme")["tokens"].remaining == 550
 
 
 def test_a_request_that_may_take_more_than_a_minute_s_needs_all_of_it_and_owes_the_rest():
     clock = Clock(1000.0)
     limited = limits(clock, tokens_per_minute=600)
-    with limited.tokens("acme", 5000) as spent:
-        assert limited.standings("acme")["tokens"].remaining == 0
-        spent.num_tokens = 900
+    reservation = limited.reserve("acme", 5000)
     assert limited.standings("acme")["tokens"].remaining == 0
-    with pytest.raises(RateLimitedError) as caught, limited.tokens("acme", 1):
-        pass
+    reservation.end(outcome(num_tokens=900))
+    assert limited.standings("acme")["tokens"].remaining == 0
+    with pytest.raises(RateLimitedError) as caught:
+        limited.reserve("acme", 1)
     assert caught.value.retry_after == pytest.approx(30.1)
     clock.now += 31.0
-    with limited.tokens("acme", 1):
-        pass
-    with pytest.raises(RateLimitedError) as caught, limited.tokens("acme", 5000):
-        pass
+    limited.reserve("acme", 1).end(outcome(num_tokens=0))
+    with pytest.raises(RateLimitedError) as caught:
+        limited.reserve("acme", 5000)
     clock.now += caught.value.retry_after
-    with limited.tokens("acme", 5000):
-        pass
+    limited.reserve("acme", 5000)
 
 
-def test_a_request_that_fails_before_it_is_served_costs_no_tokens():
+def test_request_that_no_worker_takes_costs_no_tokens():
     limited = limits(Clock(1000.0), tokens_per_minute=600)
-    with pytest.raises(RuntimeError), limited.tokens("acme", 600):
-        raise RuntimeError("refused elsewhere")
+    request = Request("r", (1,) * 400, SamplingParams())
+    limited.reserve("acme", 600).end(RequestOutcome(request, Account(Timings(0.0), 400)))
     assert limited.standings("acme")["tokens"].remaining == 600
 
 
@@ -132,8 +138,7 @@ def test_without_limits_nothing_is_counted_or_kept():
     limited = limits(Clock(1000.0))
     for tenant in map(str, range(10)):
         limited.count_request(tenant)
-        with limited.tokens(tenant, 10**9):
-            pass
+        limited.reserve(tenant, 10**9).end(outcome(num_tokens=10**9))
         assert limited.standings(tenant) == {}
     assert not limited._buckets
 

@@ -9,12 +9,11 @@ from baton.v1 import decode_pb2, kv_sharing_pb2
 from router.backoff import Backoff
 from router.budget import RetryBudget
 from router.candidate import Candidate
-from router.intake import Request
 from router.placer import Placer
 from router.rates import PRIOR, Rates
 from router.recovery import MAX_RETURNS, MAX_SETBACKS
+from router.request import Request, work_of
 from router.return_cost import return_cost
-from router.work import work_of
 from tests.support.router.scripted import (
     ADMITTED,
     PREFILL_ADMITTED,

@@ -14,10 +14,9 @@ from router import spans
 from router.candidate import Candidate
 from router.decision import DEFAULT_RULES, Decision, Question
 from router.explanation import why
-from router.intake import Request
 from router.placer import Placer
+from router.request import Request, work_of
 from router.spans import MAX_CANDIDATES, placing
-from router.work import work_of
 
 PREFILLS = [Candidate(f"p{i}", "prefill", b"", num_cached_tokens=16 * i) for i in range(3)]
 DECODE = Candidate("d", "decode", b"")

@@ -56,8 +56,9 @@ from kvtransfer.wire import (
     serialize_layouts,
 )
 from router.answer import Answer
-from router.intake import Intake, Request
+from router.intake import Intake
 from router.model_card import ModelCard, read_model_card
+from router.request import Request
 
 LAYOUT = plan_layout([KvShape(2, 8, 8)] * 2, torch.float32, 4, None)
 PAIRING = Pairing("1.2.3", b"model", (LAYOUT,))

@@ -9,25 +9,27 @@ import httpx
 
 from baton.serving.tenant import Tenants
 from router.admission import admission_named
-from router.allowance import Allowances
+from router.allowance import Allowance, Allowances
 from router.gate import Gate
 from router.http.app import Routes
 from router.http.generation import Generations
 from router.http.timeline import told_to
 from router.in_flight import Requests
 from router.inference import Inference
-from router.intake import Intake, Request
+from router.intake import Intake
 from router.model_card import ModelCard
 from router.placer import Placer
 from router.prospects import Prospects
 from router.rate_limit import RateLimits
+from router.request import Request, work_of
 from router.request_meter import RequestMeter
-from router.work import work_of
+from router.turns import MAX_WAITING
 from tests.support.router.scripted import HANDOFFS, FakeFleet, Worker, card, fleet_of
 
 MAX_PROMPT_BYTES = 2**20
 MAX_BODY_BYTES = 8 * 2**20
 SECONDS = 20.0
+NO_LIMITS = Allowance()
 
 
 class _FrontFleet(FakeFleet):
@@ -43,17 +45,19 @@ class _FrontFleet(FakeFleet):
         """The workers are known from the beginning."""
 
 
-def routes_to(fleet: FakeFleet, model: ModelCard) -> Routes:
-    """The routes of a router without tenants and limits."""
+def routes_to(
+    fleet: FakeFleet, model: ModelCard, allowances: Allowances, max_waiting: int = MAX_WAITING
+) -> Routes:
+    """The routes of a router without tenants."""
     known = _FrontFleet(fleet, model.max_model_len)
-    intake, tenants, allowances = Intake(model, MAX_PROMPT_BYTES), Tenants(), Allowances()
+    intake, tenants = Intake(model, MAX_PROMPT_BYTES), Tenants()
     placer = Placer(known, HANDOFFS)  # type: ignore[arg-type]
     prospects = Prospects[Request](
         lambda request: placer.explain(work_of(request)),
         lambda request: request.demand,
         admission_named("none"),
     )
-    gate = Gate(allowances, prospects)
+    gate = Gate(allowances, prospects, max_waiting)
     requests, limits = Requests(gate), RateLimits(allowances.of)
     inference = Inference(
         model,
@@ -74,10 +78,15 @@ def routes_to(fleet: FakeFleet, model: ModelCard) -> Routes:
 
 @asynccontextmanager
 async def front_of(
-    *workers: Worker, model: ModelCard | None = None
+    *workers: Worker,
+    model: ModelCard | None = None,
+    limits: Allowance = NO_LIMITS,
+    max_waiting: int = MAX_WAITING,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a front over these workers, which serve the shipped model or another one."""
     async with fleet_of(*workers) as fleet:
-        transport = httpx.ASGITransport(routes_to(fleet, model or card()).app())
+        allowances = Allowances(default=limits)
+        routes = routes_to(fleet, model or card(), allowances, max_waiting)
+        transport = httpx.ASGITransport(routes.app())
         async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
             yield client

@@ -34,12 +34,12 @@ from router.backoff import Backoff
 from router.budget import RetryBudget
 from router.circuit import Circuit
 from router.decision import Rules
-from router.intake import NOBODY_IN_PARTICULAR, Request
 from router.model_card import ModelCard, read_model_card
 from router.pending import PendingPrefixes
 from router.placement import Candidate
 from router.placer import Placer
 from router.recovery import Recovery
+from router.request import ANONYMOUS, Request
 from router.saga import Saga
 from router.worker_model import PoolModel, WorkerModel
 
@@ -280,7 +280,7 @@ def saga_of(
     priority: int = 0,
     received: tuple[tuple[int, ...], ...] = (),
     endings: tuple[int, ...] = (),
-    tenant: Tenant = NOBODY_IN_PARTICULAR,
+    tenant: Tenant = ANONYMOUS,
     budget: RetryBudget | None = None,
     pauses: Backoff = NO_PAUSES,
     seconds: float = 10.0,

@@ -1,0 +1,56 @@
+"""Usage and timings of one request, counted while it runs. Knows nothing of messages."""
+
+import time
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Timings:
+    """Moments of one request, in seconds of one monotonic clock; None: did not happen."""
+
+    arrived: float
+    admitted: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+    prefill_started: float | None = None
+    handed_over: float | None = None
+    prefill_queue_s: float | None = None
+    exposed_transfer_s: float | None = None
+
+
+@dataclass(slots=True)
+class Account:
+    """Tokens, blocks and times of one request so far.
+
+    Attributes:
+        num_received_tokens: of `num_output_tokens`, those that the client resumed with.
+    """
+
+    timings: Timings
+    num_prompt_tokens: int
+    num_output_tokens: int = 0
+    num_received_tokens: int = 0
+    num_cached_prompt_tokens: int = 0
+    num_transferred_blocks: int = 0
+    num_transferred_bytes: int = 0
+    num_reused_decode_blocks: int = 0
+    num_migrations: int = 0
+
+    def started(self, queue_seconds: float, elapsed: float, num_cached_tokens: int) -> None:
+        """A prefill began `elapsed` seconds ago; of several, the first one's queue time counts."""
+        if self.timings.prefill_queue_s is None:
+            self.timings.prefill_queue_s = queue_seconds
+            self.timings.prefill_started = time.monotonic() - elapsed
+        self.num_cached_prompt_tokens += min(num_cached_tokens, self.num_prompt_tokens)
+
+    def handed_over(
+        self, exposed_seconds: float, num_blocks: int, num_bytes: int, num_reused_blocks: int
+    ) -> None:
+        """The decode worker has the prompt's blocks: `num_blocks` were transferred, and it waited
+        `exposed_seconds` for them after the prompt was computed."""
+        if self.timings.exposed_transfer_s is None:
+            self.timings.exposed_transfer_s = exposed_seconds
+            self.timings.handed_over = time.monotonic()
+        self.num_transferred_blocks += num_blocks
+        self.num_transferred_bytes += num_bytes
+        self.num_reused_decode_blocks += num_reused_blocks
