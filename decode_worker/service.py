@@ -4,9 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
-from baton.engine.async_engine import SequenceStream
+from baton.engine.async_engine import AsyncEngine, SequenceStream
 from baton.engine.core.sequence import KvSource
-from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest
 from baton.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 from baton.serving.attempt_id import request_id_of
@@ -42,7 +41,7 @@ class DecodeService(pb_grpc.DecodeServicer):
         worker.on_load(self._open)
 
     async def _open(self, _stack: AsyncExitStack) -> None:
-        num_blocks = self._worker.engine.engine.cache.pools[0].num_blocks
+        num_blocks = self._worker.engine.pools[0].num_blocks
         self._capacity = Capacity(int(num_blocks * self._admit_factor))
 
     @property
@@ -66,7 +65,7 @@ class DecodeService(pb_grpc.DecodeServicer):
             block_hashes=hashes,
             return_cost=wire.return_cost(request),
         )
-        params, block_size = wanted.params, engine.engine.config.block_size
+        params, block_size = wanted.params, engine.block_size
         fetcher, capacity = self._exchange.fetcher, self._capacity
         assert capacity is not None, "blocks can be fetched, and nothing promises them"
         if handle is not None:
@@ -83,7 +82,7 @@ class DecodeService(pb_grpc.DecodeServicer):
             yield wire.admitted()
             if handle is not None:
                 timeout = DEFAULT_TIMEOUT if remaining is None else remaining
-                taking = _take_over(stream, fetcher, handle, wanted, engine.engine, timeout=timeout)
+                taking = _take_over(stream, fetcher, handle, wanted, engine, timeout=timeout)
                 for response in await taking:
                     yield response
             async for response in self._answer(stream, wanted):
@@ -104,7 +103,7 @@ class DecodeService(pb_grpc.DecodeServicer):
         with self._departures.open(wanted, stream) as departure:
             async for batch in stream.updates(None if params.is_ranked else Pace().turn):
                 if not is_begun:
-                    done, step = worker.engine.engine.work_done, stream.first_step
+                    done, step = worker.engine.work_done, stream.first_step
                     assert step is not None, "an update of no step"
                     cached, arrived = batch[0].num_cached_tokens, wanted.arrival_time
                     yield wire.prefill_is_here(cached, arrived, step, done)
@@ -135,11 +134,11 @@ class DecodeService(pb_grpc.DecodeServicer):
         return pb.EndSequenceResponse()
 
 
-def add_decode(worker: Worker, exchange: KvExchange, admit_factor: float) -> None:
+def add_decode(worker: Worker, exchange: KvExchange, admit_factor: float) -> DecodeService:
     """Has a worker serve what a decode worker does, while that is its role. Before it runs."""
     service = DecodeService(worker, exchange, admit_factor)
-    worker.num_promised_blocks = lambda: service.num_promised_blocks
     worker.server.add(pb_grpc.add_DecodeServicer_to_server, service)
+    return service
 
 
 async def _take_over(
@@ -147,7 +146,7 @@ async def _take_over(
     fetcher: KvFetcher,
     handle: Handle,
     wanted: EngineRequest,
-    engine: Engine,
+    engine: AsyncEngine,
     *,
     timeout: float,
 ) -> list[pb.DecodeGenerateResponse]:

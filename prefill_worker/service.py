@@ -56,7 +56,7 @@ class PrefillService(pb_grpc.PrefillServicer):
         )
         _check_single(wanted)
         grammar = await engine.compile_grammar(wanted.params)
-        extent = Extent(len(wanted.token_ids), engine.engine.config.block_size)
+        extent = Extent(len(wanted.token_ids), engine.block_size)
         # The blocks are freed after the lease on them has ended, whatever ends this call.
         with (
             engine.open(wanted, grammar) as stream,
@@ -86,7 +86,7 @@ class PrefillService(pb_grpc.PrefillServicer):
             is_handed_over = goes_on and request.decode_worker
             if is_handed_over:
                 lease.complete(token, lambda: engine.close_stream(wanted.request_id))
-            yield _result(token, last, engine.engine.work_done)
+            yield _result(token, last, engine.work_done)
             if is_handed_over:
                 await self._keeper.until_released(engine, stream, wanted, lease, token)
                 yield pb.PrefillResponse(released=pb.LeaseReleased())

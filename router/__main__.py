@@ -19,6 +19,7 @@ from baton.serving.extras import check_extra
 from baton.serving.process import main, settle
 from baton.serving.server import Server
 from baton.serving.telemetry.exposition import Exposition
+from baton.serving.telemetry.scrape_server import Render
 from baton.serving.telemetry.serving import serve_metrics
 from baton.serving.tenant import Tenants
 from baton.v1 import admin_pb2_grpc, inference_pb2_grpc
@@ -117,9 +118,7 @@ async def serve(settings: RouterSettings) -> None:
         fleet.start()
         rebalancer.start()
         stack.push_async_callback(rebalancer.stop)
-        targets = Targets(fleet)
-        pages = {TARGETS_PATH: targets.render}
-        targets.own = await serve_metrics(settings, exposition, server, stack, pages)
+        await serve_metrics(settings, exposition, server, stack, partial(_pages, fleet))
         if settings.http_port is not None:
             parts = inference, intake, requests, tenants, limits, placer, exposition
             http = _http_server(settings, *parts)
@@ -131,6 +130,11 @@ async def serve(settings: RouterSettings) -> None:
         settle()
         await server.set_ready(True)
         await server.run_until_signal()
+
+
+def _pages(fleet: Fleet, endpoint: str) -> dict[str, Render]:
+    """Pages beside the metrics, which are served at `endpoint`."""
+    return {TARGETS_PATH: Targets(fleet, endpoint).render}
 
 
 def _http_server(

@@ -13,18 +13,18 @@ PATH = "/targets"
 class Targets:
     """This router and the workers that it knows.
 
-    Attributes:
-        own: where this router serves its metrics; set once that is known.
+    Args:
+        own_endpoint: where this router serves its metrics.
     """
 
-    def __init__(self, fleet: Fleet) -> None:
-        self.own = ""
+    def __init__(self, fleet: Fleet, own_endpoint: str) -> None:
         self._fleet = fleet
+        self._own_endpoint = own_endpoint
 
     def render(self, _accept: str = "") -> tuple[bytes, str]:
         """The answer and its content type. What each is comes as `__meta_baton_...`, to be kept as
         labels or not."""
-        groups = [_group(self.own, "router", "")] if self.own else []
+        groups = [_group(self._own_endpoint, "router", "")]
         for member in self._fleet.members:
             record = member.record
             if record.metrics_endpoint:

@@ -15,6 +15,8 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, TypeVar
 
+import torch
+
 from baton.cluster.prefix import BlockHash
 from baton.engine.core.block_pool import CacheEvents
 from baton.engine.core.pins import Tables
@@ -23,8 +25,10 @@ from baton.engine.core.scheduler_stats import SchedulerStats
 from baton.engine.core.sequence import Purpose
 from baton.engine.core.settings import Preemption
 from baton.engine.engine import Engine
-from baton.engine.messages import EngineRequest, SequenceUpdate, StepOutput
-from baton.engine.step_times import StepTimes
+from baton.engine.kv_pool import KvLayout, KvPool
+from baton.engine.messages import EngineRequest, ModelInfo, SequenceUpdate, StepOutput
+from baton.engine.step_times import StepTimes, TimeSpent
+from baton.engine.work_meter import WorkDone
 from baton.errors import (
     AlreadyExistsError,
     BatonError,
@@ -190,6 +194,50 @@ class AsyncEngine:
         self._questions: set[asyncio.Future[Any]] = set()
         self._failed = False
         self._stopped = False
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model that is loaded."""
+        return self.engine.info
+
+    @property
+    def device(self) -> torch.device:
+        return self.engine.device
+
+    @property
+    def pools(self) -> list[KvPool]:
+        """KV pools, one per cache group; the first one sees furthest back."""
+        return self.engine.cache.pools
+
+    @property
+    def layouts(self) -> tuple[KvLayout, ...]:
+        """Layouts of the pools, in their order."""
+        return self.engine.cache.layouts
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per KV block."""
+        return self.engine.config.block_size
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences that run at once at most."""
+        return self.engine.config.max_num_seqs
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """Tokens that one step computes at most."""
+        return self.engine.max_num_batched_tokens
+
+    @property
+    def work_done(self) -> WorkDone:
+        """What was computed since the start, and how long it took."""
+        return self.engine.work_done
+
+    @property
+    def time_spent(self) -> TimeSpent:
+        """Where the time of all steps since the start went."""
+        return self.engine.time_spent
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()

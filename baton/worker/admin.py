@@ -9,6 +9,7 @@ from baton.role_wire import role_of
 from baton.serving import about
 from baton.v1 import admin_pb2 as pb
 from baton.v1 import admin_pb2_grpc as pb_grpc
+from baton.worker.exchange import BlockPromises, KvExchange
 from baton.worker.role_changes import RoleChanges
 from baton.worker.worker import Worker
 from kvtransfer.handle import describe_layouts
@@ -18,8 +19,10 @@ class WorkerAdmin(pb_grpc.AdminServicer):
     """Looks after one worker. `ListWorkers`, `ExplainPlacement` and `GetRoleBalance` are the
     router's."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, exchange: KvExchange, promises: BlockPromises) -> None:
         self._worker = worker
+        self._exchange = exchange
+        self._promises = promises
         self._role_changes = RoleChanges(worker)
 
     async def GetLoad(self, _request: pb.GetLoadRequest, _context: Any) -> pb.GetLoadResponse:
@@ -28,7 +31,7 @@ class WorkerAdmin(pb_grpc.AdminServicer):
             return pb.GetLoadResponse(
                 state=pb.WORKER_STATE_STARTING, phase=worker.phase, progress=worker.progress
             )
-        stats, transfers = worker.engine.stats(), worker.transfers()
+        stats, transfers = worker.engine.stats(), self._exchange.transfers
         draining = worker.is_draining
         return pb.GetLoadResponse(
             state=pb.WORKER_STATE_DRAINING if draining else pb.WORKER_STATE_READY,
@@ -38,9 +41,9 @@ class WorkerAdmin(pb_grpc.AdminServicer):
             num_blocks=stats.num_blocks,
             num_held_blocks=stats.num_held_blocks,
             num_cached_blocks=stats.num_cached_blocks,
-            num_leases=worker.num_leases(),
+            num_leases=len(self._exchange.leases),
             num_preemptions=stats.num_preemptions,
-            num_promised_blocks=worker.num_promised_blocks(),
+            num_promised_blocks=self._promises.num_promised_blocks,
             num_steps=worker.engine.num_steps,
             num_swaps=stats.num_swaps,
             num_returns=stats.num_returns,
@@ -104,12 +107,12 @@ class WorkerAdmin(pb_grpc.AdminServicer):
 
 
 def _facts(worker: Worker) -> pb.WorkerFacts:
-    engine = worker.engine.engine
+    engine = worker.engine
     return pb.WorkerFacts(
         id=worker.id,
         model=engine.info.name,
         fingerprint=engine.info.fingerprint,
-        layouts=describe_layouts(engine.cache.layouts),
+        layouts=describe_layouts(engine.layouts),
         kv_endpoint=worker.kv_server.endpoint,
         device=_name_of(engine.device),
     )

@@ -1,6 +1,7 @@
 """What a worker lets others have of its KV, and how it gets theirs. The same for both roles."""
 
 from contextlib import AsyncExitStack
+from typing import Protocol
 
 from baton.errors import UnavailableError
 from baton.v1.kv_sharing_pb2_grpc import add_KvSharingServicer_to_server
@@ -9,7 +10,16 @@ from baton.worker.sharing import SharingService
 from baton.worker.worker import Worker
 from kvtransfer.client import KvFetcher
 from kvtransfer.lease_table import LeaseTable
+from kvtransfer.meter import TransferMeter
 from kvtransfer.service import KvTransferService, add_to_server
+
+
+class BlockPromises(Protocol):
+    """Admission accounting of the decode role."""
+
+    @property
+    def num_promised_blocks(self) -> int:
+        """KV blocks promised to admitted requests whose KV has not arrived."""
 
 
 class KvExchange:
@@ -25,7 +35,6 @@ class KvExchange:
         self._worker = worker
         self._pools = PoolServer(worker)
         self._fetcher: KvFetcher | None = None
-        worker.num_leases = lambda: len(self.leases)
         worker.on_load(self._open)
         worker.kv_server.add(add_to_server, KvTransferService(self.leases, self._pools.served))
         worker.server.add(add_KvSharingServicer_to_server, SharingService(worker, self.leases))
@@ -37,12 +46,17 @@ class KvExchange:
             raise UnavailableError(f"worker {self._worker.id} is not ready yet")
         return self._fetcher
 
+    @property
+    def transfers(self) -> TransferMeter:
+        """Counts what was fetched from other workers; nothing while the model is being loaded."""
+        return TransferMeter() if self._fetcher is None else self._fetcher.meter
+
     async def _open(self, stack: AsyncExitStack) -> None:
         """Closing the stack closes the ways, and lets go of other workers' memory."""
         worker = self._worker
         await self._pools.open(stack)
         fetcher = KvFetcher(
-            worker.engine.engine.cache.pools,
+            worker.engine.pools,
             worker.pairing(),
             worker.id,
             worker.channels.get,
@@ -53,4 +67,3 @@ class KvExchange:
         )
         stack.callback(fetcher.close)
         self._fetcher = fetcher
-        worker.transfers = lambda: fetcher.meter

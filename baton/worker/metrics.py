@@ -7,7 +7,7 @@ from prometheus_client.core import Metric
 from baton.engine.core.scheduler_stats import SchedulerStats
 from baton.serving.telemetry.families import counter, gauge, histogram
 from baton.serving.telemetry.redis import redis_metrics
-from baton.worker.exchange import KvExchange
+from baton.worker.exchange import BlockPromises, KvExchange
 from baton.worker.role_totals import RoleTotals, Totals
 from baton.worker.worker import Worker
 from kvtransfer.meter import REASONS
@@ -51,9 +51,10 @@ class WorkerMetrics:
     """A collector (`baton.serving.telemetry.exposition`). A worker that loads its model tells that
     alone."""
 
-    def __init__(self, worker: Worker, exchange: KvExchange) -> None:
+    def __init__(self, worker: Worker, exchange: KvExchange, promises: BlockPromises) -> None:
         self._worker = worker
         self._exchange = exchange
+        self._promises = promises
         self._totals = RoleTotals()
         worker.on_new_life(self._settle)
 
@@ -84,7 +85,7 @@ class WorkerMetrics:
         if not self._worker.is_ready:
             return
         engine = self._worker.engine
-        stats, done, spent = engine.stats(), engine.engine.work_done, engine.engine.time_spent
+        stats, done, spent = engine.stats(), engine.work_done, engine.time_spent
         num_recomputed = stats.num_preemptions - stats.num_swaps - stats.num_returns
         totals: Totals = {
             _STEPS: {(): done.num_steps},
@@ -118,7 +119,7 @@ class WorkerMetrics:
             yield counter(name, text, values, ("role", *labels))
 
     def _information(self) -> Iterable[Metric]:
-        worker, engine = self._worker, self._worker.engine.engine
+        worker, engine = self._worker, self._worker.engine
         yield gauge(
             "baton_worker_info",
             "Always 1; who the worker is.",
@@ -134,7 +135,7 @@ class WorkerMetrics:
         yield gauge(
             "baton_sequence_budget",
             "Sequences that run at once at most.",
-            {(worker.role,): engine.config.max_num_seqs},
+            {(worker.role,): engine.max_num_seqs},
             ("role",),
         )
 
@@ -171,7 +172,7 @@ class WorkerMetrics:
         yield gauge(
             "baton_promised_kv_blocks",
             "KV blocks that admitted requests were promised to arrive with.",
-            {(role,): self._worker.num_promised_blocks()},
+            {(role,): self._promises.num_promised_blocks},
             ("role",),
         )
         yield gauge(
@@ -188,7 +189,7 @@ class WorkerMetrics:
         )
 
     def _transfers(self) -> Iterable[Metric]:
-        transfers = self._worker.transfers()
+        transfers = self._exchange.transfers
         yield histogram(
             "baton_kv_transfer_seconds",
             "From asking another worker for blocks until they are confirmed; those that are yet "

@@ -27,7 +27,7 @@ class PoolServer:
     async def open(self, stack: AsyncExitStack) -> None:
         """Opens the ways. Closing the stack closes them."""
         worker = self._worker
-        pools = worker.engine.engine.cache.pools
+        pools = worker.engine.pools
         door: Door | str = "its pools are not in shared memory"
         if all(pool.shared is not None for pool in pools):
             door = await self._door(pools, stack)

@@ -35,7 +35,7 @@ class SharingService(pb_grpc.KvSharingServicer):
         engine = self._worker.engine_for_new_work()
         # The blocks are given back after the lease on them has ended, whatever ends this call.
         async with engine.pinned(f"lease {next(self._names)}", hashes) as tables:
-            num_blocks, block_size = len(tables[0]), engine.engine.config.block_size
+            num_blocks, block_size = len(tables[0]), engine.block_size
             if not num_blocks:
                 raise NotFoundError("none of these blocks is cached here")
             with self._leases.open(claim, Extent(num_blocks * block_size, block_size)) as lease:

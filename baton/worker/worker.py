@@ -34,7 +34,6 @@ from baton.version import version
 from baton.worker.memory import keep_freed_memory
 from baton.worker.settings import WorkerSettings
 from kvtransfer.handle import Pairing
-from kvtransfer.meter import TransferMeter
 from kvtransfer.payload import CHANNEL_OPTIONS
 from kvtransfer.wire import serialize_layouts
 
@@ -55,8 +54,6 @@ class Worker:
         kv_server: has a port and limits of its own, or is `server`.
         epoch: grows from start to start, and from role to role.
         channels: to other workers, for their blocks.
-        num_leases, num_promised_blocks: what it holds beside the engine, for reports.
-        transfers: counts what it has fetched from others.
         exposition: its metrics.
         round_trips: to Redis.
     """
@@ -78,9 +75,6 @@ class Worker:
         self.progress = 0.0
         self.exposition = Exposition()
         self.round_trips = RoundTrips()
-        self.num_leases: Callable[[], int] = lambda: 0
-        self.num_promised_blocks: Callable[[], int] = lambda: 0
-        self.transfers: Callable[[], TransferMeter] = TransferMeter
         self._engine: AsyncEngine | None = None
         self._on_load: list[Callable[[AsyncExitStack], Awaitable[None]]] = []
         self._on_new_life: list[Callable[[], None]] = []
@@ -174,8 +168,8 @@ class Worker:
 
     def pairing(self) -> Pairing:
         """What another worker must share to exchange blocks with this one."""
-        engine = self.engine.engine
-        return Pairing(version(), engine.info.fingerprint, engine.cache.layouts)
+        engine = self.engine
+        return Pairing(version(), engine.info.fingerprint, engine.layouts)
 
     async def drain(self) -> None:
         """Takes no new work from now on."""
@@ -297,8 +291,8 @@ class Worker:
         await self._publisher.stop()
 
     def _record(self) -> WorkerRecord:
-        engine = self.engine.engine
-        pool = engine.cache.pools[0]  # the one that sees furthest back: it bounds a sequence
+        engine = self.engine
+        pool = engine.pools[0]  # the one that sees furthest back: it bounds a sequence
         return WorkerRecord(
             id=self.id,
             role=self.role,
@@ -307,7 +301,7 @@ class Worker:
             epoch=self.epoch,
             model=engine.info.name,
             fingerprint=engine.info.fingerprint,
-            layout=serialize_layouts(engine.cache.layouts),
+            layout=serialize_layouts(engine.layouts),
             tokenizer_hash=engine.info.namespace.tokenizer,
             kv_dtype=pool.layout.dtype,
             block_size=pool.layout.block_size,

@@ -79,7 +79,7 @@ async def test_load_tells_of_swaps_and_of_drafts(checkpoint):
 async def test_hashes_that_came_with_the_handle_are_those_the_worker_would_make(checkpoint):
     model, prompt = checkpoint("llama"), prompt_of(75)
     async with pair_of(model) as pair:
-        info = pair.decode.engine.engine.info
+        info = pair.decode.engine.info
         hashes = hash_chain(info.namespace.root(b"", b""), prompt, 16)
         assert len(hashes) == 4
         for is_given, num_reused in ((True, 0), (False, 4), (True, 4)):

@@ -78,7 +78,7 @@ async def test_a_prompt_longer_than_the_pool_of_a_windowed_group_is_handed_over(
     sizes = {"num_blocks": None, "kv_cache_bytes": 2**22, "block_size": 4, "max_num_seqs": 2}
     async with pair_of(model, max_num_batched_tokens=8, **sizes) as pair:
         for worker in (pair.prefill, pair.decode):
-            _, windowed = worker.engine.engine.cache.pools
+            _, windowed = worker.engine.pools
             assert windowed.num_blocks < 230 // 4
         answers = await asyncio.gather(*(pair.hand_over(p, GREEDY) for p in prompts))
         assert [[o.token_ids for o in a.outputs] for a in answers] == expected

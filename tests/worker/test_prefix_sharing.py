@@ -191,7 +191,7 @@ async def test_a_lease_ends_with_its_call_and_at_its_time_limit(checkpoint):
 async def served_apart(holder: Member) -> AsyncIterator[tuple[Server, LeaseTable]]:
     """A worker's pools behind a server that hands blocks over under the test's own leases."""
     worker, leases, server = holder.worker, LeaseTable(), Server(ServingSettings())
-    served = ServedPools(worker.engine.engine.cache.pools, worker.pairing(), worker.epoch)
+    served = ServedPools(worker.engine.pools, worker.pairing(), worker.epoch)
     server.add(add_to_server, KvTransferService(leases, lambda: served))
     await server.start()
     try:

@@ -33,7 +33,7 @@ def of(samples: Samples, name: str, **labels: Any) -> float:
 
 
 async def test_a_worker_that_loads_its_model_says_that_alone():
-    samples = told(assemble("decode", RoleSettings(**COMMON)))
+    samples = told(assemble("decode", RoleSettings(**COMMON)).worker)
     assert of(samples, "baton_worker_ready", role="decode") == 0
     assert not any(name.startswith(("baton_kv_blocks", "baton_steps")) for name, _ in samples)
 

@@ -43,7 +43,7 @@ class ScrapeServer:
     ) -> None:
         """`pages` and `checks` are named by their paths; a check is answered with 200 or 503, as
         Kubernetes' probes want it. `port` 0 takes any free one."""
-        self._pages = pages
+        self._pages = dict(pages)
         self._checks = checks
         self._host = host
         self._port = port
@@ -60,6 +60,10 @@ class ScrapeServer:
     def port(self) -> int:
         """Where it listens. Valid after `start`."""
         return self._port
+
+    def add(self, pages: Mapping[str, Render]) -> None:
+        """Serves further pages, by path."""
+        self._pages |= pages
 
     async def start(self) -> int:
         """Listens and returns the port. Raises `FailedPreconditionError` where it cannot."""

@@ -5,7 +5,7 @@ there, such as Kubernetes' probes. The paths are those of Kubernetes' own compon
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -26,20 +26,25 @@ async def serve_metrics(
     exposition: Exposition,
     server: Server,
     stack: AsyncExitStack,
-    pages: Mapping[str, Render] | None = None,
+    pages_of: Callable[[str], Mapping[str, Render]] = lambda _endpoint: {},
 ) -> str:
-    """Serves them until the stack is closed, and beside them the health of `server` and other
-    `pages`. Returns where others reach them, "host:port"; empty where they are turned off.
+    """Serves metrics and the health of `server` over HTTP until `stack` is closed. Returns where
+    other hosts reach them, "host:port"; empty where metrics are turned off.
+
+    Args:
+        pages_of: returns further pages by path, given that endpoint.
 
     Raises `FailedPreconditionError` where it cannot listen.
     """
     if not settings.metrics:
         return ""
-    every = {PATH: exposition.render, **(pages or {})}
     checks = {path: partial(server.is_serving, name) for path, name in CHECKS.items()}
-    scraped = ScrapeServer(every, settings.host, settings.metrics_port, checks=checks)
+    scraped = ScrapeServer(
+        {PATH: exposition.render}, settings.host, settings.metrics_port, checks=checks
+    )
     await scraped.start()
     stack.push_async_callback(scraped.stop)
     endpoint = host_and_port(settings.advertise_host or settings.host, scraped.port)
+    scraped.add(pages_of(endpoint))
     logger.info("metrics are at http://%s%s", endpoint, PATH)
     return endpoint

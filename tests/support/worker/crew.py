@@ -11,14 +11,13 @@ import grpc
 from baton.cluster.prefix import hash_chain
 from baton.cluster.registry import Role
 from baton.params_wire import to_proto
-from baton.roles import RoleSettings, assemble
+from baton.roles import AssembledWorker, RoleSettings, assemble
 from baton.sampling import SamplingParams
 from baton.v1 import admin_pb2, decode_pb2, kv_sharing_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1.admin_pb2_grpc import AdminStub
 from baton.v1.decode_pb2_grpc import DecodeStub
 from baton.v1.kv_sharing_pb2_grpc import KvSharingStub
 from baton.v1.prefill_pb2_grpc import PrefillStub
-from baton.worker.worker import Worker
 from tests.support.worker.pair import COMMON, TIMEOUT, handle_of, rest_of, start
 
 _names = itertools.count(1)
@@ -28,9 +27,10 @@ class Member:
     """One worker and the ways to ask it."""
 
     def __init__(
-        self, worker: Worker, channel: grpc.aio.Channel, to_admin: grpc.aio.Channel
+        self, assembled: AssembledWorker, channel: grpc.aio.Channel, to_admin: grpc.aio.Channel
     ) -> None:
-        self.worker = worker
+        self._assembled = assembled
+        self.worker = assembled.worker
         self.decode: Any = DecodeStub(channel)
         self.prefill: Any = PrefillStub(channel)
         self.sharing: Any = KvSharingStub(channel)
@@ -39,6 +39,11 @@ class Member:
     @property
     def id(self) -> str:
         return self.worker.id
+
+    @property
+    def num_leased_or_promised(self) -> int:
+        """Its leases, and the blocks that it has promised."""
+        return len(self._assembled.exchange.leases) + self._assembled.decode.num_promised_blocks
 
     async def set_role(self, role: Any, **fields: Any) -> int:
         """Returns the epoch that the change has begun."""
@@ -162,10 +167,9 @@ class Crew:
 
 
 def _num_held(member: Member) -> int:
-    worker = member.worker
-    stats = worker.engine.stats()
+    stats = member.worker.engine.stats()
     waits = stats.num_waiting + stats.num_running + stats.num_awaiting_kv + stats.num_kept
-    return stats.num_held_blocks + waits + worker.num_leases() + worker.num_promised_blocks()
+    return stats.num_held_blocks + waits + member.num_leased_or_promised
 
 
 @asynccontextmanager
@@ -176,17 +180,17 @@ async def crew_of(
     `prefill` of the prefill workers."""
     common = {**COMMON, "model": model, **settings}
     of_role = {"prefill": prefill or {}, "decode": {}}
-    workers = [assemble(role, RoleSettings(**{**common, **of_role[role]})) for role in roles]
+    assembled = [assemble(role, RoleSettings(**{**common, **of_role[role]})) for role in roles]
     async with AsyncExitStack() as stack:
-        await start(stack, *workers)
+        await start(stack, *(one.worker for one in assembled))
         members = []
-        for worker in workers:
-            server = worker.server
+        for one in assembled:
+            server = one.worker.server
             endpoints = server.endpoint, server.admin_endpoint
             channels = [grpc.aio.insecure_channel(endpoint) for endpoint in endpoints]
             for channel in channels:
                 stack.push_async_callback(channel.close)
-            members.append(Member(worker, *channels))
+            members.append(Member(one, *channels))
         crew = Crew(members)
         yield crew
         await crew.nothing_held()

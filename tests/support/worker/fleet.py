@@ -73,7 +73,7 @@ class FleetMember:
         return self._worker.engine.stats()
 
     def hashes(self, token_ids: tuple[int, ...]) -> list[bytes]:
-        root = self._worker.engine.engine.info.namespace.root(b"", b"")
+        root = self._worker.engine.info.namespace.root(b"", b"")
         return hash_chain(root, token_ids, self.block_size)
 
     @contextmanager

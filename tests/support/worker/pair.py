@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from baton.params_wire import to_proto
-from baton.roles import RoleSettings, assemble
+from baton.roles import AssembledWorker, RoleSettings, assemble
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
@@ -94,11 +94,15 @@ class Answer:
 class Pair:
     """Both workers, started. Plays the router."""
 
-    def __init__(self, prefill: Worker, decode: Worker, stack: AsyncExitStack) -> None:
-        self.prefill = prefill
-        self.decode = decode
+    def __init__(
+        self, prefill: AssembledWorker, decode: AssembledWorker, stack: AsyncExitStack
+    ) -> None:
+        self.prefill = prefill.worker
+        self.decode = decode.worker
+        self._leases = prefill.exchange.leases
+        self._promises = decode.decode
         self._names = itertools.count(1)
-        servers = [prefill.server, decode.server]
+        servers = [self.prefill.server, self.decode.server]
         endpoints = [s.endpoint for s in servers] + [s.admin_endpoint for s in servers]
         channels = [grpc.aio.insecure_channel(endpoint) for endpoint in endpoints]
         for channel in channels:
@@ -178,7 +182,7 @@ class Pair:
 
     def _num_held(self) -> int:
         blocks = sum(w.engine.stats().num_held_blocks for w in (self.prefill, self.decode))
-        return blocks + self.prefill.num_leases() + self.decode.num_promised_blocks()
+        return blocks + len(self._leases) + self._promises.num_promised_blocks
 
 
 def handle_of(
@@ -216,7 +220,7 @@ async def pair_of(
         assemble("decode", RoleSettings(**{**common, **(decode or {})})),
     )
     async with AsyncExitStack() as stack:
-        await start(stack, *workers)
+        await start(stack, *(one.worker for one in workers))
         pair = Pair(*workers, stack)
         yield pair
         await pair.nothing_held()
