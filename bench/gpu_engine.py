@@ -15,7 +15,7 @@ from baton.engine import EngineConfig, SamplingParams
 from baton.engine.assembly import assemble
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest
-from baton.engine.transformers_model import AttentionHook
+from baton.engine.models.transformers_model import AttentionHook
 from bench.gpu_timing import copy_bandwidth, matrix_peak, seconds
 from bench.report import Row
 

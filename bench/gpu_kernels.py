@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from baton.engine.attention import LayerAttention, RaggedBatch
-from baton.engine.kv_pool import KvCache, KvPool, KvShape, plan_groups
-from baton.engine.mask_rule import MaskRule
-from baton.engine.triton_attention import TritonAttention, TritonBatch
+from baton.engine.attention.interface import LayerAttention, RaggedBatch
+from baton.engine.attention.mask_rule import MaskRule
+from baton.engine.attention.triton_attention import TritonAttention, TritonBatch
+from baton.engine.cache.kv_pool import KvCache, KvPool, KvShape, plan_groups
 from bench.gpu_timing import copy_bandwidth, rate
 from bench.report import Row, interleaved
 from kernels.block_copy import copy_blocks
@@ -153,8 +153,8 @@ def _block_copy(block_bytes: int) -> Callable[[], float]:
 
 
 def _sampling() -> Callable[[], float]:
-    from baton.engine.sampler import Sampler
-    from baton.engine.triton_choice import TritonChooser
+    from baton.engine.sampling.sampler import Sampler
+    from baton.engine.sampling.triton_choice import TritonChooser
     from baton.sampling import SamplingParams
 
     num_rows, vocab_size = 256, 128 * 1024

@@ -32,10 +32,10 @@ from baton.v1.decode_pb2_grpc import DecodeStub
 from baton.v1.prefill_pb2_grpc import PrefillStub
 from bench.report import Row
 from bench.workload import VOCAB_SIZE, save_model
-from router import wire
-from router.fleet import Member
+from router.fleet.fleet import Member
+from router.fleet.worker_model import PoolModel
+from router.lifecycle import wire
 from router.request import Request, work_of
-from router.worker_model import PoolModel
 
 CHUNK = 128
 NUM_CHUNKS = 15

@@ -23,9 +23,9 @@ from bench import warm
 from bench.replay import chain_of, replay
 from bench.report import NotPossibleError, Row, medians
 from bench.traces import MOONCAKE_BLOCK_SIZE, TraceRow, read_mooncake, trace_folder
-from router.candidate import Candidate, Role
-from router.placement import place
-from router.policy import POLICY_NAMES
+from router.fleet.candidate import Candidate, Role
+from router.placement.placement import place
+from router.placement.policy import POLICY_NAMES
 
 TRACE = "mooncake_conversation.jsonl"
 NUM_REUSABLE_BLOCKS = 105_710

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from baton import Client, SamplingParams
 from baton.cli.local_cluster import LocalCluster
-from baton.generation import Generation
+from baton.client.generation import Generation
 from bench.report import Row
 from bench.workload import VOCAB_SIZE, save_model
 

@@ -13,11 +13,11 @@ from collections.abc import Callable
 import numpy as np
 
 from baton.cluster.prefix import hash_chain
-from baton.engine.core.block_pool import BlockPool
-from baton.engine.core.cache_group import CacheGroup
-from baton.engine.core.scheduler import Scheduler
-from baton.engine.core.sequence import KvSource, Request
-from baton.engine.core.settings import SchedulerConfig
+from baton.engine.scheduler.kv.block_pool import BlockPool
+from baton.engine.scheduler.kv.cache_group import CacheGroup
+from baton.engine.scheduler.scheduling.scheduler import Scheduler
+from baton.engine.scheduler.sequences.config import SchedulerConfig
+from baton.engine.scheduler.sequences.sequence import KvSource, Request
 from baton.sampling import SamplingParams
 from bench.report import Row, interleaved
 

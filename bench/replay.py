@@ -14,12 +14,12 @@ from baton.cluster.events import KvEvents
 from baton.cluster.index import LocalityIndex
 from baton.cluster.prefix import BlockHash
 from bench.traces import MOONCAKE_BLOCK_SIZE, TraceRow
-from router.candidate import Candidate
-from router.cost_model import PULL
-from router.placement import place
-from router.policy import PolicyName, policy_named
-from router.prefix_source import with_sources
-from router.recent import RecentTokens
+from router.fleet.candidate import Candidate
+from router.fleet.decayed_counter import RecentTokens
+from router.placement.cost_model import PULL
+from router.placement.placement import place
+from router.placement.policy import PolicyName, policy_named
+from router.placement.prefix_source import with_sources
 
 _DECODE = Candidate("decode-0", "decode", b"")
 

@@ -14,17 +14,17 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from baton.engine.attention import Attention
-from baton.engine.core.block_pool import BlockPool
-from baton.engine.core.cache_group import CacheGroup
-from baton.engine.core.plan import StepPlan, StepResult
-from baton.engine.core.scheduler import Scheduler
-from baton.engine.core.sequence import KvSource, Request
-from baton.engine.core.settings import SchedulerConfig
-from baton.engine.kv_pool import KvCache, KvPool, KvShape, plan_groups
+from baton.engine.attention.interface import Attention
+from baton.engine.attention.torch_attention import TorchAttention
+from baton.engine.cache.kv_pool import KvCache, KvPool, KvShape, plan_groups
 from baton.engine.runner import ModelRunner
-from baton.engine.sampler import Sampler
-from baton.engine.torch_attention import TorchAttention
+from baton.engine.sampling.sampler import Sampler
+from baton.engine.scheduler.kv.block_pool import BlockPool
+from baton.engine.scheduler.kv.cache_group import CacheGroup
+from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult
+from baton.engine.scheduler.scheduling.scheduler import Scheduler
+from baton.engine.scheduler.sequences.config import SchedulerConfig
+from baton.engine.scheduler.sequences.sequence import KvSource, Request
 from baton.sampling import SamplingParams
 from bench.report import Row, interleaved
 

@@ -22,8 +22,8 @@ import grpc
 import numpy as np
 import torch
 
-from baton.engine.core.plan import ExternalAllocation
-from baton.engine.kv_pool import KvPool
+from baton.engine.cache.kv_pool import KvPool
+from baton.engine.scheduler.scheduling.plan import ExternalAllocation
 from baton.serving.channels import Channels
 from baton.worker.memory import keep_freed_memory
 from bench import transfer_bare
@@ -42,9 +42,9 @@ from bench.transfer_source import (
 )
 from kvtransfer.client import KvFetcher
 from kvtransfer.connector import Integrity
+from kvtransfer.connectors.grpc.payload import CHANNEL_OPTIONS, MESSAGE_BYTES
+from kvtransfer.connectors.nixl.agent import is_installed
 from kvtransfer.handle import Handle, TransferReport
-from kvtransfer.nixl_agent import is_installed
-from kvtransfer.payload import CHANNEL_OPTIONS, MESSAGE_BYTES
 from kvtransfer.sources import Choice
 
 SIZES = {"1 MiB": 2**20, "64 KiB": 2**16}

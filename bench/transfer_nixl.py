@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bench.transfer_bare import NUM_BYTES
-from kvtransfer.nixl_agent import load
+from kvtransfer.connectors.nixl.agent import load
 
 
 def _registered(name: str, memory: "np.ndarray[Any, np.dtype[np.uint8]]") -> Any:

@@ -18,20 +18,20 @@ import numpy as np
 import torch
 
 from baton.cli.tls_folder import TlsFolder
-from baton.engine.kv_pool import KvPool, KvShape, plan_layout, pool_bytes
-from baton.engine.shared_memory import SharedMemory
+from baton.engine.cache.kv_pool import KvPool, KvShape, plan_layout, pool_bytes
+from baton.engine.cache.shared_memory import SharedMemory
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.version import version
 from baton.worker.memory import keep_freed_memory
 from bench import transfer_bare
-from kvtransfer.extent import Extent
+from kvtransfer.block_range import Extent
+from kvtransfer.connectors.nixl.source import NixlSource
+from kvtransfer.connectors.shm.source import Doorkeeper
 from kvtransfer.handle import FirstToken, Pairing
 from kvtransfer.lease import Claim
 from kvtransfer.lease_table import LeaseTable
-from kvtransfer.nixl_source import NixlSource
 from kvtransfer.service import KvTransferService, ServedPools, add_to_server
-from kvtransfer.shm_source import Doorkeeper
 
 NUM_BYTES = transfer_bare.NUM_BYTES
 BLOCK_SIZE = 16

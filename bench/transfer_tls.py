@@ -22,7 +22,7 @@ from bench.transfer import SIZES, check, handoff
 from bench.transfer_source import CLAIMANT, NUM_BYTES, fill, pairing_of, pool_of
 from kvtransfer.client import KvFetcher
 from kvtransfer.connector import Integrity
-from kvtransfer.payload import CHANNEL_OPTIONS
+from kvtransfer.connectors.grpc.payload import CHANNEL_OPTIONS
 from kvtransfer.sources import Choice
 
 CONNECTORS: tuple[Choice, ...] = ("grpc", "shm")

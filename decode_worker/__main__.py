@@ -1,6 +1,6 @@
 """`python -m decode_worker`: one worker, which begins as a decode worker."""
 
-from baton.serving.extras import exit_without
+from baton.serving.optional_dependencies import exit_without
 
 if __name__ == "__main__":
     exit_without("worker", "decode")

@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
 from baton.engine.async_engine import SequenceStream
-from baton.engine.core.sequence import FinishReason
 from baton.engine.messages import EngineRequest, SequenceUpdate
+from baton.engine.scheduler.sequences.sequence import FinishReason
 from baton.errors import AlreadyExistsError, NotFoundError
 from baton.v1 import decode_pb2 as pb
-from baton.worker.patience import unless_ended
+from baton.worker.cancellation import unless_ended
 from decode_worker import wire
-from kvtransfer.extent import Extent
+from kvtransfer.block_range import Extent
 from kvtransfer.handle import FirstToken
 from kvtransfer.lease import Claim
 from kvtransfer.lease_table import LeaseTable

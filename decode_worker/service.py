@@ -5,16 +5,16 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from baton.engine.async_engine import AsyncEngine, SequenceStream
-from baton.engine.core.sequence import KvSource
 from baton.engine.messages import EngineRequest
+from baton.engine.scheduler.sequences.sequence import KvSource
 from baton.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 from baton.serving.attempt_id import request_id_of
+from baton.serving.coalescer import Pace
 from baton.serving.logs import name_request
-from baton.serving.pace import Pace
 from baton.v1 import decode_pb2 as pb
 from baton.v1 import decode_pb2_grpc as pb_grpc
+from baton.worker.cancellation import unless_ended
 from baton.worker.exchange import KvExchange
-from baton.worker.patience import unless_ended
 from baton.worker.request_spans import request_spans
 from baton.worker.wire import engine_request
 from baton.worker.worker import Worker

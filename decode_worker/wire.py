@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 from google.protobuf.duration_pb2 import Duration
 
-from baton.engine.core.sequence import FinishReason
-from baton.engine.core.settings import ReturnCost
 from baton.engine.messages import SequenceUpdate
+from baton.engine.metering.step_times import StepTimes
+from baton.engine.metering.work_meter import WorkDone
 from baton.engine.ranking import ranked
-from baton.engine.step_times import StepTimes
-from baton.engine.work_meter import WorkDone
+from baton.engine.scheduler.sequences.config import ReturnCost
+from baton.engine.scheduler.sequences.sequence import FinishReason
 from baton.errors import InvalidArgumentError
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2 as pb

@@ -1,4 +1,4 @@
-"""The random number of a token: `baton.engine.random` on the device, bit by bit.
+"""The random number of a token: `baton.engine.sampling.random` on the device, bit by bit.
 
 Philox4x32-10 over (seed, sequence index, position), which Triton has; what is ours is how the
 counter is laid out and how a number is made of the words.

@@ -8,25 +8,25 @@ from typing import Any
 
 import grpc
 
-from baton.engine.core.plan import ExternalAllocation
-from baton.engine.kv_pool import KvPool
+from baton.engine.cache.kv_pool import KvPool
+from baton.engine.scheduler.scheduling.plan import ExternalAllocation
 from baton.errors import DataLossError, DeadlineExceededError, UnavailableError
 from baton.rpc_errors import is_loss
 from baton.serving.telemetry.propagation import outgoing
 from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import kv_transfer_pb2_grpc as pb_grpc
 from kvtransfer import frames
-from kvtransfer.calling_off import ended
+from kvtransfer.block_batch import Run
+from kvtransfer.cancellation import ended
 from kvtransfer.connector import Connector, Integrity, Receiver
+from kvtransfer.connectors.nixl.claimant import NixlReader
 from kvtransfer.handle import FirstToken, Handle, Pairing, TransferReport
 from kvtransfer.handoff import Handoff
 from kvtransfer.lease_machine import ClaimantEvent
 from kvtransfer.meter import TransferMeter
-from kvtransfer.nixl_claimant import NixlReader
 from kvtransfer.offers import Description, description_of
-from kvtransfer.run import Run
 from kvtransfer.sources import Choice, Sources
-from kvtransfer.spans import note_report, transfer_span
+from kvtransfer.transfer_spans import note_report, transfer_span
 from kvtransfer.wire import connector_values, fetch_request, first_token_of
 
 # A source that cannot say within this how its blocks are to be had is not there.

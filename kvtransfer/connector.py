@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Protocol
 
-from baton.engine.kv_pool import KvLayout, KvPool
+from baton.engine.cache.kv_pool import KvLayout, KvPool
 from baton.errors import FailedPreconditionError
-from kvtransfer.run import Run
+from kvtransfer.block_batch import Run
 
 
 class Connector(Enum):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from google.protobuf.message import DecodeError
 
 from baton.v1 import kv_transfer_pb2 as pb
-from kvtransfer.run import Run
+from kvtransfer.block_batch import Run
 
 _BYTES = 2
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from baton.engine.core.plan import TokenLogprobs
-from baton.engine.kv_pool import KvLayout
+from baton.engine.cache.kv_pool import KvLayout
+from baton.engine.scheduler.scheduling.plan import TokenLogprobs
 from baton.errors import FailedPreconditionError
 from kvtransfer.connector import Connector, Integrity
 

@@ -5,14 +5,14 @@ Knows no transport, and writes no block: it says where a run belongs, or that it
 
 from collections.abc import Sequence
 
-from baton.engine.core.block_pool import NULL_BLOCK
-from baton.engine.core.plan import ExternalAllocation
-from baton.engine.kv_pool import KvLayout
+from baton.engine.cache.kv_pool import KvLayout
+from baton.engine.scheduler.scheduling.plan import ExternalAllocation
+from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import DataLossError
-from kvtransfer.extent import Extent
+from kvtransfer.block_batch import Run
+from kvtransfer.block_range import Extent
 from kvtransfer.handle import FirstToken
 from kvtransfer.lease_machine import CLAIMANT, ClaimantEvent, LeaseAction, LeaseState
-from kvtransfer.run import Run
 
 
 class Handoff:

@@ -18,10 +18,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from baton.engine.core.block_pool import NULL_BLOCK
+from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import BatonError, DataLossError, FailedPreconditionError, NotFoundError
+from kvtransfer.block_range import Extent
 from kvtransfer.clock import Clock, Timer
-from kvtransfer.extent import Extent
 from kvtransfer.handle import FirstToken
 from kvtransfer.lease_machine import OVER, SOURCE, LeaseAction, LeaseState, SourceEvent
 

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 
 from baton.errors import AlreadyExistsError, NotFoundError, UnavailableError
+from kvtransfer.block_range import Extent
 from kvtransfer.clock import Clock
-from kvtransfer.extent import Extent
 from kvtransfer.lease import Claim, Lease, no_such_lease
 from kvtransfer.lease_machine import LeaseState
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from baton.v1 import kv_transfer_pb2 as pb
-from kvtransfer.cuda_ipc import IpcOffer, IpcRegion
-from kvtransfer.nixl_agent import NixlOffer, Region
-from kvtransfer.unix_peer import Door
+from kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion
+from kvtransfer.connectors.nixl.agent import NixlOffer, Region
+from kvtransfer.connectors.shm.unix_peer import Door
 
 _NOT_OFFERED = "the other worker does not offer it"
 

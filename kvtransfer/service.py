@@ -6,25 +6,25 @@ from typing import Any
 
 import grpc
 
-from baton.engine.core.block_pool import NULL_BLOCK
-from baton.engine.kv_pool import KvPool
+from baton.engine.cache.kv_pool import KvPool
+from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import FailedPreconditionError, NotFoundError
 from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import prefill_pb2
 from kvtransfer import frames
+from kvtransfer.block_batch import Run
 from kvtransfer.connector import Connector, Sender
-from kvtransfer.cuda_ipc import IpcOffer
+from kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer
+from kvtransfer.connectors.grpc.payload import PayloadSender
+from kvtransfer.connectors.nixl.agent import NixlOffer
+from kvtransfer.connectors.nixl.source import NixlSource
+from kvtransfer.connectors.shm.source import PlaceSender
+from kvtransfer.connectors.shm.unix_peer import Door
 from kvtransfer.handle import Pairing
 from kvtransfer.lease import Lease
 from kvtransfer.lease_table import LeaseTable
-from kvtransfer.nixl_agent import NixlOffer
-from kvtransfer.nixl_source import NixlSource
 from kvtransfer.offers import Description, description_to_message
-from kvtransfer.payload import PayloadSender
-from kvtransfer.run import Run
-from kvtransfer.shm_source import PlaceSender
-from kvtransfer.spans import sending_span
-from kvtransfer.unix_peer import Door
+from kvtransfer.transfer_spans import sending_span
 from kvtransfer.wire import (
     claim_of,
     connector_of,

@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeVar
 
-from baton.engine.kv_pool import KvPool
+from baton.engine.cache.kv_pool import KvPool
 from baton.errors import FailedPreconditionError, UnavailableError
-from kvtransfer import cuda_ipc, shm_claimant
 from kvtransfer.connector import Connector, Receiver
-from kvtransfer.cuda_ipc import CudaMemory
-from kvtransfer.cuda_memory import DriverMemory
-from kvtransfer.nixl_agent import is_installed
-from kvtransfer.nixl_claimant import NixlReader
+from kvtransfer.connectors.cuda_ipc import memory_handles
+from kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
+from kvtransfer.connectors.cuda_ipc.memory_handles import CudaMemory
+from kvtransfer.connectors.grpc.payload import PayloadReceiver
+from kvtransfer.connectors.nixl.agent import is_installed
+from kvtransfer.connectors.nixl.claimant import NixlReader
+from kvtransfer.connectors.shm import claimant as shm_claimant
 from kvtransfer.offers import Description
-from kvtransfer.payload import PayloadReceiver
 
 Choice = Literal["auto", "grpc", "shm", "nixl", "cuda-ipc"]
 
@@ -57,7 +58,7 @@ class Sources:
     ) -> None:
         """`describe` asks the source at an endpoint, also for ways that it opens for whoever asks.
         `nixl` is closed with this, and not used where `nixl_problem` says why not. `socket_dir`: as
-        of `shm_claimant.attach`."""
+        of `claimant.attach`."""
         self._pools = pools
         self._on_cpu = all(pool.device.type == "cpu" for pool in pools)
         self._choice = choice
@@ -125,7 +126,7 @@ class Sources:
             if self._on_cpu:
                 raise UnavailableError("the pools of this worker are in host memory")
             ipc = _offered(described.ipc)
-            mapped = await _opened(partial(cuda_ipc.attach, ipc, self._pools, self._cuda))
+            mapped = await _opened(partial(memory_handles.attach, ipc, self._pools, self._cuda))
             return mapped, "both see one GPU's memory"
         if connector is Connector.SHM:
             if not self._on_cpu:

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from baton.engine.core.plan import TokenLogprobs
-from baton.engine.kv_pool import KvLayout, LayerLayout
+from baton.engine.cache.kv_pool import KvLayout, LayerLayout
+from baton.engine.scheduler.scheduling.plan import TokenLogprobs
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.v1 import inference_pb2, prefill_pb2
 from baton.v1 import kv_transfer_pb2 as pb

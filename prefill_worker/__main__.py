@@ -1,6 +1,6 @@
 """`python -m prefill_worker`: one worker, which begins as a prefill worker."""
 
-from baton.serving.extras import exit_without
+from baton.serving.optional_dependencies import exit_without
 
 if __name__ == "__main__":
     exit_without("worker", "prefill")

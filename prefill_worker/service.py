@@ -3,11 +3,11 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-from baton.engine.core.plan import TokenLogprobs
-from baton.engine.core.sequence import FinishReason, KvSource, Purpose
 from baton.engine.messages import EngineRequest, SequenceUpdate
-from baton.engine.step_times import StepTimes
-from baton.engine.work_meter import WorkDone
+from baton.engine.metering.step_times import StepTimes
+from baton.engine.metering.work_meter import WorkDone
+from baton.engine.scheduler.scheduling.plan import TokenLogprobs
+from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from baton.errors import InvalidArgumentError
 from baton.serving.attempt_id import request_id_of
 from baton.serving.logs import name_request
@@ -24,12 +24,12 @@ from baton.worker.wire import (
     work_done_to_message,
 )
 from baton.worker.worker import Worker
-from kvtransfer.extent import Extent
+from kvtransfer.block_range import Extent
 from kvtransfer.handle import FirstToken
 from kvtransfer.lease import Claim
 from kvtransfer.wire import first_token_to_message, lease_id_of
-from prefill_worker.keeping import Keeper
-from prefill_worker.pulling import pull, source_of
+from prefill_worker.lease_keeper import Keeper
+from prefill_worker.prefix_pull import pull, source_of
 
 
 class PrefillService(pb_grpc.PrefillServicer):

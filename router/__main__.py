@@ -15,7 +15,7 @@ from baton.errors import FailedPreconditionError
 from baton.serving.access import ROUTER_NAME, Access
 from baton.serving.certificates import check_role
 from baton.serving.channels import Channels
-from baton.serving.extras import check_extra
+from baton.serving.optional_dependencies import check_extra
 from baton.serving.process import main, settle
 from baton.serving.server import Server
 from baton.serving.telemetry.exposition import Exposition
@@ -23,27 +23,27 @@ from baton.serving.telemetry.scrape_server import Render
 from baton.serving.telemetry.serving import serve_metrics
 from baton.serving.tenant import Tenants
 from baton.v1 import admin_pb2_grpc, inference_pb2_grpc
-from router.admission import admission_named
-from router.decision import Rules
-from router.fleet import Fleet
-from router.gate import Gate
-from router.in_flight import Requests
-from router.inference import Inference
-from router.intake import Intake
+from router.admission.controller import Gate
+from router.admission.forecast import Prospects
+from router.admission.policy import admission_named
+from router.admission.rate_limit import RateLimits
+from router.fleet.fleet import Fleet
+from router.fleet.service_discovery import PATH as TARGETS_PATH
+from router.fleet.service_discovery import Targets
+from router.intake.intake import Intake
+from router.intake.model_card import read_model_card
+from router.lifecycle.in_flight import Requests
+from router.lifecycle.inference import Inference
 from router.metrics import RateLimitMetrics, RouterMetrics
-from router.model_card import read_model_card
-from router.placer import Placer
-from router.prospects import Prospects
-from router.rate_limit import RateLimits
-from router.rebalancer import Rebalancer
-from router.record_file import RecordFile
-from router.recorder import Recorder
+from router.placement.decision import Rules
+from router.placement.placer import Placer
+from router.placement.record.record_file import RecordFile
+from router.placement.record.recorder import Recorder
 from router.request import Request, work_of
-from router.request_meter import RequestMeter
+from router.roles.rebalancer import Rebalancer
 from router.service import InferenceService, RouterAdmin
 from router.settings import RouterSettings
-from router.targets import PATH as TARGETS_PATH
-from router.targets import Targets
+from router.telemetry.request_meter import RequestMeter
 
 if TYPE_CHECKING:
     from router.http.server import HttpServer

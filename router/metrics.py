@@ -8,15 +8,15 @@ from prometheus_client.core import Metric
 from baton.cluster.round_trips import RoundTrips
 from baton.serving.telemetry.families import counter, gauge, histogram
 from baton.serving.telemetry.redis import redis_metrics
-from router.allowance import OTHERS
-from router.fleet import Fleet
-from router.gate import Gate
-from router.in_flight import Requests
-from router.placer import PLACED, Placer
-from router.rate_limit import KINDS, RateLimits
-from router.rebalancer import Rebalancer
-from router.request_meter import RequestMeter
-from router.setback import SetbackKind
+from router.admission.controller import Gate
+from router.admission.quotas import OTHERS
+from router.admission.rate_limit import KINDS, RateLimits
+from router.failure import SetbackKind
+from router.fleet.fleet import Fleet
+from router.lifecycle.in_flight import Requests
+from router.placement.placer import PLACED, Placer
+from router.roles.rebalancer import Rebalancer
+from router.telemetry.request_meter import RequestMeter
 
 _GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from baton.sampling import SamplingParams
 from baton.serving.tenant import Tenant
 from baton.v1 import inference_pb2 as pb
-from router.setback import SetbackKind
+from router.failure import SetbackKind
 from router.usage import Account
 
 ANONYMOUS = Tenant()

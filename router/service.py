@@ -10,21 +10,21 @@ import grpc
 
 from baton.errors import InvalidArgumentError
 from baton.role_wire import role_of, role_to_message
-from baton.serving import about
+from baton.serving import build_info
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Tenants
 from baton.v1 import admin_pb2, admin_pb2_grpc
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc as pb_grpc
-from router import wire
-from router.fleet import Fleet, Member, State
-from router.in_flight import Requests
-from router.inference import Inference
-from router.intake import Intake
-from router.placer import Placer
-from router.rate_limit import RateLimits
-from router.rebalancer import Rebalancer
+from router.admission.rate_limit import RateLimits
+from router.fleet.fleet import Fleet, Member, State
+from router.intake.intake import Intake
+from router.lifecycle import wire
+from router.lifecycle.in_flight import Requests
+from router.lifecycle.inference import Inference
+from router.placement.placer import Placer
 from router.request import work_of
+from router.roles.rebalancer import Rebalancer
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
     async def GetInfo(
         self, _request: admin_pb2.GetInfoRequest, _context: Any
     ) -> admin_pb2.GetInfoResponse:
-        return about.info(has_redis=True, is_heard=self._fleet.hears_redis, worker=None)
+        return build_info.info(has_redis=True, is_heard=self._fleet.hears_redis, worker=None)
 
     async def Drain(
         self, _request: admin_pb2.DrainRequest, _context: Any

@@ -6,16 +6,16 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from baton.models import DEFAULT_MODEL, locate
-from baton.serving.pace import INTERVAL_SECONDS
+from baton.serving.coalescer import INTERVAL_SECONDS
 from baton.serving.settings import ServingSettings
 from baton.serving.tenant import Tenants
 from baton.v1 import inference_pb2
-from router.admission import AdmissionName
-from router.allowance import Allowance, Allowances
-from router.policy import PolicyName
-from router.pressure import Objectives
-from router.role_balance import Hysteresis
-from router.turns import MAX_WAITING
+from router.admission.admission_queue import MAX_WAITING
+from router.admission.policy import AdmissionName
+from router.admission.quotas import Allowance, Allowances
+from router.placement.policy import PolicyName
+from router.roles.pool_load import Objectives
+from router.roles.role_balance import Hysteresis
 
 _INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 

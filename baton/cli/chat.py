@@ -3,7 +3,7 @@
 import contextlib
 import sys
 
-from baton.client import Client, Message
+from baton.client.client import Client, Message
 from baton.errors import BatonError, FailedPreconditionError
 from baton.sampling import SamplingParams
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from baton.cli.display import status_display
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.signals import interrupted_by_signals
-from baton.client import Accepted, Client, Finished, Message, Prompt
+from baton.client.client import Accepted, Client, Finished, Message, Prompt
 from baton.sampling import SamplingParams
 
 _ANSWER_TIMEOUT = 15.0

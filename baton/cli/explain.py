@@ -7,11 +7,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from baton.client import Candidate, Explanation
-from baton.client_wire import explanation_of
+from baton.client.client import Candidate, Explanation
+from baton.client.wire import explanation_of
 from baton.errors import InvalidArgumentError, NotFoundError
-from router.replay import read_record, replay
-from router.wire import explanation
+from router.lifecycle.wire import explanation
+from router.placement.record.replay import read_record, replay
 
 _TITLES = {
     ("prefill", False): "prefill workers",

@@ -5,7 +5,7 @@ import json
 import sys
 from typing import Any
 
-from baton.client import Completion, Finished, Generation, TokenLogprobs
+from baton.client.client import Completion, Finished, Generation, TokenLogprobs
 from baton.errors import InvalidArgumentError
 from baton.sampling import SamplingParams
 

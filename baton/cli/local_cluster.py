@@ -21,7 +21,7 @@ from baton.cli.process import Flags, Process, Role
 from baton.cli.signals import signals_deferred
 from baton.cli.status import ANSWER_TIMEOUT, OnStatus, Status, status_of
 from baton.cli.tls_folder import TlsFolder
-from baton.client import Client, Worker
+from baton.client.client import Client, Worker
 from baton.cluster.embedded import EmbeddedRedis
 from baton.cluster.redis import check_answers
 from baton.errors import (

@@ -14,7 +14,7 @@ from baton.cli.ports import HOST
 from baton.cli.signals import signals_deferred
 from baton.cli.tls_folder import TlsFolder
 from baton.cluster.address import has_secret
-from baton.cluster.child import dying_with_parent
+from baton.cluster.parent_death import dying_with_parent
 from baton.serving.listening import WILDCARDS
 
 Role = Literal["router", "prefill", "decode"]

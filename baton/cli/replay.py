@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.errors import InvalidArgumentError
-from router.decision import DEFAULT_RULES
-from router.policy import POLICY_NAMES, PolicyName
-from router.replay import Redecided, read_record, reckoned, replay
+from router.placement.decision import DEFAULT_RULES
+from router.placement.policy import POLICY_NAMES, PolicyName
+from router.placement.record.replay import Redecided, read_record, reckoned, replay
 
 _NUM_SHOWN = 20
 

@@ -5,7 +5,7 @@ import json
 
 from rich.console import Console
 
-from baton.client import Client, RoleBalance
+from baton.client.client import Client, RoleBalance
 
 
 def print_json(balance: RoleBalance) -> None:

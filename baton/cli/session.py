@@ -4,7 +4,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from baton.client import Client
+from baton.client.client import Client
 from baton.errors import UnavailableError
 from baton.tls import Tls
 

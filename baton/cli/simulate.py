@@ -22,8 +22,8 @@ from bench.simulator.setup import Setup
 from bench.simulator.study import Study
 from bench.simulator.table import COLUMNS, row_of
 from bench.traces import MOONCAKE_BLOCK_SIZE, TraceError, TraceRow, read_trace
-from router.admission import ADMISSION_NAMES, AdmissionName
-from router.policy import POLICY_NAMES, PolicyName
+from router.admission.policy import ADMISSION_NAMES, AdmissionName
+from router.placement.policy import POLICY_NAMES, PolicyName
 
 _LINE_SECONDS = 10.0  # between lines where nobody watches
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.cli.process import Process
-from baton.client import Client
+from baton.client.client import Client
 from baton.errors import BatonError
 
 ANSWER_TIMEOUT = 1.0  # seconds; a process that loads a model may not answer for a while

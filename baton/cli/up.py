@@ -14,7 +14,7 @@ from baton.cli.ports import is_free
 from baton.cli.signals import interrupted_by_signals
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.serving.access import ROUTER_NAME
-from baton.serving.extras import check_extra
+from baton.serving.optional_dependencies import check_extra
 
 DEFAULT_HTTP_PORT = 8000
 _ADMIN_PORT = int(DEFAULT_ADMIN_ADDRESS.rpartition(":")[2])

@@ -6,7 +6,7 @@ import json
 from rich.console import Console
 from rich.table import Table
 
-from baton.client import Worker
+from baton.client.client import Worker
 
 _STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow", "unreachable": "red"}
 

@@ -7,7 +7,7 @@ its sequence number, and the events after it make it exact whenever each slot wa
 
 from dataclasses import dataclass
 
-from baton.cluster.mirror import Mirror
+from baton.cluster.snapshot import Mirror
 
 _SLOTS_PER_HASH = 8  # a round is over after events of an eighth as many hashes as there are slots
 _HASHES_PER_BATCH = 16  # what a batch costs a reader beside its hashes, in hashes

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from baton.cluster.child import dying_with_parent
+from baton.cluster.parent_death import dying_with_parent
 from baton.errors import FailedPreconditionError, UnavailableError
 
 _START_TIMEOUT = 5.0  # seconds

@@ -5,8 +5,8 @@ Redis.
 """
 
 from baton.cluster.events import EventBatch, KvEvents
-from baton.cluster.mirror import Mirror
 from baton.cluster.prefix import BlockHash
+from baton.cluster.snapshot import Mirror
 
 
 class EventLog:

@@ -7,22 +7,22 @@ from pathlib import Path
 import torch
 
 from baton.cluster.prefix import PrefixNamespace
-from baton.engine import loader
-from baton.engine.attention import Attention
+from baton.engine.attention.interface import Attention
 from baton.engine.backend import Backend, choose_backend
-from baton.engine.cache_allocation import allocate
-from baton.engine.cache_plan import CachePlan
+from baton.engine.cache.kv_pool import KvCache, KvPool
+from baton.engine.cache.kv_scales import FP8, describe, read_scales
 from baton.engine.config import EngineConfig
-from baton.engine.core.block_pool import BlockPool
-from baton.engine.core.cache_group import CacheGroup
-from baton.engine.core.scheduler import Scheduler
-from baton.engine.core.settings import Preemption, SchedulerConfig
-from baton.engine.hf import PreTrainedModel, without_progress_bars
-from baton.engine.kv_pool import KvCache, KvPool
-from baton.engine.kv_scales import FP8, describe, read_scales
+from baton.engine.memory.cache_allocation import allocate
+from baton.engine.memory.cache_plan import CachePlan
 from baton.engine.messages import ModelInfo
+from baton.engine.models import loader
+from baton.engine.models.hf import PreTrainedModel, without_progress_bars
+from baton.engine.models.transformers_model import AttentionHook, ProbedLayer, probe
 from baton.engine.runner import DecoderModel
-from baton.engine.transformers_model import AttentionHook, ProbedLayer, probe
+from baton.engine.scheduler.kv.block_pool import BlockPool
+from baton.engine.scheduler.kv.cache_group import CacheGroup
+from baton.engine.scheduler.scheduling.scheduler import Scheduler
+from baton.engine.scheduler.sequences.config import Preemption, SchedulerConfig
 from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder
 from baton.version import version
 

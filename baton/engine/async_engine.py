@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, TypeVar
 import torch
 
 from baton.cluster.prefix import BlockHash
-from baton.engine.core.block_pool import CacheEvents
-from baton.engine.core.pins import Tables
-from baton.engine.core.plan import ExternalAllocation
-from baton.engine.core.scheduler_stats import SchedulerStats
-from baton.engine.core.sequence import Purpose
-from baton.engine.core.settings import Preemption
+from baton.engine.cache.kv_pool import KvLayout, KvPool
 from baton.engine.engine import Engine
-from baton.engine.kv_pool import KvLayout, KvPool
 from baton.engine.messages import EngineRequest, ModelInfo, SequenceUpdate, StepOutput
-from baton.engine.step_times import StepTimes, TimeSpent
-from baton.engine.work_meter import WorkDone
+from baton.engine.metering.step_times import StepTimes, TimeSpent
+from baton.engine.metering.work_meter import WorkDone
+from baton.engine.scheduler.kv.block_pool import CacheEvents
+from baton.engine.scheduler.kv.pinned_blocks import Tables
+from baton.engine.scheduler.scheduling.plan import ExternalAllocation
+from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
+from baton.engine.scheduler.sequences.config import Preemption
+from baton.engine.scheduler.sequences.sequence import Purpose
 from baton.errors import (
     AlreadyExistsError,
     BatonError,
@@ -41,7 +41,7 @@ from baton.errors import (
 from baton.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from baton.engine.grammar_state import CompiledGrammar
+    from baton.engine.grammar.state import CompiledGrammar
 
 logger = logging.getLogger(__name__)
 

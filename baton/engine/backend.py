@@ -5,17 +5,17 @@ from typing import Protocol
 
 import torch
 
-from baton.engine.attention import Attention, LayerAttention
+from baton.engine.attention.interface import Attention, LayerAttention
+from baton.engine.attention.torch_attention import TorchAttention
+from baton.engine.cache.kv_pool import KvCache
 from baton.engine.config import EngineConfig
-from baton.engine.fused_model import FusedModel
-from baton.engine.graphs import DecodeGraphs
-from baton.engine.hf import PreTrainedModel
-from baton.engine.kv_pool import KvCache
-from baton.engine.llama_shaped import is_dense, why_unknown
+from baton.engine.models.cuda_graphs import DecodeGraphs
+from baton.engine.models.fused_model import FusedModel
+from baton.engine.models.hf import PreTrainedModel
+from baton.engine.models.llama_shaped import is_dense, why_unknown
+from baton.engine.models.transformers_model import AttentionHook, ProbedLayer, TransformersModel
 from baton.engine.runner import DecoderModel
-from baton.engine.sampler import Sampler
-from baton.engine.torch_attention import TorchAttention
-from baton.engine.transformers_model import AttentionHook, ProbedLayer, TransformersModel
+from baton.engine.sampling.sampler import Sampler
 from baton.errors import InvalidArgumentError
 
 logger = logging.getLogger(__name__)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from baton.engine.core.policy import POLICIES
-from baton.engine.core.settings import Preemption
+from baton.engine.scheduler.scheduling.policy import POLICIES
+from baton.engine.scheduler.sequences.config import Preemption
 from baton.errors import InvalidArgumentError
 
 KERNELS = ("auto", "triton", "torch")
@@ -29,7 +29,7 @@ class EngineConfig:
         dtype: of weights and, unless `kv_cache_dtype` is set, of the cache; "auto" is float32 on a
             CPU and the checkpoint's own on a GPU.
         kv_cache_dtype: of K and V in the cache: "auto" for that of the weights, or "fp8_e4m3", of
-            which twice as many tokens fit as of bfloat16 (`baton.engine.kv_scales`). It loses
+            which twice as many tokens fit as of bfloat16 (`baton.engine.cache.kv_scales`). It loses
             precision: outputs are not quite those of the model. On a GPU it needs compute
             capability 9.0.
         block_size: tokens in a KV block.
@@ -43,7 +43,8 @@ class EngineConfig:
         max_num_batched_tokens: tokens computed in one step; longer prompts are cut into chunks.
             None: 128 on a CPU, where a step is slow and fills the cores anyway, 2048 on a GPU.
         prefix_caching: find the KV of equal prefixes again.
-        policy: in which order sequences are served: one of `baton.engine.core.policy.POLICIES`.
+        policy: in which order sequences are served: one of
+            `baton.engine.scheduler.scheduling.policy.POLICIES`.
         max_cache_reads: tokens attended to in one step, over all its sequences. None: no limit.
         long_prefill_threshold: prompt tokens of one sequence in one step. None: no limit.
         free_block_margin: blocks that stay free for what runs when something new is let in.
@@ -60,7 +61,7 @@ class EngineConfig:
             kernel, and torch's on a CPU.
         deterministic: make a request's logits the same, bit for bit, in any batch and chunked in
             any way, at some cost in speed. Needs Triton's kernels and a Llama-shaped model, with
-            experts or without (`baton.engine.llama_shaped`).
+            experts or without (`baton.engine.models.llama_shaped`).
         cuda_graphs: replay decode steps from recorded graphs on a GPU.
         async_scheduling: launch a step in which all only go on before the tokens of the one before
             it have come back. None: on a GPU, which would wait meanwhile.

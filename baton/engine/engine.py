@@ -20,16 +20,10 @@ from baton.engine.assembly import (
     load,
     make_scheduler,
 )
+from baton.engine.cache.kv_pool import KvLayout
+from baton.engine.cache.swap_costs import CostMeter
 from baton.engine.config import EngineConfig
-from baton.engine.core.memory_report import MemoryReport
-from baton.engine.core.ngram import Drafter, DraftRequest, NgramDrafter
-from baton.engine.core.pins import Tables
-from baton.engine.core.plan import StepPlan
-from baton.engine.core.progress import SequenceProgress, StepProgress
-from baton.engine.core.scheduler_stats import SchedulerStats
-from baton.engine.core.sequence import KvSource, Purpose, Request
-from baton.engine.cost_meter import CostMeter
-from baton.engine.kv_pool import KvLayout
+from baton.engine.memory.pool_size import peak_blocks
 from baton.engine.messages import (
     Completion,
     EngineRequest,
@@ -37,18 +31,24 @@ from baton.engine.messages import (
     SequenceUpdate,
     StepOutput,
 )
-from baton.engine.pool_size import peak_blocks
+from baton.engine.metering.step_times import StepClock, TimeSpent
+from baton.engine.metering.work_meter import WorkDone, WorkMeter
 from baton.engine.ranking import ranked
 from baton.engine.runner import Launched, ModelRunner
-from baton.engine.step_times import StepClock, TimeSpent
+from baton.engine.scheduler.kv.memory_report import MemoryReport
+from baton.engine.scheduler.kv.pinned_blocks import Tables
+from baton.engine.scheduler.scheduling.plan import StepPlan
+from baton.engine.scheduler.scheduling.progress import SequenceProgress, StepProgress
+from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
+from baton.engine.scheduler.sequences.prompt_lookup import Drafter, DraftRequest, NgramDrafter
+from baton.engine.scheduler.sequences.sequence import KvSource, Purpose, Request
 from baton.engine.updates import updates_of, updates_of_one
-from baton.engine.work_meter import WorkDone, WorkMeter
 from baton.errors import AlreadyExistsError, InvalidArgumentError, OverloadedError
 from baton.sampling import SamplingParams, check_length, check_token_ids, check_vocabulary
 
 if TYPE_CHECKING:
-    from baton.engine.grammar import GrammarCompiler
-    from baton.engine.grammar_state import CompiledGrammar
+    from baton.engine.grammar.compiler import GrammarCompiler
+    from baton.engine.grammar.state import CompiledGrammar
 
 Prompt = str | SequenceOf[int]
 
@@ -174,7 +174,7 @@ class Engine:
     def tokenizer(self) -> Any:
         """The checkpoint's tokenizer, loaded when first asked for."""
         if self._tokenizer is None:
-            from baton.engine.hf import AutoTokenizer
+            from baton.engine.models.hf import AutoTokenizer
 
             self._tokenizer = AutoTokenizer.from_pretrained(self._path, trust_remote_code=False)
         return self._tokenizer
@@ -537,6 +537,6 @@ def _grammar_compiler(loaded: LoadedModel) -> "GrammarCompiler | None":
     """None for a model without the tokenizer that grammars are read with."""
     if not (Path(loaded.path) / "tokenizer.json").is_file():
         return None
-    from baton.engine.grammar import GrammarCompiler
+    from baton.engine.grammar.compiler import GrammarCompiler
 
     return GrammarCompiler(loaded.path, loaded.info.vocab_size, loaded.info.eos_token_ids)

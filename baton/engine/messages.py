@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from baton.cluster.prefix import BlockHash, PrefixNamespace
-from baton.engine.core.block_pool import CacheEvents
-from baton.engine.core.plan import ExternalAllocation, TokenLogprobs
-from baton.engine.core.sequence import FinishReason, KvSource, Purpose
-from baton.engine.core.settings import Preemption, ReturnCost
-from baton.engine.step_times import StepTimes
+from baton.engine.metering.step_times import StepTimes
+from baton.engine.scheduler.kv.block_pool import CacheEvents
+from baton.engine.scheduler.scheduling.plan import ExternalAllocation, TokenLogprobs
+from baton.engine.scheduler.sequences.config import Preemption, ReturnCost
+from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from baton.sampling import SamplingParams
 
 

@@ -9,15 +9,16 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from baton.engine.attention import Attention, RaggedBatch, StepBatch, uploader
-from baton.engine.core.encoder_inputs import EncoderInput
-from baton.engine.core.plan import BlockMove, StepPlan, StepResult, TokenLogprobs
-from baton.engine.core.seats import Int64Array, Seats
-from baton.engine.grammar_masks import GrammarMasks
-from baton.engine.graphs import DecodeGraphs
-from baton.engine.kv_pool import KvCache, KvPool
-from baton.engine.sampler import Sampler, score
-from baton.engine.step_times import StepClock
+from baton.engine.attention.interface import Attention, RaggedBatch, StepBatch, uploader
+from baton.engine.cache.kv_pool import KvCache, KvPool
+from baton.engine.grammar.masks import GrammarMasks
+from baton.engine.metering.step_times import StepClock
+from baton.engine.models.cuda_graphs import DecodeGraphs
+from baton.engine.sampling.sampler import Sampler, score
+from baton.engine.scheduler.kv.memory_operations import BlockMove
+from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult, TokenLogprobs
+from baton.engine.scheduler.sequences.batch_slots import Int64Array, Seats
+from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput
 
 _NOTHING = StepResult(np.zeros(0, np.int64))
 

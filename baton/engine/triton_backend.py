@@ -4,21 +4,21 @@ import logging
 
 import torch
 
-from baton.engine.attention import Attention
+from baton.engine.attention.interface import Attention
+from baton.engine.attention.static_batch import StaticTritonBatch
+from baton.engine.attention.triton_attention import TritonAttention
+from baton.engine.cache.kv_pool import KvCache
 from baton.engine.config import EngineConfig
-from baton.engine.graphs import CudaRecorder, DecodeGraphs
-from baton.engine.hf import PreTrainedModel
-from baton.engine.kernel_layers import fuse_residuals
-from baton.engine.kernel_modules import swap_modules
-from baton.engine.kv_pool import KvCache
-from baton.engine.llama_shaped import why_unknown
+from baton.engine.models.cuda_graphs import CudaRecorder, DecodeGraphs
+from baton.engine.models.hf import PreTrainedModel
+from baton.engine.models.kernel_layers import fuse_residuals
+from baton.engine.models.kernel_modules import swap_modules
+from baton.engine.models.llama_shaped import why_unknown
+from baton.engine.models.transformers_model import AttentionHook, ProbedLayer, TransformersModel
+from baton.engine.models.triton_model import TritonModel, batch_invariant, library
 from baton.engine.runner import DecoderModel
-from baton.engine.sampler import Sampler
-from baton.engine.static_batch import StaticTritonBatch
-from baton.engine.transformers_model import AttentionHook, ProbedLayer, TransformersModel
-from baton.engine.triton_attention import TritonAttention
-from baton.engine.triton_choice import TritonChooser
-from baton.engine.triton_model import TritonModel, batch_invariant, library
+from baton.engine.sampling.sampler import Sampler
+from baton.engine.sampling.triton_choice import TritonChooser
 
 logger = logging.getLogger(__name__)
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from baton.engine.core.plan import StepResult, TokenLogprobs
-from baton.engine.core.progress import SequenceProgress, StepProgress
 from baton.engine.messages import SequenceUpdate
+from baton.engine.scheduler.scheduling.plan import StepResult, TokenLogprobs
+from baton.engine.scheduler.scheduling.progress import SequenceProgress, StepProgress
 
 
 def updates_of(progress: StepProgress, result: StepResult) -> Iterator[SequenceUpdate]:

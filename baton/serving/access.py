@@ -1,7 +1,8 @@
 """Who may call which service: told by the role in the certificate that a caller has shown.
 
 A role is the path of a URI that the certificate is for, in the form of SPIFFE:
-`spiffe://any-domain/baton/router`. Which process connects to which is in `baton.serving.edges`.
+`spiffe://any-domain/baton/router`. Which process connects to which is in
+`baton.serving.network_topology`.
 """
 
 import re

@@ -6,7 +6,7 @@ import torch
 
 from baton.errors import NotFoundError
 from baton.role_wire import role_of
-from baton.serving import about
+from baton.serving import build_info
 from baton.v1 import admin_pb2 as pb
 from baton.v1 import admin_pb2_grpc as pb_grpc
 from baton.worker.exchange import BlockPromises, KvExchange
@@ -59,7 +59,7 @@ class WorkerAdmin(pb_grpc.AdminServicer):
 
     async def GetInfo(self, _request: pb.GetInfoRequest, _context: Any) -> pb.GetInfoResponse:
         worker = self._worker
-        return about.info(
+        return build_info.info(
             has_redis=bool(worker.settings.redis_url),
             is_heard=worker.is_heard,
             worker=_facts(worker) if worker.is_ready else None,

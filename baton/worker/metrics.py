@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from prometheus_client.core import Metric
 
-from baton.engine.core.scheduler_stats import SchedulerStats
+from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
 from baton.serving.telemetry.families import counter, gauge, histogram
 from baton.serving.telemetry.redis import redis_metrics
 from baton.worker.exchange import BlockPromises, KvExchange

@@ -15,10 +15,10 @@ from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
 
 from baton.engine.async_engine import SequenceStream
-from baton.engine.core.sequence import FinishReason, KvSource, Purpose
-from baton.engine.core.settings import Preemption
 from baton.engine.messages import EngineRequest, SequenceUpdate
-from baton.engine.step_times import StepTimes, TimeSpent
+from baton.engine.metering.step_times import StepTimes, TimeSpent
+from baton.engine.scheduler.sequences.config import Preemption
+from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from baton.serving.telemetry.stages import begun_stage, failed, is_sampled, past_stage, wall_ns
 
 # What lies between two steps in a row is no waiting.

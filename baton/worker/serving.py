@@ -5,16 +5,16 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from baton.engine.kv_pool import KvPool
+from baton.engine.cache.kv_pool import KvPool
 from baton.errors import FailedPreconditionError, UnavailableError
 from baton.worker.worker import Worker
-from kvtransfer.cuda_ipc import offer
-from kvtransfer.cuda_memory import DriverMemory
-from kvtransfer.nixl_agent import is_installed
-from kvtransfer.nixl_source import NixlSource
+from kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
+from kvtransfer.connectors.cuda_ipc.memory_handles import offer
+from kvtransfer.connectors.nixl.agent import is_installed
+from kvtransfer.connectors.nixl.source import NixlSource
+from kvtransfer.connectors.shm.source import Doorkeeper
+from kvtransfer.connectors.shm.unix_peer import Door
 from kvtransfer.service import ServedPools
-from kvtransfer.shm_source import Doorkeeper
-from kvtransfer.unix_peer import Door
 
 
 class PoolServer:

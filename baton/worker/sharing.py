@@ -10,7 +10,7 @@ from baton.errors import NotFoundError
 from baton.v1 import kv_sharing_pb2 as pb
 from baton.v1 import kv_sharing_pb2_grpc as pb_grpc
 from baton.worker.worker import Worker
-from kvtransfer.extent import Extent
+from kvtransfer.block_range import Extent
 from kvtransfer.lease import Lease
 from kvtransfer.lease_table import LeaseTable
 from kvtransfer.wire import claim_of, hashes_of

@@ -3,12 +3,12 @@
 import time
 from collections.abc import Sequence
 
-from baton.engine.core.plan import TokenLogprobs
-from baton.engine.core.sequence import FinishReason, KvSource, Purpose
-from baton.engine.core.settings import ReturnCost
 from baton.engine.messages import EngineRequest
-from baton.engine.step_times import StepTimes
-from baton.engine.work_meter import WorkDone
+from baton.engine.metering.step_times import StepTimes
+from baton.engine.metering.work_meter import WorkDone
+from baton.engine.scheduler.scheduling.plan import TokenLogprobs
+from baton.engine.scheduler.sequences.config import ReturnCost
+from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from baton.params_wire import from_proto
 from baton.v1 import decode_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb

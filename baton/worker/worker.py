@@ -20,8 +20,8 @@ from baton.cluster.redis import connect
 from baton.cluster.registry import Registration, Role, WorkerRecord, new_epoch
 from baton.cluster.round_trips import RoundTrips
 from baton.engine.async_engine import AsyncEngine
-from baton.engine.core.block_pool import CacheEvents
 from baton.engine.engine import Engine
+from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.errors import UnavailableError
 from baton.serving.access import WORKER_NAME
 from baton.serving.certificates import check_role
@@ -33,8 +33,8 @@ from baton.serving.telemetry.serving import serve_metrics
 from baton.version import version
 from baton.worker.memory import keep_freed_memory
 from baton.worker.settings import WorkerSettings
+from kvtransfer.connectors.grpc.payload import CHANNEL_OPTIONS
 from kvtransfer.handle import Pairing
-from kvtransfer.payload import CHANNEL_OPTIONS
 from kvtransfer.wire import serialize_layouts
 
 logger = logging.getLogger(__name__)

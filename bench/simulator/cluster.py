@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from baton.cluster.events import KvEvents
 from baton.cluster.index import LocalityIndex
-from baton.engine.core.block_pool import CacheEvents
-from baton.engine.core.sequence import FinishReason
+from baton.engine.scheduler.kv.block_pool import CacheEvents
+from baton.engine.scheduler.sequences.sequence import FinishReason
 from baton.errors import BatonError, OverloadedError, UnavailableError
 from baton.sampling import check_length
 from bench.simulator.clock import Clock
@@ -22,15 +22,15 @@ from bench.simulator.job import Job
 from bench.simulator.rates import rates_of
 from bench.simulator.setup import Setup
 from decode_worker.capacity import Capacity, num_blocks_on_arrival
-from router.budget import RetryBudget
-from router.candidate import Candidate, Role
-from router.decision import Decision, Question, Rules
-from router.load import Load, Share
-from router.pending import PendingPrefixes, held_blocks
-from router.placement import Placement, why_none
-from router.recent import coarse
-from router.recovery import Recovery
-from router.setback import Setback, SetbackKind
+from router.failure import Setback, SetbackKind
+from router.fleet.candidate import Candidate, Role
+from router.fleet.decayed_counter import coarse
+from router.fleet.load import Load, Share
+from router.fleet.pending_prefixes import PendingPrefixes, held_blocks
+from router.lifecycle.recovery import Recovery
+from router.lifecycle.retry_budget import RetryBudget
+from router.placement.decision import Decision, Question, Rules
+from router.placement.placement import Placement, why_none
 
 OnProgress = Callable[[int, int, float], None]
 """Told how many requests have ended, of how many, and the simulated seconds."""

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from baton.engine.core.sequence import FinishReason, KvSource, Purpose
+from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from bench.simulator.cluster import ROLES, Cluster, Flight, SimulatedWorker
 from bench.simulator.engine import SimulatedEngine
 from bench.simulator.job import Job
 from bench.simulator.setup import Setup
-from router.candidate import Candidate
-from router.placement import Placement
+from router.fleet.candidate import Candidate
+from router.placement.placement import Placement
 
 
 class Colocated(Cluster):

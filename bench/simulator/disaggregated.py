@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 
-from baton.engine.core.sequence import FinishReason, KvSource, Purpose
+from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from bench.simulator.cluster import ROLES, Cluster, Flight, SimulatedWorker
 from bench.simulator.engine import SimulatedEngine
 from bench.simulator.job import Job
 from bench.simulator.latency import transfer_end
 from bench.simulator.setup import Setup
-from prefill_worker.keeping import LOOK_INTERVAL
-from router.candidate import Candidate
-from router.placement import Placement
+from prefill_worker.lease_keeper import LOOK_INTERVAL
+from router.fleet.candidate import Candidate
+from router.placement.placement import Placement
 
 _PAIRING = b"alike"
 

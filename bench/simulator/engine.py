@@ -14,14 +14,14 @@ from typing import Protocol
 
 import numpy as np
 
-from baton.engine.core.block_pool import BlockPool, CacheEvents
-from baton.engine.core.cache_group import CacheGroup
-from baton.engine.core.plan import StepPlan, StepResult
-from baton.engine.core.progress import StepProgress
-from baton.engine.core.scheduler import Scheduler
-from baton.engine.core.seats import Int64Array
-from baton.engine.core.sequence import FinishReason, Request
-from baton.engine.core.settings import SchedulerConfig
+from baton.engine.scheduler.kv.block_pool import BlockPool, CacheEvents
+from baton.engine.scheduler.kv.cache_group import CacheGroup
+from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult
+from baton.engine.scheduler.scheduling.progress import StepProgress
+from baton.engine.scheduler.scheduling.scheduler import Scheduler
+from baton.engine.scheduler.sequences.batch_slots import Int64Array
+from baton.engine.scheduler.sequences.config import SchedulerConfig
+from baton.engine.scheduler.sequences.sequence import FinishReason, Request
 from bench.simulator.clock import Clock
 from bench.simulator.gaps import FloatArray, Gaps
 from bench.simulator.job import Job

@@ -1,7 +1,7 @@
-"""The router's gate in simulated time.
+"""Admission control in simulated time.
 
-What it decides, by which expectations, and what it learns is the router's own (`router.turns`,
-`router.prospects`); only that time passes by a clock in place of an event loop is this module's.
+Decisions and forecasts are the router's own (`router.admission`); here a simulated clock takes the
+place of the event loop.
 """
 
 from collections.abc import Callable
@@ -10,13 +10,13 @@ from baton.errors import BatonError
 from bench.simulator.clock import Clock
 from bench.simulator.job import Job
 from bench.simulator.setup import Setup
-from router.admission import admission_named
-from router.allowance import Allowances
-from router.decision import Decision
-from router.fair_queue import Waiting
-from router.prospects import Prospects
+from router.admission.admission_queue import LOOK_SECONDS, Asking, Turns, expired
+from router.admission.fair_queue import Waiting
+from router.admission.forecast import Prospects
+from router.admission.policy import admission_named
+from router.admission.quotas import Allowances
+from router.placement.decision import Decision
 from router.request import Demand
-from router.turns import LOOK_SECONDS, Asking, Turns, expired
 
 _TENANT = ""  # all jobs are one tenant's
 

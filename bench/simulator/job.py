@@ -4,7 +4,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from baton.cluster.prefix import BlockHash
-from baton.engine.core.sequence import KvSource, Purpose, Request
+from baton.engine.scheduler.sequences.sequence import KvSource, Purpose, Request
 from baton.sampling import SamplingParams
 from bench.traces import TraceRow
 

@@ -16,7 +16,7 @@ from bench.simulator.outcome import Objectives
 from bench.simulator.setup import Setup
 from bench.simulator.study import simulate
 from bench.traces import TraceRow
-from router.admission import ADMISSION_NAMES, AdmissionName
+from router.admission.policy import ADMISSION_NAMES, AdmissionName
 
 NUM_REQUESTS = 400
 NUM_PROMPT_TOKENS = 2**16

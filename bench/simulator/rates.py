@@ -1,4 +1,4 @@
-"""The rates that a router would come to learn of a machine (`router.worker_model`).
+"""The rates that a router would come to learn of a machine (`router.fleet.worker_model`).
 
 A router learns from what workers report and knows after a few hundred requests; here it knows from
 the start, so that a simulation says nothing of the learning.
@@ -7,7 +7,7 @@ the start, so that a simulation says nothing of the learning.
 import numpy as np
 
 from bench.simulator.latency import Machine, StepLoad
-from router.rates import Rates
+from router.fleet.cost_rates import Rates
 
 _FAR = 16  # full steps behind which a step is asked about
 _STEPS_SLOWED = 40  # as the router takes it

@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from baton.engine.core.settings import SchedulerConfig
+from baton.engine.scheduler.sequences.config import SchedulerConfig
 from baton.errors import InvalidArgumentError
 from bench.simulator.job import VOCAB_SIZE, Job
 from bench.simulator.latency import Machine
 from bench.traces import MOONCAKE_BLOCK_SIZE, TraceRow
-from router.admission import AdmissionName
-from router.policy import PolicyName
+from router.admission.policy import AdmissionName
+from router.placement.policy import PolicyName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Setup:
         cache_tokens: tokens that each worker's pool holds; None: what the machine has room for.
         policy: who places.
         admit_factor: as the setting of a decode worker of this name.
-        admission: who is let in, by name of `router.admission`.
+        admission: who is let in, by name of `router.admission.policy`.
         ttft_deadline: seconds until a request's first token must have come, or it is refused at
             once if that is not to be expected; None: it may come whenever.
         sample_seconds: between samples of the load; None: none are taken.

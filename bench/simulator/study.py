@@ -11,7 +11,7 @@ from bench.simulator.disaggregated import Disaggregated
 from bench.simulator.outcome import Objectives, Outcome, outcome_of
 from bench.simulator.setup import Setup, jobs_of
 from bench.traces import TraceRow
-from router.policy import PolicyName
+from router.placement.policy import PolicyName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

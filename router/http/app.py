@@ -1,7 +1,7 @@
 """The routes of the HTTP front, which takes what OpenAI's clients send.
 
 It is an edge: what it reads becomes the same messages that come in over gRPC, and goes the same way
-(`router.inference`).
+(`router.lifecycle.inference`).
 """
 
 import time
@@ -19,6 +19,7 @@ from baton.serving.telemetry.scrape_server import Render
 from baton.serving.telemetry.serving import PATH as METRICS_PATH
 from baton.serving.tenant import Caller, Tenants
 from baton.v1 import inference_pb2 as pb
+from router.admission.rate_limit import RateLimits
 from router.http.body import parse, read_body
 from router.http.caller import HttpCaller
 from router.http.errors import limit_headers
@@ -28,9 +29,8 @@ from router.http.middleware import Failures, while_connected
 from router.http.page import PAGE, PAGE_HEADERS
 from router.http.sampling import in_their_words
 from router.http.schemas import ChatRequest, CompletionRequest, GenerationRequest
-from router.in_flight import Requests
-from router.inference import Inference
-from router.rate_limit import RateLimits
+from router.lifecycle.in_flight import Requests
+from router.lifecycle.inference import Inference
 
 _INFERENCE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from baton import errors
 from baton.serving.errors import UNEXPECTED
-from router.rate_limit import Kind, RateLimitedError, Standing
+from router.admission.rate_limit import Kind, RateLimitedError, Standing
 
 
 class BodyTooLargeError(errors.BatonError):

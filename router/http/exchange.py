@@ -22,11 +22,11 @@ from baton.serving.telemetry.tracing import is_tracing
 from baton.serving.tenant import Caller
 from baton.v1 import inference_pb2 as pb
 from router.http.errors import Failure, failure_of
-from router.http.pieces import Piece, Reader
+from router.http.openai_responses import Json, Shape
 from router.http.sampling import in_their_words
 from router.http.schemas import GenerationRequest
-from router.http.shapes import Json, Shape
-from router.inference import Inference
+from router.http.sequence_reader import Piece, Reader
+from router.lifecycle.inference import Inference
 
 logger = logging.getLogger(__name__)
 

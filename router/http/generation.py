@@ -10,13 +10,13 @@ from baton.serving.tenant import Caller
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import sampling_pb2
 from router.http.exchange import Exchange, Extra
-from router.http.pieces import Prompt, Reader
+from router.http.openai_responses import ChatShape, CompletionShape, Json, Shape
 from router.http.sampling import chat_sampling, completion_sampling
 from router.http.schemas import ChatMessage, ChatRequest, CompletionRequest, GenerationRequest
-from router.http.shapes import ChatShape, CompletionShape, Json, Shape
+from router.http.sequence_reader import Prompt, Reader
 from router.http.tokens import TokenBytes
-from router.inference import Inference
-from router.intake import Intake
+from router.intake.intake import Intake
+from router.lifecycle.inference import Inference
 
 MAX_PROMPTS = 128
 

@@ -8,11 +8,11 @@ from baton.role_wire import role_of
 from baton.serving.tenant import Caller, Tenants
 from baton.v1 import admin_pb2
 from baton.v1 import inference_pb2 as pb
-from router import wire
 from router.http.exchange import Extra
-from router.http.pieces import Reader
-from router.http.shapes import Json
-from router.placer import Placer
+from router.http.openai_responses import Json
+from router.http.sequence_reader import Reader
+from router.lifecycle import wire
+from router.placement.placer import Placer
 
 
 def told_to(caller: Caller, tenants: Tenants, placer: Placer) -> Extra:

@@ -9,7 +9,7 @@ from bench.simulator.outcome import Objectives, Outcome, outcome_of
 from bench.simulator.setup import Setup, jobs_of
 from bench.simulator.study import simulate
 from bench.traces import MOONCAKE_BLOCK_SIZE, TraceRow, read_mooncake
-from router.policy import POLICY_NAMES
+from router.placement.policy import POLICY_NAMES
 
 NUM_REQUESTS = 2500
 OBJECTIVES = Objectives(ttft=2.0, itl=0.05)

@@ -17,9 +17,9 @@ from bench.simulator.oscillation import swings
 from bench.simulator.outcome import Objectives
 from bench.simulator.setup import Setup, jobs_of
 from bench.traces import MOONCAKE_BLOCK_SIZE, TraceRow
-from router.admission import ADMISSION_NAMES
-from router.decision import Decision
-from router.policy import POLICY_NAMES
+from router.admission.policy import ADMISSION_NAMES
+from router.placement.decision import Decision
+from router.placement.policy import POLICY_NAMES
 
 KINDS = (Disaggregated, Colocated)
 STEPS = Linear(3e-3, 1e-5, 7e-4, 1e-9, 1e-7)

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 import pytest
 
 from baton.cli.chat import Conversation
-from baton.client import Chunk, Message
+from baton.client.client import Chunk, Message
 from baton.errors import UnavailableError
 from baton.sampling import SamplingParams
 

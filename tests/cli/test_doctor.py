@@ -20,8 +20,8 @@ from baton.cli.checks.encryption import encryption
 from baton.cli.checks.finding import Level
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.main import app
-from baton.client import Info
-from baton.client_types import WorkerFacts
+from baton.client.client import Info
+from baton.client.types import WorkerFacts
 from tests.support.waiting import wait_until
 
 Findings = dict[str, tuple[str, str, str]]

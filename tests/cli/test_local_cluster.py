@@ -13,7 +13,7 @@ import pytest
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.ports import free_port
 from baton.cli.process import Process
-from baton.client import Client
+from baton.client.client import Client
 from baton.errors import DeadlineExceededError, UnavailableError
 from tests.support.waiting import wait_until
 

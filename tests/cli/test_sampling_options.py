@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from baton.cli import generate as room
 from baton.cli.main import app
 from baton.cli.sampling_options import SamplingOptions, takes_sampling, with_options_named
-from baton.client import Generation
+from baton.client.client import Generation
 from baton.errors import InvalidArgumentError
 from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
 from baton.v1 import inference_pb2 as pb

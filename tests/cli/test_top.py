@@ -14,7 +14,7 @@ from baton.cli.top.app import Top
 from baton.cli.top.snapshot import Snapshot, Watch, WorkerSight
 from baton.cli.top.tables import REQUEST_COLUMNS, WORKER_COLUMNS, bar, in_bytes
 from baton.cli.top.tables import headline as top_line
-from baton.client import AsyncClient, Client, Load, RoleBalance, Worker
+from baton.client.client import AsyncClient, Client, Load, RoleBalance, Worker
 from baton.sampling import SamplingParams
 from tests.cli.conftest import baton
 from tests.support.waiting import until

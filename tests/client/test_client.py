@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from baton import Client, SamplingParams, errors
-from baton.client import FinishReason, Message, TokenLogprobs
+from baton.client.client import FinishReason, Message, TokenLogprobs
 from baton.v1 import inference_pb2 as pb
 from tests.support.router.fake_router import (
     ANSWER,

@@ -129,6 +129,6 @@ def test_a_number_the_message_cannot_hold_names_its_field(params, field):
 
 def test_the_client_imports_nothing_heavy():
     heavy = "('torch', 'transformers', 'redis', 'baton.serving')"
-    code = f"import sys, baton.client; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, baton.client.client; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -4,9 +4,9 @@ import grpc
 import pytest
 
 from baton import AsyncClient, Client, SamplingParams, errors
-from baton.client import TokenLogprobs
-from baton.client_progress import Progress
-from baton.client_resume import MAX_FAILURES, Resumption, Routers
+from baton.client.client import TokenLogprobs
+from baton.client.progress import Progress
+from baton.client.resume import MAX_FAILURES, Resumption, Routers
 from baton.rpc_errors import DETAILS_KEY
 from baton.v1 import inference_pb2 as pb
 from tests.support.clock import Clock

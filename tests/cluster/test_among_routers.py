@@ -6,10 +6,10 @@ import time
 from redis.asyncio import Redis
 
 from baton.cluster.embedded import EmbeddedRedis
+from baton.cluster.gossip import Notices
 from baton.cluster.keys import notices_key
-from baton.cluster.notices import Notices
 from baton.cluster.redis import connect, transact
-from baton.cluster.turn import Turn
+from baton.cluster.redis_lock import Turn
 from tests.support.redis_loops import Loops
 from tests.support.waiting import until
 

@@ -21,9 +21,9 @@ from baton.cluster.events import (
 )
 from baton.cluster.index import LocalityIndex
 from baton.cluster.keys import snapshot_key, stream_key
-from baton.cluster.mirror import Mirror
 from baton.cluster.publisher import EventPublisher
 from baton.cluster.redis import transact
+from baton.cluster.snapshot import Mirror
 from baton.cluster.subscriber import EventSubscriber
 from tests.support.redis_loops import BLOCKS, Loops
 from tests.support.waiting import until

@@ -15,7 +15,7 @@ import pytest
 
 from baton.cluster.keys import role_turn_key
 from baton.cluster.redis import check_answers, connect, transact
-from baton.cluster.turn import Turn
+from baton.cluster.redis_lock import Turn
 from baton.errors import UnavailableError
 from tests.support.redis_loops import BLOCKS, working
 from tests.support.redis_servers import (

@@ -7,7 +7,7 @@ from dataclasses import replace
 from baton.cluster.embedded import EmbeddedRedis
 from baton.cluster.keys import role_turn_key
 from baton.cluster.redis import prefix_of, transact
-from baton.cluster.turn import Turn
+from baton.cluster.redis_lock import Turn
 from tests.support.redis_loops import BLOCKS, RECORD, working
 from tests.support.waiting import until
 

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client import AsyncClient
+from baton.client.client import AsyncClient
 from baton.errors import OverloadedError, UnauthenticatedError
 from baton.sampling import SamplingParams
 from baton.serving.tokens import new_token

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client import AsyncClient
+from baton.client.client import AsyncClient
 from baton.errors import OverloadedError, UnavailableError
 from baton.sampling import SamplingParams
 from tests.support.cluster.door import Cut, Door, Trouble, door_to

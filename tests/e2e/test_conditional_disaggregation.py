@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client import AsyncClient, Client
+from baton.client.client import AsyncClient, Client
 from baton.errors import UnavailableError
 from baton.models import locate
 from baton.sampling import SamplingParams

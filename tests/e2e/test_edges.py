@@ -12,7 +12,7 @@ from baton.cli.local_cluster import LocalCluster
 from baton.cluster.keys import record_key
 from baton.cluster.redis import connect
 from baton.cluster.registry import WorkerRecord
-from baton.serving.edges import EDGES, WORKERS
+from baton.serving.network_topology import EDGES, WORKERS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

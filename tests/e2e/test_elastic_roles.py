@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client import AsyncClient
+from baton.client.client import AsyncClient
+from baton.client.generation import AsyncGeneration
 from baton.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
     UnavailableError,
 )
-from baton.generation import AsyncGeneration
 from baton.sampling import SamplingParams
 from tests.support.cluster import shapes
 from tests.support.cluster.checkpoints import prompt_of

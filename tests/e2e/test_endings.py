@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client import AsyncClient
-from baton.client_types import Load
+from baton.client.client import AsyncClient
+from baton.client.generation import AsyncGeneration
+from baton.client.types import Load
 from baton.errors import CancelledError, DeadlineExceededError
-from baton.generation import AsyncGeneration
 from baton.sampling import SamplingParams
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.watch import loads, until_nothing_is_held

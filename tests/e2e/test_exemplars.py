@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client import Client
+from baton.client.client import Client
 from baton.sampling import SamplingParams
 from tests.support.cluster.prometheus import prometheus
 from tests.support.cluster.scraped import scrape_all

@@ -11,9 +11,9 @@ import grpc
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client import AsyncClient
+from baton.client.client import AsyncClient
+from baton.client.generation import AsyncGeneration
 from baton.errors import BatonError, UnavailableError
-from baton.generation import AsyncGeneration
 from baton.models import locate
 from baton.sampling import SamplingParams
 from baton.v1 import admin_pb2

@@ -9,9 +9,9 @@ import grpc
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client import AsyncClient
+from baton.client.client import AsyncClient
+from baton.client.generation import AsyncGeneration
 from baton.errors import UnavailableError
-from baton.generation import AsyncGeneration
 from baton.sampling import SamplingParams
 from baton.v1 import admin_pb2
 from baton.v1.admin_pb2_grpc import AdminStub

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client import AsyncClient
+from baton.client.client import AsyncClient
 from baton.errors import InvalidArgumentError
 from baton.sampling import SamplingParams
 from baton.serving.telemetry.scrape_server import MAX_CONNECTIONS

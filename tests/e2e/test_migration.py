@@ -11,10 +11,10 @@ import psutil
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client import AsyncClient, Chunk
-from baton.client_types import FinishReason, Placement
+from baton.client.client import AsyncClient, Chunk
+from baton.client.generation import AsyncGeneration
+from baton.client.types import FinishReason, Placement
 from baton.errors import InternalError
-from baton.generation import AsyncGeneration
 from baton.sampling import SamplingParams
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.scraped import scrape

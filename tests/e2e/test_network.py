@@ -9,8 +9,8 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client import AsyncClient
-from baton.generation import AsyncGeneration
+from baton.client.client import AsyncClient
+from baton.client.generation import AsyncGeneration
 from baton.sampling import SamplingParams
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.network import REDIS, Network

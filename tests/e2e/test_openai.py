@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client import AsyncClient
+from baton.client.client import AsyncClient
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from tests.support.cluster.watch import until_nothing_is_held
 

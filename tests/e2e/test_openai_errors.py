@@ -16,7 +16,7 @@ import pytest
 
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.ports import HOST, free_port
-from baton.client import AsyncClient
+from baton.client.client import AsyncClient
 from baton.errors import NotFoundError
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.second_router import SecondRouter, second_router

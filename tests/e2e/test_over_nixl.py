@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client import AsyncClient
+from baton.client.client import AsyncClient
 from tests.e2e.test_handing_over import (
     killed_amid_its_drain,
     test_a_client_that_leaves_during_a_drain_leaves_nothing,

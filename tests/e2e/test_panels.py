@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client import AsyncClient
+from baton.client.client import AsyncClient
 from baton.sampling import SamplingParams
 from tests.support.cluster.prometheus import Prometheus, prometheus
 from tests.support.repository import ROOT

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client import AsyncClient
+from baton.client.client import AsyncClient
 from baton.sampling import SamplingParams
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.watch import load_of, loads, until_nothing_is_held

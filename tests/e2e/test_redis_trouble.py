@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client import AsyncClient
+from baton.client.client import AsyncClient
 from baton.cluster.redis import connect, transact
 from baton.models import locate
 from baton.sampling import SamplingParams

@@ -10,8 +10,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from baton.client import AsyncClient, Client
-from baton.client_types import FinishReason
+from baton.client.client import AsyncClient, Client
+from baton.client.types import FinishReason
 from baton.errors import (
     AlreadyExistsError,
     CancelledError,

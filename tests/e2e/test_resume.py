@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client import AsyncClient
+from baton.client.client import AsyncClient
 from baton.errors import UnavailableError
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.second_router import SecondRouter, second_router

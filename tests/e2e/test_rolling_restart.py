@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client import AsyncClient
+from baton.client.client import AsyncClient
 from baton.cluster.keys import record_key
 from baton.cluster.redis import connect
 from baton.cluster.registry import WorkerRecord

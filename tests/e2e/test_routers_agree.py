@@ -18,9 +18,9 @@ import pytest
 
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.ports import free_port
-from baton.client import AsyncClient
-from baton.cluster.child import dying_with_parent
+from baton.client.client import AsyncClient
 from baton.cluster.index import LocalityIndex
+from baton.cluster.parent_death import dying_with_parent
 from baton.cluster.redis import connect
 from baton.cluster.subscriber import EventSubscriber
 from baton.errors import OverloadedError, UnavailableError

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client import Completion
-from baton.client_types import FinishReason
+from baton.client.client import Completion
+from baton.client.types import FinishReason
 from baton.engine import Engine, EngineConfig
 from baton.errors import InvalidArgumentError
 from baton.models import locate

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client import AsyncClient
+from baton.client.client import AsyncClient
 from baton.errors import (
     CancelledError,
     DeadlineExceededError,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client import AsyncClient
+from baton.client.client import AsyncClient
 from baton.errors import NotFoundError, UnauthenticatedError
 from baton.sampling import SamplingParams
 from tests.support.cluster.checkpoints import prompt_of

@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client import AsyncClient
-from baton.client_types import FinishReason
+from baton.client.client import AsyncClient
+from baton.client.types import FinishReason
 from baton.models import locate
 from baton.sampling import SamplingParams
 from tests.support.cluster.checkpoints import (

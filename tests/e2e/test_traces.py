@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client import AsyncClient, Client
-from baton.client_wire import generate_request
+from baton.client.client import AsyncClient, Client
+from baton.client.wire import generate_request
 from baton.errors import InvalidArgumentError, OverloadedError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from baton.v1.inference_pb2_grpc import InferenceStub

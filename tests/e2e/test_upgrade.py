@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from baton.cli.process import Process
-from baton.client import AsyncClient, Client
+from baton.client.client import AsyncClient, Client
 from baton.sampling import SamplingParams
 from baton.version import version
 from tests.support.cluster import release, shapes

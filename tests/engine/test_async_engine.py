@@ -9,11 +9,11 @@ import pytest
 
 from baton.engine.async_engine import AsyncEngine, SequenceStream
 from baton.engine.config import EngineConfig
-from baton.engine.core.block_pool import CacheEvents
-from baton.engine.core.sequence import FinishReason, KvSource, Purpose
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, SequenceUpdate, StepOutput
-from baton.engine.step_times import StepClock
+from baton.engine.metering.step_times import StepClock
+from baton.engine.scheduler.kv.block_pool import CacheEvents
+from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from baton.errors import (
     AlreadyExistsError,
     BatonError,

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from baton.engine.core.sequence import KvSource, Purpose
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, StepOutput
+from baton.engine.scheduler.sequences.sequence import KvSource, Purpose
 from baton.sampling import SamplingParams
 from tests.support.engine.engines import (
     assert_idle,

@@ -11,9 +11,9 @@ import pytest
 
 from baton.engine.async_engine import AsyncEngine, SequenceStream
 from baton.engine.config import EngineConfig
-from baton.engine.core.sequence import FinishReason, KvSource, Purpose
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, StepOutput
+from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from baton.errors import CancelledError
 from baton.sampling import SamplingParams
 from tests.engine.conftest import Checkpoints

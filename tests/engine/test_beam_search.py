@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from baton.engine.core.policy import POLICIES
-from baton.engine.core.sequence import FinishReason, KvSource
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, SequenceUpdate
+from baton.engine.scheduler.scheduling.policy import POLICIES
+from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource
 from baton.sampling import EarlyStopping, SamplingParams
 from tests.support.engine.checkpoints import BLOCK_SIZE
 from tests.support.engine.engines import (

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from baton.engine.async_engine import AsyncEngine
-from baton.engine.core.policy import POLICIES
-from baton.engine.core.sequence import FinishReason, KvSource
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest
+from baton.engine.scheduler.scheduling.policy import POLICIES
+from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource
 from baton.errors import InvalidArgumentError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from tests.engine.conftest import Checkpoints

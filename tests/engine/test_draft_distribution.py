@@ -11,13 +11,13 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from baton.engine.core.block_pool import BlockPool
-from baton.engine.core.cache_group import CacheGroup
-from baton.engine.core.plan import StepPlan, StepResult
-from baton.engine.core.scheduler import Scheduler
-from baton.engine.core.sequence import Request
-from baton.engine.core.settings import SchedulerConfig
-from baton.engine.sampler import Sampler
+from baton.engine.sampling.sampler import Sampler
+from baton.engine.scheduler.kv.block_pool import BlockPool
+from baton.engine.scheduler.kv.cache_group import CacheGroup
+from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult
+from baton.engine.scheduler.scheduling.scheduler import Scheduler
+from baton.engine.scheduler.sequences.config import SchedulerConfig
+from baton.engine.scheduler.sequences.sequence import Request
 from baton.sampling import SamplingParams
 
 VOCAB_SIZE = 5

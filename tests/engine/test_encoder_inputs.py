@@ -6,18 +6,18 @@ import random
 import pytest
 import torch
 
-from baton.engine.attention import Attention, StepBatch
-from baton.engine.core.block_pool import BlockPool
-from baton.engine.core.cache_group import CacheGroup
-from baton.engine.core.encoder_inputs import EncoderInput
-from baton.engine.core.scheduler import Scheduler
-from baton.engine.core.seats import Seats
-from baton.engine.core.sequence import Request
-from baton.engine.core.settings import SchedulerConfig
-from baton.engine.kv_pool import KvCache, KvPool, KvShape, plan_groups
+from baton.engine.attention.interface import Attention, StepBatch
+from baton.engine.attention.torch_attention import TorchAttention
+from baton.engine.cache.kv_pool import KvCache, KvPool, KvShape, plan_groups
 from baton.engine.runner import ModelRunner
-from baton.engine.sampler import Sampler
-from baton.engine.torch_attention import TorchAttention
+from baton.engine.sampling.sampler import Sampler
+from baton.engine.scheduler.kv.block_pool import BlockPool
+from baton.engine.scheduler.kv.cache_group import CacheGroup
+from baton.engine.scheduler.scheduling.scheduler import Scheduler
+from baton.engine.scheduler.sequences.batch_slots import Seats
+from baton.engine.scheduler.sequences.config import SchedulerConfig
+from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput
+from baton.engine.scheduler.sequences.sequence import Request
 from baton.errors import InvalidArgumentError
 from baton.sampling import SamplingParams
 

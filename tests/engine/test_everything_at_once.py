@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from baton.engine.core.policy import POLICIES
-from baton.engine.core.sequence import FinishReason
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, SequenceUpdate
+from baton.engine.scheduler.scheduling.policy import POLICIES
+from baton.engine.scheduler.sequences.sequence import FinishReason
 from baton.sampling import SamplingParams
 from tests.engine.conftest import Checkpoints
 from tests.support.engine.checkpoints import BLOCK_SIZE

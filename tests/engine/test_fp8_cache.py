@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
+from baton.engine.cache.kv_scales import KvScales
 from baton.engine.config import EngineConfig
-from baton.engine.core.sequence import FinishReason
 from baton.engine.engine import Engine
-from baton.engine.kv_scales import KvScales
-from baton.engine.loader import resolve_kv_dtype
+from baton.engine.models.loader import resolve_kv_dtype
+from baton.engine.scheduler.sequences.sequence import FinishReason
 from baton.errors import InvalidArgumentError, UnsupportedModelError
 from baton.sampling import SamplingParams
 from tests.support.engine.checkpoints import BLOCK_SIZE

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import baton.models
-from baton.engine.core.sequence import FinishReason, KvSource, Purpose
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest, SequenceUpdate
+from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from baton.errors import InvalidArgumentError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from tests.support.engine.checkpoints import BLOCK_SIZE

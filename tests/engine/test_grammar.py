@@ -23,10 +23,10 @@ from hypothesis import given, settings
 from tokenizers import Tokenizer
 
 import baton.models
-from baton.engine.grammar import GrammarCompiler
-from baton.engine.grammar_judge import GrammarLimits, _to_native
-from baton.engine.grammar_state import CompiledGrammar, GrammarState
-from baton.engine.grammar_vocabulary import Mask, is_allowed, mask_words
+from baton.engine.grammar.compiler import GrammarCompiler
+from baton.engine.grammar.judge import GrammarLimits, _to_native
+from baton.engine.grammar.state import CompiledGrammar, GrammarState
+from baton.engine.grammar.vocabulary import Mask, is_allowed, mask_words
 from baton.errors import InvalidArgumentError, OverloadedError
 from baton.sampling import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 
@@ -727,7 +727,7 @@ def test_what_takes_too_long_is_refused_at_the_limit_and_ended(rng):
             compiler.compile(HOSTILE[name])
     # Nothing is left over that computes.
     children = psutil.Process().children(recursive=True)
-    mine = [p for p in children if "baton.engine.grammar_judge" in p.cmdline()]
+    mine = [p for p in children if "baton.engine.grammar.judge" in p.cmdline()]
     assert all(not process.children() for process in mine)
     write(compiled_at_last(compiler, Grammar(REGEX, "[a-c]{3}")), rng)
     compiler.close()

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from hypothesis import given
 
-from baton.engine.attention import RaggedBatch
-from baton.engine.graphs import DecodeGraphs, Step, ladder
+from baton.engine.attention.interface import RaggedBatch
+from baton.engine.models.cuda_graphs import DecodeGraphs, Step, ladder
 
 CPU = torch.device("cpu")
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from baton.engine.kv_pool import KvPool, KvShape, plan_layout
+from baton.engine.cache.kv_pool import KvPool, KvShape, plan_layout
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn]

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from baton.engine.core.plan import TokenLogprobs
-from baton.engine.core.sequence import Purpose
 from baton.engine.messages import EngineRequest, SequenceUpdate
+from baton.engine.scheduler.scheduling.plan import TokenLogprobs
+from baton.engine.scheduler.sequences.sequence import Purpose
 from baton.sampling import SamplingParams
 from tests.support.engine.checkpoints import BLOCK_SIZE, VOCAB_SIZE
 from tests.support.engine.engines import (

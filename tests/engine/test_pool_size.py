@@ -5,9 +5,14 @@ import re
 import pytest
 import torch
 
+from baton.engine.cache.kv_pool import KvShape, plan_layout
 from baton.engine.config import EngineConfig
-from baton.engine.kv_pool import KvShape, plan_layout
-from baton.engine.pool_size import GpuMemory, bytes_for_pools, check_holds_longest, num_blocks
+from baton.engine.memory.pool_size import (
+    GpuMemory,
+    bytes_for_pools,
+    check_holds_longest,
+    num_blocks,
+)
 from baton.errors import InvalidArgumentError
 
 GIB = 2**30

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from baton.engine.core.sequence import FinishReason
+from baton.engine.scheduler.sequences.sequence import FinishReason
 from baton.sampling import SamplingParams
 from tests.support.engine.engines import assert_idle, drain, load, mostly_slow, output_of, request
 from tests.support.engine.oracle import Oracle, decided

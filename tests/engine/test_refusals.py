@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from baton.engine.config import EngineConfig
-from baton.engine.core.sequence import Purpose
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest
+from baton.engine.scheduler.sequences.sequence import Purpose
 from baton.errors import (
     AlreadyExistsError,
     BatonError,

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from packaging.version import Version
 from transformers import GenerationConfig, GenerationMixin
 
-from baton.engine.draw import draw, largest
-from baton.engine.random import philox, uniform
-from baton.engine.sampler import Sampled, Sampler, score
-from baton.engine.sampling_columns import SamplingColumns
+from baton.engine.sampling.batch_state import SamplingColumns
+from baton.engine.sampling.draw import draw, largest
+from baton.engine.sampling.random import philox, uniform
+from baton.engine.sampling.sampler import Sampled, Sampler, score
 from baton.sampling import SamplingParams
 
 CPU = torch.device("cpu")

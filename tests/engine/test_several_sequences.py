@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from baton.engine.config import EngineConfig
-from baton.engine.core.policy import POLICIES
-from baton.engine.core.sequence import FinishReason
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest
+from baton.engine.scheduler.scheduling.policy import POLICIES
+from baton.engine.scheduler.sequences.sequence import FinishReason
 from baton.sampling import SamplingParams
 from tests.support.engine.checkpoints import BLOCK_SIZE
 from tests.support.engine.engines import (

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from baton.engine.core.policy import POLICIES
-from baton.engine.core.sequence import KvSource, Purpose
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest
+from baton.engine.scheduler.scheduling.policy import POLICIES
+from baton.engine.scheduler.sequences.sequence import KvSource, Purpose
 from baton.sampling import SamplingParams
 from tests.support.engine.drafts import OracleDrafter
 from tests.support.engine.engines import (

@@ -2,7 +2,7 @@
 
 import time
 
-from baton.engine.step_times import StepClock, TimeSpent
+from baton.engine.metering.step_times import StepClock, TimeSpent
 from baton.models import locate
 from baton.sampling import SamplingParams
 from tests.support.engine.engines import load, request

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from baton.cluster.prefix import PrefixNamespace
-from baton.engine.core.sequence import FinishReason, KvSource, Purpose
-from baton.engine.loader import bound_to
 from baton.engine.messages import EngineRequest
-from baton.engine.sampler import Sampler
+from baton.engine.models.loader import bound_to
+from baton.engine.sampling.sampler import Sampler
+from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from baton.errors import OverloadedError
 from baton.sampling import SamplingParams
 from tests.support.engine.checkpoints import BLOCK_SIZE, VOCAB_SIZE

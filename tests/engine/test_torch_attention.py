@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from baton.engine.attention import LayerAttention, RaggedBatch
-from baton.engine.core.block_pool import NULL_BLOCK
-from baton.engine.kv_pool import KvCache, KvPool, KvShape, LayerPlace, plan_layout
-from baton.engine.kv_scales import FP8, KvScales
-from baton.engine.mask_rule import MaskRule
-from baton.engine.torch_attention import TorchAttention, TorchBatch
+from baton.engine.attention.interface import LayerAttention, RaggedBatch
+from baton.engine.attention.mask_rule import MaskRule
+from baton.engine.attention.torch_attention import TorchAttention, TorchBatch
+from baton.engine.cache.kv_pool import KvCache, KvPool, KvShape, LayerPlace, plan_layout
+from baton.engine.cache.kv_scales import FP8, KvScales
+from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from tests.support.engine.quantisation import rounded
 
 CPU = torch.device("cpu")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from baton.engine.core.block_pool import NULL_BLOCK
 from baton.engine.engine import Engine
+from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import InvalidArgumentError
 from baton.sampling import SamplingParams
 from tests.support.engine.checkpoints import MAX_LEN

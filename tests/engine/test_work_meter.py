@@ -1,6 +1,6 @@
 """What an engine says that it has computed is what it has."""
 
-from baton.engine.work_meter import WorkDone
+from baton.engine.metering.work_meter import WorkDone
 from baton.models import locate
 from baton.sampling import SamplingParams
 from tests.support.engine.engines import assert_idle, load

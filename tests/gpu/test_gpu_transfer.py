@@ -11,13 +11,13 @@ from contextlib import suppress
 import pytest
 import torch
 
-from baton.engine.kv_pool import KvPool
+from baton.engine.cache.kv_pool import KvPool
 from baton.errors import UnavailableError
+from kvtransfer.block_batch import Run, checksums_of
 from kvtransfer.connector import Integrity
-from kvtransfer.cuda_ipc import IpcOffer, IpcReceiver, IpcRegion, attach
-from kvtransfer.cuda_memory import DriverMemory
-from kvtransfer.payload import PayloadReceiver, PayloadSender
-from kvtransfer.run import Run, checksums_of
+from kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
+from kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcReceiver, IpcRegion, attach
+from kvtransfer.connectors.grpc.payload import PayloadReceiver, PayloadSender
 from tests.support.kernels.far_pool import NUM_BLOCKS, filled, layouts
 from tests.support.repository import ROOT
 

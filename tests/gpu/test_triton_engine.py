@@ -12,12 +12,12 @@ import torch
 import transformers
 
 import baton.models
+from baton.engine.attention.static_batch import StaticTritonBatch
+from baton.engine.attention.triton_attention import TritonAttention
 from baton.engine.engine import Engine
-from baton.engine.graphs import DecodeGraphs, Step
 from baton.engine.messages import EngineRequest
-from baton.engine.static_batch import StaticTritonBatch
-from baton.engine.triton_attention import TritonAttention
-from baton.engine.triton_model import TritonModel
+from baton.engine.models.cuda_graphs import DecodeGraphs, Step
+from baton.engine.models.triton_model import TritonModel
 from baton.errors import InvalidArgumentError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from tests.support.engine.checkpoints import save_random

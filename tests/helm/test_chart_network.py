@@ -1,10 +1,10 @@
-"""Whether network policies let through what processes need (`baton.serving.edges`), and no more."""
+"""Network policies of the chart allow the connections of `baton.serving.network_topology` alone."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from baton.serving.edges import EDGES, PORTS, Edge
+from baton.serving.network_topology import EDGES, PORTS, Edge
 from tests.support.rendered_chart import (
     PRESETS,
     PROCESSES,

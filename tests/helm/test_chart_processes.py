@@ -19,8 +19,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from baton import Client, SamplingParams
 from baton.cli.certs import Authority, write
 from baton.cli.ports import HOST, free_port
-from baton.cluster.child import dying_with_parent
 from baton.cluster.embedded import _server_binary
+from baton.cluster.parent_death import dying_with_parent
 from baton.serving.access import identity_in
 from baton.tls import Tls
 from tests.support.rendered_chart import (

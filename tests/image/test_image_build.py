@@ -15,8 +15,8 @@ import pytest
 
 from baton import Client, SamplingParams
 from baton.cli.ports import HOST, free_port
-from baton.cluster.child import dying_with_parent
 from baton.cluster.embedded import EmbeddedRedis
+from baton.cluster.parent_death import dying_with_parent
 from baton.errors import UnavailableError
 from tests.support import container_file
 from tests.support.waiting import wait_until

@@ -100,7 +100,7 @@ def test_a_plain_install_has_no_torch_and_the_command(bare, run_in):
 
 CLIENT = """
 import sys
-from baton.client import Client, SamplingParams
+from baton.client.client import Client, SamplingParams
 
 with Client(sys.argv[1]) as client:
     print(client.generate("import os", SamplingParams(max_tokens=8, temperature=0)).text())

@@ -42,7 +42,7 @@ def test_transformers_imports_whatever_our_version_is(tmp_path: Path, version: s
     program = (
         "import importlib.metadata\n"
         f"assert importlib.metadata.version('baton-serve') == '{version}'\n"
-        "from baton.engine.hf import AutoModelForCausalLM\n"
+        "from baton.engine.models.hf import AutoModelForCausalLM\n"
         "from transformers import LlamaForCausalLM\n"
         "import kernels\n"
         f"assert kernels.__file__.startswith({str(ROOT)!r})\n"

@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 
-from baton.engine.core.block_pool import NULL_BLOCK
-from baton.engine.core.plan import TokenLogprobs
+from baton.engine.scheduler.scheduling.plan import TokenLogprobs
+from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import DataLossError, NotFoundError, UnavailableError
-from kvtransfer import payload, service, shm_source
+from kvtransfer import service
+from kvtransfer.block_batch import Run
 from kvtransfer.connector import Integrity
+from kvtransfer.connectors.grpc import payload
+from kvtransfer.connectors.shm import source
 from kvtransfer.handle import FirstToken, Handle
 from kvtransfer.lease_machine import LeaseState
 from kvtransfer.lease_table import LeaseTable
-from kvtransfer.run import Run
 from tests.support.failures import failure_of
 from tests.support.kvtransfer.clock import HeldClock
 from tests.support.kvtransfer.held import num_mapped, open_files
@@ -345,7 +347,7 @@ class Damaging:
 @pytest.mark.parametrize("way", rows(CHECKED))
 async def test_a_bit_that_flips_on_the_way_is_data_loss(way, monkeypatch):
     monkeypatch.setattr(service, "PayloadSender", lambda: Damaging(payload.PayloadSender()))
-    monkeypatch.setattr(service, "PlaceSender", lambda i: Damaging(shm_source.PlaceSender(i)))
+    monkeypatch.setattr(service, "PlaceSender", lambda i: Damaging(source.PlaceSender(i)))
     async with between(way) as ends:
         with ends.lease(3) as lease:
             lease.advance(((1, 2, 3),), 3)

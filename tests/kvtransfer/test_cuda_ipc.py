@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from baton.engine.kv_pool import KvPool
+from baton.engine.cache.kv_pool import KvPool
 from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
-from kvtransfer import cuda_ipc
+from kvtransfer.block_batch import Run, checksums_of
 from kvtransfer.connector import Connector, Integrity
-from kvtransfer.cuda_ipc import IpcOffer, IpcRegion, attach
-from kvtransfer.cuda_memory import DriverMemory
+from kvtransfer.connectors.cuda_ipc import memory_handles
+from kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
+from kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion, attach
+from kvtransfer.connectors.shm.unix_peer import host_id
 from kvtransfer.handle import FirstToken
-from kvtransfer.run import Run, checksums_of
-from kvtransfer.unix_peer import host_id
 from tests.support.kvtransfer.loopback import (
     HYBRID,
     allocation,
@@ -193,7 +193,7 @@ async def test_what_cannot_be_opened_is_said_and_nothing_stays_open(sources, tar
 
 async def test_a_source_says_why_its_memory_cannot_be_opened(sources):
     memory = Memory(sources)
-    assert "not on a GPU" in cuda_ipc.offer(sources, memory)
+    assert "not on a GPU" in memory_handles.offer(sources, memory)
 
 
 async def test_memory_of_the_host_is_not_tried():

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from baton.engine.core.block_pool import NULL_BLOCK
-from baton.engine.kv_pool import KvPool
+from baton.engine.cache.kv_pool import KvPool
+from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import BatonError, NotFoundError, UnavailableError
 from baton.serving.channels import Channels
 from baton.v1.kv_transfer_pb2 import ConfirmRequest

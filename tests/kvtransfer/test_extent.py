@@ -1,9 +1,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.engine.core.block_pool import BlockPool
-from baton.engine.core.cache_group import CacheGroup
-from kvtransfer.extent import Extent
+from baton.engine.scheduler.kv.block_pool import BlockPool
+from baton.engine.scheduler.kv.cache_group import CacheGroup
+from kvtransfer.block_range import Extent
 
 sizes = st.integers(1, 9)
 windows = st.none() | st.integers(1, 40)

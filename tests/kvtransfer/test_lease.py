@@ -5,7 +5,7 @@ import pytest
 
 from baton.errors import DataLossError, FailedPreconditionError, NotFoundError, UnavailableError
 from kvtransfer import lease_table
-from kvtransfer.extent import Extent
+from kvtransfer.block_range import Extent
 from kvtransfer.handle import FirstToken
 from kvtransfer.lease import Claim, Lease
 from kvtransfer.lease_machine import LeaseState

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from baton.errors import AlreadyExistsError, BatonError, FailedPreconditionError, NotFoundError
-from kvtransfer.extent import Extent
+from kvtransfer.block_range import Extent
 from kvtransfer.handle import FirstToken
 from kvtransfer.lease import Claim, Lease
 from kvtransfer.lease_machine import LeaseState

@@ -10,16 +10,18 @@ from hypothesis import strategies as st
 
 from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
 from baton.v1.kv_transfer_pb2 import DescribeResponse
-from kvtransfer import nixl_claimant, shm_claimant, sources
+from kvtransfer import sources
+from kvtransfer.block_batch import Run
 from kvtransfer.connector import Connector, Integrity
-from kvtransfer.cuda_ipc import IpcOffer, IpcRegion
+from kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion
+from kvtransfer.connectors.nixl import claimant as nixl_claimant
+from kvtransfer.connectors.nixl.agent import MAX_METADATA_BYTES, NixlOffer, Region
+from kvtransfer.connectors.nixl.claimant import NixlReader
+from kvtransfer.connectors.nixl.source import NixlSource
+from kvtransfer.connectors.shm import claimant as shm_claimant
+from kvtransfer.connectors.shm.unix_peer import Door
 from kvtransfer.handle import FirstToken
-from kvtransfer.nixl_agent import MAX_METADATA_BYTES, NixlOffer, Region
-from kvtransfer.nixl_claimant import NixlReader
-from kvtransfer.nixl_source import NixlSource
 from kvtransfer.offers import Description, description_of, description_to_message
-from kvtransfer.run import Run
-from kvtransfer.unix_peer import Door
 from tests.support.kvtransfer.loopback import (
     HYBRID,
     LAYOUT,

@@ -8,15 +8,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.engine.core.block_pool import NULL_BLOCK, BlockPool
-from baton.engine.core.cache_group import CacheGroup
-from baton.engine.core.plan import StepPlan, StepResult
-from baton.engine.core.progress import SequenceProgress
-from baton.engine.core.scheduler import Scheduler
-from baton.engine.core.sequence import Purpose, Request
-from baton.engine.core.settings import SchedulerConfig
+from baton.engine.scheduler.kv.block_pool import BlockPool
+from baton.engine.scheduler.kv.cache_group import CacheGroup
+from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult
+from baton.engine.scheduler.scheduling.progress import SequenceProgress
+from baton.engine.scheduler.scheduling.scheduler import Scheduler
+from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
+from baton.engine.scheduler.sequences.config import SchedulerConfig
+from baton.engine.scheduler.sequences.sequence import Purpose, Request
 from baton.sampling import SamplingParams
-from kvtransfer.extent import Extent
+from kvtransfer.block_range import Extent
 
 MAX_LEN = 64
 MAX_SEQS = 3

@@ -13,17 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.kv_pool import KvPool
+from baton.engine.cache.kv_pool import KvPool
 from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
-from kvtransfer import shm_claimant, shm_source, sources
+from kvtransfer import sources
+from kvtransfer.block_batch import Run
 from kvtransfer.connector import Connector, Integrity
+from kvtransfer.connectors.nixl.claimant import NixlReader
+from kvtransfer.connectors.shm import claimant as shm_claimant
+from kvtransfer.connectors.shm import source as source_side
+from kvtransfer.connectors.shm.claimant import attach
+from kvtransfer.connectors.shm.source import Doorkeeper, PlaceSender
+from kvtransfer.connectors.shm.unix_peer import GREETING, Door, abstract
 from kvtransfer.handle import FirstToken
-from kvtransfer.nixl_claimant import NixlReader
 from kvtransfer.offers import Description
-from kvtransfer.run import Run
-from kvtransfer.shm_claimant import attach
-from kvtransfer.shm_source import Doorkeeper, PlaceSender
-from kvtransfer.unix_peer import GREETING, Door, abstract
 from tests.support.kvtransfer.held import abstract_sockets, num_mapped, open_files
 from tests.support.kvtransfer.loopback import (
     HYBRID,
@@ -96,7 +98,7 @@ async def test_a_worker_on_another_host_is_not_tried():
         assert keeper.num_readers == 0
 
 
-@pytest.mark.parametrize("side", [shm_source, shm_claimant], ids=["source", "claimant"])
+@pytest.mark.parametrize("side", [source_side, shm_claimant], ids=["source", "claimant"])
 async def test_a_worker_of_another_user_is_refused_by_either_side(side, monkeypatch):
     monkeypatch.setattr(side, "is_same_user", lambda _connection: False)
     async with Doorkeeper(two_pools()) as keeper:
@@ -372,8 +374,8 @@ async def test_a_folder_may_take_the_place_of_the_network_namespace(short_path):
 ELSEWHERE = """
 import sys
 from tests.support.kvtransfer.loopback import HYBRID
-from kvtransfer.shm_claimant import attach
-from kvtransfer.unix_peer import Door
+from kvtransfer.connectors.shm.claimant import attach
+from kvtransfer.connectors.shm.unix_peer import Door
 
 address, host, *folder = sys.argv[1:]
 attach(Door(address, host, (5, 5)), HYBRID, *folder)

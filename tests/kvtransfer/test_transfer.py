@@ -6,9 +6,9 @@ import pytest
 import torch
 import xxhash
 
-from baton.engine.core.block_pool import NULL_BLOCK
-from baton.engine.core.plan import TokenLogprobs
-from baton.engine.kv_pool import KvLayout, KvShape, LayerLayout, plan_layout
+from baton.engine.cache.kv_pool import KvLayout, KvShape, LayerLayout, plan_layout
+from baton.engine.scheduler.scheduling.plan import TokenLogprobs
+from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import (
     DataLossError,
     FailedPreconditionError,

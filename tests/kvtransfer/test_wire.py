@@ -1,6 +1,6 @@
 import pytest
 
-from baton.engine.core.plan import TokenLogprobs
+from baton.engine.scheduler.scheduling.plan import TokenLogprobs
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import prefill_pb2

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from baton.errors import FailedPreconditionError
-from router.allowance import Allowance, Allowances
+from router.admission.quotas import Allowance, Allowances
 
 
 def read(tmp_path: Path, text: str, clock=None) -> Allowances:

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.errors import UnavailableError
-from router.assembly import Assembly, Token
+from router.lifecycle.reorder_buffer import Assembly, Token
 
 
 def token(position: int) -> Token:

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.errors import InternalError
-from baton.serving.pace import Pace
+from baton.serving.coalescer import Pace
 from baton.v1 import inference_pb2 as pb
-from router.wire import coalesced
+from router.lifecycle.wire import coalesced
 from tests.support.router.scripted import (
     READY,
     Cue,

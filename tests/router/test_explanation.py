@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from baton.errors import NotFoundError
 from baton.sampling import SamplingParams
-from router.candidate import Candidate
-from router.decision import DEFAULT_RULES, Decision, Question, Rules
-from router.explanation import choices, why
-from router.placer import Placer
+from router.fleet.candidate import Candidate
+from router.placement.decision import DEFAULT_RULES, Decision, Question, Rules
+from router.placement.explanation import choices, why
+from router.placement.placer import Placer
 from router.request import Request, Work, work_of
 
 HOLDER = Candidate("holder", "prefill", b"", num_cached_tokens=512)

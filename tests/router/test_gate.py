@@ -10,11 +10,11 @@ from baton.errors import CancelledError, DeadlineExceededError, OverloadedError
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Tenant
-from router.allowance import Allowance, Allowances
-from router.decision import Decision, Question, Rules
-from router.gate import Gate
+from router.admission.admission_queue import Forecast
+from router.admission.controller import Gate
+from router.admission.quotas import Allowance, Allowances
+from router.placement.decision import Decision, Question, Rules
 from router.request import ANONYMOUS, Request, RequestOutcome
-from router.turns import Forecast
 from router.usage import Account, Timings
 from tests.support.waiting import until
 

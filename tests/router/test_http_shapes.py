@@ -6,8 +6,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from baton.models import locate
-from router.http.pieces import Piece, ScoredToken
-from router.http.shapes import CompletionShape
+from router.http.openai_responses import CompletionShape
+from router.http.sequence_reader import Piece, ScoredToken
 from router.http.tokens import TokenBytes
 
 TEXTS = ["def main():\n\treturn 'é' + \"漢字\"", "🙂🙃", " \x00\x7f\xa0\xad"]

@@ -5,7 +5,7 @@ SCRIPT = """
 import sys
 import router.__main__
 from baton.models import locate
-from router.model_card import read_model_card
+from router.intake.model_card import read_model_card
 
 read_model_card(locate("tiny")).render([{"role": "user", "content": "hi"}])
 print(sorted(name for name in ("torch", "triton", "baton.engine") if name in sys.modules))

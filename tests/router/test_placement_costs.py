@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.candidate import Candidate
-from router.cost_model import CostModel
-from router.placement import place
-from router.prefix_source import with_sources
-from router.rates import Rates
-from router.recent import RecentTokens
+from router.fleet.candidate import Candidate
+from router.fleet.cost_rates import Rates
+from router.fleet.decayed_counter import RecentTokens
+from router.placement.cost_model import CostModel
+from router.placement.placement import place
+from router.placement.prefix_source import with_sources
 
 MODEL = CostModel(
     prefill_seconds_per_token=1e-3,

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.candidate import Candidate
-from router.cost_model import PULL, CostModel
-from router.placement import place, place_again
-from router.policy import POLICY_NAMES, policy_named
-from router.prefix_source import with_sources
-from router.rates import Rates
+from router.fleet.candidate import Candidate
+from router.fleet.cost_rates import Rates
+from router.placement.cost_model import PULL, CostModel
+from router.placement.placement import place, place_again
+from router.placement.policy import POLICY_NAMES, policy_named
+from router.placement.prefix_source import with_sources
 
 NUM_TOKENS = 1024
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from router.candidate import Candidate
-from router.pressure import (
+from router.fleet.candidate import Candidate
+from router.fleet.cost_rates import Rates
+from router.roles.pool_load import (
     Backlog,
     Objectives,
     PoolDemand,
@@ -11,7 +12,6 @@ from router.pressure import (
     demand_of,
     prefill_pressure,
 )
-from router.rates import Rates
 
 RATES = Rates(
     prefill_seconds_per_token=1e-3,

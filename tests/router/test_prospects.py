@@ -5,11 +5,11 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from router.admission import admission_named
-from router.candidate import Candidate
-from router.decision import Decision, Question, Rules
-from router.prospects import QUEUE_SECONDS, Prospects
-from router.rates import Rates
+from router.admission.forecast import QUEUE_SECONDS, Prospects
+from router.admission.policy import admission_named
+from router.fleet.candidate import Candidate
+from router.fleet.cost_rates import Rates
+from router.placement.decision import Decision, Question, Rules
 from router.request import Demand
 
 RATES = Rates(prefill_seconds_per_token=1e-3)

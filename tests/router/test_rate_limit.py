@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from baton.errors import OverloadedError
 from baton.sampling import SamplingParams
-from router.allowance import Allowance
-from router.bucket import Bucket
-from router.rate_limit import RateLimitedError, RateLimits
+from router.admission.quotas import Allowance
+from router.admission.rate_limit import RateLimitedError, RateLimits
+from router.admission.token_bucket import Bucket
 from router.request import Request, RequestOutcome
 from router.usage import Account, Timings
 from tests.support.clock import Clock

@@ -12,13 +12,13 @@ import pytest
 from baton.cluster.embedded import EmbeddedRedis
 from baton.cluster.redis import connect
 from baton.errors import DeadlineExceededError
-from router.candidate import Candidate, Role
-from router.gate import Gate
-from router.pressure import Objectives
-from router.prospects import Prospects
-from router.rates import Rates
-from router.rebalancer import Rebalancer
-from router.role_balance import Hysteresis
+from router.admission.controller import Gate
+from router.admission.forecast import Prospects
+from router.fleet.candidate import Candidate, Role
+from router.fleet.cost_rates import Rates
+from router.roles.pool_load import Objectives
+from router.roles.rebalancer import Rebalancer
+from router.roles.role_balance import Hysteresis
 from tests.support.waiting import until
 
 RATES = Rates(prefill_seconds_per_token=1e-3)

@@ -15,9 +15,8 @@ from baton.errors import (
     OverloadedError,
     UnavailableError,
 )
-from router.backoff import Backoff
-from router.budget import RetryBudget
-from router.recovery import (
+from router.fleet.backoff import Backoff
+from router.lifecycle.recovery import (
     MAX_RETURNS,
     MAX_SETBACKS,
     SAME_PLACE_TOKENS,
@@ -25,6 +24,7 @@ from router.recovery import (
     Setback,
     SetbackKind,
 )
+from router.lifecycle.retry_budget import RetryBudget
 
 REFUSED, LOST, SILENT, BROKEN, NOBODY, PREEMPTED = SetbackKind
 

@@ -6,14 +6,14 @@ import pytest
 from baton.errors import InternalError, OverloadedError
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, kv_sharing_pb2
-from router.backoff import Backoff
-from router.budget import RetryBudget
-from router.candidate import Candidate
-from router.placer import Placer
-from router.rates import PRIOR, Rates
-from router.recovery import MAX_RETURNS, MAX_SETBACKS
+from router.fleet.backoff import Backoff
+from router.fleet.candidate import Candidate
+from router.fleet.cost_rates import PRIOR, Rates
+from router.lifecycle.recovery import MAX_RETURNS, MAX_SETBACKS
+from router.lifecycle.retry_budget import RetryBudget
+from router.lifecycle.return_cost import return_cost
+from router.placement.placer import Placer
 from router.request import Request, work_of
-from router.return_cost import return_cost
 from tests.support.router.scripted import (
     ADMITTED,
     PREFILL_ADMITTED,

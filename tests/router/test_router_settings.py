@@ -1,7 +1,7 @@
 import pytest
 
 from baton.serving.settings import load
-from router.policy import POLICY_NAMES
+from router.placement.policy import POLICY_NAMES
 from router.settings import RouterSettings
 
 

@@ -10,13 +10,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from baton.sampling import SamplingParams
 from baton.serving.telemetry import stages
-from router import spans
-from router.candidate import Candidate
-from router.decision import DEFAULT_RULES, Decision, Question
-from router.explanation import why
-from router.placer import Placer
+from router.fleet.candidate import Candidate
+from router.placement import placement_span
+from router.placement.decision import DEFAULT_RULES, Decision, Question
+from router.placement.explanation import why
+from router.placement.placement_span import MAX_CANDIDATES, placing
+from router.placement.placer import Placer
 from router.request import Request, work_of
-from router.spans import MAX_CANDIDATES, placing
 
 PREFILLS = [Candidate(f"p{i}", "prefill", b"", num_cached_tokens=16 * i) for i in range(3)]
 DECODE = Candidate("d", "decode", b"")
@@ -85,7 +85,7 @@ def test_where_nobody_can_take_it_the_reason_is_told(exported):
 
 
 def test_of_what_is_in_no_trace_nothing_is_made(monkeypatch):
-    monkeypatch.setattr(spans, "_of_decision", lambda _: pytest.fail("made for nobody"))
+    monkeypatch.setattr(placement_span, "_of_decision", lambda _: pytest.fail("made for nobody"))
     with placing("r") as span:
         span.decided(decided(*PREFILLS, DECODE))
 

@@ -13,7 +13,7 @@ from baton.cluster.redis import connect
 from baton.cluster.registry import Registration
 from baton.serving.channels import Channels
 from bench.warm import EPOCH, holds_exactly, publish
-from router.fleet import Fleet
+from router.fleet.fleet import Fleet
 from tests.support.router.records import RECORD, TOKENIZER
 from tests.support.waiting import until
 

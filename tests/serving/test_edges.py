@@ -1,6 +1,6 @@
 """Whether the list of ports is that of the settings. `tests/e2e/test_edges.py` has the edges."""
 
-from baton.serving.edges import EDGES, PORTS, PROCESSES, WORKERS
+from baton.serving.network_topology import EDGES, PORTS, PROCESSES, WORKERS
 from decode_worker.settings import DecodeSettings
 from router.settings import RouterSettings
 

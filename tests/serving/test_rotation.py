@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from baton.cli.certs import Authority, write
-from baton.client import AsyncClient, Client
+from baton.client.client import AsyncClient, Client
 from baton.errors import FailedPreconditionError, UnavailableError
 from baton.serving.access import ROUTER_NAME, WORKER_NAME
 from baton.serving.certificates import watched

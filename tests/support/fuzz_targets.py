@@ -25,9 +25,9 @@ from baton.cluster.events import (
     encode_sequence,
 )
 from baton.cluster.registry import WorkerRecord
-from baton.engine.core.plan import ExternalAllocation
-from baton.engine.core.sequence import KvSource, Purpose
-from baton.engine.kv_pool import KvPool, KvShape, plan_layout
+from baton.engine.cache.kv_pool import KvPool, KvShape, plan_layout
+from baton.engine.scheduler.scheduling.plan import ExternalAllocation
+from baton.engine.scheduler.sequences.sequence import KvSource, Purpose
 from baton.errors import BatonError
 from baton.models import locate
 from baton.params_wire import to_proto
@@ -38,12 +38,12 @@ from baton.v1 import inference_pb2 as pb
 from baton.worker.wire import engine_request
 from decode_worker.wire import outputs, return_cost
 from kvtransfer import frames
+from kvtransfer.block_batch import Run, checksums_of
 from kvtransfer.connector import Integrity
+from kvtransfer.connectors.grpc.payload import PayloadReceiver
 from kvtransfer.handle import Handle, Pairing
 from kvtransfer.handoff import Handoff
 from kvtransfer.offers import description_of
-from kvtransfer.payload import PayloadReceiver
-from kvtransfer.run import Run, checksums_of
 from kvtransfer.wire import (
     claim_of,
     connector_of,
@@ -55,9 +55,9 @@ from kvtransfer.wire import (
     lease_id_of,
     serialize_layouts,
 )
-from router.answer import Answer
-from router.intake import Intake
-from router.model_card import ModelCard, read_model_card
+from router.intake.intake import Intake
+from router.intake.model_card import ModelCard, read_model_card
+from router.lifecycle.answer import Answer
 from router.request import Request
 
 LAYOUT = plan_layout([KvShape(2, 8, 8)] * 2, torch.float32, 4, None)

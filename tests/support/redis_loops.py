@@ -5,8 +5,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol, TypeVar
 
 from baton.cluster.events import KvEvents
+from baton.cluster.gossip import Notices
 from baton.cluster.index import LocalityIndex
-from baton.cluster.notices import Notices
 from baton.cluster.publisher import EventPublisher
 from baton.cluster.redis import connect
 from baton.cluster.registry import Registration, WorkerRecord

@@ -21,9 +21,9 @@ from redis import Redis
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
-from baton.cluster.child import dying_with_parent
 from baton.cluster.embedded import _server_binary
 from baton.cluster.keys import KEY_TAG
+from baton.cluster.parent_death import dying_with_parent
 from tests.support.waiting import wait_until
 
 HOST = "127.0.0.1"

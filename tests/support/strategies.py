@@ -2,8 +2,8 @@
 
 from hypothesis import strategies as st
 
-from router.candidate import Candidate, Role
-from router.rates import Rates
+from router.fleet.candidate import Candidate, Role
+from router.fleet.cost_rates import Rates
 
 _SECONDS = st.floats(0, 1.0)
 

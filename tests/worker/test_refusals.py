@@ -1,7 +1,7 @@
 """What both workers refuse before anything is computed, and what they say of themselves."""
 
-from baton.engine.core.policy import POLICIES
-from baton.engine.core.settings import Preemption
+from baton.engine.scheduler.scheduling.policy import POLICIES
+from baton.engine.scheduler.sequences.config import Preemption
 from baton.errors import InvalidArgumentError, OverloadedError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from baton.v1 import admin_pb2

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from baton.engine.core.sequence import KvSource, Purpose
+from baton.engine.scheduler.sequences.sequence import KvSource, Purpose
 from baton.models import locate
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from baton.v1 import decode_pb2, prefill_pb2

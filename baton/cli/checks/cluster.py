@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from baton.cli.checks.encryption import encryption
 from baton.cli.checks.finding import Finding, fault, note, ok
 from baton.cli.session import admin_session, session
-from baton.client import Client, Info, Worker
-from baton.client_types import WorkerFacts
+from baton.client.client import Client, Info, Worker
+from baton.client.types import WorkerFacts
 from baton.errors import BatonError
 from baton.sampling import SamplingParams
 from baton.serving.access import WORKER_NAME

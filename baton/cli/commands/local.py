@@ -113,7 +113,7 @@ def up(
     """
 
     def command() -> None:
-        from baton.serving.extras import check_extra
+        from baton.serving.optional_dependencies import check_extra
 
         check_extra("worker", "a cluster on this machine")
         from baton.cli import up as room
@@ -162,7 +162,7 @@ def demo() -> None:
     """
 
     def command() -> None:
-        from baton.serving.extras import check_extra
+        from baton.serving.optional_dependencies import check_extra
 
         check_extra("worker", "a cluster on this machine")
         from baton.cli import demo as room

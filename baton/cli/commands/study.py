@@ -107,7 +107,7 @@ def simulate(
     """
 
     def command() -> None:
-        from baton.serving.extras import check_extra
+        from baton.serving.optional_dependencies import check_extra
 
         check_extra("worker", "the simulator")
         from baton.cli import simulate as room

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
-from baton.client import AsyncClient, Load, RequestInfo, RoleBalance, Worker
+from baton.client.client import AsyncClient, Load, RequestInfo, RoleBalance, Worker
 from baton.errors import BatonError
 from baton.serving.access import WORKER_NAME
 from baton.tls import Tls

@@ -3,7 +3,7 @@
 from rich.text import Text
 
 from baton.cli.top.snapshot import Snapshot, WorkerSight
-from baton.client import RequestInfo
+from baton.client.client import RequestInfo
 
 WORKER_COLUMNS = (
     "worker",

@@ -1,4 +1,4 @@
-"""A client of Baton by stubs that protoc has made; knows nothing of `baton.client`.
+"""A client of Baton by stubs that protoc has made; knows nothing of `baton.client.client`.
 
 pip install grpcio grpcio-tools grpcio-status
 python -m grpc_tools.protoc -I protos --python_out=. --grpc_python_out=. \

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.engine.random import uniform as uniform_of_the_cpu
+from baton.engine.sampling.random import uniform as uniform_of_the_cpu
 from baton.sampling import SamplingParams
 from kernels.philox import uniform
 from kernels.row_summary import Tiling, reference_token_logprobs, token_logprobs

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client import AsyncClient
+from baton.client.client import AsyncClient
 from tests.support.cluster import shapes
 from tests.support.cluster.rolling import Pools
 from tests.support.cluster.wide import made_whole

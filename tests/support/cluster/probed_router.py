@@ -14,7 +14,7 @@ from typing import Any
 from baton.cluster.index import LocalityIndex
 from baton.serving.process import main
 from router.__main__ import serve
-from router.fleet import Fleet
+from router.fleet.fleet import Fleet
 from router.settings import RouterSettings
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from baton.cli.ports import HOST, free_port
-from baton.cluster.child import dying_with_parent
+from baton.cluster.parent_death import dying_with_parent
 from tests.support.repository import ROOT
 
 RULES = ROOT / "helm" / "baton" / "rules" / "baton.yaml"

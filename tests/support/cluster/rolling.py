@@ -16,9 +16,9 @@ from unittest.mock import patch
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.ports import free_port
 from baton.cli.process import Process
-from baton.client import AsyncClient, Client
+from baton.client.client import AsyncClient, Client
 from baton.engine import Engine, EngineConfig
-from baton.engine.core.plan import TokenLogprobs
+from baton.engine.scheduler.scheduling.plan import TokenLogprobs
 from baton.errors import BatonError
 from baton.models import locate
 from baton.sampling import SamplingParams

@@ -10,7 +10,7 @@ from baton.cli.local_cluster import LocalCluster
 from baton.cli.ports import free_port
 from baton.cli.process import Process
 from baton.cli.tls_folder import TlsFolder
-from baton.client import Client
+from baton.client.client import Client
 from baton.errors import BatonError
 from tests.support.waiting import wait_until
 

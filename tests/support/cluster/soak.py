@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.process import Process
-from baton.client import AsyncClient, Client
+from baton.client.client import AsyncClient, Client
 from baton.cluster.redis import connect, transact
 from baton.errors import BatonError, OverloadedError, UnavailableError
 from baton.sampling import SamplingParams

@@ -4,8 +4,8 @@ import asyncio
 import time
 
 from baton.cli.local_cluster import LocalCluster
-from baton.client import Client
-from baton.client_types import Load
+from baton.client.client import Client
+from baton.client.types import Load
 
 
 def load_of(endpoint: str) -> Load:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from baton.client import Completion
-from baton.client_types import TokenLogprobs
-from baton.generation import AsyncGeneration
+from baton.client.client import Completion
+from baton.client.generation import AsyncGeneration
+from baton.client.types import TokenLogprobs
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 
 CODE = "def fibonacci(n):\n    "

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.process import Process
-from baton.client import AsyncClient, Client
-from baton.client_types import Worker
+from baton.client.client import AsyncClient, Client
+from baton.client.generation import AsyncGeneration
+from baton.client.types import Worker
 from baton.errors import BatonError
-from baton.generation import AsyncGeneration
 from baton.sampling import SamplingParams
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.watch import load_of

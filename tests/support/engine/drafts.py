@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from baton.engine.core.ngram import DraftRequest
+from baton.engine.scheduler.sequences.prompt_lookup import DraftRequest
 from tests.support.engine.checkpoints import VOCAB_SIZE
 
 

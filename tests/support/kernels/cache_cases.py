@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from baton.engine.kv_pool import KvPool, KvShape, plan_layout
+from baton.engine.cache.kv_pool import KvPool, KvShape, plan_layout
 from kernels.cache_write import CacheBlocks
 from kernels.rotary import HeadNorms, Rotation, reference_rotate, rotate_and_write
 from tests.support.kernels.comparison import (

@@ -16,15 +16,15 @@ import torch
 from baton.serving.channels import Channels
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
+from kvtransfer.block_range import Extent
 from kvtransfer.client import KvFetcher
 from kvtransfer.connector import Integrity
-from kvtransfer.extent import Extent
+from kvtransfer.connectors.nixl.source import NixlSource
+from kvtransfer.connectors.shm.source import Doorkeeper
 from kvtransfer.handle import FirstToken, Handle, Pairing
 from kvtransfer.lease import Claim, Lease
 from kvtransfer.lease_table import LeaseTable
-from kvtransfer.nixl_source import NixlSource
 from kvtransfer.service import KvTransferService, ServedPools, add_to_server
-from kvtransfer.shm_source import Doorkeeper
 from tests.support.kvtransfer.loopback import (
     CLAIMANT,
     EPOCH,

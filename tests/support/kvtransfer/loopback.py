@@ -10,21 +10,21 @@ from typing import Any
 
 import torch
 
-from baton.engine.core.plan import ExternalAllocation
-from baton.engine.kv_pool import KvLayout, KvPool, KvShape, plan_layout, pool_bytes
-from baton.engine.shared_memory import SharedMemory
+from baton.engine.cache.kv_pool import KvLayout, KvPool, KvShape, plan_layout, pool_bytes
+from baton.engine.cache.shared_memory import SharedMemory
+from baton.engine.scheduler.scheduling.plan import ExternalAllocation
 from baton.serving.channels import Channels
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1.kv_transfer_pb2_grpc import add_KvTransferServicer_to_server
+from kvtransfer.block_range import Extent
 from kvtransfer.client import KvFetcher
-from kvtransfer.extent import Extent
+from kvtransfer.connectors.nixl.source import NixlSource
+from kvtransfer.connectors.shm.source import Doorkeeper
 from kvtransfer.handle import Handle, Pairing
 from kvtransfer.lease import Claim, Lease
 from kvtransfer.lease_table import LeaseTable
-from kvtransfer.nixl_source import NixlSource
 from kvtransfer.service import KvTransferService, ServedPools, add_to_server
-from kvtransfer.shm_source import Doorkeeper
 from kvtransfer.sources import Choice
 
 EPOCH = 7

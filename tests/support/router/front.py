@@ -8,22 +8,22 @@ from functools import partial
 import httpx
 
 from baton.serving.tenant import Tenants
-from router.admission import admission_named
-from router.allowance import Allowance, Allowances
-from router.gate import Gate
+from router.admission.admission_queue import MAX_WAITING
+from router.admission.controller import Gate
+from router.admission.forecast import Prospects
+from router.admission.policy import admission_named
+from router.admission.quotas import Allowance, Allowances
+from router.admission.rate_limit import RateLimits
 from router.http.app import Routes
 from router.http.generation import Generations
 from router.http.timeline import told_to
-from router.in_flight import Requests
-from router.inference import Inference
-from router.intake import Intake
-from router.model_card import ModelCard
-from router.placer import Placer
-from router.prospects import Prospects
-from router.rate_limit import RateLimits
+from router.intake.intake import Intake
+from router.intake.model_card import ModelCard
+from router.lifecycle.in_flight import Requests
+from router.lifecycle.inference import Inference
+from router.placement.placer import Placer
 from router.request import Request, work_of
-from router.request_meter import RequestMeter
-from router.turns import MAX_WAITING
+from router.telemetry.request_meter import RequestMeter
 from tests.support.router.scripted import HANDOFFS, FakeFleet, Worker, card, fleet_of
 
 MAX_PROMPT_BYTES = 2**20

@@ -14,8 +14,8 @@ from baton.errors import BatonError
 from baton.models import locate
 from baton.sampling import SamplingParams
 from baton.serving.channels import Channels
+from baton.serving.coalescer import Pace
 from baton.serving.deadline import Deadline
-from baton.serving.pace import Pace
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.serving.tenant import Tenant
@@ -29,19 +29,19 @@ from baton.v1 import (
     prefill_pb2_grpc,
 )
 from baton.v1 import inference_pb2 as pb
-from router.answer import Answer
-from router.backoff import Backoff
-from router.budget import RetryBudget
-from router.circuit import Circuit
-from router.decision import Rules
-from router.model_card import ModelCard, read_model_card
-from router.pending import PendingPrefixes
-from router.placement import Candidate
-from router.placer import Placer
-from router.recovery import Recovery
+from router.fleet.backoff import Backoff
+from router.fleet.circuit_breaker import Circuit
+from router.fleet.pending_prefixes import PendingPrefixes
+from router.fleet.worker_model import PoolModel, WorkerModel
+from router.intake.model_card import ModelCard, read_model_card
+from router.lifecycle.answer import Answer
+from router.lifecycle.recovery import Recovery
+from router.lifecycle.request_lifecycle import Saga
+from router.lifecycle.retry_budget import RetryBudget
+from router.placement.decision import Rules
+from router.placement.placement import Candidate
+from router.placement.placer import Placer
 from router.request import ANONYMOUS, Request
-from router.saga import Saga
-from router.worker_model import PoolModel, WorkerModel
 
 HANDOFFS = Rules(conditional_disaggregation=False)
 NO_PAUSES = Backoff(0.001, 0.002)

@@ -14,13 +14,14 @@ from zlib import crc32
 
 import numpy as np
 
-from baton.engine.core.beam import BeamSearch
-from baton.engine.core.block_pool import NULL_BLOCK, BlockPool
-from baton.engine.core.cache_group import CacheGroup
-from baton.engine.core.encoder_inputs import EncoderInput
-from baton.engine.core.plan import BlockMove, StepPlan, StepResult, TokenLogprobs
-from baton.engine.core.seats import Seats
-from baton.engine.core.sequence import FinishReason, Request, Sequence
+from baton.engine.scheduler.kv.block_pool import BlockPool
+from baton.engine.scheduler.kv.cache_group import CacheGroup
+from baton.engine.scheduler.kv.memory_operations import BlockMove
+from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult, TokenLogprobs
+from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK, Seats
+from baton.engine.scheduler.sequences.beam import BeamSearch
+from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput
+from baton.engine.scheduler.sequences.sequence import FinishReason, Request, Sequence
 
 VOCAB_SIZE = 11
 CLEARED = 0

@@ -14,12 +14,18 @@ from zlib import crc32
 import numpy as np
 
 from baton.cluster.prefix import hash_chain
-from baton.engine.core.block_pool import NULL_BLOCK, BlockPool
-from baton.engine.core.cache_group import CacheGroup
-from baton.engine.core.plan import ExternalAllocation, StepPlan, StepResult
-from baton.engine.core.progress import DecodeProgress, SequenceProgress, StepProgress
-from baton.engine.core.scheduler import Scheduler
-from baton.engine.core.sequence import (
+from baton.engine.scheduler.kv.block_pool import BlockPool
+from baton.engine.scheduler.kv.cache_group import CacheGroup
+from baton.engine.scheduler.scheduling.plan import ExternalAllocation, StepPlan, StepResult
+from baton.engine.scheduler.scheduling.progress import (
+    DecodeProgress,
+    SequenceProgress,
+    StepProgress,
+)
+from baton.engine.scheduler.scheduling.scheduler import Scheduler
+from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
+from baton.engine.scheduler.sequences.config import Preemption, SchedulerConfig
+from baton.engine.scheduler.sequences.sequence import (
     FinishReason,
     KvSource,
     Purpose,
@@ -27,7 +33,6 @@ from baton.engine.core.sequence import (
     Sequence,
     SequenceStatus,
 )
-from baton.engine.core.settings import Preemption, SchedulerConfig
 from baton.sampling import SamplingParams
 from tests.support.scheduler.fakes import (
     CLEARED,

@@ -11,25 +11,25 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
-from baton.client import Completion
-from baton.client_progress import Progress
-from baton.client_types import TokenLogprobs
-from baton.client_wire import generate_request, resumed_request
+from baton.client.client import Completion
+from baton.client.progress import Progress
+from baton.client.types import TokenLogprobs
+from baton.client.wire import generate_request, resumed_request
 from baton.cluster.prefix import hash_chain
 from baton.cluster.registry import Role
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
 from kvtransfer.wire import layouts_to_messages
-from router.answer import Answer
-from router.budget import RetryBudget
-from router.candidate import Candidate
-from router.circuit import Circuit
-from router.decision import Rules
-from router.intake import Intake
-from router.placer import Placer
-from router.recovery import Recovery
-from router.saga import Saga
-from router.worker_model import PoolModel, WorkerModel
+from router.fleet.candidate import Candidate
+from router.fleet.circuit_breaker import Circuit
+from router.fleet.worker_model import PoolModel, WorkerModel
+from router.intake.intake import Intake
+from router.lifecycle.answer import Answer
+from router.lifecycle.recovery import Recovery
+from router.lifecycle.request_lifecycle import Saga
+from router.lifecycle.retry_budget import RetryBudget
+from router.placement.decision import Rules
+from router.placement.placer import Placer
 from tests.support.router.scripted import HANDOFFS, NO_PAUSES, FakeFleet, card
 from tests.support.worker.crew import Crew, Member, crew_of
 

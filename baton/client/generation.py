@@ -1,0 +1,258 @@
+"""A running generation, to iterate over or to await: the stream behind `Client.generate`."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Generic, Protocol, Self, TypeAlias, TypeVar
+
+import grpc
+
+from baton.client.progress import Progress
+from baton.client.resume import Leg, Resumption
+from baton.client.types import Accepted, Chunk, Completion, Finished, TokenLogprobs
+from baton.errors import CancelledError
+from baton.rpc_errors import error_of
+from baton.v1 import inference_pb2 as pb
+
+
+class Call(Protocol):
+    """A stream of events as `grpc` gives it."""
+
+    def __next__(self) -> pb.GenerateResponse: ...
+
+    def cancel(self) -> object: ...
+
+
+AsyncCall: TypeAlias = "grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]"
+_AnyCall = TypeVar("_AnyCall")
+
+
+class Calls(Generic[_AnyCall]):
+    """The calls of one generation, one after the other. `open` makes one of them."""
+
+    def __init__(self, resumption: Resumption, open_leg: Callable[[Leg], _AnyCall]) -> None:
+        self.after = resumption.next_leg
+        self.open = open_leg
+
+
+class Generation(Iterator[Chunk]):
+    """A running generation: iterate over its chunks. Leaving its `with` block early cancels it.
+
+    Where several sequences were asked for, their chunks come in any mixture.
+    """
+
+    def __init__(
+        self, call: "Call", num_sequences: int = 1, calls: "Calls[Call] | None" = None
+    ) -> None:
+        """`calls`: makes another call where one is lost; None: its end is the end."""
+        self._call = call
+        self._calls = calls
+        self._cancelled = threading.Event()
+        self._progress = Progress(num_sequences)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+    def __next__(self) -> Chunk:
+        while not self._progress.unread:
+            self._read_event()
+        return self._progress.unread.popleft()
+
+    @property
+    def accepted(self) -> Accepted:
+        """Waits for the router to admit the request."""
+        while self._progress.accepted is None:
+            self._read_event()
+        return self._progress.accepted
+
+    @property
+    def finished(self) -> Finished | None:
+        """How it ended; None until the last chunk has been read. Of several sequences, how the one
+        that ended last did: its usage and timings are the whole request's."""
+        return self._progress.finished
+
+    @property
+    def num_resumed(self) -> int:
+        """How often it went on with another router, or anew with the same, because one was lost."""
+        return max(0, self._progress.num_accepted - 1)
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs]:
+        """Of the prompt's tokens from the second one on, if asked for: all of them once the first
+        chunk has been read."""
+        return self._progress.prompt_logprobs
+
+    def text(self) -> str:
+        """Waits for the end and returns all text, that of chunks already read included. Of several
+        sequences, that of the first; it is the best where they were ranked."""
+        self._drain()
+        return self._progress.text_of(0)
+
+    def token_ids(self) -> list[int]:
+        """Waits for the end and returns all tokens, of the same sequence as `text`."""
+        self._drain()
+        return self._progress.token_ids_of(0)
+
+    def texts(self) -> list[str]:
+        """Waits for the end and returns the text of each sequence."""
+        self._drain()
+        return [completion.text for completion in self._progress.completions()]
+
+    def completions(self) -> list[Completion]:
+        """Waits for the end and returns each sequence."""
+        self._drain()
+        return self._progress.completions()
+
+    def cancel(self) -> None:
+        """Ends it now; reading on raises `CancelledError`. Idempotent, and harmless at the end."""
+        self._cancelled.set()
+        self._call.cancel()
+
+    def _drain(self) -> None:
+        for _ in self:
+            pass
+
+    def _read_event(self) -> None:
+        try:
+            self._progress.add(next(self._call))
+        except StopIteration:
+            self._progress.check_complete()
+            raise
+        except grpc.RpcError as error:
+            self._resume(error)
+
+    def _resume(self, error: grpc.RpcError) -> None:
+        """Goes on with another call, or raises what ended this one."""
+        calls = None if self._cancelled.is_set() else self._calls
+        leg = None if calls is None else calls.after(error, self._progress)
+        if calls is None or leg is None:
+            raise error_of(error) from error
+        if self._cancelled.wait(leg.pause):
+            raise CancelledError("the generation was cancelled")
+        self._call = calls.open(leg)
+        if self._cancelled.is_set():  # by another thread, a moment ago
+            self._call.cancel()
+
+
+class AsyncGeneration(AsyncIterator[Chunk]):
+    """A running generation: `async for` over its chunks, once.
+
+    Leaving its `async with` block early cancels it, and so does cancelling a task that reads it.
+    Where several sequences were asked for, their chunks come in any mixture.
+    """
+
+    def __init__(
+        self, call: "AsyncCall", num_sequences: int = 1, calls: "Calls[AsyncCall] | None" = None
+    ) -> None:
+        """`calls`: makes another call where one is lost; None: its end is the end."""
+        self._call = call
+        self._calls = calls
+        self._cancelled = asyncio.Event()
+        self._events = aiter(call)
+        self._progress = Progress(num_sequences)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.cancel()
+
+    async def __anext__(self) -> Chunk:
+        while not self._progress.unread:
+            await self._read_event()
+        return self._progress.unread.popleft()
+
+    @property
+    def accepted(self) -> Accepted | None:
+        """Known before the first chunk; None until then. `wait_accepted` waits for it."""
+        return self._progress.accepted
+
+    @property
+    def finished(self) -> Finished | None:
+        """How it ended; None until the last chunk has been read. Of several sequences, how the one
+        that ended last did: its usage and timings are the whole request's."""
+        return self._progress.finished
+
+    @property
+    def num_resumed(self) -> int:
+        """How often it went on with another router, or anew with the same, because one was lost."""
+        return max(0, self._progress.num_accepted - 1)
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs]:
+        """Of the prompt's tokens from the second one on, if asked for: all of them once the first
+        chunk has been read."""
+        return self._progress.prompt_logprobs
+
+    async def wait_accepted(self) -> Accepted:
+        """Waits for the router to admit the request."""
+        while self._progress.accepted is None:
+            await self._read_event()
+        return self._progress.accepted
+
+    async def text(self) -> str:
+        """Waits for the end and returns all text, that of chunks already read included. Of several
+        sequences, that of the first; it is the best where they were ranked."""
+        await self._drain()
+        return self._progress.text_of(0)
+
+    async def token_ids(self) -> list[int]:
+        """Waits for the end and returns all tokens, of the same sequence as `text`."""
+        await self._drain()
+        return self._progress.token_ids_of(0)
+
+    async def texts(self) -> list[str]:
+        """Waits for the end and returns the text of each sequence."""
+        await self._drain()
+        return [completion.text for completion in self._progress.completions()]
+
+    async def completions(self) -> list[Completion]:
+        """Waits for the end and returns each sequence."""
+        await self._drain()
+        return self._progress.completions()
+
+    def cancel(self) -> None:
+        """Ends it now; reading on raises `CancelledError`. Idempotent, and harmless at the end."""
+        self._cancelled.set()
+        self._call.cancel()
+
+    async def _drain(self) -> None:
+        async for _ in self:
+            pass
+
+    async def _read_event(self) -> None:
+        self._progress.check_not_failed()
+        try:
+            self._progress.add(await anext(self._events))
+        except StopAsyncIteration:
+            self._progress.check_complete()
+            raise
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # grpc.aio says so when the call, not the task, was cancelled.
+            raise self._progress.fail(CancelledError("the generation was cancelled")) from None
+        except grpc.RpcError as error:
+            await self._resume(error)
+
+    async def _resume(self, error: grpc.RpcError) -> None:
+        """Goes on with another call, or raises what ended this one."""
+        calls = None if self._cancelled.is_set() else self._calls
+        leg = None if calls is None else calls.after(error, self._progress)
+        if calls is None or leg is None:
+            raise self._progress.fail(error_of(error)) from error
+        if await self._is_cancelled_within(leg.pause):
+            raise self._progress.fail(CancelledError("the generation was cancelled"))
+        self._call = calls.open(leg)
+        self._events = aiter(self._call)
+
+    async def _is_cancelled_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._cancelled.wait()
+        except TimeoutError:
+            return False

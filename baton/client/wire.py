@@ -1,0 +1,256 @@
+"""Messages of `baton.v1` to the client's data and back. Knows nothing of connections."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message as ProtoMessage
+
+from baton.client.types import (
+    Accepted,
+    Candidate,
+    Chat,
+    Chunk,
+    Explanation,
+    Finished,
+    FinishReason,
+    Info,
+    Load,
+    Message,
+    Model,
+    Placement,
+    Prompt,
+    Received,
+    RequestInfo,
+    RoleBalance,
+    RoleFlip,
+    Timings,
+    TokenLogprobs,
+    Tokens,
+    Usage,
+    Worker,
+    WorkerFacts,
+)
+from baton.errors import InvalidArgumentError
+from baton.params_wire import to_proto
+from baton.sampling import SamplingParams
+from baton.v1 import admin_pb2 as admin
+from baton.v1 import inference_pb2 as pb
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+def generate_request(
+    prompt: Prompt, params: SamplingParams | None, model: str, request_id: str, priority: int
+) -> pb.GenerateRequest:
+    if not hasattr(priority, "__index__") or not -(2**31) <= priority < 2**31:
+        raise InvalidArgumentError("priority", f"is {priority!r}; must be in [-2^31, 2^31)")
+    sampling = None if params is None else to_proto(params)
+    request = pb.GenerateRequest(
+        model=model, request_id=request_id, sampling=sampling, priority=priority
+    )
+    if isinstance(prompt, str):
+        request.text = prompt
+    elif not prompt:
+        raise InvalidArgumentError("input", "is empty; give text, token ids or messages")
+    elif isinstance(prompt[0], Message | Mapping):
+        request.chat.CopyFrom(_chat(cast("Chat", prompt)))
+    else:
+        request.token_ids.ids.extend(_checked_ids(cast("Sequence[int]", prompt)))
+    return request
+
+
+def resumed_request(
+    request: pb.GenerateRequest, accepted: Accepted | None, received: Sequence[Received]
+) -> pb.GenerateRequest:
+    """The same request for what is left of it, as it was accepted before, if it was."""
+    if accepted is None:
+        return request
+    resumed = pb.GenerateRequest()
+    resumed.CopyFrom(request)
+    resumed.request_id = accepted.request_id
+    resumed.sampling.seed = accepted.seed
+    if any(sequence.token_ids for sequence in received):
+        resumed.continue_from.extend(map(_received_to_message, received))
+        resumed.sampling.ClearField("prompt_logprobs")  # they came before the first token
+    return resumed
+
+
+def _received_to_message(received: Received) -> pb.ReceivedTokens:
+    reason = pb.FinishReason.Value(f"FINISH_REASON_{received.finish_reason.name}")
+    return pb.ReceivedTokens(ids=received.token_ids, finish_reason=reason)
+
+
+def tokenize_request(prompt: str | Chat, model: str) -> pb.TokenizeRequest:
+    if isinstance(prompt, str):
+        return pb.TokenizeRequest(model=model, text=prompt)
+    return pb.TokenizeRequest(model=model, chat=_chat(prompt))
+
+
+def _chat(messages: Chat) -> pb.Chat:
+    return pb.Chat(messages=[_chat_message(i, message) for i, message in enumerate(messages)])
+
+
+def _chat_message(index: int, message: Message | Mapping[str, str]) -> pb.ChatMessage:
+    field = f"chat.messages[{index}]"
+    if isinstance(message, Message):
+        message = {"role": message.role, "content": message.content}
+    if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
+        raise InvalidArgumentError(field, "must have role and content, and nothing else")
+    if not all(isinstance(value, str) for value in message.values()):
+        raise InvalidArgumentError(field, "role and content must be text")
+    return pb.ChatMessage(role=message["role"], content=message["content"])
+
+
+def _checked_ids(token_ids: Sequence[int]) -> Sequence[int]:
+    for i, token_id in enumerate(token_ids):
+        if not hasattr(token_id, "__index__") or not 0 <= token_id < 2**32:
+            raise InvalidArgumentError(
+                f"token_ids.ids[{i}]", f"is {token_id!r}; must be an integer in [0, 2^32)"
+            )
+    return token_ids
+
+
+def accepted_of(message: pb.Accepted) -> Accepted:
+    placement = _placement(message.placement)
+    return Accepted(message.request_id, message.num_prompt_tokens, placement, message.seed)
+
+
+def explanation_of(message: admin.ExplainPlacementResponse) -> Explanation:
+    placement = _placement(message.placement)
+    return Explanation(
+        message.request_id, message.num_tokens, message.policy, placement, message.reason
+    )
+
+
+def _placement(message: pb.Placement) -> Placement:
+    candidates = tuple(map(_candidate, message.candidates))
+    return Placement(
+        message.prefill_worker, message.decode_worker, candidates, message.prefix_source
+    )
+
+
+def _candidate(message: pb.PlacementCandidate) -> Candidate:
+    role = _lower(pb.WorkerRole.Name, message.role, "WORKER_ROLE_")
+    return Candidate(
+        message.worker,
+        role,
+        dict(message.terms),
+        message.excluded,
+        message.num_cached_tokens,
+        message.computes_prompt,
+    )
+
+
+def chunk_of(message: pb.TokenChunk) -> Chunk:
+    return Chunk(
+        text=message.text,
+        token_ids=tuple(message.token_ids),
+        position=message.position,
+        sequence_index=message.sequence_index,
+        logprobs=tuple(message.logprobs),
+        top_logprobs=tuple(map(_top_of, message.top_logprobs)),
+        finish_reason=_finish_reason(message.finish_reason),
+    )
+
+
+def prompt_logprobs_of(message: pb.PromptLogprobs) -> list[TokenLogprobs]:
+    tops = list(map(_top_of, message.top_logprobs)) or [{} for _ in message.logprobs]
+    return list(map(TokenLogprobs, message.logprobs, tops))
+
+
+def _top_of(message: pb.TopLogprobs) -> dict[int, float]:
+    return dict(zip(message.token_ids, message.logprobs, strict=True))
+
+
+def finished_of(message: pb.Finished) -> Finished:
+    return Finished(
+        reason=_finish_reason(message.reason),
+        stop_string=message.stop_string,
+        usage=Usage(**_same_fields(Usage, message.usage)),
+        timings=_timings(message.timings),
+        sequence_index=message.sequence_index,
+        score=message.score if message.HasField("score") else None,
+    )
+
+
+def _finish_reason(value: int) -> FinishReason:
+    return FinishReason(_lower(pb.FinishReason.Name, value, "FINISH_REASON_"))
+
+
+def _timings(message: pb.Timings) -> Timings:
+    exposed = message.exposed_transfer if message.HasField("exposed_transfer") else None
+    return Timings(
+        admission=_seconds(message.admission),
+        prefill_queue=_seconds(message.prefill_queue),
+        time_to_first_token=_seconds(message.time_to_first_token),
+        exposed_transfer=None if exposed is None else _seconds(exposed),
+        total=_seconds(message.total),
+    )
+
+
+def tokens_of(message: pb.TokenizeResponse) -> Tokens:
+    return Tokens(tuple(message.token_ids), message.text)
+
+
+def model_of(message: pb.GetModelResponse) -> Model:
+    fields = _same_fields(Model, message)
+    return Model(**{**fields, "eos_token_ids": tuple(message.eos_token_ids)})
+
+
+def worker_of(message: admin.WorkerInfo) -> Worker:
+    role = _lower(pb.WorkerRole.Name, message.role, "WORKER_ROLE_")
+    state = _lower(admin.WorkerState.Name, message.state, "WORKER_STATE_")
+    return Worker(**{**_same_fields(Worker, message), "role": role, "state": state})
+
+
+def request_info_of(message: admin.RequestInfo) -> RequestInfo:
+    has_token = message.HasField("time_to_first_token")
+    own = {
+        "age": _seconds(message.age),
+        "phase": _lower(admin.RequestPhase.Name, message.phase, "REQUEST_PHASE_"),
+        "time_to_first_token": _seconds(message.time_to_first_token) if has_token else None,
+    }
+    return RequestInfo(**{**_same_fields(RequestInfo, message), **own})
+
+
+def role_balance_of(message: admin.GetRoleBalanceResponse) -> RoleBalance:
+    proposal = None
+    if message.HasField("proposal"):
+        role = _lower(pb.WorkerRole.Name, message.proposal.role, "WORKER_ROLE_")
+        proposal = RoleFlip(message.proposal.worker, role)
+    return RoleBalance(**{**_same_fields(RoleBalance, message), "proposal": proposal})
+
+
+def load_of(message: admin.GetLoadResponse) -> Load:
+    state = _lower(admin.WorkerState.Name, message.state, "WORKER_STATE_")
+    return Load(**{**_same_fields(Load, message), "state": state})
+
+
+def info_of(message: admin.GetInfoResponse) -> Info:
+    worker = message.worker if message.HasField("worker") else None
+    return Info(
+        versions=dict(message.versions),
+        unix_time=message.unix_time_ms / 1000,
+        redis=_lower(admin.RedisState.Name, message.redis, "REDIS_STATE_"),
+        worker=None if worker is None else WorkerFacts(**_same_fields(WorkerFacts, worker)),
+    )
+
+
+def _same_fields(kind: type["DataclassInstance"], message: ProtoMessage) -> dict[str, Any]:
+    """The fields of `message` that the data class has, by name."""
+    return {field.name: getattr(message, field.name) for field in dataclasses.fields(kind)}
+
+
+def _seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos / 1e9
+
+
+def _lower(name_of: Callable[[Any], str], value: int, prefix: str) -> str:
+    """An enum value as the plain word; "unspecified" for one this client does not know yet."""
+    try:
+        return name_of(value).removeprefix(prefix).lower()
+    except ValueError:
+        return "unspecified"

@@ -1,0 +1,129 @@
+"""What attention over the paged KV cache is given and gives back: one ragged batch a step.
+
+There is no padding: the queries of all sequences, prefill chunks and decodes alike, lie in one flat
+`[num_tokens]`. Knows nothing of how attention is computed (`torch_attention`, `triton_attention`),
+nor of models beyond a layer's number, scale and mask rule.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from baton.engine.attention.mask_rule import MaskRule
+from baton.engine.scheduler.sequences.batch_slots import Int64Array, TokenArray
+
+Upload = Callable[["npt.NDArray[Any]"], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedBatch:
+    """The sequences of a step. Their tokens lie one behind the other in the flat batch.
+
+    Attributes:
+        seats: `[num_spans]`, the row of each sequence in the block tables.
+        starts: `[num_spans]`, the position of its first token in this step.
+        num_queries: `[num_spans]`, how many follow, that one included.
+        num_decodes: the leading sequences that have one token each.
+        block_tables: per cache group, `[num_seats, blocks]`, all of one shape; they cover all
+            tokens of the step.
+    """
+
+    seats: Int64Array
+    starts: Int64Array
+    num_queries: Int64Array
+    num_decodes: int
+    block_tables: Sequence[TokenArray]
+
+    @classmethod
+    def of_decodes(
+        cls, seats: Int64Array, starts: Int64Array, block_tables: Sequence[TokenArray]
+    ) -> "RaggedBatch":
+        """One token for each seat."""
+        return cls(seats, starts, np.ones(len(seats), np.int64), len(seats), block_tables)
+
+    def places(self) -> tuple[Int64Array, Int64Array]:
+        """Seat and position of each token of the flat batch, `[num_tokens]` each."""
+        if len(self.seats) == self.num_decodes:
+            return self.seats, self.starts
+        counts = self.num_queries
+        begins = np.cumsum(counts) - counts
+        shifts = np.repeat(self.starts - begins, counts)
+        return np.repeat(self.seats, counts), np.arange(len(shifts)) + shifts
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAttention:
+    """What one layer's attention needs beside its tensors.
+
+    Attributes:
+        scale: factor of the scores.
+        rule: which tokens are seen.
+        softcap: scores become softcap * tanh(scores / softcap).
+        sinks: `[num_heads]` logits that take part in the softmax and carry no value.
+    """
+
+    scale: float
+    rule: MaskRule
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+
+class StepBatch(Protocol):
+    """One step's attention, the same for all layers of a cache group.
+
+    Attributes:
+        token_seats, positions: of each token of the flat batch, `[num_tokens]`.
+    """
+
+    @property
+    def token_seats(self) -> Int64Array: ...
+
+    @property
+    def positions(self) -> Int64Array: ...
+
+
+class Attention(Protocol):
+    """Writes K and V of a step into the cache and attends over it, on one kind of device.
+
+    `reads_unwritten`: it reads the rest of a sequence's last block, and has to find numbers there.
+    """
+
+    reads_unwritten: bool
+
+    def prepare(self, ragged: RaggedBatch) -> StepBatch:
+        """What `forward` needs of a step, made once for all layers."""
+        ...
+
+    def forward(
+        self,
+        index: int,
+        layer: LayerAttention,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        batch: Any,
+    ) -> torch.Tensor:
+        """One layer.
+
+        Args:
+            index: which layer of the model.
+            query: `[num_tokens, num_heads, key_head_dim]`.
+            key: `[num_tokens, num_kv_heads, key_head_dim]`, positions already in it.
+            value: `[num_tokens, num_kv_heads, value_head_dim]`.
+            batch: what `prepare` has made.
+
+        Returns `[num_tokens, num_heads, value_head_dim]`.
+        """
+        ...
+
+
+def uploader(device: torch.device) -> Upload:
+    """Makes tensors on the device of arrays. On a CPU the two share their memory; to a GPU a pinned
+    copy goes without being waited for."""
+    if device.type == "cpu":
+        return torch.from_numpy
+    return lambda array: torch.from_numpy(array).pin_memory().to(device, non_blocking=True)

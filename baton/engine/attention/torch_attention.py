@@ -1,0 +1,327 @@
+"""Attention over the paged pool in torch.
+
+Sequences are put into a few groups of similar length; a group is one gather and one attention call
+per layer. Where a window hides the beginning of a context, its blocks are not read.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from baton.engine.attention.interface import LayerAttention, RaggedBatch, Upload, uploader
+from baton.engine.cache.kv_pool import KvCache, KvLayout, LayerCache
+from baton.engine.cache.kv_scales import FP8
+from baton.engine.scheduler.sequences.batch_slots import Int64Array, TokenArray
+
+# Two groups are merged when the padding this adds, in scores computed, costs less than a call.
+MERGE_WASTE = 1024
+
+
+Rows = slice | Int64Array
+
+
+class _Group:
+    """Sequences with equally many queries and similarly long contexts, in one cache group.
+
+    `rows`: where the group's queries lie in the flat batch: a slice where they are neighbours.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        starts: Int64Array,
+        num_queries: int,
+        first_keys: Int64Array | None,
+        table: TokenArray,
+        layout: KvLayout,
+        upload: Upload,
+    ) -> None:
+        self.rows = rows if isinstance(rows, slice) else upload(rows)
+        self.batch, width = table.shape
+        self.num_queries = num_queries
+        self.num_keys = width * layout.block_size
+        self.table = upload(table.ravel())
+        # Position of the first query, and of the first key, within each sequence: [batch].
+        self._starts = upload(starts)
+        self._first_keys = None if first_keys is None else upload(first_keys)
+        self._window = layout.window
+        self._biases: dict[tuple[torch.dtype, int], torch.Tensor] = {}
+
+    def bias(self, dtype: torch.dtype, repeats: int) -> torch.Tensor:
+        """What is added to the scores: 0 for keys a query sees, else -inf.
+
+        `[batch, 1, num_queries * repeats, num_keys]`, each query's row `repeats` times.
+        """
+        key = (dtype, repeats)
+        if key not in self._biases:
+            device = self.table.device
+            keys = torch.arange(self.num_keys, device=device)
+            if self._first_keys is not None:
+                keys = self._first_keys[:, None, None] + keys
+            steps = torch.arange(self.num_queries, device=device)
+            queries = (self._starts[:, None] + steps)[:, :, None]
+            hidden = keys > queries
+            if self._window is not None:
+                hidden |= keys <= queries - self._window
+            bias = torch.zeros(hidden.shape, dtype=dtype, device=device)
+            bias = bias.masked_fill_(hidden, -math.inf).repeat_interleave(repeats, dim=1)
+            self._biases[key] = bias[:, None]
+        return self._biases[key]
+
+
+class _CacheGroupBatch:
+    """One step's attention in the layers of one cache group: where to write and what to read.
+
+    Attributes:
+        blocks, offsets: of the pool, for each token: `[num_tokens]`.
+    """
+
+    def __init__(
+        self,
+        ragged: RaggedBatch,
+        table: TokenArray,
+        cells: Int64Array,
+        indices: Int64Array,
+        offsets: torch.Tensor,
+        layout: KvLayout,
+        upload: Upload,
+    ) -> None:
+        self.blocks = upload(table.take(cells).astype(np.int64))
+        self.offsets = offsets
+        self.groups = list(_groups(ragged, table, indices, layout, upload))
+        self._slots: dict[int, torch.Tensor] = {}
+
+    def slots(self, rows_per_block: int, first_row: int) -> torch.Tensor:
+        """Row of the pool for each token: `[num_tokens]`."""
+        if rows_per_block not in self._slots:
+            self._slots[rows_per_block] = self.blocks * rows_per_block + self.offsets
+        return self._slots[rows_per_block] + first_row
+
+
+class TorchBatch:
+    """A `StepBatch`."""
+
+    def __init__(
+        self, ragged: RaggedBatch, layouts: Sequence[KvLayout], device: torch.device
+    ) -> None:
+        self.token_seats, self.positions = ragged.places()
+        tables = ragged.block_tables
+        # Which block of its sequence each token is in, where in it, and where the table says so.
+        indices, offsets = np.divmod(self.positions, layouts[0].block_size)
+        cells = self.token_seats * tables[0].shape[1] + indices
+        upload = uploader(device)
+        on_device = upload(offsets)
+        self.cache_groups = [
+            _CacheGroupBatch(ragged, table, cells, indices, on_device, layout, upload)
+            for table, layout in zip(tables, layouts, strict=True)
+        ]
+
+
+class TorchAttention:
+    """Attention on any device that torch has, fastest on a CPU."""
+
+    reads_unwritten = True
+
+    def __init__(self, cache: KvCache) -> None:
+        self._layouts = cache.layouts
+        self._device = cache.pools[0].device
+        self._places = cache.places
+        self._layers = [cache.pools[p.group].layers[p.index] for p in cache.places]
+        self._scales = cache.scales
+
+    def prepare(self, ragged: RaggedBatch) -> TorchBatch:
+        """As `Attention.prepare`."""
+        return TorchBatch(ragged, self._layouts, self._device)
+
+    def forward(
+        self,
+        index: int,
+        layer: LayerAttention,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        batch: TorchBatch,
+    ) -> torch.Tensor:
+        """As `Attention.forward`."""
+        of_group = batch.cache_groups[self._places[index].group]
+        scales = self._scales[index]
+        if scales is None:
+            return self._write_and_attend(index, layer, query, key, value, of_group)
+        # A scale of K is as good on the queries, and one of V on the output: fewer numbers.
+        key, value = scales.store(key, value)
+        query = _scaled(query, scales.key)
+        out = self._write_and_attend(index, layer, query, key, value, of_group)
+        return _scaled(out, scales.value)
+
+    def _write_and_attend(
+        self,
+        index: int,
+        layer: LayerAttention,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        batch: _CacheGroupBatch,
+    ) -> torch.Tensor:
+        cache, groups = self._layers[index], batch.groups
+        self._write(cache, key, value, batch)
+        if len(groups) == 1 and isinstance(groups[0].rows, slice):
+            return self._attend(cache, layer, query, groups[0])
+        out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
+        for group in groups:
+            out[group.rows] = self._attend(cache, layer, query[group.rows], group)
+        return out
+
+    def _write(
+        self, cache: LayerCache, key: torch.Tensor, value: torch.Tensor, batch: _CacheGroupBatch
+    ) -> None:
+        if cache.has_rows:
+            key_rows = batch.slots(cache.key_rows_per_block, cache.first_key_row)
+            value_rows = batch.slots(cache.value_rows_per_block, cache.first_value_row)
+            _movable(cache.key_rows).index_copy_(0, key_rows, _movable(key.flatten(1)))
+            _movable(cache.value_rows).index_copy_(0, value_rows, _movable(value.flatten(1)))
+            return
+        for blocks, tensor in ((cache.key_blocks, key), (cache.value_blocks, value)):
+            width = tensor.shape[1] * tensor.shape[2]
+            columns = torch.arange(width, device=tensor.device) + batch.offsets[:, None] * width
+            _movable(blocks)[batch.blocks[:, None], columns] = _movable(tensor.flatten(1))
+
+    def _attend(
+        self, cache: LayerCache, layer: LayerAttention, query: torch.Tensor, group: _Group
+    ) -> torch.Tensor:
+        """Attention of one group; `query` is `[batch * num_queries, num_heads, key_head_dim]`."""
+        shape = (group.batch, group.num_keys, cache.num_kv_heads, -1)
+        keys = _gather(cache.key_blocks, group.table, query.dtype).view(shape).transpose(1, 2)
+        values = _gather(cache.value_blocks, group.table, query.dtype).view(shape).transpose(1, 2)
+        num_heads, head_dim = query.shape[1:]
+        per_kv = num_heads // cache.num_kv_heads
+        # The query heads of one KV head become queries of it, `per_kv` for each query, so that
+        # [batch * queries, heads, d] is [batch, kv_heads, queries * per_kv, d].
+        folded = query.reshape(group.batch, group.num_queries, cache.num_kv_heads, per_kv, head_dim)
+        folded = folded.transpose(1, 2).reshape(group.batch, cache.num_kv_heads, -1, head_dim)
+        repeats = per_kv if group.num_queries > 1 else 1
+        bias = group.bias(query.dtype, repeats)
+        if layer.softcap is None and layer.sinks is None:
+            out = F.scaled_dot_product_attention(
+                folded, keys, values, attn_mask=bias, scale=layer.scale
+            )
+        else:
+            out = _attend_explicitly(layer, folded, keys, values, bias, per_kv)
+        out = out.view(group.batch, cache.num_kv_heads, group.num_queries, per_kv, -1)
+        return out.transpose(1, 2).reshape(query.shape[0], num_heads, -1)
+
+
+def _movable(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as a type that torch can scatter and gather; it cannot with fp8."""
+    return tensor.view(torch.uint8) if tensor.dtype == FP8 else tensor
+
+
+def _gather(blocks: torch.Tensor, table: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Some blocks, as numbers to compute with: of an fp8 cache `dtype`, else as they are."""
+    found = _movable(blocks).index_select(0, table)
+    return found.view(FP8).to(dtype) if blocks.dtype == FP8 else found
+
+
+def _scaled(heads: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """`[num_tokens, num_heads, head_dim]`, each query head times the scale of its KV head."""
+    of_heads = scales.repeat_interleave(heads.shape[1] // len(scales))
+    return (heads * of_heads[:, None]).to(heads.dtype)
+
+
+def _attend_explicitly(
+    layer: LayerAttention,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    bias: torch.Tensor,
+    per_kv: int,
+) -> torch.Tensor:
+    """Attention with soft cap or sinks, which the library's fused call lacks."""
+    scores = (query @ keys.transpose(-1, -2)).float() * layer.scale
+    if layer.softcap is not None:
+        scores = layer.softcap * torch.tanh(scores / layer.softcap)
+    scores = scores + bias
+    if layer.sinks is None:
+        return scores.softmax(-1).to(values.dtype) @ values
+    # Head h = kv_head * per_kv + g is column g of its KV head's folded queries.
+    sinks = layer.sinks.float().view(1, keys.shape[1], 1, per_kv)
+    sinks = sinks.expand(query.shape[0], -1, query.shape[2] // per_kv, -1)
+    sinks = sinks.reshape(*query.shape[:3], 1)
+    weights = torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1]
+    return weights.to(values.dtype) @ values
+
+
+def _groups(
+    ragged: RaggedBatch,
+    table: TokenArray,
+    indices: Int64Array,
+    layout: KvLayout,
+    upload: Upload,
+) -> Iterator[_Group]:
+    """Splits a batch: equally many queries, and similar numbers of visible blocks.
+
+    Args:
+        indices: `[num_tokens]`, which block of its sequence each token is in.
+    """
+    size, num_blocks = layout.block_size, table.shape[1]
+    begins: Int64Array | None = None  # the first block that each span sees
+    if layout.window is not None:
+        begins = np.maximum(ragged.starts - (layout.window - 1), 0) // size
+
+    def group(rows: Rows, at: Rows, num_queries: int, width: int) -> _Group:
+        seats, starts = ragged.seats[at], ragged.starts[at]
+        if begins is None:
+            return _Group(rows, starts, num_queries, None, table[seats, :width], layout, upload)
+        # What is read beside the window is masked out, but must not be another's.
+        firsts = np.minimum(begins[at], num_blocks - width)
+        cells = (seats * num_blocks + firsts)[:, None] + np.arange(width)
+        return _Group(rows, starts, num_queries, firsts * size, table.take(cells), layout, upload)
+
+    if ragged.num_decodes == len(ragged.seats):
+        for members, width in _split(indices if begins is None else indices - begins, size):
+            yield group(members, members, 1, width)
+        return
+    last_rows = np.cumsum(ragged.num_queries) - 1
+    lasts = indices[last_rows]
+    if begins is not None:
+        lasts -= begins
+    for count in np.unique(ragged.num_queries).tolist():
+        spans = np.flatnonzero(ragged.num_queries == count)
+        for members, width in _split(lasts[spans], size * count):
+            at = spans[members]
+            numbers = (last_rows[at][:, None] + np.arange(1 - count, 1)).ravel()
+            yield group(_neighbours(numbers), at, count, width)
+
+
+def _split(lasts: Int64Array, cost: int) -> Iterator[tuple[Rows, int]]:
+    """Sequences that read similarly many blocks: the numbers of each group's members, and how many
+    blocks it reads of each.
+
+    Walked from the fewest to the most, a group is closed when padding it to the next number would
+    cost more than `MERGE_WASTE` for nothing.
+
+    Args:
+        lasts: the number of the last block that each sequence reads, where the first is 0.
+        cost: of one block of one sequence: its tokens, once per query.
+    """
+    counts = np.bincount(lasts)
+    steps = counts.nonzero()[0].tolist()
+    opened, before, size = steps[0], steps[0], 0
+    for last in steps:
+        if (last - before) * cost * size > MERGE_WASTE:
+            yield _neighbours(((lasts >= opened) & (lasts <= before)).nonzero()[0]), before + 1
+            opened, size = last, 0
+        size += int(counts[last])
+        before = last
+    if opened == steps[0]:
+        yield slice(0, len(lasts)), before + 1
+    else:
+        yield _neighbours((lasts >= opened).nonzero()[0]), before + 1
+
+
+def _neighbours(members: Int64Array) -> Rows:
+    """A slice where the members follow each other, since a slice need not be gathered."""
+    first, last = int(members[0]), int(members[-1])
+    return slice(first, last + 1) if last - first == len(members) - 1 else members

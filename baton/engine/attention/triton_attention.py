@@ -1,0 +1,270 @@
+"""Attention over the paged pool by our kernels: who asks for what is planned on the host, in numpy.
+
+A step's plan is the same for all layers of one kind: one cache group, head size and number of query
+heads for each KV head. Knows nothing of models beyond that.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from baton.engine.attention.interface import LayerAttention, RaggedBatch, uploader
+from baton.engine.cache.kv_pool import KvCache, LayerPlace
+from baton.engine.scheduler.sequences.batch_slots import Int64Array, TokenArray
+from kernels.attention_inputs import PagedKv, ScoreRule
+from kernels.attention_plan import Spans
+from kernels.attention_plan_arrays import SplitCapacity
+from kernels.attention_tiling import AttentionTiling, choose_tiling
+from kernels.cache_write import CacheBlocks, write_kv
+from kernels.cascade import find_shared
+from kernels.paged_attention import AttentionArrays, AttentionPlan, paged_attention, plan_attention
+from kernels.paged_decode import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """What layers have in common that can share a plan.
+
+    Attributes:
+        cache_group: whose blocks they read.
+        num_heads: of queries.
+        window: how many tokens a query sees, its own among them; None: all.
+        token_bytes: of K and V of one token in one layer.
+    """
+
+    cache_group: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int | None
+    token_bytes: int
+
+    @property
+    def group(self) -> int:
+        """Query heads of each KV head."""
+        return self.num_heads // self.num_kv_heads
+
+    def plan(
+        self, spans: Spans, table: TokenArray, block_size: int, tiling: AttentionTiling
+    ) -> AttentionPlan:
+        """Shares a step out. Prefixes that many sequences share are attended once, if that pays.
+
+        Args:
+            table: `[num_spans, blocks]`, of the group.
+        """
+        shared = []
+        if self.window is None and len(spans) > 1:
+            is_decode = spans.num_queries == 1
+            decodes = Spans(
+                spans.seats,
+                spans.starts,
+                is_decode.astype(np.int64),  # of the others, none asks
+                spans.first_tokens,
+            )
+            shared = find_shared(
+                decodes,
+                table,
+                block_size,
+                tiling.split_tokens,
+                tiling.shared.num_tokens(self.group),
+                self.token_bytes,
+            )
+        return plan_attention(spans, self.group, tiling, self.window, shared)
+
+
+@dataclass(frozen=True, slots=True)
+class KindWork:
+    """A step's work in the layers of one kind, on the device."""
+
+    arrays: AttentionArrays
+    workspace: Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class TritonBatch:
+    """A `StepBatch`.
+
+    Attributes:
+        slots: per cache group, where each token's K and V go: `[num_tokens]`.
+        tables: per cache group, the blocks of each span: `[num_spans, blocks]`.
+        work: per kind of layer.
+    """
+
+    token_seats: Int64Array
+    positions: Int64Array
+    slots: tuple[torch.Tensor, ...]
+    tables: tuple[torch.Tensor, ...]
+    work: dict[LayerKind, KindWork]
+
+
+class TritonAttention:
+    """Attention on a GPU; on a CPU in Triton's interpreter, which is for tests."""
+
+    reads_unwritten = False
+
+    def __init__(
+        self,
+        cache: KvCache,
+        num_heads: Sequence[int],
+        dtype: torch.dtype,
+        max_context: int,
+        *,
+        deterministic: bool,
+    ) -> None:
+        """Args: num_heads: query heads of each layer; dtype: of queries."""
+        self._cache = cache
+        self.block_size = cache.layouts[0].block_size
+        self.device = cache.pools[0].device
+        self.kinds = [
+            _kind(cache, place, heads) for place, heads in zip(cache.places, num_heads, strict=True)
+        ]
+        self.tilings = {
+            kind: choose_tiling(
+                kind.head_dim,
+                dtype,
+                cache.pools[kind.cache_group].dtype,
+                kind.num_kv_heads,
+                max_context,
+                _capability(self.device),
+                deterministic,
+            )
+            for kind in dict.fromkeys(self.kinds)
+        }
+        layers = [cache.pools[p.group].layers[p.index] for p in cache.places]
+        scales = [(s.key, s.value) if s is not None else (None, None) for s in cache.scales]
+        self._blocks = [
+            CacheBlocks(layer.key_blocks, layer.value_blocks, *of_layer)
+            for layer, of_layer in zip(layers, scales, strict=True)
+        ]
+        self._paged = [
+            PagedKv(
+                layer.key_blocks,
+                layer.value_blocks,
+                self.block_size,
+                kind.num_kv_heads,
+                kind.head_dim,
+                *of_layer,
+            )
+            for layer, kind, of_layer in zip(layers, self.kinds, scales, strict=True)
+        ]
+        self._upload = uploader(self.device)
+
+    def prepare(self, ragged: RaggedBatch) -> TritonBatch:
+        """As `Attention.prepare`."""
+        seats, positions = ragged.places()
+        tables = visible_tables(ragged, positions, self.block_size)
+        work = {}
+        for kind, plan in self.plans(ragged, tables).items():
+            arrays = AttentionArrays.of(plan, self.device)
+            workspace = Workspace.allocate(
+                plan.splits.num_slots, kind.num_heads, kind.head_dim, self.device
+            )
+            work[kind] = KindWork(arrays, workspace)
+        slots = slots_of(ragged, seats, positions, self.block_size)
+        return TritonBatch(
+            seats,
+            positions,
+            tuple(map(self._upload, slots)),
+            tuple(map(self._upload, tables)),
+            work,
+        )
+
+    def plans(
+        self, ragged: RaggedBatch, tables: Sequence[TokenArray]
+    ) -> dict[LayerKind, AttentionPlan]:
+        """What each kind of layer does in a step; the sequences are rows of `tables`."""
+        numbers = np.arange(len(ragged.seats))
+        spans = Spans.of_batch(numbers, ragged.starts, ragged.num_queries)
+        return {
+            kind: kind.plan(spans, tables[kind.cache_group], self.block_size, tiling)
+            for kind, tiling in self.tilings.items()
+        }
+
+    @property
+    def num_groups(self) -> int:
+        return len(self._cache.pools)
+
+    def capacity(self, kind: LayerKind, num_rows: int) -> SplitCapacity:
+        """Room for so many decodes whose contexts fill the pool, if none is in it twice."""
+        split = self.tilings[kind].split_tokens
+        pool = self._cache.pools[kind.cache_group]
+        num_items = 2 * num_rows + pool.num_blocks * self.block_size // split
+        return SplitCapacity(num_items, num_items, num_rows)
+
+    def blocks(self, index: int) -> CacheBlocks:
+        """The K and V of a layer, to be written to."""
+        return self._blocks[index]
+
+    def slots(self, index: int, batch: TritonBatch) -> torch.Tensor:
+        """Where a step's tokens go in that layer's pool, `[num_tokens]`."""
+        return batch.slots[self.kinds[index].cache_group]
+
+    def forward(
+        self,
+        index: int,
+        layer: LayerAttention,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        batch: TritonBatch,
+    ) -> torch.Tensor:
+        """As `Attention.forward`."""
+        write_kv(
+            key.contiguous(), value.contiguous(), self._blocks[index], self.slots(index, batch)
+        )
+        return self.attend(index, layer, query.contiguous(), batch)
+
+    def attend(
+        self, index: int, layer: LayerAttention, query: torch.Tensor, batch: TritonBatch
+    ) -> torch.Tensor:
+        """The attention of queries whose K and V are written: `[num_tokens, num_heads, dim]`."""
+        kind = self.kinds[index]
+        work = batch.work[kind]
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        paged_attention(
+            query,
+            out,
+            self._paged[index],
+            ScoreRule(layer.scale, kind.window, layer.softcap, layer.sinks),
+            batch.tables[kind.cache_group],
+            work.arrays,
+            work.workspace,
+            self.tilings[kind],
+        )
+        return out
+
+
+def visible_tables(ragged: RaggedBatch, positions: Int64Array, block_size: int) -> list[TokenArray]:
+    """The rows of the step's sequences, per cache group, as wide as the longest."""
+    width = int(positions.max(initial=0)) // block_size + 1
+    return [np.ascontiguousarray(table[ragged.seats, :width]) for table in ragged.block_tables]
+
+
+def slots_of(
+    ragged: RaggedBatch, seats: Int64Array, positions: Int64Array, block_size: int
+) -> list[Int64Array]:
+    """Where each token goes, per cache group."""
+    indices, offsets = np.divmod(positions, block_size)
+    return [
+        table[seats, indices].astype(np.int64) * block_size + offsets
+        for table in ragged.block_tables
+    ]
+
+
+def _kind(cache: KvCache, place: LayerPlace, num_heads: int) -> LayerKind:
+    pool = cache.pools[place.group]
+    layer = pool.layout.layers[place.index]
+    return LayerKind(
+        cache_group=place.group,
+        num_heads=num_heads,
+        num_kv_heads=layer.num_kv_heads,
+        head_dim=layer.key_head_dim,
+        window=pool.layout.window,
+        token_bytes=2 * layer.num_kv_heads * layer.key_head_dim * pool.dtype.itemsize,
+    )
+
+
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)

@@ -1,0 +1,330 @@
+"""The paged KV pools: memory and its layout. Knows nothing of who holds which block.
+
+Layers that see the same tokens form a cache group with a pool of its own. A pool is block-major,
+`[num_blocks, block_bytes]`: a block is one contiguous region over all layers of its group, so that
+a handoff is a list of (offset, length) and needs no packing. A table per layer says where its K and
+V lie in a block; typed, strided views are derived from it. In the plain case a block is
+`[num_layers, 2, block_size, num_kv_heads, head_dim]`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from baton.engine.cache.block_copy import Places, Rows, as_rows, copy_rows, runs
+from baton.engine.cache.kv_scales import KvScales
+from baton.engine.cache.shared_memory import SharedMemory
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLayout:
+    """One layer's part of a block: K `[block_size, num_kv_heads, key_head_dim]` at byte `offset`,
+    V `[block_size, num_kv_heads, value_head_dim]` right behind it."""
+
+    offset: int
+    num_kv_heads: int
+    key_head_dim: int
+    value_head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """The bytes of one block. Blocks of pools with equal layouts are interchangeable.
+
+    `window`: how many tokens a query of these layers sees, its own among them; None: all.
+    """
+
+    dtype: str
+    block_size: int
+    block_bytes: int
+    layers: tuple[LayerLayout, ...]
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """The K and V of one token in one layer, as the model produces them."""
+
+    num_kv_heads: int
+    key_head_dim: int
+    value_head_dim: int
+
+
+def plan_layout(
+    shapes: list[KvShape], dtype: torch.dtype, block_size: int, window: int | None = None
+) -> KvLayout:
+    """Lays the layers of one group out one behind the other.
+
+    Every part begins at a multiple of the row sizes of all layers, and a block is such a multiple
+    too, so that the whole pool can be seen as rows of any one layer. For layers of one shape this
+    costs nothing.
+    """
+    rows = [s.num_kv_heads * d for s in shapes for d in (s.key_head_dim, s.value_head_dim)]
+    unit = math.lcm(*rows) * dtype.itemsize
+    layers, offset = [], 0
+    for shape in shapes:
+        layers.append(
+            LayerLayout(offset, shape.num_kv_heads, shape.key_head_dim, shape.value_head_dim)
+        )
+        width = shape.num_kv_heads * (shape.key_head_dim + shape.value_head_dim)
+        offset = _round_up(offset + block_size * width * dtype.itemsize, unit)
+    name = str(dtype).removeprefix("torch.")
+    return KvLayout(name, block_size, offset, tuple(layers), window)
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+class LayerCache:
+    """Views of one layer's K and V over the whole pool.
+
+    Attributes:
+        key_blocks: `[num_blocks, block_size * num_kv_heads * key_head_dim]`, to gather blocks from.
+        value_blocks: the same of V.
+        key_rows: `[num_rows, num_kv_heads * key_head_dim]`, to scatter tokens into; the token at
+            `offset` of `block` is row `block * key_rows_per_block + first_key_row + offset`.
+        value_rows: the same of V.
+    """
+
+    def __init__(self, typed: torch.Tensor, layout: KvLayout, layer: LayerLayout) -> None:
+        itemsize = typed.element_size()
+        block_elements = layout.block_bytes // itemsize
+        key_width = layer.num_kv_heads * layer.key_head_dim
+        value_width = layer.num_kv_heads * layer.value_head_dim
+        key_start = layer.offset // itemsize
+        value_start = key_start + layout.block_size * key_width
+        self.num_kv_heads = layer.num_kv_heads
+        self.key_blocks = typed[:, key_start:value_start]
+        self.value_blocks = typed[:, value_start : value_start + layout.block_size * value_width]
+        self.key_rows = typed.view(-1, key_width)
+        self.value_rows = typed.view(-1, value_width)
+        self.key_rows_per_block = block_elements // key_width
+        self.value_rows_per_block = block_elements // value_width
+        self.first_key_row = key_start // key_width
+        # With unequal key and value widths V may begin between two rows of its own width; the
+        # layout's alignment rules that out for equal widths, and rows are not used otherwise.
+        self.first_value_row = value_start // value_width
+        self.has_rows = value_start % value_width == 0
+
+
+class KvPool:
+    """Blocks 1 to `num_blocks` of memory on one device, of one cache group.
+
+    Block 0, `NULL_BLOCK`, is always zero: it pads tables to one length.
+
+    Attributes:
+        dtype: of K and V in it.
+        shared: the memory it lies in, where other processes may be let read it.
+    """
+
+    def __init__(
+        self,
+        layout: KvLayout,
+        num_blocks: int,
+        device: torch.device,
+        shared: SharedMemory | None = None,
+        *,
+        for_gpu: bool = False,
+    ) -> None:
+        """Args: shared: memory on the CPU of `pool_bytes` to lie in. None: it has its own, within
+        reach of a GPU if it is `for_gpu`.
+        """
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.device = device
+        self.dtype: torch.dtype = getattr(torch, layout.dtype)
+        self.shared = shared
+        shape = (num_blocks + 1, layout.block_bytes)
+        if shared is None:
+            self._bytes = torch.zeros(shape, dtype=torch.uint8, device=device, pin_memory=for_gpu)
+        else:
+            self._bytes = shared.content.view(shape)
+        typed = self._bytes.view(self.dtype)
+        self.layers = [LayerCache(typed, layout, layer) for layer in layout.layers]
+
+    def clear_blocks(self, block_ids: list[int]) -> None:
+        """Zeroes blocks that will be filled in part and read as a whole."""
+        self._bytes[block_ids] = 0
+
+    def copy_blocks(self, sources: list[int], targets: list[int], origin: "KvPool") -> None:
+        """Copies whole blocks from a pool of the same layout, this one or the host's; all are read
+        before any is written."""
+        self.copy_content(sources, targets, origin.content)
+
+    def copy_content(
+        self, sources: Sequence[int], targets: Sequence[int], origin: torch.Tensor
+    ) -> None:
+        """The same from memory `[num_blocks, block_bytes]` that is not a pool of this process."""
+        sources, targets = list(sources), list(targets)
+        if self._bytes.is_cuda or origin.is_cuda:
+            is_copied = _copy_on_gpu(origin, self._bytes, sources, targets)
+            if is_copied:
+                return
+        self._bytes[targets] = origin[sources].to(self._bytes.device)
+
+    def read_blocks(self, block_ids: Sequence[int]) -> "list[memoryview[Any]]":
+        """The bytes of blocks in their order, in as few pieces as they lie in.
+
+        On a CPU views of the pool, valid until the blocks are released; else one copy of them all.
+        """
+        if self.device.type != "cpu":
+            chosen = torch.tensor(block_ids, device=self.device)
+            gathered = self._bytes.index_select(0, chosen).view(-1)
+            staged: Any = _staging(gathered.numel()).copy_(gathered).numpy()
+            return [memoryview(staged)]
+        whole: Any = self._bytes.view(-1).numpy()  # some numpy releases type it as no buffer
+        size, content = self.layout.block_bytes, memoryview(whole)
+        return [
+            content[block_ids[start] * size : (block_ids[stop - 1] + 1) * size]
+            for start, stop in runs(np.asarray(block_ids, np.int64))
+        ]
+
+    def write_blocks(self, block_ids: Sequence[int], content: "bytes | memoryview[Any]") -> None:
+        """Fills blocks, none of them twice; `content` is exactly as long as they are together."""
+        source = np.frombuffer(content, np.uint8)
+        assert len(source) == len(block_ids) * self.layout.block_bytes, "content of another length"
+        if self.device.type == "cpu":
+            self.copy_rows(
+                as_rows(source, self.layout.block_bytes), range(len(block_ids)), block_ids
+            )
+            return
+        staged = _staging(len(source))
+        staged.numpy()[:] = source
+        rows = staged.view(-1, self.layout.block_bytes).to(self.device, non_blocking=True)
+        self._bytes[list(block_ids)] = rows
+        torch.cuda.current_stream(self.device).synchronize()  # the engine has streams of its own
+
+    def copy_rows(
+        self, origin: Rows, sources: "Sequence[int] | Places", targets: Sequence[int]
+    ) -> None:
+        """Fills blocks of a pool on the CPU, none of them twice, with rows of another's memory.
+
+        May run in any thread. `sources` must be in bounds; nothing checks it.
+        """
+        copy_rows(origin, np.asarray(sources, np.int64), self._rows, np.asarray(targets, np.int64))
+
+    @property
+    def content(self) -> torch.Tensor:
+        """The bytes of all blocks, `[num_blocks + 1, block_bytes]`."""
+        return self._bytes
+
+    @property
+    def address(self) -> int:
+        """Where block 0 begins, in this process or on its device."""
+        return self._bytes.data_ptr()
+
+    @property
+    def _rows(self) -> Rows:
+        return as_rows(self._bytes.numpy(), self.layout.block_bytes)
+
+    def read_block(self, block_id: int) -> "memoryview[Any]":
+        """One block's bytes. On a CPU a view of the pool, valid until the block is released."""
+        array: Any = self._bytes[block_id].cpu().numpy()  # some numpy releases type it as no buffer
+        return memoryview(array)
+
+    def write_block(self, block_id: int, content: "bytes | memoryview[Any]") -> None:
+        """Fills one block; `content` is exactly `block_bytes` long."""
+        source = torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy())
+        assert len(source) == self.layout.block_bytes, "content of another length than a block"
+        self._bytes[block_id].copy_(source)
+
+
+def _staging(num_bytes: int) -> torch.Tensor:
+    """Host memory that a GPU reads and writes at full speed; torch keeps it for the next one."""
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+
+def _copy_on_gpu(
+    origin: torch.Tensor, target: torch.Tensor, sources: list[int], targets: list[int]
+) -> bool:
+    """In one launch, which nobody waits for; False where that cannot be."""
+    from kernels.block_copy import UNIT, copy_blocks
+
+    collides = origin is target and not set(sources).isdisjoint(targets)
+    is_apart = origin.is_cuda and target.is_cuda and origin.device != target.device
+    if collides or is_apart or origin.shape[1] % UNIT:
+        return False
+    pairs = torch.tensor([sources, targets]).t().contiguous().pin_memory()
+    copy_blocks(origin, target, pairs)
+    return True
+
+
+def pool_bytes(layout: KvLayout, num_blocks: int) -> int:
+    """Bytes that a pool of so many blocks takes, that of zeros among them."""
+    return (num_blocks + 1) * layout.block_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlace:
+    """Where a layer of the model keeps its KV: the cache group, and the layer of its pool."""
+
+    group: int
+    index: int
+
+
+class KvCache:
+    """The pools of all cache groups, and of the host blocks they swap to.
+
+    Attributes:
+        places: of each layer of the model.
+        pools: one per group; those without a window come first.
+        host_pools: the same in host memory; empty if there is no swap space.
+        scales: of each layer of the model; None where the cache is not fp8.
+    """
+
+    def __init__(
+        self,
+        pools: list[KvPool],
+        host_pools: list[KvPool],
+        places: list[LayerPlace],
+        scales: list[KvScales] | None = None,
+    ) -> None:
+        self.pools = pools
+        self.host_pools = host_pools
+        self.places = places
+        self.scales: list[KvScales | None] = [*scales] if scales else [None] * len(places)
+
+    @property
+    def layouts(self) -> tuple[KvLayout, ...]:
+        return tuple(pool.layout for pool in self.pools)
+
+
+def plan_groups(
+    shapes: list[KvShape], windows: list[int | None], dtype: torch.dtype, block_size: int
+) -> tuple[list[KvLayout], list[LayerPlace]]:
+    """One layout per set of layers that see the same tokens, and each layer's place in them."""
+    order = sorted(set(windows), key=lambda w: math.inf if w is None else w, reverse=True)
+    members = [[i for i, w in enumerate(windows) if w == window] for window in order]
+    layouts = [
+        plan_layout([shapes[i] for i in layers], dtype, block_size, window)
+        for window, layers in zip(order, members, strict=True)
+    ]
+    places = {
+        layer: LayerPlace(group, index)
+        for group, layers in enumerate(members)
+        for index, layer in enumerate(layers)
+    }
+    return layouts, [places[i] for i in range(len(shapes))]
+
+
+def share_memory(layouts: list[KvLayout], num_bytes: int, most: list[int]) -> list[int]:
+    """Blocks of each group that fit into `num_bytes` together.
+
+    Every group gets equally many, but none more than `most` of it, what all sequences together can
+    ever hold; what such a group leaves goes to the others.
+    """
+    counts = [0] * len(layouts)
+    open_groups = set(range(len(layouts)))
+    while open_groups:
+        taken = sum(counts[i] * layouts[i].block_bytes for i in range(len(layouts)))
+        each = (num_bytes - taken) // sum(layouts[i].block_bytes for i in open_groups)
+        bounded = {i for i in open_groups if most[i] <= each}
+        for i in bounded or open_groups:
+            counts[i] = min(most[i], each)
+        open_groups -= bounded or open_groups
+    return counts

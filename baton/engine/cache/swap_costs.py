@@ -1,0 +1,41 @@
+"""Measures what swapping and recomputing take here, for the scheduler to choose between them."""
+
+import time
+
+import torch
+
+from baton.engine.cache.kv_pool import KvCache, KvPool
+from baton.engine.scheduler.sequences.config import PreemptionCosts
+
+# Steps with fewer tokens are bound by what does not grow with them.
+_MIN_TOKENS = 16
+# The weight of a new measurement in the running mean.
+_WEIGHT = 0.1
+_NUM_COPIES = 8
+
+
+class CostMeter:
+    """Keeps `costs` current."""
+
+    def __init__(self, costs: PreemptionCosts, cache: KvCache) -> None:
+        self._costs = costs
+        self._is_used = bool(cache.host_pools)
+        if self._is_used:
+            pairs = zip(cache.pools, cache.host_pools, strict=True)
+            costs.swap_block = max(_seconds_per_block(pool, host) for pool, host in pairs)
+
+    def note_step(self, num_tokens: int, seconds: float) -> None:
+        """A step computed so many tokens in this time."""
+        if self._is_used and num_tokens >= _MIN_TOKENS:
+            per_token = seconds / num_tokens
+            self._costs.compute_token += _WEIGHT * (per_token - self._costs.compute_token)
+
+
+def _seconds_per_block(pool: KvPool, host: KvPool) -> float:
+    """Copies the block that is always zero to where nobody's blocks are yet."""
+    target = [1] * min(_NUM_COPIES, pool.num_blocks)
+    start = time.perf_counter()
+    pool.copy_blocks([0] * len(target), target, host)
+    if pool.device.type == "cuda":
+        torch.cuda.synchronize(pool.device)
+    return (time.perf_counter() - start) / len(target)

@@ -1,0 +1,204 @@
+"""Which tokens a grammar allows next, given those that came before.
+
+A sequence with a grammar has a `GrammarState`, which fills the rows of bits that mask its logits
+and is told the tokens that were chosen. End-of-sequence tokens are allowed where the grammar may
+end, and only there. Knows nothing of logits, steps or requests.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from llguidance import LLMatcher
+
+from baton.engine.grammar.judge import GrammarLimits, reason_of
+from baton.engine.grammar.vocabulary import Mask, Vocabulary, is_allowed
+from baton.errors import InvalidArgumentError
+
+_MAX_RENEWALS: Final = 3
+
+
+class CompiledGrammar:
+    """A grammar that sequences can follow. Thread-safe.
+
+    Its states share a lexer that remembers what it met, so that most masks take microseconds. A
+    lexer that has met too much is of no more use to any of them; then they get a new one.
+
+    Attributes:
+        problem: why it is not to be used any more, as came out later.
+    """
+
+    def __init__(
+        self, native: str, num_bytes: int, vocabulary: Vocabulary, limits: GrammarLimits
+    ) -> None:
+        self.num_bytes = num_bytes
+        self.problem: str | None = None
+        self.vocabulary = vocabulary
+        self.token_s = limits.token_s
+        self._native = native
+        self._native_limits = limits.native()
+        self._lock = threading.Lock()
+        self._generation = 0
+        self._template = self._compile()
+        if self._template.is_error():
+            self.problem = reason_of(self._template.get_error())
+
+    def start(self, token_ids: Sequence[int] = (), field: str = "token_ids") -> "GrammarState":
+        """The state after an output of `token_ids`.
+
+        Raises `InvalidArgumentError`, naming `field`, if the grammar does not allow that output.
+        """
+        state = GrammarState(self)
+        for i, token_id in enumerate(token_ids):
+            if not state.accept(token_id):
+                problem = state.failure or "sampling.grammar does not allow it"
+                raise InvalidArgumentError(field, f"token {i} of the output: {problem}")
+        return state
+
+    def matcher(self) -> tuple[LLMatcher, int]:
+        """A matcher at the beginning, and the generation of its lexer."""
+        with self._lock:
+            return self._template.deep_copy(), self._generation
+
+    def renew(self, generation: int) -> bool:
+        """Replaces the lexer by compiling again; False if that of `generation` is replaced."""
+        with self._lock:
+            if generation != self._generation:
+                return False
+            self._template = self._compile()
+            self._generation += 1
+            return True
+
+    def _compile(self) -> LLMatcher:
+        tokenizer = self.vocabulary.tokenizer
+        matcher = LLMatcher(tokenizer, self._native, log_level=0, limits=self._native_limits)
+        # The first mask is the slowest; copies do not repeat it.
+        matcher.compute_bitmask()
+        return matcher
+
+
+class GrammarState:
+    """Where one sequence is in its grammar. Used by one thread at a time.
+
+    Attributes:
+        failure: why it cannot go on, else None: the grammar leaves no token, or takes more
+            computing than one token may. The sequence is to end with an error.
+    """
+
+    def __init__(self, compiled: CompiledGrammar) -> None:
+        self.failure: str | None = None
+        self._compiled = compiled
+        self._vocabulary = compiled.vocabulary
+        self._matcher, self._generation = compiled.matcher()
+        self._num_renewals = 0
+        self._token_ids: list[int] = []
+        self._is_ended = False
+        self._is_exhausted = False
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing but an end-of-sequence token can follow; known at the latest when the
+        mask is filled."""
+        return self._is_ended or self._is_exhausted
+
+    def accept(self, token_id: int) -> bool:
+        """Appends a token. False if it is not allowed: then nothing changes, but `failure` may."""
+        if self.failure is not None:
+            return False
+        if token_id in self._vocabulary.end_ids:
+            self._is_ended = self._is_ended or self._matcher.is_accepting()
+            return self._is_ended
+        if self.is_finished or not 0 <= token_id < self._vocabulary.size:
+            return False
+        return self._consume(token_id)
+
+    def fill_masks(self, draft_token_ids: Sequence[int], rows: Mask) -> int:
+        """The tokens allowed next, and those after each draft; the state stays as it is.
+
+        Args:
+            rows: `[len(draft_token_ids) + 1, mask_words(vocab_size)]`. Those after the first draft
+                that is not allowed are left as they are.
+
+        Returns how many rows are filled: one more than there are drafts allowed.
+        """
+        assert len(rows) == len(draft_token_ids) + 1
+        self.fill_mask(rows[0])
+        if self.failure is not None:
+            return 1
+        num_tokens = len(self._token_ids)
+        was_ended, was_exhausted = self._is_ended, self._is_exhausted
+        num_filled = 1
+        for token_id in draft_token_ids:
+            if not is_allowed(rows[num_filled - 1], token_id) or not self.accept(token_id):
+                break
+            self.fill_mask(rows[num_filled])
+            num_filled += 1
+        self._rewind(num_tokens)
+        self._is_ended, self._is_exhausted = was_ended, was_exhausted
+        return num_filled
+
+    def fill_mask(self, row: Mask) -> None:
+        """Sets the bits of the tokens allowed next, of end-of-sequence ones after a failure.
+
+        Args:
+            row: `[mask_words(vocab_size)]`.
+        """
+        while self.failure is None and not self.is_finished:
+            self._vocabulary.fill(self._matcher, row)
+            if not self._matcher.is_error():
+                self._add_ends(row)
+                return
+            self._recover()
+        row[:] = self._vocabulary.ends
+
+    def _consume(self, token_id: int) -> bool:
+        while self.failure is None:
+            began_s = time.thread_time()
+            is_accepted = self._matcher.try_consume_tokens([token_id]) == 1
+            took_s = time.thread_time() - began_s
+            if not self._matcher.is_error():
+                self._check_cost(took_s)
+                if is_accepted:
+                    self._token_ids.append(token_id)
+                    self._is_exhausted = self._matcher.is_stopped()
+                return is_accepted
+            self._recover()
+        return False
+
+    def _add_ends(self, row: Mask) -> None:
+        may_end = self._matcher.is_accepting()
+        if not row.any():
+            self._is_exhausted = may_end
+            if not may_end:
+                self.failure = "no token of the model can continue what the grammar has matched"
+        if may_end or self.failure is not None:
+            row |= self._vocabulary.ends
+
+    def _check_cost(self, took_s: float) -> None:
+        """Here too, since a trial cannot meet all that a grammar says."""
+        if took_s > self._compiled.token_s:
+            self.failure = f"takes {1000 * took_s:.0f} ms of computing for one token"
+            self._compiled.problem = self.failure
+
+    def _recover(self) -> None:
+        """From an error of the matcher, by a new lexer if that is what has failed."""
+        reason = reason_of(self._matcher.get_error())
+        if not reason.startswith("lexer error") or self._num_renewals == _MAX_RENEWALS:
+            self.failure = reason
+            return
+        self._num_renewals += self._compiled.renew(self._generation)
+        self._replay()
+
+    def _rewind(self, num_tokens: int) -> None:
+        """Takes back the tokens after the first `num_tokens`, with a failure they led to."""
+        num_back = len(self._token_ids) - num_tokens
+        del self._token_ids[num_tokens:]
+        if self.failure is not None or (num_back and not self._matcher.rollback(num_back)):
+            self.failure = None
+            self._replay()
+
+    def _replay(self) -> None:
+        self._matcher, self._generation = self._compiled.matcher()
+        if self._matcher.try_consume_tokens(self._token_ids) != len(self._token_ids):
+            self.failure = reason_of(self._matcher.get_error())

@@ -1,0 +1,57 @@
+"""Gives a model's cache its memory: what it is told to, or what its GPU has left."""
+
+import torch
+
+from baton.engine.backend import Backend
+from baton.engine.cache.kv_pool import KvCache, share_memory
+from baton.engine.config import EngineConfig
+from baton.engine.memory.cache_plan import CachePlan
+from baton.engine.memory.pool_size import (
+    GpuMemory,
+    bytes_for_pools,
+    check_holds_longest,
+    num_blocks,
+)
+from baton.engine.memory.profiling import largest_step, measure
+from baton.engine.runner import DecoderModel
+
+
+def allocate(
+    config: EngineConfig,
+    plan: CachePlan,
+    model: DecoderModel,
+    backend: Backend,
+    device: torch.device,
+    max_len: int,
+) -> KvCache:
+    """As many blocks as there is memory for, and on the host as many as may be swapped to.
+
+    Raises `InvalidArgumentError` if that is too little.
+    """
+    chunk = config.tokens_per_step(device.type)
+    gpu = _measured(config, plan, model, backend, device, max_len)
+    counts = num_blocks(config, plan.layouts, max_len, chunk, bytes_for_pools(config, gpu))
+    if device.type == "cuda":
+        check_holds_longest(counts, plan.layouts, max_len, chunk)
+    hosts = share_memory(plan.layouts, config.swap_bytes, counts) if config.swap_bytes else []
+    shared = config.shared_pools and device.type == "cpu"
+    return plan.cache(plan.shared_pools(counts) if shared else plan.pools(counts, device), hosts)
+
+
+def _measured(
+    config: EngineConfig,
+    plan: CachePlan,
+    model: DecoderModel,
+    backend: Backend,
+    device: torch.device,
+    max_len: int,
+) -> GpuMemory | None:
+    """What the model takes of its GPU; None on a CPU, and where it does not matter."""
+    if device.type != "cuda" or config.num_blocks or config.kv_cache_bytes:
+        return None
+    chunk = config.tokens_per_step(device.type)
+    step, num_needed = largest_step(chunk, max_len, config.block_size, len(plan.layouts))
+    counts = [num_needed] * len(plan.layouts)
+    attention = backend.attention(plan.cache(plan.pools(counts, device), []))
+    model.use(attention)
+    return measure(model, attention, step, min(chunk, config.max_num_seqs), device)

@@ -1,0 +1,76 @@
+"""What a model's KV cache looks like, and the memory for it, in whatever size."""
+
+import logging
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from baton.engine.cache.kv_pool import (
+    KvCache,
+    KvLayout,
+    KvPool,
+    LayerPlace,
+    plan_groups,
+    pool_bytes,
+)
+from baton.engine.cache.kv_scales import KvScales
+from baton.engine.cache.shared_memory import SharedMemory
+from baton.engine.models.transformers_model import ProbedLayer
+
+logger = logging.getLogger(__name__)
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """A pool for each set of layers that see the same tokens.
+
+    Attributes:
+        places: of each layer of the model.
+        scales: of each layer of the model, where the cache is fp8; else None.
+    """
+
+    layouts: list[KvLayout]
+    places: list[LayerPlace]
+    scales: list[KvScales] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        layers: list[ProbedLayer],
+        dtype: torch.dtype,
+        block_size: int,
+        scales: list[KvScales] | None = None,
+    ) -> Self:
+        """Args: dtype: of K and V in the cache."""
+        shapes = [layer.shape for layer in layers]
+        windows = [layer.attention.rule.window for layer in layers]
+        return cls(*plan_groups(shapes, windows, dtype, block_size), scales)
+
+    def cache(self, pools: list[KvPool], host_counts: list[int]) -> KvCache:
+        """`host_counts`: blocks of each group that may be swapped to; empty if none may."""
+        for_gpu = pools[0].device.type == "cuda"
+        sizes = zip(self.layouts, host_counts, strict=bool(host_counts))
+        hosts = [KvPool(layout, count, _CPU, for_gpu=for_gpu) for layout, count in sizes]
+        return KvCache(pools, hosts, self.places, self.scales)
+
+    def pools(self, counts: list[int], device: torch.device) -> list[KvPool]:
+        """Pools of so many blocks each."""
+        return [KvPool(*sizes, device) for sizes in zip(self.layouts, counts, strict=True)]
+
+    def shared_pools(self, counts: list[int]) -> list[KvPool]:
+        """Pools in memory that other processes of this host can be let read, if there is such."""
+        return [
+            KvPool(layout, count, _CPU, _shared(pool_bytes(layout, count)))
+            for layout, count in zip(self.layouts, counts, strict=True)
+        ]
+
+
+def _shared(num_bytes: int) -> SharedMemory | None:
+    try:
+        return SharedMemory("baton-kv", num_bytes)
+    except OSError as error:
+        logger.warning("the KV pool is not shared with other processes: %s", error)
+        return None

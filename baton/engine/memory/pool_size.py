@@ -1,0 +1,104 @@
+"""How many blocks the KV pools get: of a given number of bytes, or of what a GPU has left.
+
+Knows nothing of tensors beyond their sizes; what a forward takes is measured by its caller.
+"""
+
+from dataclasses import dataclass
+
+from baton.engine.cache.kv_pool import KvLayout, share_memory
+from baton.engine.config import EngineConfig
+from baton.errors import InvalidArgumentError
+
+_CPU_BYTES = 512 * 2**20
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """Bytes of one GPU.
+
+    Attributes:
+        total: of the device.
+        used_by_others: by other processes, the driver and what is not torch's.
+        peak: torch's own at the largest moment of a step, weights among them.
+    """
+
+    total: int
+    used_by_others: int
+    peak: int
+
+
+def bytes_for_pools(config: EngineConfig, gpu: GpuMemory | None) -> int:
+    """Bytes that all pools may take together. `gpu`: None for a CPU.
+
+    Raises `InvalidArgumentError` if a GPU has nothing left for them.
+    """
+    if config.kv_cache_bytes is not None:
+        return config.kv_cache_bytes
+    if gpu is None:
+        return _CPU_BYTES
+    allowed = int(gpu.total * config.gpu_memory_utilization)
+    left = allowed - gpu.used_by_others - gpu.peak
+    if left <= 0:
+        raise InvalidArgumentError(
+            "gpu_memory_utilization",
+            f"is {config.gpu_memory_utilization:g}, which allows {allowed // _MIB} MiB of "
+            f"{gpu.total // _MIB}; the model and the largest step take {gpu.peak // _MIB} and "
+            f"others on this GPU {gpu.used_by_others // _MIB}, so that nothing is left for KV "
+            "blocks: raise it, lower max_num_batched_tokens, or use a smaller model or dtype",
+        )
+    return left
+
+
+def num_blocks(
+    config: EngineConfig, layouts: list[KvLayout], max_len: int, max_chunk: int, num_bytes: int
+) -> list[int]:
+    """Blocks of each cache group; of those with a window none that could never be used.
+
+    Args:
+        max_len: tokens of the longest sequence.
+        max_chunk: tokens of the largest step.
+        num_bytes: of all pools together, as `bytes_for_pools` has them.
+    """
+    if config.num_blocks is not None:
+        return [config.num_blocks] * len(layouts)
+    # Twice what runs, so that prefixes stay findable when their sequences have gone on.
+    most = [
+        2 * config.max_num_seqs * peak_blocks(layout, max_len, max_chunk)
+        if layout.window
+        else 2**62
+        for layout in layouts
+    ]
+    counts = share_memory(layouts, num_bytes, most)
+    if min(counts) == 0:
+        raise InvalidArgumentError(
+            "kv_cache_bytes",
+            f"is {num_bytes}; one block of each cache group takes "
+            f"{sum(layout.block_bytes for layout in layouts)}",
+        )
+    return counts
+
+
+def check_holds_longest(
+    counts: list[int], layouts: list[KvLayout], max_len: int, max_chunk: int
+) -> None:
+    """Raises `InvalidArgumentError` if pools of so many blocks could never hold a sequence of
+    `max_len` tokens."""
+    for count, layout in zip(counts, layouts, strict=True):
+        needed = peak_blocks(layout, max_len, max_chunk)
+        if count < needed:
+            raise InvalidArgumentError(
+                "max_model_len",
+                f"is {max_len}; one sequence of that length takes {needed} KV blocks and the pool "
+                f"has {count}: set a smaller max_model_len, or leave the cache more memory "
+                "(gpu_memory_utilization, kv_cache_bytes)",
+            )
+
+
+def peak_blocks(layout: KvLayout, num_tokens: int, max_chunk: int) -> int:
+    """The most blocks of one sequence: of a window no more than the window before a step's tokens,
+    those, and what lies across the ends."""
+    total = -(-num_tokens // layout.block_size)
+    if layout.window is None:
+        return total
+    return min(total, -(-(layout.window - 1 + max_chunk) // layout.block_size) + 1)

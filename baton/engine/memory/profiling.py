@@ -1,0 +1,48 @@
+"""What a model takes of a GPU's memory, measured by the largest step there can be."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from baton.engine.attention.interface import Attention, RaggedBatch
+from baton.engine.memory.pool_size import GpuMemory
+
+
+@torch.inference_mode()
+def measure(
+    model: Any, attention: Attention, largest: RaggedBatch, num_rows: int, device: torch.device
+) -> GpuMemory:
+    """Runs a step, and the sampling of `num_rows` of its tokens.
+
+    Args:
+        model: given `attention`, which has a cache as large as the step, counted as the model's.
+        largest: the step with the most tokens.
+    """
+    torch.cuda.reset_peak_memory_stats(device)
+    batch = attention.prepare(largest)
+    positions = torch.from_numpy(batch.positions).to(device)
+    rows = torch.arange(num_rows, device=device)
+    logits = model.forward(torch.zeros_like(positions), positions, batch, rows)
+    # A sampled row is copied to float32, and its probabilities are as large.
+    logits.float().softmax(-1)
+    torch.cuda.synchronize(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return GpuMemory(
+        total=total,
+        used_by_others=total - free - torch.cuda.memory_reserved(device),
+        peak=torch.cuda.max_memory_allocated(device),
+    )
+
+
+def largest_step(
+    num_tokens: int, max_len: int, block_size: int, num_groups: int
+) -> tuple[RaggedBatch, int]:
+    """Prompts as long as they may be, `num_tokens` of them in all, and how many blocks they take
+    in each cache group."""
+    lengths = np.diff([*range(0, num_tokens, max_len), num_tokens]).astype(np.int64)
+    per_sequence = -(-min(max_len, num_tokens) // block_size)
+    table = 1 + np.arange(len(lengths) * per_sequence, dtype=np.int32).reshape(-1, per_sequence)
+    seats = np.arange(len(lengths))
+    batch = RaggedBatch(seats, np.zeros_like(seats), lengths, 0, [table] * num_groups)
+    return batch, table.size

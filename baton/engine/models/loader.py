@@ -1,0 +1,222 @@
+"""Loads a checkpoint through transformers, or says in a sentence why it cannot be served.
+
+Only safetensors are read and no code from a checkpoint is ever run.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from baton.engine.cache.kv_scales import FP8
+from baton.engine.config import EngineConfig
+from baton.engine.models.hf import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from baton.errors import InvalidArgumentError, UnsupportedModelError
+
+_FP8_CAPABILITY = (9, 0)
+# Rotary factors that depend on the longest position of the batch: chunking would change the output.
+_BATCH_DEPENDENT_ROPES = ("dynamic", "longrope")
+
+
+def load_config(path: str) -> PretrainedConfig:
+    """The checkpoint's configuration, once it is known to be servable."""
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        first_line = str(error).strip().split("\n")[0]
+        raise UnsupportedModelError(
+            f"cannot read a model configuration at {path!r}: {first_line}"
+        ) from error
+    _check_architecture(config)
+    _check_weights(path)
+    return config
+
+
+def load_model(
+    path: str, config: PretrainedConfig, engine: EngineConfig, attention: str
+) -> PreTrainedModel:
+    """The model in evaluation mode, on its device, with `attention` as its implementation."""
+    device = resolve_device(engine.device)
+    dtype = resolve_dtype(engine.dtype, config, device)
+    resolve_kv_dtype(engine.kv_cache_dtype, dtype, capability(device))  # before much is read
+    try:
+        loaded: tuple[PreTrainedModel, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=dtype,
+            attn_implementation=attention,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except SafetensorError as error:
+        raise UnsupportedModelError(f"cannot read the weights at {path!r}: {error}") from error
+    except KeyError as error:
+        if error.args != (attention,):
+            raise
+        raise UnsupportedModelError(
+            f"{type(config).__name__}: the model picks its attention from a list of its own; "
+            "not implemented"
+        ) from error
+    model, report = loaded
+    # transformers fills these up at random and goes on.
+    if missing := sorted(report["missing_keys"]):
+        raise UnsupportedModelError(
+            f"{path!r} lacks {len(missing)} of the model's weights, {missing[0]} among them"
+        )
+    return model.to(device).eval().requires_grad_(False)
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device to run on. A GPU that is asked for and not there is an error, not a fallback."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise InvalidArgumentError(
+            "device",
+            f"is {name!r}, but torch sees no GPU (torch {torch.__version__}); "
+            "install a CUDA build of torch and a driver, or use --device cpu",
+        )
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise InvalidArgumentError(
+            "device", f"is {name!r}; must be auto, cpu or cuda[:N]"
+        ) from error
+
+
+def resolve_dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.dtype:
+    """The element type of the weights."""
+    if name != "auto":
+        return getattr(torch, name)  # type: ignore[no-any-return]
+    own = getattr(config, "dtype", None)
+    return own if device.type == "cuda" and own is not None else torch.float32
+
+
+def capability(device: torch.device) -> tuple[int, int] | None:
+    """The compute capability of a GPU; None of a CPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
+def resolve_kv_dtype(
+    name: str, dtype: torch.dtype, capability: tuple[int, int] | None
+) -> torch.dtype:
+    """The element type of the cache of a model in `dtype`.
+
+    Raises `InvalidArgumentError` for fp8 on a GPU of a `capability` that cannot convert it.
+    """
+    if name == "auto":
+        return dtype
+    if capability is not None and capability < _FP8_CAPABILITY:
+        raise InvalidArgumentError(
+            "kv_cache_dtype",
+            f"is {name!r}, which needs a GPU of compute capability "
+            f"{'.'.join(map(str, _FP8_CAPABILITY))} or newer; this one has "
+            f"{'.'.join(map(str, capability))}: use --kv-cache-dtype auto there",
+        )
+    return FP8
+
+
+def max_model_len(config: PretrainedConfig, engine: EngineConfig) -> int:
+    """Tokens of one sequence at most."""
+    own: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    wanted = engine.max_model_len
+    if own is None and wanted is None:
+        raise UnsupportedModelError("the checkpoint names no length; set --max-model-len")
+    if own is not None and wanted is not None and wanted > own:
+        raise InvalidArgumentError(
+            "max_model_len", f"is {wanted}; the model was made for {own} tokens"
+        )
+    return wanted or own or 1
+
+
+def fingerprint(config: PretrainedConfig, model: PreTrainedModel) -> bytes:
+    """16 bytes that bind a model's configuration and type, and of its weights names, shapes and a
+    sample."""
+    digest = hashlib.sha256()
+    described = {k: v for k, v in config.to_dict().items() if not k.startswith("_")}
+    digest.update(json.dumps(described, sort_keys=True, default=str).encode())
+    digest.update(str(model.dtype).encode())
+    for name, weight in sorted(model.state_dict().items()):
+        digest.update(f"{name}{tuple(weight.shape)}".encode())
+        step = max(1, weight.numel() // 256)
+        sample = weight.flatten()[::step].float().cpu().contiguous()
+        digest.update(sample.numpy().tobytes())
+    return digest.digest()[:16]
+
+
+def bound_to(model: bytes, execution: str, version: str) -> bytes:
+    """16 bytes that two workers share exactly when their KV means the same.
+
+    Args:
+        model: its `fingerprint`.
+        execution: names how it is computed, and how the content of the cache is arranged.
+        version: of Baton. What a name means may be another thing in each (ADR 0026).
+    """
+    named = execution.encode()
+    digest = hashlib.sha256(model + len(named).to_bytes(4, "little") + named + version.encode())
+    return digest.digest()[:16]
+
+
+def tokenizer_hash(path: str) -> bytes:
+    """16 bytes that identify the tokenizer; empty for a checkpoint without one in its folder."""
+    file = Path(path) / "tokenizer.json"
+    return hashlib.sha256(file.read_bytes()).digest()[:16] if file.is_file() else b""
+
+
+def eos_token_ids(config: PretrainedConfig, model: PreTrainedModel) -> frozenset[int]:
+    """Tokens that end a sequence, as the generation configuration has them, else the model's."""
+    for source in (model.generation_config, config):
+        ids = getattr(source, "eos_token_id", None)
+        if ids is not None:
+            return frozenset(ids if isinstance(ids, list) else [ids])
+    return frozenset()
+
+
+def _check_architecture(config: PretrainedConfig) -> None:
+    name = (config.architectures or [type(config).__name__])[0]
+    if config.is_encoder_decoder:
+        raise UnsupportedModelError(
+            f"{name} is an encoder-decoder model; Baton serves decoders only"
+        )
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnsupportedModelError(f"{name} is not a causal language model of transformers")
+    text = config.get_text_config()
+    if getattr(text, "num_attention_heads", None) in (None, 0):
+        raise UnsupportedModelError(
+            f"{name} has no attention heads: state-space and recurrent models keep no KV cache"
+        )
+    rope = _rope_type(getattr(text, "rope_parameters", None))
+    if rope in _BATCH_DEPENDENT_ROPES:
+        raise UnsupportedModelError(
+            f"{name} uses {rope!r} rotary embeddings, whose factors depend on the longest position "
+            "in the batch; they are not implemented"
+        )
+
+
+def _rope_type(parameters: Any) -> str | None:
+    """The rotary type; of several per layer type, one that cannot be served if there is one."""
+    if not isinstance(parameters, dict):
+        return None
+    if "rope_type" in parameters:
+        return str(parameters["rope_type"])
+    types = [str(p.get("rope_type")) for p in parameters.values() if isinstance(p, dict)]
+    return next((t for t in types if t in _BATCH_DEPENDENT_ROPES), None)
+
+
+def _check_weights(path: str) -> None:
+    folder = Path(path)
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        raise UnsupportedModelError(
+            f"{path!r} holds no *.safetensors file; other formats can run code when read. "
+            "Convert it with model.save_pretrained(folder) first"
+        )

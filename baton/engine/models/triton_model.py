@@ -1,0 +1,167 @@
+"""Llama-shaped decoders on our kernels: what `fused_model` does on a CPU, cut as a GPU likes it.
+
+Every layer is four matrix products and, between them, four passes over the activations: rotary
+embedding and cache write, attention, the gate, and each norm together with the residual before it.
+Where a layer has experts, `triton_mlp` has more of both.
+The products are the library's; in the deterministic mode ours, whose rows do not depend on the
+batch. Knows nothing of batches beyond passing them on.
+"""
+
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from baton.engine.attention.interface import LayerAttention
+from baton.engine.models.hf import PreTrainedModel
+from baton.engine.models.triton_mlp import Product, mlp_of, spent
+from kernels.linear import linear
+from kernels.norm import add_rms_norm, rms_norm
+from kernels.rotary import HeadNorms, Rotation, rotate_and_write
+
+
+class PagedLayers(Protocol):
+    """The attention of a model on our kernels; `TritonAttention` is one."""
+
+    def blocks(self, index: int) -> Any:
+        """The K and V of a layer, to be written to."""
+        ...
+
+    def slots(self, index: int, batch: Any) -> torch.Tensor:
+        """Where a step's tokens go in that layer's pool, `[num_tokens]`."""
+        ...
+
+    def attend(
+        self, index: int, layer: LayerAttention, query: torch.Tensor, batch: Any
+    ) -> torch.Tensor:
+        """The attention of queries whose K and V are written: `[num_tokens, num_heads, dim]`."""
+        ...
+
+
+def library(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The fastest product there is, which may compute a row otherwise in another batch."""
+    return F.linear(x, weight, bias)
+
+
+def batch_invariant(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """A product whose rows do not depend on each other, nor on how many there are."""
+    return linear(x, weight, bias)
+
+
+class TritonModel:
+    """A decoder of layers on kernels. Takes over the weights of `model`, which is spent then."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        layers: list[LayerAttention],
+        max_len: int,
+        product: Product = library,
+    ) -> None:
+        # Only workers that compute alike, bit for bit, are to hand over to each other.
+        self.execution = "fused-halves" + "-invariant" * (product is batch_invariant)
+        decoder = model.model
+        self._embedding = decoder.embed_tokens.weight
+        self._final_norm = decoder.norm.weight
+        self._eps: float = decoder.norm.variance_epsilon
+        self._lm_head = model.lm_head.weight
+        self._product = product
+        rotation = _rotation(decoder, max_len)
+        self._layers = [
+            _Layer(i, layer, attention, rotation, product)
+            for i, (layer, attention) in enumerate(zip(decoder.layers, layers, strict=True))
+        ]
+        self._paged: PagedLayers | None = None
+
+    def use(self, paged: Any) -> None:
+        """Gives the model its cache."""
+        self._paged = paged
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        batch: Any,
+        logit_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """As `TransformersModel.forward`."""
+        assert self._paged is not None
+        stream = F.embedding(token_ids, self._embedding)
+        normed = rms_norm(stream, self._layers[0].input_norm, self._eps)
+        norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
+        for layer, next_norm in zip(self._layers, norms, strict=True):
+            attended = layer.attend(normed, positions, self._paged, batch)
+            if layer is self._layers[-1]:
+                # Behind the last attention only the rows whose logits are wanted matter.
+                stream, attended = stream[logit_rows], attended[logit_rows]
+            normed = layer.finish(attended, stream, next_norm)
+        return self._product(normed, self._lm_head, None)
+
+
+class _Layer:
+    """One decoder layer. The residual stream is added to in place, with the norm that follows."""
+
+    def __init__(
+        self,
+        index: int,
+        layer: Any,
+        attention: LayerAttention,
+        rotation: Rotation,
+        product: Product,
+    ) -> None:
+        attn = layer.self_attn
+        self._index = index
+        self._attention = attention
+        self._rotation = rotation
+        self._product = product
+        self._head_dim: int = attn.head_dim
+        self._heads = [
+            p.out_features // self._head_dim for p in (attn.q_proj, attn.k_proj, attn.v_proj)
+        ]
+        self.input_norm = layer.input_layernorm.weight
+        self._post_norm = layer.post_attention_layernorm.weight
+        self._eps: float = layer.input_layernorm.variance_epsilon
+        self._qkv = spent(attn.q_proj, attn.k_proj, attn.v_proj)
+        self._out = (attn.o_proj.weight, attn.o_proj.bias)
+        self._mlp = mlp_of(layer.mlp, product)
+        self._norms: HeadNorms | None = None
+        if hasattr(attn, "q_norm"):
+            self._norms = HeadNorms(attn.q_norm.weight, attn.k_norm.weight, self._eps)
+
+    def attend(
+        self, normed: torch.Tensor, positions: torch.Tensor, paged: PagedLayers, batch: Any
+    ) -> torch.Tensor:
+        """`normed`: `[num_tokens, hidden_size]`. Writes K and V; returns what the heads saw,
+        `[num_tokens, num_heads * head_dim]`."""
+        heads = self._product(normed, *self._qkv).view(len(normed), -1, self._head_dim)
+        query, key, value = heads.split(self._heads, dim=1)
+        query = rotate_and_write(
+            query,
+            key,
+            value,
+            positions,
+            self._rotation,
+            paged.blocks(self._index),
+            paged.slots(self._index, batch),
+            self._norms,
+        )
+        return paged.attend(self._index, self._attention, query, batch).flatten(1)
+
+    def finish(
+        self, attended: torch.Tensor, stream: torch.Tensor, next_norm: torch.Tensor
+    ) -> torch.Tensor:
+        """The rest of the layer, row by row: adds to `stream` and returns its norm, as the next
+        layer wants it. `[rows, hidden_size]`."""
+        out = self._product(attended, *self._out)
+        normed = add_rms_norm(out, stream, self._post_norm, self._eps)
+        return add_rms_norm(self._mlp(normed), stream, next_norm, self._eps)
+
+
+def _rotation(decoder: Any, max_len: int) -> Rotation:
+    """By position, taken from the model's own rotary module so that scaling is kept."""
+    weight = decoder.embed_tokens.weight
+    cos, sin = decoder.rotary_emb(weight.float(), torch.arange(max_len, device=weight.device)[None])
+    half = len(decoder.rotary_emb.inv_freq)  # gpt-oss has each angle once, the others twice
+    return Rotation(torch.stack([cos[0, :, :half], sin[0, :, :half]], dim=1).contiguous())

@@ -1,0 +1,152 @@
+"""Changes scores before a token is chosen, in the order and with the rules of transformers.
+
+Every function works in place, on the rows that ask for it alone, from nothing but the scores, the
+parameters and the history, so that it gives the same after a preemption, on another worker and for
+drafts. Scores are logits, or log-probabilities for beams.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from baton.engine.sampling.batch_state import (
+    BAD_TOKENS,
+    BIAS,
+    COUNTS,
+    MIN_TOKENS,
+    REPETITION,
+    Int64Array,
+    Rows,
+    SamplingColumns,
+)
+from baton.engine.sampling.draw import to_tensor
+
+Int32Array = npt.NDArray[np.int32]
+
+# Int32 `[num_rows, ceil(vocab_size / 32)]`; token i is allowed by bit `i % 32` of word `i // 32`.
+Bitmask = Int32Array | torch.Tensor
+
+
+def process(
+    scores: torch.Tensor, rows: Rows, columns: SamplingColumns, history: Int32Array
+) -> None:
+    """Bias, repetition penalty, count penalties, bad tokens, minimum of tokens.
+
+    Args:
+        scores: `[num_rows, vocab_size]`, float32, contiguous; changed.
+        rows: what is asked of each row of `scores`.
+        history: `[num_seats, capacity]`, the token ids of each seat.
+    """
+    uses = int(np.bitwise_or.reduce(rows.uses))
+    if uses & BIAS:
+        _add_bias(scores, rows, columns)
+    if uses & REPETITION:
+        _penalise_repetition(scores, rows, history)
+    if uses & COUNTS:
+        _penalise_counts(scores, rows, history)
+    if uses & BAD_TOKENS:
+        _ban_bad_tokens(scores, rows, columns, history)
+    if uses & MIN_TOKENS:
+        _ban_ends(scores, rows, columns)
+
+
+def restrict(scores: torch.Tensor, at: Int64Array, bitmask: Bitmask) -> None:
+    """Leaves the rows `at` the tokens that their grammar allows.
+
+    Where the processors before have banned all of those, they give way: a token that breaks the
+    grammar cannot be taken back. As in transformers, those allowed are then equally likely.
+
+    Args:
+        scores: `[num_rows, vocab_size]`, float32; changed.
+    """
+    is_allowed = _unpack(bitmask, scores)
+    index = to_tensor(at, scores.device)
+    restricted = scores[index].masked_fill_(~is_allowed, -torch.inf)
+    is_empty = restricted.amax(-1, keepdim=True) == -torch.inf
+    scores[index] = restricted.masked_fill_(is_empty & is_allowed, 0.0)
+
+
+def _unpack(bitmask: Bitmask, scores: torch.Tensor) -> torch.Tensor:
+    """Bool `[num_rows, vocab_size]`, on the device of the scores."""
+    if not isinstance(bitmask, torch.Tensor):
+        bitmask = to_tensor(bitmask, scores.device)
+    assert bitmask.dtype == torch.int32
+    # As bytes, of which the lowest comes first on every machine that torch runs on.
+    octets = bitmask.to(scores.device).contiguous().view(torch.uint8)
+    bits = torch.arange(8, dtype=torch.uint8, device=scores.device)
+    return (octets[:, :, None] >> bits & 1).bool().flatten(1)[:, : scores.shape[-1]]
+
+
+def _add_bias(scores: torch.Tensor, rows: Rows, columns: SamplingColumns) -> None:
+    at = rows.that_use(BIAS)
+    owners, records = columns.biases.gather(rows.seats[at])
+    where = (to_tensor(at[owners], scores.device), to_tensor(records["token_id"], scores.device))
+    scores[where] += to_tensor(records["bias"], scores.device)
+
+
+def _penalise_repetition(scores: torch.Tensor, rows: Rows, history: Int32Array) -> None:
+    at = rows.that_use(REPETITION)
+    asking = rows.take(at)
+    cells, counts = _occurrences(scores, at, asking, np.zeros_like(asking.lengths), history)
+    penalty = to_tensor(asking.numbers["repetition_penalty"], scores.device)[:, None]
+    flat = scores.view(-1)
+    old = flat[cells]
+    new = torch.where(old < 0, old * penalty, old / penalty)
+    flat[cells] = torch.where(counts > 0, new, old)
+
+
+def _penalise_counts(scores: torch.Tensor, rows: Rows, history: Int32Array) -> None:
+    """As OpenAI defines them: of the output, the prompt does not count."""
+    at = rows.that_use(COUNTS)
+    asking = rows.take(at)
+    begins = asking.numbers["num_prompt_tokens"]
+    cells, counts = _occurrences(scores, at, asking, begins, history)
+    frequency = to_tensor(asking.numbers["frequency_penalty"], scores.device)[:, None]
+    presence = to_tensor(asking.numbers["presence_penalty"], scores.device)[:, None]
+    flat = scores.view(-1)
+    flat[cells] = flat[cells] - frequency * counts - presence * (counts > 0)
+
+
+def _occurrences(
+    scores: torch.Tensor, at: Int64Array, rows: Rows, begins: Int64Array, history: Int32Array
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the tokens of positions [begin, length) are in the flat scores, and how often each
+    occurs there: both `[len(at), width]`.
+
+    Padding, and tokens without a score, are token 0 with its own true count. So equal cells of a
+    row have equal counts, and what is computed from them may be written back in any order.
+    """
+    width = int((rows.lengths - begins).max())
+    positions = begins[:, None] + np.arange(width)
+    is_inside = positions < rows.lengths[:, None]
+    tokens = history[rows.seats[:, None], np.where(is_inside, positions, 0)].astype(np.int64)
+    is_inside &= (tokens >= 0) & (tokens < scores.shape[-1])
+    index = to_tensor(np.where(is_inside, tokens, 0), scores.device)
+    counts = torch.zeros(len(at), scores.shape[-1], dtype=torch.int32, device=scores.device)
+    counts.scatter_add_(1, index, to_tensor(is_inside.astype(np.int32), scores.device))
+    return index + to_tensor(at, scores.device)[:, None] * scores.shape[-1], counts.gather(1, index)
+
+
+def _ban_bad_tokens(
+    scores: torch.Tensor, rows: Rows, columns: SamplingColumns, history: Int32Array
+) -> None:
+    """Bans the last token of each bad sequence where the history ends with those before it."""
+    at = rows.that_use(BAD_TOKENS)
+    owners, records = columns.bad_tokens.gather(rows.seats[at])
+    seats, lengths = rows.seats[at[owners]][:, None], rows.lengths[at[owners]][:, None]
+    distances = np.arange(records["prefix_length"].max(initial=0))
+    ends = history[seats, np.maximum(lengths - 1 - distances, 0)]
+    is_equal = (ends == records["prefix"][:, : len(distances)]) & (distances < lengths)
+    is_beyond = distances >= records["prefix_length"][:, None]
+    is_hit = (is_equal | is_beyond).all(axis=1)
+    _ban(scores, at[owners[is_hit]], records["token_id"][is_hit])
+
+
+def _ban_ends(scores: torch.Tensor, rows: Rows, columns: SamplingColumns) -> None:
+    at = rows.that_use(MIN_TOKENS)
+    owners, records = columns.ends.gather(rows.seats[at])
+    _ban(scores, at[owners], records["token_id"])
+
+
+def _ban(scores: torch.Tensor, rows: Int64Array, token_ids: Int64Array) -> None:
+    scores[to_tensor(rows, scores.device), to_tensor(token_ids, scores.device)] = -torch.inf

@@ -1,0 +1,266 @@
+"""Chooses the next token of each sequence from its logits, batched over the step.
+
+The order is that of transformers' processors: those of `logits_processors`, the grammar, then
+temperature, top-k, top-p, min-p and the draw. Random choices are drawn by inverse transform in the
+order of the vocabulary from the number of (seed, sequence index, output position), so that a row
+gets the same token in any batch. Two rules differ from transformers', so that `top_k=1` is greedy
+and a row does not depend on its neighbours: `top_k` keeps exactly k tokens, and tokens equally
+likely are ordered by id.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from baton.engine.attention.interface import uploader
+from baton.engine.sampling.batch_state import (
+    GRAMMAR,
+    HISTORY,
+    LOGPROBS,
+    Int64Array,
+    Rows,
+    SamplingColumns,
+)
+from baton.engine.sampling.draw import largest, to_tensor
+from baton.engine.sampling.logits_processors import Bitmask, Int32Array
+from baton.engine.sampling.torch_choice import TorchChooser
+from baton.sampling import SamplingParams
+
+Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What `Sampler.sample` chose.
+
+    Attributes:
+        token_ids: `[num_rows]`.
+        logprobs: `[num_rows]`, of the chosen token in nats, from the untouched logits; None if no
+            row asks, 0 for a row that does not.
+        top_ids, top_logprobs: `[num_rows, k]`, most likely first, k the most that a row asks for or
+            the whole vocabulary; None if no row asks. A row that asks for fewer has them first;
+            a row that asks for none has nothing of meaning.
+    """
+
+    token_ids: Int64Array
+    logprobs: Float32Array | None = None
+    top_ids: Int64Array | None = None
+    top_logprobs: Float32Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was chosen, on the device, where nothing has waited for it yet.
+
+    Attributes:
+        token_ids: `[num_rows]`.
+    """
+
+    token_ids: torch.Tensor
+    _scored_rows: Int64Array | None = None
+    _scores: "DeviceScores | None" = None
+
+    def fetch(self) -> Sampled:
+        """Waits for the device."""
+        token_ids = self.token_ids.cpu().numpy()
+        if self._scored_rows is None or self._scores is None:
+            return Sampled(token_ids)
+        return _spread(token_ids, self._scored_rows, self._scores.fetch())
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Log-probabilities of given tokens `[num_rows]`, and `[num_rows, k]` of the most likely."""
+
+    logprobs: Float32Array
+    top_ids: Int64Array
+    top_logprobs: Float32Array
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceScores:
+    """`Scores` on the device."""
+
+    logprobs: torch.Tensor
+    top_ids: torch.Tensor
+    top_logprobs: torch.Tensor
+
+    def fetch(self) -> Scores:
+        """Waits for the device."""
+        columns = (self.logprobs, self.top_ids, self.top_logprobs)
+        return Scores(*(column.cpu().numpy() for column in columns))
+
+
+class Chooser(Protocol):
+    """How scores are processed and tokens chosen, on one kind of device.
+
+    Attributes:
+        keeps_history: it knows the tokens that it has chosen itself, so that they need not be in
+            the host's columns for the step behind.
+    """
+
+    keeps_history: bool
+
+    def forget(self, seat: int) -> None:
+        """Another sequence takes the seat, or its tokens have become others."""
+        ...
+
+    def process(
+        self, scores: torch.Tensor, rows: Rows, columns: SamplingColumns, history: Int32Array
+    ) -> None:
+        """Applies all rules but the grammar's, in place. As `logits_processors.process`."""
+        ...
+
+    def choose(
+        self,
+        logits: torch.Tensor,
+        rows: Rows,
+        columns: SamplingColumns,
+        sequence_indices: Int64Array,
+        history: Int32Array,
+        allowed: tuple[Int64Array, Bitmask] | None,
+    ) -> torch.Tensor:
+        """One token per row, `[num_rows]`. As `Sampler.choose`."""
+        ...
+
+
+class Sampler:
+    """The sampler of one model: knows what each seat asks for. What has been chosen is the business
+    of its chooser.
+
+    `ignore_eos` is not looked at: who ignores an end of sequence may still be given one.
+    """
+
+    def __init__(
+        self,
+        num_seats: int,
+        vocab_size: int,
+        device: torch.device,
+        eos_token_ids: frozenset[int],
+        chooser: Chooser | None = None,
+    ) -> None:
+        """Args: chooser: torch's if None."""
+        self._chooser = chooser or TorchChooser()
+        self._columns = SamplingColumns(num_seats, vocab_size, eos_token_ids)
+        self._device = device
+
+    def assign(self, seat: int, params: SamplingParams, num_prompt_tokens: int) -> None:
+        """A sequence takes the seat; what was there before is forgotten."""
+        self._columns.assign(seat, params, num_prompt_tokens)
+        self._chooser.forget(seat)
+
+    def needs_history(self, seats: Int64Array) -> bool:
+        """Whether the choice for any of these seats needs all tokens before it to be in the host's
+        columns."""
+        if self._chooser.keeps_history:
+            return False
+        return bool(np.any(self._columns.uses[seats] & HISTORY))
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        seats: Int64Array,
+        sequence_indices: Int64Array,
+        lengths: Int64Array,
+        token_ids: Int32Array,
+        allowed: tuple[Int64Array, Bitmask] | None = None,
+    ) -> Sampled:
+        """`choose`, waited for."""
+        return self.choose(logits, seats, sequence_indices, lengths, token_ids, allowed).fetch()
+
+    def choose(
+        self,
+        logits: torch.Tensor,
+        seats: Int64Array,
+        sequence_indices: Int64Array,
+        lengths: Int64Array,
+        token_ids: Int32Array,
+        allowed: tuple[Int64Array, Bitmask] | None = None,
+    ) -> Choice:
+        """One token per row. A row with nothing left to choose from still gets some token.
+
+        Args:
+            logits: `[num_rows, vocab_size]` of any float type; not changed.
+            seats: `[num_rows]`; a seat may have several rows.
+            sequence_indices: `[num_rows]`, which of its request's sequences each row belongs to.
+            lengths: `[num_rows]`, tokens before the one to be chosen, prompt included.
+            token_ids: `[num_seats, capacity]`; `[seats[r], :lengths[r]]` is the history of row r.
+            allowed: the rows under a grammar, and what it allows each.
+        """
+        uses = self._columns.uses.take(seats)
+        if allowed is not None:
+            uses[allowed[0]] |= GRAMMAR
+        if not np.count_nonzero(uses):
+            return Choice(logits.argmax(-1))
+        rows = self._columns.rows(seats, lengths, uses)
+        chosen = self._chooser.choose(
+            logits, rows, self._columns, sequence_indices, token_ids, allowed
+        )
+        return _with_logprobs(logits, rows, chosen)
+
+    def beam_candidates(
+        self,
+        logits: torch.Tensor,
+        seats: Int64Array,
+        lengths: Int64Array,
+        token_ids: Int32Array,
+        k: int,
+    ) -> tuple[Int64Array, Float32Array]:
+        """The `k` best next tokens of each row and their scores, best first: `[num_rows, k]`.
+
+        A score is the token's log-probability after the processors, as in transformers' beam
+        search; it is -inf where fewer than `k` tokens are left. `k` is at most the vocabulary.
+        """
+        scores = logits.log_softmax(-1, dtype=torch.float32)
+        rows = self._columns.rows(seats, lengths, self._columns.uses.take(seats))
+        self._chooser.process(scores, rows, self._columns, token_ids)
+        for seat in np.unique(seats).tolist():  # beams change places, and their tokens with them
+            self._chooser.forget(seat)
+        ids = largest(scores, min(k, scores.shape[-1]))
+        return ids.cpu().numpy(), scores.gather(-1, ids).cpu().numpy()
+
+
+def score(logits: torch.Tensor, targets: Int64Array, k: int) -> Scores:
+    """How likely `targets` and the `k` most likely tokens are, in nats.
+
+    Args:
+        logits: `[num_rows, vocab_size]` of any float type; not changed.
+        targets: `[num_rows]` token ids.
+        k: 0 or more; more than the vocabulary is the vocabulary.
+    """
+    return _score(logits, to_tensor(targets, logits.device), k).fetch()
+
+
+def _score(logits: torch.Tensor, targets: torch.Tensor, k: int) -> DeviceScores:
+    logprobs = logits.log_softmax(-1, dtype=torch.float32)
+    of_targets = logprobs.gather(-1, targets[:, None])[:, 0]
+    top_ids = largest(logprobs, min(k, logprobs.shape[-1]))
+    return DeviceScores(of_targets, top_ids, logprobs.gather(-1, top_ids))
+
+
+def _with_logprobs(logits: torch.Tensor, rows: Rows, chosen: torch.Tensor) -> Choice:
+    at = rows.that_use(LOGPROBS)
+    if not at.size:
+        return Choice(chosen)
+    k = int(rows.numbers["num_top_logprobs"][at].max())
+    targets = chosen
+    if at.size < len(rows.seats):
+        index = uploader(logits.device)(at)
+        logits, targets = logits[index], chosen[index]
+    return Choice(chosen, at, _score(logits, targets, k))
+
+
+def _spread(chosen: Int64Array, at: Int64Array, scores: Scores) -> Sampled:
+    """The scores of the rows `at` among those of all rows."""
+    num_rows, k = len(chosen), scores.top_ids.shape[1]
+    logprobs = np.zeros(num_rows, np.float32)
+    logprobs[at] = scores.logprobs
+    if k == 0:
+        return Sampled(chosen, logprobs)
+    top_ids = np.zeros((num_rows, k), np.int64)
+    top_logprobs = np.full((num_rows, k), -np.inf, np.float32)
+    top_ids[at], top_logprobs[at] = scores.top_ids, scores.top_logprobs
+    return Sampled(chosen, logprobs, top_ids, top_logprobs)

@@ -1,0 +1,73 @@
+"""Chooses tokens by torch's operations, on any device that it has."""
+
+import numpy as np
+import torch
+
+from baton.engine.sampling.batch_state import (
+    PROCESSING,
+    RANDOM,
+    Int64Array,
+    Rows,
+    SamplingColumns,
+)
+from baton.engine.sampling.draw import draw_by_torch, to_tensor
+from baton.engine.sampling.logits_processors import Bitmask, Int32Array, process, restrict
+
+
+class TorchChooser:
+    """A `Chooser`. Keeps nothing between steps."""
+
+    keeps_history = False
+
+    def forget(self, seat: int) -> None:
+        """Nothing is known of it."""
+
+    def process(
+        self, scores: torch.Tensor, rows: Rows, columns: SamplingColumns, history: Int32Array
+    ) -> None:
+        """As `Chooser.process`."""
+        process(scores, rows, columns, history)
+
+    def choose(
+        self,
+        logits: torch.Tensor,
+        rows: Rows,
+        columns: SamplingColumns,
+        sequence_indices: Int64Array,
+        history: Int32Array,
+        allowed: tuple[Int64Array, Bitmask] | None,
+    ) -> torch.Tensor:
+        """As `Chooser.choose`. The rows that are more than an argmax are worked on in a float32
+        copy."""
+        special = rows.that_use(RANDOM | PROCESSING)
+        if not special.size:
+            return logits.argmax(-1)
+        scores = _copy(logits, special)
+        asking = rows.take(special)
+        process(scores, asking, columns, history)
+        if allowed is not None and len(allowed[0]):
+            restrict(scores, np.searchsorted(special, allowed[0]), allowed[1])
+        picked = _pick(scores, asking, sequence_indices[special])
+        if special.size == len(logits):
+            return picked
+        return logits.argmax(-1).index_copy_(0, to_tensor(special, logits.device), picked)
+
+
+def _pick(scores: torch.Tensor, rows: Rows, sequence_indices: Int64Array) -> torch.Tensor:
+    """The most likely token, or a drawn one where the row asks: `[num_rows]`."""
+    random = rows.that_use(RANDOM)
+    if not random.size:
+        return scores.argmax(-1)
+    asking = rows.take(random)
+    positions = asking.lengths - asking.numbers["num_prompt_tokens"]
+    if random.size == len(scores):
+        return draw_by_torch(scores, asking, sequence_indices, positions)
+    index = to_tensor(random, scores.device)
+    drawn = draw_by_torch(scores[index], asking, sequence_indices[random], positions)
+    return scores.argmax(-1).index_copy_(0, index, drawn)
+
+
+def _copy(logits: torch.Tensor, rows: Int64Array) -> torch.Tensor:
+    if rows.size == len(logits):
+        return logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    return logits[to_tensor(rows, logits.device)].float()

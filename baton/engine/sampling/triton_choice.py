@@ -1,0 +1,160 @@
+"""Chooses tokens by our kernels: nothing of the logits goes to the host, and nothing waits for it.
+
+The rules are those of `logits_processors` and `draw`, and so is their order; scores are bitwise
+those of the CPU, and chances are rounded otherwise. Rows that are not processed are drawn from the
+logits as they are; of the others there is a float32 copy, in which the rules change single tokens
+and the grammar's mask is applied in one pass.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from baton.engine.attention.interface import uploader
+from baton.engine.sampling.batch_state import (
+    BAD_TOKENS,
+    BIAS,
+    COUNTS,
+    HISTORY,
+    MIN_TOKENS,
+    PROCESSING,
+    REPETITION,
+    Int64Array,
+    Rows,
+    SamplingColumns,
+)
+from baton.engine.sampling.logits_processors import Bitmask, Int32Array
+from baton.engine.sampling.token_history import DeviceHistory
+from baton.engine.sampling.triton_draw import draw
+from kernels.bitmask import restrict
+from kernels.penalties import History, Penalties, penalise
+from kernels.token_rules import Bans, Biases, add_biases, ban
+
+
+class TritonChooser:
+    """A `Chooser`."""
+
+    keeps_history = True
+
+    def __init__(self, num_seats: int, vocab_size: int, device: torch.device) -> None:
+        self.history = DeviceHistory(num_seats, device)
+        self._upload = uploader(device)
+        # Scratch of `penalise`, as high as the most rows there have been.
+        self._counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
+
+    def forget(self, seat: int) -> None:
+        """As `Chooser.forget`."""
+        self.history.forget(seat)
+
+    def choose(
+        self,
+        logits: torch.Tensor,
+        rows: Rows,
+        columns: SamplingColumns,
+        sequence_indices: Int64Array,
+        history: Int32Array,
+        allowed: tuple[Int64Array, Bitmask] | None,
+    ) -> torch.Tensor:
+        """As `Chooser.choose`."""
+        processed = rows.that_use(PROCESSING)
+        if not processed.size:
+            return _draw(logits, rows, sequence_indices)
+        is_all, asking = processed.size == len(logits), rows.take(processed)
+        index = self._upload(processed)
+        if is_all:
+            scores = logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        else:
+            scores = logits[index].float()
+        self.process(scores, asking, columns, history)
+        if allowed is not None and len(allowed[0]):
+            at = self._upload(np.searchsorted(processed, allowed[0]))
+            restrict(scores, at, self._mask(allowed[1]))
+        chosen = _draw(scores, asking, sequence_indices[processed])
+        if not is_all:
+            others = np.flatnonzero((rows.uses & PROCESSING) == 0)
+            at = self._upload(others)
+            drawn = _draw(logits[at], rows.take(others), sequence_indices[others])
+            chosen = chosen.new_empty(len(logits)).index_copy_(0, index, chosen)
+            chosen.index_copy_(0, at, drawn)
+        if (looking := rows.that_use(HISTORY)).size:
+            of_looking = chosen if looking.size == len(logits) else chosen[self._upload(looking)]
+            self.history.append(rows.seats[looking], rows.lengths[looking], of_looking)
+        return chosen
+
+    def process(
+        self, scores: torch.Tensor, rows: Rows, columns: SamplingColumns, history: Int32Array
+    ) -> None:
+        """As `Chooser.process`."""
+        uses = int(np.bitwise_or.reduce(rows.uses))
+        past = self._past(rows, history) if uses & HISTORY else None
+        if uses & BIAS:
+            self._add_biases(scores, rows, columns)
+        if past is not None and uses & (REPETITION | COUNTS):
+            self._penalise(scores, rows, past)
+        if uses & (BAD_TOKENS | MIN_TOKENS):
+            self._ban(scores, rows, columns, past)
+
+    def _past(self, rows: Rows, history: Int32Array) -> History:
+        """Of all rows; those that do not look at theirs have none."""
+        looking = rows.that_use(HISTORY)
+        self.history.update(rows.seats[looking], rows.lengths[looking], history)
+        lengths = np.where(rows.uses & HISTORY, rows.lengths, 0)
+        return History(
+            self.history.token_ids,
+            self._upload(rows.seats),
+            self._upload(lengths),
+            self._upload(np.ascontiguousarray(rows.numbers["num_prompt_tokens"])),
+            int(lengths.max()),
+        )
+
+    def _add_biases(self, scores: torch.Tensor, rows: Rows, columns: SamplingColumns) -> None:
+        at = rows.that_use(BIAS)
+        owners, records = columns.biases.gather(rows.seats[at])
+        cells = (at[owners], records["token_id"], records["bias"])
+        add_biases(scores, Biases(*map(self._column, cells)))
+
+    def _penalise(self, scores: torch.Tensor, rows: Rows, past: History) -> None:
+        """Rows with neutral penalties stay as they are."""
+        if len(self._counts) < len(scores):
+            self._counts = self._counts.new_zeros(len(scores), scores.shape[1])
+        names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        penalise(
+            scores,
+            past,
+            Penalties(*(self._column(rows.numbers[name]) for name in names)),
+            self._counts,
+        )
+
+    def _ban(
+        self, scores: torch.Tensor, rows: Rows, columns: SamplingColumns, past: History | None
+    ) -> None:
+        """Bad tokens, and ends where the output is too short, as one list."""
+        bad, ending = rows.that_use(BAD_TOKENS), rows.that_use(MIN_TOKENS)
+        of_bad, sequences = columns.bad_tokens.gather(rows.seats[bad])
+        of_ending, ends = columns.ends.gather(rows.seats[ending])
+        width = int(sequences["prefix_length"].max(initial=0))
+        prefixes = np.zeros((len(sequences) + len(ends), width), np.int32)
+        prefixes[: len(sequences)] = sequences["prefix"][:, :width]
+        lengths = np.zeros(len(prefixes), np.int64)
+        lengths[: len(sequences)] = sequences["prefix_length"]
+        bans = Bans(
+            self._upload(np.concatenate([bad[of_bad], ending[of_ending]])),
+            self._upload(np.concatenate([sequences["token_id"], ends["token_id"]])),
+            self._upload(lengths),
+            self._upload(prefixes),
+        )
+        ban(scores, bans, past)
+
+    def _column(self, values: "np.ndarray[Any, Any]") -> torch.Tensor:
+        return self._upload(np.ascontiguousarray(values))
+
+    def _mask(self, bitmask: Bitmask) -> torch.Tensor:
+        if isinstance(bitmask, torch.Tensor):
+            return bitmask
+        return self._upload(bitmask)
+
+
+def _draw(logits: torch.Tensor, rows: Rows, sequence_indices: Int64Array) -> torch.Tensor:
+    positions = rows.lengths - rows.numbers["num_prompt_tokens"]
+    return draw(logits, rows, sequence_indices, positions)

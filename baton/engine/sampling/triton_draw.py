@@ -1,0 +1,31 @@
+"""Draws tokens by our kernel: the rules of `draw`, in one pass over logits of any float type."""
+
+import numpy as np
+import torch
+
+from baton.engine.attention.interface import uploader
+from baton.engine.sampling.batch_state import Int64Array, Rows
+from kernels.sampling import sample
+from kernels.sampling_rows import SamplingRows
+
+
+def draw(
+    logits: torch.Tensor, rows: Rows, sequence_indices: Int64Array, positions: Int64Array
+) -> torch.Tensor:
+    """One token per row, `[num_rows]`: the most likely where the temperature is 0.
+
+    Args:
+        logits: `[num_rows, vocab_size]`, not changed.
+        positions: in the output, of the tokens to be drawn.
+    """
+    upload, numbers = uploader(logits.device), rows.numbers
+    asked = SamplingRows(
+        temperature=upload(np.ascontiguousarray(numbers["temperature"])),
+        top_k=upload(numbers["top_k"].astype(np.int32)),
+        top_p=upload(np.ascontiguousarray(numbers["top_p"])),
+        min_p=upload(np.ascontiguousarray(numbers["min_p"])),
+        seeds=upload(numbers["seed"].astype(np.int64)),
+        sequence_indices=upload(sequence_indices),
+        positions=upload(positions),
+    )
+    return sample(logits, asked)

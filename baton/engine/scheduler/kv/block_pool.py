@@ -1,0 +1,178 @@
+"""Which KV blocks are free, held or cached. Knows block numbers and hashes, not their content.
+
+Every block is in exactly one state: held (reference count > 0) or free (count 0). A free block may
+still be cached: its hash is in the map, so it can be found and held again until it is evicted.
+Free blocks are taken least recently freed first.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from baton.cluster.prefix import BlockHash
+from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEvents:
+    """Which hashes became findable or stopped being so, since the last drain.
+
+    `cleared` happened before `stored`; a hash is in one of the two tuples at most.
+    """
+
+    stored: tuple[BlockHash, ...]
+    removed: tuple[BlockHash, ...]
+    cleared: bool
+
+    def __bool__(self) -> bool:
+        return bool(self.stored or self.removed or self.cleared)
+
+
+class BlockPool:
+    """Blocks 1 to `num_blocks`, reference-counted, with a prefix cache over the full ones."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._ref_counts = [0] * (num_blocks + 1)
+        self._hashes: list[BlockHash | None] = [None] * (num_blocks + 1)
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
+        self._cached: dict[BlockHash, int] = {}
+        # The net change, True: stored, False: removed; what comes and goes between two drains was
+        # never there.
+        self._changes: dict[BlockHash, bool] = {}
+        self._was_cleared = False
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that can be allocated now, those still findable among them."""
+        return len(self._free)
+
+    @property
+    def num_held_blocks(self) -> int:
+        return self.num_blocks - len(self._free)
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks that can be found by their hash, held or free."""
+        return len(self._cached)
+
+    def lookup(self, block_hash: BlockHash) -> int | None:
+        """The block with this content, or None. Does not hold it."""
+        return self._cached.get(block_hash)
+
+    def lookup_chain(self, hashes: Iterable[BlockHash]) -> list[int]:
+        """The blocks of the leading hashes that are all here. Does not hold them."""
+        cached, found = self._cached, []
+        for block_hash in hashes:
+            block_id = cached.get(block_hash)
+            if block_id is None:
+                break
+            found.append(block_id)
+        return found
+
+    def is_free(self, block_id: int) -> bool:
+        return self._ref_counts[block_id] == 0
+
+    def is_writable(self, block_id: int) -> bool:
+        """Whether nobody else reads it, or could find it."""
+        return self._ref_counts[block_id] == 1 and self._hashes[block_id] is None
+
+    def allocate(self, count: int) -> list[int]:
+        """Takes `count` free blocks, each held once; their old content is no longer findable.
+
+        The caller has checked `num_free_blocks`.
+        """
+        assert count <= len(self._free), "allocate() beyond the free blocks"
+        counts, hashes, take = self._ref_counts, self._hashes, self._free.popitem
+        block_ids = []
+        for _ in range(count):
+            block_id, _ = take(last=False)
+            if hashes[block_id] is not None:
+                self._forget(block_id)
+            counts[block_id] = 1
+            block_ids.append(block_id)
+        return block_ids
+
+    def hold(self, block_ids: Iterable[int]) -> None:
+        """Adds one reference to each block; a cached free block is free no longer."""
+        counts = self._ref_counts
+        for block_id in block_ids:
+            if counts[block_id] == 0:
+                del self._free[block_id]
+            counts[block_id] += 1
+
+    def release(self, block_ids: Iterable[int]) -> None:
+        """Gives back one reference of each block, in the order they shall be evicted in."""
+        counts, hashes, free = self._ref_counts, self._hashes, self._free
+        for block_id in block_ids:
+            assert counts[block_id] > 0, f"block {block_id} released too often"
+            counts[block_id] -= 1
+            if counts[block_id] == 0:
+                free[block_id] = None
+                if hashes[block_id] is None:
+                    free.move_to_end(block_id, last=False)
+
+    def commit(self, block_id: int, block_hash: BlockHash) -> None:
+        """Makes a held, full block findable. The first block with a given content stays the one."""
+        if block_hash in self._cached or self._hashes[block_id] is not None:
+            return
+        self._cached[block_hash] = block_id
+        self._hashes[block_id] = block_hash
+        if self._changes.pop(block_hash, True):
+            self._changes[block_hash] = True
+
+    def evict(self, block_ids: Iterable[int]) -> int:
+        """Makes these blocks unfindable; held ones stay held. Returns how many were findable."""
+        found = [b for b in set(block_ids) if self._hashes[b] is not None]
+        for block_id in found:
+            self._forget(block_id)
+            if self._ref_counts[block_id] == 0:
+                self._free.move_to_end(block_id, last=False)
+        return len(found)
+
+    def clear(self) -> int:
+        """Forgets every cached block; held ones stay held. Returns how many were forgotten."""
+        count = len(self._cached)
+        for block_id in self._cached.values():
+            self._hashes[block_id] = None
+        self._cached.clear()
+        self._changes.clear()
+        self._was_cleared = True
+        return count
+
+    def drain_events(self) -> CacheEvents:
+        """What changed in the prefix cache since the last call."""
+        if not self._changes and not self._was_cleared:
+            return _NO_EVENTS
+        events = CacheEvents(
+            stored=tuple(h for h, stored in self._changes.items() if stored),
+            removed=tuple(h for h, stored in self._changes.items() if not stored),
+            cleared=self._was_cleared,
+        )
+        self._changes.clear()
+        self._was_cleared = False
+        return events
+
+    def check_integrity(self, tables: Iterable[Iterable[int]]) -> None:
+        """Asserts that the pool agrees with itself and with all block tables that hold blocks."""
+        expected = [0] * (self.num_blocks + 1)
+        for table in tables:
+            for block_id in table:
+                if block_id != NULL_BLOCK:
+                    expected[block_id] += 1
+        assert expected == self._ref_counts, "reference counts differ from the block tables"
+        free = {b for b, count in enumerate(self._ref_counts) if count == 0 and b != NULL_BLOCK}
+        assert free == self._free.keys(), "the free list is not the blocks nobody holds"
+        hashed = {h: b for b, h in enumerate(self._hashes) if h is not None}
+        assert hashed == self._cached, "the hash map differs from the blocks' hashes"
+
+    def _forget(self, block_id: int) -> None:
+        block_hash = self._hashes[block_id]
+        assert block_hash is not None, "a block without content is forgotten"
+        self._hashes[block_id] = None
+        del self._cached[block_hash]
+        if not self._changes.pop(block_hash, False):
+            self._changes[block_hash] = False
+
+
+_NO_EVENTS = CacheEvents((), (), cleared=False)

@@ -1,0 +1,301 @@
+"""Which blocks a sequence has, gets and gives back. Decides nothing about order or priority.
+
+A sequence's tokens are covered, left to right, by
+
+    | computed | new local hit | external hit | new | lookahead |
+
+Blocks of the first two regions are findable; an external one becomes so when its sequence's KV is
+committed after the handoff's fence; a new one when its last token is computed. Lookahead is room
+for drafts: they count as computed only once verified, so they are never committed before.
+
+Layers that see the same tokens form a cache group with a pool of its own. A group with a window
+holds only the blocks that its next query can see; the rest of its table is `NULL_BLOCK`.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+
+from baton.engine.scheduler.kv.cache_group import CacheGroup
+from baton.engine.scheduler.kv.memory_operations import MemoryOperations
+from baton.engine.scheduler.kv.pinned_blocks import Pins
+from baton.engine.scheduler.kv.prefix_cache import PrefixCache, PrefixHit
+from baton.engine.scheduler.kv.reservations import Reservations
+from baton.engine.scheduler.kv.swap import Swap
+from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK, Int64Array, Seats
+from baton.engine.scheduler.sequences.sequence import Sequence
+
+
+class KvCacheManager:
+    """Block tables of all sequences, one per cache group.
+
+    Attributes:
+        prefixes: what is cached.
+        reservations: what is free, and for whom.
+        swap: what is in host memory.
+        pins: cached blocks that are held for others than sequences.
+        operations: what the step being planned does to the pools.
+    """
+
+    def __init__(
+        self,
+        groups: SequenceOf[CacheGroup],
+        seats: Seats,
+        block_size: int,
+        *,
+        max_chunk: int,
+        prefix_caching: bool = True,
+    ) -> None:
+        self.groups = tuple(groups)
+        self.block_size = block_size
+        self.operations = MemoryOperations()
+        self.prefixes = PrefixCache(self.groups, block_size, is_enabled=prefix_caching)
+        self.reservations = Reservations(self.groups, block_size, max_chunk)
+        self.swap = Swap(self.groups, seats, self.prefixes, self.reservations, self.operations)
+        self.pins = Pins(self.groups, self.prefixes, self.reservations)
+        self._seats = seats
+        self._windowed = [(i, g) for i, g in enumerate(groups) if g.window is not None]
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def common_prefix_blocks(self, seats: Int64Array, group: int = 0) -> int:
+        """Leading blocks that the sequences on these seats all share."""
+        if len(seats) < 2:
+            return 0
+        tables = self._seats.block_tables[group][seats]
+        alike = (tables == tables[0]).all(0) & (tables[0] != NULL_BLOCK)
+        return int(np.argmin(np.append(alike, False)))
+
+    def begin_step(self) -> None:
+        """Forgets the operations of the last step, which have been carried out, and frees what
+        they read."""
+        self.operations.forget()
+        self.swap.begin_step()
+
+    # First blocks.
+
+    def admit(
+        self,
+        sequence: Sequence,
+        hit: PrefixHit,
+        num_tokens: int,
+        *,
+        first_query: int | None = None,
+        reserve_to: int = 0,
+        margin: int = 0,
+    ) -> bool:
+        """Gives a sequence without blocks its hits and new blocks to cover `num_tokens`.
+
+        Args:
+            first_query: the first token that will be computed here. None: the one behind the hit.
+            reserve_to: what it may need to be computed up to here is kept for it.
+            margin: free blocks of each group that must remain.
+
+        Returns False, and changes nothing, if a pool has too few free blocks.
+        """
+        assert not sequence.block_ids, "admit() of a sequence that has blocks"
+        query = hit.num_tokens if first_query is None else first_query
+        num_blocks = self.num_blocks_for(num_tokens)
+        begins = [group.first_block(query, self.block_size) for group in self.groups]
+        for i, group in enumerate(self.groups):
+            held = hit.block_ids[i][begins[i] :]
+            revived = sum(map(group.pool.is_free, held)) + hit.copies_last
+            needed = num_blocks - begins[i] - len(held) + revived
+            if reserve_to:
+                peak = self.reservations.peak_blocks(group, reserve_to)
+                needed = max(needed, peak - len(held) + revived)
+            if needed + margin > self.reservations.num_free_blocks(i):
+                return False
+        for i, begin in enumerate(begins):
+            table = self._first_table(i, hit, begin, num_blocks)
+            sequence.block_ids.append(table)
+            self._seats.block_tables[i][sequence.seat, :num_blocks] = table
+        sequence.num_trimmed = begins
+        sequence.num_committed_blocks = len(hit.block_ids[0]) - hit.copies_last
+        sequence.num_computed_tokens = hit.num_tokens
+        self._seats.num_covered[sequence.seat] = num_blocks * self.block_size
+        if reserve_to:
+            self.reservations.reserve(sequence, reserve_to)
+        return True
+
+    def _first_table(self, index: int, hit: PrefixHit, begin: int, num_blocks: int) -> list[int]:
+        """Holds a hit from block `begin` on, and takes new blocks behind it."""
+        pool, held = self.groups[index].pool, hit.block_ids[index][begin:]
+        sources = [held.pop()] if hit.copies_last else []
+        pool.hold(held)
+        new = pool.allocate(num_blocks - begin - len(held))
+        for source in sources:  # the hit's last block is copied to one that may be written
+            self.operations.copy(index, source, new[0])
+        return [NULL_BLOCK] * begin + held + new
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Shares the parent's blocks of computed tokens with a child that has a seat and none."""
+        num_blocks = self.num_blocks_for(parent.num_computed_tokens)
+        for i, group in enumerate(self.groups):
+            table = parent.block_ids[i][:num_blocks]
+            group.pool.hold(b for b in table if b != NULL_BLOCK)
+            child.block_ids.append(table)
+            self._seats.block_tables[i][child.seat, :num_blocks] = table
+        child.num_trimmed = list(parent.num_trimmed)
+        child.block_hashes = parent.block_hashes[:]
+        child.num_committed_blocks = parent.num_committed_blocks
+        child.num_computed_tokens = parent.num_computed_tokens
+        self._seats.num_covered[child.seat] = num_blocks * self.block_size
+        parent.shares_tail = child.shares_tail = True
+
+    # More blocks.
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Extends the tables to cover `num_tokens` and makes the last block its own.
+
+        Returns False if a pool has too few free blocks; blocks behind a window are freed anyway.
+        """
+        for i, group in self._windowed:
+            self._trim(sequence, i, group, sequence.num_computed_tokens)
+        num_blocks = self.num_blocks_for(num_tokens)
+        have = len(sequence.block_ids[0])
+        missing = max(0, num_blocks - have)
+        shared = self._shared_tails(sequence) if sequence.shares_tail else ()
+        own = sequence.num_reserved
+        for i in range(len(self.groups)):
+            available = self.reservations.num_free_blocks(i) + (own[i] if own else 0)
+            if missing + (i in shared) > available:
+                return False
+        for i in shared:
+            self._own_tail(sequence, i)
+        sequence.shares_tail = False
+        if missing:
+            for i, group in enumerate(self.groups):
+                new = group.pool.allocate(missing)
+                sequence.block_ids[i] += new
+                self._seats.block_tables[i][sequence.seat, have:num_blocks] = new
+            self._seats.num_covered[sequence.seat] = num_blocks * self.block_size
+            self.clear_tail(sequence, num_tokens)
+        if own:
+            self.reservations.reserve(sequence, sequence.num_tokens)
+        return True
+
+    def grow_decodes(self, seats: Int64Array) -> bool:
+        """One more block, in every group, for each of these plain decodes, whose blocks are full.
+
+        Returns False, and changes nothing, if a pool has too few free blocks.
+        """
+        count, columns = len(seats), self._seats
+        for i in range(len(self.groups)):
+            if count > self.reservations.num_free_blocks(i):
+                return False
+        new = [group.pool.allocate(count) for group in self.groups]
+        covered, cleared = columns.num_covered[seats], self.operations.cleared
+        for n, (seat, position) in enumerate(zip(seats.tolist(), covered.tolist(), strict=True)):
+            sequence, place = columns.owners[seat], position // self.block_size
+            assert sequence is not None, "a decode without a sequence"
+            for i, group in self._windowed:
+                self._trim(sequence, i, group, position)
+            for i, (table, block_ids) in enumerate(zip(columns.block_tables, new, strict=True)):
+                block_id = block_ids[n]
+                table[seat, place] = block_id
+                sequence.block_ids[i].append(block_id)
+                cleared[i, block_id] = None
+        columns.num_covered[seats] = covered + self.block_size
+        return True
+
+    def clear_tail(self, sequence: Sequence, num_tokens: int) -> None:
+        """The last block will be filled up to `num_tokens` only, and read as a whole: what was in
+        the rest must not be seen, since even masked out a NaN spreads."""
+        if num_tokens % self.block_size:
+            for i, block_ids in enumerate(sequence.block_ids):
+                self.operations.clear(i, block_ids[(num_tokens - 1) // self.block_size])
+
+    def _shared_tails(self, sequence: Sequence) -> list[int]:
+        """The groups in which the block of the next token has other holders."""
+        index = sequence.num_computed_tokens // self.block_size
+        if index >= len(sequence.block_ids[0]):
+            return []
+        return [
+            i
+            for i, group in enumerate(self.groups)
+            if not group.pool.is_writable(sequence.block_ids[i][index])
+        ]
+
+    def _own_tail(self, sequence: Sequence, group_index: int) -> None:
+        """Copy on write."""
+        pool, table = self.groups[group_index].pool, sequence.block_ids[group_index]
+        index = sequence.num_computed_tokens // self.block_size
+        (target,) = pool.allocate(1)
+        self.operations.copy(group_index, table[index], target)
+        pool.release([table[index]])
+        table[index] = target
+        self._seats.block_tables[group_index][sequence.seat, index] = target
+
+    # Fewer blocks.
+
+    def _trim(self, sequence: Sequence, index: int, group: CacheGroup, query: int) -> None:
+        """Gives back the blocks of a windowed group that no query from position `query` on sees."""
+        first, begin = group.first_block(query, self.block_size), sequence.num_trimmed[index]
+        if first > begin:
+            table = sequence.block_ids[index]
+            group.pool.release(table[begin:first])
+            table[begin:first] = [NULL_BLOCK] * (first - begin)
+            self._seats.block_tables[index][sequence.seat, begin:first] = NULL_BLOCK
+            sequence.num_trimmed[index] = first
+
+    def free(self, sequence: Sequence) -> None:
+        """Gives all blocks back, the tail to be evicted first."""
+        self._release_blocks(sequence)
+        sequence.num_committed_blocks = 0
+        sequence.num_computed_tokens = 0
+
+    def swap_out(self, sequences: list[Sequence]) -> None:
+        """Moves the KV of sequences that share blocks to the host."""
+        self.swap.copy_out(sequences)
+        for sequence in sequences:
+            self._release_blocks(sequence)
+
+    def swap_in(self, sequences: list[Sequence], *, margin: int = 0) -> bool:
+        """Brings swapped sequences back; they have seats.
+
+        Returns False, and changes nothing, if a pool has too few free blocks.
+        """
+        if not self.swap.bring_back(sequences, margin=margin):
+            return False
+        for sequence in sequences:
+            num_covered = len(sequence.block_ids[0]) * self.block_size
+            self._seats.num_covered[sequence.seat] = num_covered
+        return True
+
+    def _release_blocks(self, sequence: Sequence) -> None:
+        for i, block_ids in enumerate(sequence.block_ids):
+            self.groups[i].pool.release(reversed(block_ids[sequence.num_trimmed[i] :]))
+        sequence.block_ids = []
+        sequence.num_trimmed = []
+        sequence.shares_tail = False
+        self.reservations.release(sequence)
+
+    # Checks.
+
+    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
+        """Asserts that pools, tables, columns and reservations agree."""
+        sequences = list(sequences)
+        for i, group in enumerate(self.groups):
+            tables = [s.block_ids[i] for s in sequences if s.block_ids]
+            group.pool.check_integrity([*tables, *self.pins.tables(i)])
+        self.reservations.check_integrity(sequences)
+        self.swap.check_integrity(sequences)
+        for sequence in sequences:
+            self._check_sequence(sequence)
+
+    def _check_sequence(self, sequence: Sequence) -> None:
+        lengths = {len(ids) for ids in sequence.block_ids}
+        assert len(lengths) <= 1, "tables of unequal length"
+        if sequence.block_ids:
+            covered = lengths.pop() * self.block_size
+            assert sequence.num_computed_tokens <= covered, "computed beyond its blocks"
+            if sequence.seats is not None:
+                assert covered == self._seats.num_covered[sequence.seat]
+        if sequence.seats is not None:
+            for i, ids in enumerate(sequence.block_ids):
+                row = self._seats.block_tables[i][sequence.seat]
+                assert row[: len(ids)].tolist() == ids, "the seat's table is another"
+                assert not row[len(ids) :].any(), "the seat's table goes on"

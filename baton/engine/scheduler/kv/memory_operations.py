@@ -1,0 +1,43 @@
+"""What a step does to the pools before it computes. Knows block numbers only."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMove:
+    """One block's content from `source` to `target`; between device and host one of each."""
+
+    group: int
+    source: int
+    target: int
+
+
+@dataclass(slots=True)
+class MemoryOperations:
+    """What is to be done to the pools before a step computes, in the order of the fields.
+
+    Attributes:
+        copies: the source of each (group, target).
+        cleared: each (group, block), in the order they came.
+    """
+
+    swap_out: list[BlockMove] = field(default_factory=list)
+    copies: dict[tuple[int, int], int] = field(default_factory=dict)
+    cleared: dict[tuple[int, int], None] = field(default_factory=dict)
+    swap_in: list[BlockMove] = field(default_factory=list)
+
+    def copy(self, group: int, source: int, target: int) -> None:
+        self.cleared.pop((group, target), None)
+        self.copies[group, target] = source
+
+    def clear(self, group: int, block_id: int) -> None:
+        """What is copied needs no clearing."""
+        if (group, block_id) not in self.copies:
+            self.cleared[group, block_id] = None
+
+    def forget(self) -> None:
+        """They have been carried out."""
+        self.swap_out.clear()
+        self.copies.clear()
+        self.cleared.clear()
+        self.swap_in.clear()

@@ -1,0 +1,169 @@
+"""Which leading blocks of a sequence are cached, and which become so. Holds and frees no block.
+
+A prefix is cached if every cache group can go on behind it: one without a window needs all of its
+blocks, one with a window those that the next token sees.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from baton.cluster.prefix import BlockHash, extend_chain, input_extras
+from baton.engine.scheduler.kv.block_pool import CacheEvents
+from baton.engine.scheduler.kv.cache_group import CacheGroup
+from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
+from baton.engine.scheduler.sequences.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """What of a sequence is cached: KV of [0, num_tokens), in these blocks of each group.
+
+    With `copies_last`, one token of the last block is yet to be computed, so it will be copied.
+    """
+
+    num_tokens: int
+    block_ids: tuple[list[int], ...]
+    copies_last: bool
+
+
+class PrefixCache:
+    """The pools of all cache groups, seen as one map from prefixes to blocks."""
+
+    def __init__(
+        self, groups: SequenceOf[CacheGroup], block_size: int, *, is_enabled: bool = True
+    ) -> None:
+        self.is_enabled = is_enabled
+        self._groups = groups
+        self._block_size = block_size
+        self._has_window = any(g.window is not None for g in groups)
+        windows = [np.inf if g.window is None else g.window for g in groups]
+        self._furthest = int(np.argmax(windows))  # the group that sees furthest back
+
+    # Finding.
+
+    def find(
+        self, sequence: Sequence, *, needs_logits: bool, max_blocks: int | None = None
+    ) -> PrefixHit:
+        """What of the sequence is cached. Not held yet: `admit` it at once or forget it.
+
+        With `needs_logits` the last token is left to be computed, and nothing but it: where all of
+        a prompt is cached, its last block is copied rather than computed again. `max_blocks`
+        bounds the hit.
+        """
+        if not self.is_enabled or sequence.request.params.prompt_logprobs is not None:
+            return self._no_hit()
+        num_tokens = sequence.num_tokens
+        self._extend_hashes(sequence, num_tokens)
+        usable = num_tokens // self._block_size
+        hashes = sequence.block_hashes[: usable if max_blocks is None else max_blocks]
+        # Where the KV comes from elsewhere, only the last token can be computed here.
+        last_query = num_tokens - 1
+        first_query = 0 if needs_logits else last_query
+        length, found = self._longest_hit(
+            hashes, lambda length: min(max(length * self._block_size, first_query), last_query)
+        )
+        if not any(map(any, found)):
+            return self._no_hit()
+        num_hit = min(length * self._block_size, num_tokens - needs_logits)
+        return PrefixHit(num_hit, found, copies_last=num_hit < length * self._block_size)
+
+    def find_run(self, hashes: SequenceOf[BlockHash]) -> tuple[list[int], ...]:
+        """The most of these blocks, from the first one on, that another worker could go on behind;
+        as many in each group. What the last of their tokens sees is there too. Not held yet."""
+        length, found = self._longest_hit(
+            list(hashes), lambda length: length * self._block_size - 1
+        )
+        return found if length else self._no_hit().block_ids
+
+    def _no_hit(self) -> PrefixHit:
+        return PrefixHit(0, tuple([] for _ in self._groups), copies_last=False)
+
+    def _longest_hit(
+        self, hashes: list[BlockHash], query_behind: Callable[[int], int]
+    ) -> tuple[int, tuple[list[int], ...]]:
+        """The most leading blocks from which every group can go on, and which they are.
+
+        `query_behind` says which token is the next to be computed behind so many blocks. Each group
+        may shorten the hit, so it is asked again until all agree.
+        """
+        full: dict[int, list[int]] = {}
+        length = len(hashes)
+        for i, group in enumerate(self._groups):
+            if group.window is None:
+                full[i] = group.pool.lookup_chain(hashes[:length])
+                length = len(full[i])
+        if length == 0:
+            return 0, ()
+        agreed = -1
+        while self._has_window and length != agreed:
+            agreed = length
+            for group in self._groups:
+                if group.window is not None:
+                    length = self._windowed_hit(group, hashes, length, query_behind)
+        found = []
+        for i, group in enumerate(self._groups):
+            if group.window is None:
+                found.append(full[i][:length])
+            else:
+                first = group.first_block(query_behind(length), self._block_size)
+                blocks = group.pool.lookup_chain(hashes[first:length])
+                found.append([NULL_BLOCK] * first + blocks)
+        return length, tuple(found)
+
+    def _windowed_hit(
+        self,
+        group: CacheGroup,
+        hashes: list[BlockHash],
+        length: int,
+        query_behind: Callable[[int], int],
+    ) -> int:
+        """The longest hit up to `length` whose blocks in the window are all cached."""
+        i = length
+        while i > group.first_block(query_behind(length), self._block_size):
+            i -= 1
+            if group.pool.lookup(hashes[i]) is None:
+                length = i
+        return length
+
+    # Making findable.
+
+    def commit(self, sequence: Sequence) -> None:
+        """Makes the full blocks of the computed tokens findable."""
+        num_full = sequence.num_computed_tokens // self._block_size
+        first = sequence.num_committed_blocks
+        if not self.is_enabled or num_full <= first:
+            return
+        self._extend_hashes(sequence, num_full * self._block_size)
+        hashes = sequence.block_hashes
+        for group, block_ids in zip(self._groups, sequence.block_ids, strict=True):
+            commit = group.pool.commit
+            for i in range(first, num_full):
+                if block_ids[i] != NULL_BLOCK:
+                    commit(block_ids[i], hashes[i])
+        sequence.num_committed_blocks = num_full
+
+    def _extend_hashes(self, sequence: Sequence, num_tokens: int) -> None:
+        """Chain hashes of the full blocks of the first `num_tokens`."""
+        hashes, size = sequence.block_hashes, self._block_size
+        known = len(hashes) * size
+        if num_tokens - known >= size:
+            request = sequence.request
+            inputs = request.encoder_inputs
+            new = sequence.tokens[known:num_tokens].astype("<u4").tobytes()
+            spans = [(i.start, i.end, i.content_hash) for i in inputs]
+            extras_of = partial(input_extras, spans, size) if spans else None
+            extend_chain(hashes, request.root, new, size, extras_of)
+
+    # The whole of it.
+
+    def clear(self) -> int:
+        """Forgets every cached prefix. Returns how many blocks were findable."""
+        return sum(group.pool.clear() for group in self._groups)
+
+    def drain_events(self) -> CacheEvents:
+        """What changed in the cache since the last call, of the group that sees furthest back."""
+        return [group.pool.drain_events() for group in self._groups][self._furthest]

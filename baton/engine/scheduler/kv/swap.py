@@ -1,0 +1,161 @@
+"""Which blocks go to host memory and come back. Decides nothing about who goes, or when.
+
+Sequences that share blocks go together, so that each block is moved once. What comes in reads host
+blocks, and what goes out writes them: those that are read in a step are free from the next one on,
+so the two never meet.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+
+from baton.engine.scheduler.kv.cache_group import CacheGroup
+from baton.engine.scheduler.kv.memory_operations import BlockMove, MemoryOperations
+from baton.engine.scheduler.kv.prefix_cache import PrefixCache
+from baton.engine.scheduler.kv.reservations import Reservations
+from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK, Seats
+from baton.engine.scheduler.sequences.sequence import Sequence
+
+
+class Swap:
+    """The host blocks of all cache groups, and the moves between them and the device's."""
+
+    def __init__(
+        self,
+        groups: SequenceOf[CacheGroup],
+        seats: Seats,
+        prefixes: PrefixCache,
+        reservations: Reservations,
+        operations: MemoryOperations,
+    ) -> None:
+        self._groups = groups
+        self._seats = seats
+        self._prefixes = prefixes
+        self._reservations = reservations
+        self._operations = operations
+        self._releases: list[tuple[int, list[int]]] = []
+
+    # Out.
+
+    def can_take(self, sequences: list[Sequence]) -> bool:
+        """Whether the host pools have room for all of them together."""
+        return all(
+            group.host is not None
+            and len(self._computed_blocks(sequences, i)) <= group.host.num_free_blocks
+            for i, group in enumerate(self._groups)
+        )
+
+    def num_blocks(self, sequences: list[Sequence]) -> int:
+        """Blocks that swapping these sequences would move, over all groups."""
+        return sum(len(self._computed_blocks(sequences, i)) for i in range(len(self._groups)))
+
+    def copy_out(self, sequences: list[Sequence]) -> None:
+        """Plans to copy their KV to the host. Their blocks are to be freed after."""
+        for i in range(len(self._groups)):
+            self._copy_group_out(sequences, i)
+
+    def _copy_group_out(self, sequences: list[Sequence], index: int) -> None:
+        host = self._groups[index].host
+        assert host is not None, "swapping without host blocks"
+        blocks = self._computed_blocks(sequences, index)
+        places = dict(zip(blocks, host.allocate(len(blocks)), strict=True))
+        taken: set[int] = set()
+        for sequence in sequences:
+            table = sequence.block_ids[index][: self._num_computed_blocks(sequence)]
+            host.hold(places[b] for b in table if b in taken)
+            taken.update(b for b in table if b != NULL_BLOCK)
+            sequence.host_block_ids.append([places.get(b, NULL_BLOCK) for b in table])
+        for block_id, place in places.items():
+            # A copy that was planned for this step and not made yet is read at its source.
+            source = self._operations.copies.get((index, block_id), block_id)
+            self._operations.swap_out.append(BlockMove(index, source, place))
+
+    def _computed_blocks(self, sequences: list[Sequence], index: int) -> list[int]:
+        """The blocks that hold computed tokens, each once, without those a window has passed."""
+        tables = [
+            s.block_ids[index][: self._num_computed_blocks(s)] for s in sequences if s.block_ids
+        ]
+        return list(dict.fromkeys(b for table in tables for b in table if b != NULL_BLOCK))
+
+    def _num_computed_blocks(self, sequence: Sequence) -> int:
+        return self._reservations.num_blocks_for(sequence.num_computed_tokens)
+
+    # In.
+
+    def bring_back(self, sequences: list[Sequence], *, margin: int = 0) -> bool:
+        """Gives swapped sequences, which have seats, blocks again. What is still cached is not
+        copied.
+
+        Returns False, and changes nothing, if a pool has too few free blocks.
+        """
+        sources = [self._sources(sequences, i) for i in range(len(self._groups))]
+        for i, (found, missing) in enumerate(sources):
+            revived = sum(map(self._groups[i].pool.is_free, found.values()))
+            if revived + len(missing) + margin > self._reservations.num_free_blocks(i):
+                return False
+        for i, (found, missing) in enumerate(sources):
+            self._bring_group_back(sequences, i, found, missing)
+        for sequence in sequences:
+            sequence.host_block_ids = []
+            sequence.shares_tail = True  # a sibling may have it too, or the prefix cache
+        return True
+
+    def _sources(self, sequences: list[Sequence], index: int) -> tuple[dict[int, int], list[int]]:
+        """Host blocks whose content is still cached, with where; and those to be copied."""
+        pool = self._groups[index].pool
+        found: dict[int, int] = {}
+        missing: dict[int, None] = {}
+        for sequence in sequences:
+            for i, place in enumerate(sequence.host_block_ids[index]):
+                if place == NULL_BLOCK or place in found or place in missing:
+                    continue
+                is_full = i < sequence.num_committed_blocks and self._prefixes.is_enabled
+                block_id = pool.lookup(sequence.block_hashes[i]) if is_full else None
+                if block_id is None:
+                    missing[place] = None
+                else:
+                    found[place] = block_id
+        return found, list(missing)
+
+    def _bring_group_back(
+        self, sequences: list[Sequence], index: int, found: dict[int, int], missing: list[int]
+    ) -> None:
+        pool = self._groups[index].pool
+        pool.hold(found.values())
+        allocated = dict(zip(missing, pool.allocate(len(missing)), strict=True))
+        for place, block_id in allocated.items():
+            self._operations.swap_in.append(BlockMove(index, place, block_id))
+        blocks = {**found, **allocated, NULL_BLOCK: NULL_BLOCK}
+        taken: set[int] = {NULL_BLOCK}
+        for sequence in sequences:
+            places = sequence.host_block_ids[index]
+            pool.hold(blocks[p] for p in places if p in taken and p != NULL_BLOCK)
+            taken.update(places)
+            table = [blocks[p] for p in places]
+            sequence.block_ids.append(table)
+            sequence.num_trimmed.append(table.count(NULL_BLOCK))
+            self._seats.block_tables[index][sequence.seat, : len(table)] = table
+            self._releases.append((index, [p for p in places if p != NULL_BLOCK]))
+
+    # Ending.
+
+    def drop(self, sequence: Sequence) -> None:
+        """Frees the host blocks of a swapped sequence, from the next step on."""
+        for i, table in enumerate(sequence.host_block_ids):
+            self._releases.append((i, [b for b in table if b != NULL_BLOCK]))
+        sequence.host_block_ids = []
+
+    def begin_step(self) -> None:
+        """Frees what the last step has read."""
+        for i, block_ids in self._releases:
+            host = self._groups[i].host
+            assert host is not None, "host blocks without a pool"
+            host.release(block_ids)
+        self._releases.clear()
+
+    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
+        """Asserts that the host pools agree with the tables of swapped sequences."""
+        swapped = [s for s in sequences if s.host_block_ids]
+        for i, group in enumerate(self._groups):
+            if group.host is not None:
+                pending = [ids for at, ids in self._releases if at == i]
+                group.host.check_integrity([*(s.host_block_ids[i] for s in swapped), *pending])

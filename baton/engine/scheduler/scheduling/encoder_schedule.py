@@ -1,0 +1,73 @@
+"""Where a chunk of a prompt has to end because of what the encoder can compute and keep."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.engine.scheduler.kv.encoder_cache import EncoderCache
+from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSchedule:
+    """What a chunk of one sequence needs of the encoder. Valid until another sequence takes.
+
+    Attributes:
+        end: where the chunk ends; its start if nothing of it can be computed in this step.
+        to_compute: inputs that the encoder has to compute in this step for this sequence.
+        to_hold: all inputs to be allocated, in this order: those that are cached or due already,
+            before room is made for others; then `to_compute` and what repeats their content.
+        budget_used: tokens of `to_compute`.
+    """
+
+    end: int
+    to_compute: tuple[EncoderInput, ...]
+    to_hold: tuple[EncoderInput, ...]
+    budget_used: int
+
+
+def limit_chunk(
+    encoder_inputs: Sequence[EncoderInput],
+    start: int,
+    end: int,
+    cache: EncoderCache,
+    sequence_id: str,
+    compute_budget: int,
+) -> EncoderSchedule:
+    """What the chunk [start, end) of a sequence needs, cut before the first input that cannot be.
+
+    Changes nothing; `EncoderCache.take` does, once the chunk is sure.
+
+    Args:
+        encoder_inputs: of the sequence, in order and without overlap.
+        compute_budget: tokens the encoder may still compute in the step being planned:
+            its budget less `EncoderCache.num_due_tokens`.
+    """
+    room = cache.capacity_tokens - cache.num_held_tokens
+    budget = compute_budget
+    to_compute: list[EncoderInput] = []
+    present: list[EncoderInput] = []
+    absent: list[EncoderInput] = []
+    claimed: set[bytes] = set()
+    first = bisect_right(encoder_inputs, start, key=lambda i: i.end)
+    for encoder_input in encoder_inputs[first:]:
+        if encoder_input.start >= end:
+            break
+        if cache.holds(sequence_id, encoder_input):
+            continue
+        content_hash, length = encoder_input.content_hash, encoder_input.length
+        is_claimed, is_present = content_hash in claimed, content_hash in cache
+        room_needed = 0 if is_claimed or cache.is_held(content_hash) else length
+        budget_needed = 0 if is_claimed or is_present else length
+        if room_needed > room or budget_needed > budget:
+            end = max(start, encoder_input.start)
+            break
+        room -= room_needed
+        budget -= budget_needed
+        claimed.add(content_hash)
+        (present if is_present else absent).append(encoder_input)
+        if budget_needed:
+            to_compute.append(encoder_input)
+    return EncoderSchedule(
+        end, tuple(to_compute), (*present, *absent), budget_used=compute_budget - budget
+    )

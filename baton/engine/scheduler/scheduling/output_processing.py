@@ -1,0 +1,261 @@
+"""Books what a step has computed: tokens, forks, beams, endings. Plans nothing."""
+
+import numpy as np
+
+from baton.engine.scheduler.scheduling.plan import Span, StepPlan, StepResult, TokenLogprobs
+from baton.engine.scheduler.scheduling.progress import DecodeProgress, SequenceProgress
+from baton.engine.scheduler.scheduling.request_states import Roster
+from baton.engine.scheduler.sequences.sequence import (
+    FinishReason,
+    Purpose,
+    Request,
+    Sequence,
+    SequenceStatus,
+)
+
+
+class Booking:
+    """Brings the roster up to date with a result."""
+
+    def __init__(self, roster: Roster, vocab_size: int, block_size: int) -> None:
+        self.num_accepted_tokens = 0
+        self._roster = roster
+        self._seats = roster.seats
+        self._kv = roster.kv
+        self._block_size = block_size
+        # Tokens that end some sequence; the sequence itself says whether it ends.
+        self._may_end = np.zeros(vocab_size, np.bool_)
+        self._watched: set[int] = set()
+
+    def watch(self, token_ids: frozenset[int]) -> None:
+        """Tokens that may end a sequence."""
+        for token_id in token_ids - self._watched:
+            if token_id < len(self._may_end):
+                self._may_end[token_id] = True
+        self._watched |= token_ids
+
+    # Decodes, by columns.
+
+    def book_decodes(self, plan: StepPlan, result: StepResult) -> DecodeProgress:
+        columns, seats = self._seats, plan.decode_seats
+        rows = columns.is_decoding[seats].nonzero()[0]
+        tokens, ends = result.token_ids[: len(seats)], plan.decode_starts + 1
+        if len(rows) < len(seats):  # some have ended since the plan was made
+            seats, tokens, ends = seats[rows], tokens[rows], ends[rows]
+        lengths = ends + 1
+        columns.token_ids[seats, ends] = tokens
+        columns.num_computed[seats] = ends
+        columns.num_tokens[seats] = lengths
+        owners = columns.owners
+        sequences: list[Sequence] = [owners[s] for s in seats.tolist()]
+        progress = DecodeProgress(sequences, rows, tokens, lengths)
+        for i in (ends % self._block_size == 0).nonzero()[0].tolist():
+            self._kv.prefixes.commit(sequences[i])
+        may_end = self._may_end[tokens] | (lengths >= columns.length_limit[seats])
+        for i in may_end.nonzero()[0].tolist():
+            sequence = sequences[i]
+            reason = sequence.request.reason_to_end(int(tokens[i]), int(lengths[i]))
+            if reason is not None:
+                self._roster.finish(sequence, reason)
+        return progress
+
+    # Spans, one by one.
+
+    def book_span(self, index: int, span: Span, result: StepResult) -> list[SequenceProgress]:
+        """One span, and the sequences that fork at its end."""
+        sequence = span.sequence
+        num_drafts, num_accepted = span.num_drafts, 0
+        tokens = result.token_ids[span.first_row : span.first_row + num_drafts + 1].tolist()
+        if num_drafts:
+            drafts = sequence.tokens[span.end - num_drafts : span.end].tolist()
+            num_accepted = _num_equal(tokens, drafts)
+            self.num_accepted_tokens += num_accepted
+            tokens = tokens[: num_accepted + 1]
+            sequence.num_computed_tokens = span.end - num_drafts + num_accepted
+        else:
+            sequence.num_computed_tokens = span.end
+        sequence.drafts = None
+        self._kv.prefixes.commit(sequence)
+        self._roster.encoder.release_passed(sequence.encoder_id, sequence.num_computed_tokens)
+        scores = result.prompt_logprobs.get(index, ())
+        sequence.num_scored = max(sequence.num_scored, span.scored.stop if scores else 0)
+        if span.num_samples == 0:
+            return [self._progress(sequence, (), scores=scores)]
+        children = self._fork(sequence, span.num_samples - 1)
+        progress = [self._append(sequence, tokens, span.first_row, result, scores)]
+        if num_drafts:
+            sequence.learn_from_drafts(num_drafts, num_accepted)
+        for i, child in enumerate(children, span.first_row + 1):
+            progress.append(self._append(child, [int(result.token_ids[i])], i, result))
+        return progress
+
+    def append_given(
+        self, sequence: Sequence, token_id: int, logprob: float | None
+    ) -> SequenceProgress:
+        """A running sequence goes on with a token that was chosen elsewhere."""
+        sequence.append(token_id)
+        progress = self._progress(sequence, (token_id,), logprobs=(logprob,))
+        self._settle(sequence)
+        return progress
+
+    def end(self, sequence: Sequence) -> SequenceProgress:
+        """A sequence, in whatever place, is wanted no more; those beside it go on."""
+        self._roster.finish(sequence, FinishReason.ABORTED)
+        return self._progress(sequence, ())
+
+    def suspended(self, sequence: Sequence) -> SequenceProgress:
+        """A sequence has stopped, to go on elsewhere with its last token, which was told before."""
+        last = int(sequence.token_ids[-1])
+        return self._progress(sequence, (last,), logprobs=(None,))
+
+    def returned(self) -> list[SequenceProgress]:
+        """The sequences that were given back since the last call. All their tokens were told."""
+        return [self._progress(sequence, ()) for sequence in self._roster.take_returned()]
+
+    def _fork(self, parent: Sequence, count: int) -> list[Sequence]:
+        if count:
+            self._roster.num_promised_seats -= parent.request.num_unforked
+            parent.request.num_unforked = 0
+        return [self._roster.fork(parent) for _ in range(count)]
+
+    def _append(
+        self,
+        sequence: Sequence,
+        tokens: list[int],
+        first_row: int,
+        result: StepResult,
+        scores: tuple[TokenLogprobs, ...] = (),
+    ) -> SequenceProgress:
+        row, failure = first_row, None
+        for row, token_id in enumerate(tokens, first_row):
+            sequence.append(token_id)
+            if row in result.endings:
+                failure = result.endings[row]
+                ended = FinishReason.FAILED if failure else FinishReason.END_OF_SEQUENCE
+                sequence.finish_reason = ended
+            if sequence.finish_reason is not None:
+                break
+        rows = tuple(range(first_row, row + 1))
+        taken = tuple(tokens[: len(rows)])
+        progress = self._progress(sequence, taken, rows=rows, scores=scores, failure=failure)
+        self._settle(sequence)
+        return progress
+
+    def _settle(self, sequence: Sequence) -> None:
+        if sequence.finish_reason is not None:
+            self._roster.finish(sequence, sequence.finish_reason)
+        else:
+            self._roster.settle(sequence)
+
+    def _progress(
+        self,
+        sequence: Sequence,
+        tokens: tuple[int, ...],
+        *,
+        rows: tuple[int, ...] = (),
+        logprobs: tuple[float | None, ...] = (),
+        scores: tuple[TokenLogprobs, ...] = (),
+        failure: str | None = None,
+    ) -> SequenceProgress:
+        request = sequence.request
+        is_for_others = (
+            request.purpose is Purpose.PREFILL or sequence.finish_reason is FinishReason.SUSPENDED
+        )
+        return SequenceProgress(
+            request=request,
+            index=sequence.index,
+            token_ids=tokens,
+            position=sequence.num_output_tokens - len(tokens),
+            finish_reason=sequence.finish_reason,
+            num_computed_tokens=sequence.num_computed_tokens,
+            rows=rows,
+            logprobs=logprobs,
+            block_ids=tuple(map(tuple, sequence.block_ids)) if is_for_others else (),
+            num_cached_tokens=sequence.num_cached_tokens or 0,
+            failure=failure,
+            prompt_logprobs=scores,
+        )
+
+    # Beams.
+
+    def book_beams(self, plan: StepPlan, result: StepResult) -> list[SequenceProgress]:
+        """Every request whose beams took this step."""
+        rows: dict[Request, dict[Sequence, int]] = {}
+        spans = [s for s in plan.spans if s.sequence.request.beams is not None]
+        beams = [s.sequence for s in spans if s.end == s.sequence.num_tokens]
+        for row, sequence in enumerate(beams):
+            if sequence.status is SequenceStatus.RUNNING:
+                rows.setdefault(sequence.request, {})[sequence] = row
+        progress: list[SequenceProgress] = []
+        for request, row_of in rows.items():
+            progress += self._advance(request, row_of, result)
+        return progress
+
+    def _advance(
+        self, request: Request, row_of: dict[Sequence, int], result: StepResult
+    ) -> list[SequenceProgress]:
+        beams, parents = request.beams, tuple(request.sequences)
+        assert beams is not None, "candidates without beams"
+        assert result.beam_token_ids is not None, "a result without candidates"
+        assert result.beam_scores is not None, "a result without candidates"
+        rows = [row_of[s] for s in parents]
+        logprobs = None if result.beam_logprobs is None else result.beam_logprobs[rows]
+        step = beams.advance(result.beam_token_ids[rows], result.beam_scores[rows], logprobs)
+        if request.num_unforked:
+            self._roster.num_promised_seats -= request.num_unforked
+            request.num_unforked = 0
+        if step.is_done:
+            return self._finish_beams(request, parents)
+        alive = {c.parent for c in step.beams}
+        for i, parent in enumerate(parents):
+            if i not in alive:
+                self._roster.finish(parent, FinishReason.ABORTED)
+        # All forks before any token is added: a parent goes on as its own first child.
+        free = dict(enumerate(parents))
+        children = [
+            free.pop(c.parent) if c.parent in free else self._roster.fork(parents[c.parent])
+            for c in step.beams
+        ]
+        for child, continuation in zip(children, step.beams, strict=True):
+            child.append(continuation.token_id)
+            child.finish_reason = None  # the search decides about endings
+        request.sequences[:] = children
+        return []
+
+    def _finish_beams(
+        self, request: Request, beams: tuple[Sequence, ...]
+    ) -> list[SequenceProgress]:
+        search = request.beams
+        assert search is not None, "a result without beams"
+        num_cached = beams[0].num_cached_tokens or 0
+        for sequence in beams:
+            self._roster.finish(sequence, FinishReason.LENGTH)
+        found = search.results(request.params.n)
+        progress = [
+            SequenceProgress(
+                request=request,
+                index=place,
+                token_ids=hypothesis.token_ids,
+                position=0,
+                finish_reason=request.reason_to_end(hypothesis.token_ids[-1], request.length_limit),
+                num_computed_tokens=0,
+                logprobs=hypothesis.logprobs,
+                score=hypothesis.score,
+                num_cached_tokens=num_cached,
+            )
+            for place, hypothesis in enumerate(found)
+        ]
+        # Where processors have forbidden all others, there are fewer than were asked for.
+        progress += [
+            SequenceProgress(request, place, (), 0, FinishReason.LENGTH, 0)
+            for place in range(len(found), request.params.n)
+        ]
+        return progress
+
+
+def _num_equal(one: list[int], other: list[int]) -> int:
+    """Leading elements that are equal."""
+    for i, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return i
+    return min(len(one), len(other))

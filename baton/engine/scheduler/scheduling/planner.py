@@ -1,0 +1,207 @@
+"""Fills one step: who computes how many tokens, in which turn. Books no results."""
+
+import numpy as np
+import numpy.typing as npt
+
+from baton.engine.scheduler.scheduling.admission import Admission
+from baton.engine.scheduler.scheduling.chunking import SpanCutter
+from baton.engine.scheduler.scheduling.plan import Span, StepPlan
+from baton.engine.scheduler.scheduling.policy import DecodeTurn, Policy
+from baton.engine.scheduler.scheduling.preemptor import Preemptor
+from baton.engine.scheduler.scheduling.request_states import Roster
+from baton.engine.scheduler.scheduling.step import PlannedSpan, Step
+from baton.engine.scheduler.scheduling.waiting_queue import order_of
+from baton.engine.scheduler.sequences.batch_slots import Int64Array
+from baton.engine.scheduler.sequences.config import PreemptionCosts, SchedulerConfig
+from baton.engine.scheduler.sequences.sequence import (
+    KvSource,
+    Purpose,
+    Request,
+    Sequence,
+    SequenceStatus,
+)
+
+_Ranks = npt.NDArray[np.float64]
+
+
+class Planner:
+    """Turns the roster's state into a step, under the budgets of `config`.
+
+    Attributes:
+        spans, admission, preemptor: its parts, which count what they do.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, policy: Policy, roster: Roster, costs: PreemptionCosts
+    ) -> None:
+        self.spans = SpanCutter(config, roster)
+        self.admission = Admission(config, roster, self.spans)
+        self.preemptor = Preemptor(config, roster, costs)
+        self._config = config
+        self._policy = policy
+        self._roster = roster
+        self._seats = roster.seats
+        self._kv = roster.kv
+
+    def fill(self) -> Step:
+        """The next step. Takes seats and blocks, and preempts, as it needs to."""
+        config = self._config
+        reads = np.inf if config.max_cache_reads is None else config.max_cache_reads
+        step = Step(config.max_num_batched_tokens, reads)
+        match self._policy.decode_turn:
+            case DecodeTurn.FIRST:
+                self._add_decodes(step)
+                self._add_special(step)
+                self.admission.add_new(step)
+            case DecodeTurn.LAST:
+                self._add_special(step)
+                self.admission.add_new(step)
+                self._add_decodes(step)
+            case DecodeTurn.BY_RANK:
+                self._add_special(step, np.sort(self._seats.rank[self._roster.decoding]))
+                self._add_decodes(step)
+                self.admission.add_new(step)
+        if step.num_preempted:
+            step.keep_decodes(self._seats.is_decoding[step.decode_seats])
+        if step.is_empty and step.num_preempted:
+            self._add_special(step)  # whoever was passed over may go on with what was given up
+        if step.is_empty and not step.resumed:
+            self.preemptor.break_stall(step)
+        return step
+
+    def follow(self, plan: StepPlan) -> Step | None:
+        """The step behind one that is not booked yet, if all that is to be done is to go on: one
+        more token for each of its decodes and of the prompts that it ends, and the next chunk of
+        the others. What `plan` certainly ends is left out. None: it must be waited for, or somebody
+        who waits could be let in.
+        """
+        roster, columns, config = self._roster, self._seats, self._config
+        of_spans = [span.sequence for span in plan.spans]
+        if len(plan.decode_seats) != len(roster.decoding) or not roster.only_goes_on(of_spans):
+            return None
+        if of_spans and not (self._puts_decodes_first and all(map(_goes_on_plainly, plan.spans))):
+            return None
+        seats, starts = self._decodes_behind(plan)
+        reads = np.inf if config.max_cache_reads is None else config.max_cache_reads
+        if int((starts + 1).sum()) > reads or len(seats) > config.max_num_batched_tokens:
+            return None
+        num_missing = sum(s.sequence.num_tokens - s.end for s in plan.spans)
+        if self._could_let_in(len(seats) + num_missing):
+            return None
+        due = seats[starts >= columns.num_covered[seats]]
+        if len(due) and not self._kv.grow_decodes(due):
+            return None
+        step = Step(config.max_num_batched_tokens, reads)
+        step.add_decodes(seats, starts, columns.sequence_index[seats])
+        for span in sorted(plan.spans, key=lambda s: order_of(s.sequence)):
+            if not span.num_samples:
+                self._add_next_chunk(step, span.sequence, span.end)
+        return None if step.is_empty else step
+
+    def _decodes_behind(self, plan: StepPlan) -> tuple[Int64Array, Int64Array]:
+        """Which seats have one more token behind `plan`, in its order, and where: its decodes and
+        the prompts that it ends, without what certainly ends with it."""
+        ended = [span for span in plan.spans if span.num_samples]
+        seats = np.append(plan.decode_seats, [s.sequence.seat for s in ended]).astype(np.int64)
+        starts = np.append(plan.decode_starts + 1, [s.end for s in ended]).astype(np.int64)
+        goes_on = starts + 1 < self._seats.length_limit[seats]
+        generates = [s.sequence.request.purpose is Purpose.GENERATE for s in ended]
+        goes_on[len(plan.decode_seats) :] &= np.array(generates, np.bool_)
+        return seats[goes_on], starts[goes_on]
+
+    def _could_let_in(self, num_due: int) -> bool:
+        """Whether a step in which so many tokens are due might have a place for who waits."""
+        config, head = self._config, self._roster.waiting.head()
+        if head is None or self._roster.num_free_seats < 1:
+            return False
+        is_full = num_due >= config.max_num_batched_tokens and config.long_prefill_threshold is None
+        return not is_full or head.request.kv_source is KvSource.EXTERNAL
+
+    @property
+    def _puts_decodes_first(self) -> bool:
+        return self._policy.decode_turn is DecodeTurn.FIRST
+
+    def _add_next_chunk(self, step: Step, sequence: Sequence, start: int) -> None:
+        """As far as budgets and free blocks reach."""
+        if step.num_tokens > 0:
+            span = self.spans.cut(step, sequence, start, step.num_tokens)
+            if span is not None and self._kv.grow(sequence, span.end):
+                self.spans.add(step, span)
+
+    # Decodes, by columns.
+
+    def _add_decodes(self, step: Step) -> None:
+        """One token for each plain decode, as far as the budgets reach."""
+        columns, seats = self._seats, self._roster.decoding
+        if step.num_preempted:
+            seats = seats[columns.is_decoding[seats]]
+        if not len(seats) or step.num_tokens <= 0:
+            return
+        if step.num_tokens < len(seats):
+            seats = seats[np.argsort(columns.rank[seats], kind="stable")[: step.num_tokens]]
+        starts = columns.num_computed[seats]
+        if step.num_cache_reads != np.inf:
+            fitting = np.cumsum(starts + 1) <= step.num_cache_reads
+            fitting[0] |= step.is_empty
+            seats, starts = seats[fitting], starts[fitting]
+        due = seats[starts >= columns.num_covered[seats]]
+        if len(due) and not self._kv.grow_decodes(due):
+            preempted = step.num_preempted
+            for seat in due.tolist():
+                sequence = columns.owners[seat]
+                if sequence is not None and columns.is_decoding[seat]:
+                    self.preemptor.grow(step, sequence, sequence.num_computed_tokens + 1)
+            if step.num_preempted != preempted:
+                left = columns.is_decoding[seats]
+                seats, starts = seats[left], starts[left]
+        step.add_decodes(seats, starts, columns.sequence_index[seats])
+
+    # Everything else that runs, one by one.
+
+    def _add_special(self, step: Step, decode_ranks: _Ranks | None = None) -> None:
+        """In the policy's order; with `decode_ranks` the decodes that rank before a sequence are
+        left their tokens."""
+        if not self._roster.special:
+            return
+        for sequence in sorted(self._roster.special, key=order_of):
+            if sequence.status is not SequenceStatus.RUNNING or sequence in step.spans:
+                continue
+            request, budget = sequence.request, step.num_tokens
+            if decode_ranks is not None:
+                budget -= int(np.searchsorted(decode_ranks, request.rank))
+            if request.steps_together and all(map(_is_level, request.sequences)):
+                self._add_beams(step, request, budget)
+            elif budget > 0:
+                span = self.spans.cut(step, sequence, sequence.num_computed_tokens, budget)
+                if span is None or not span.num_tokens:
+                    continue
+                if span.num_drafts and not self._kv.grow(sequence, span.end):
+                    span.drop_drafts()  # nobody makes room for guesses
+                if self.preemptor.grow(step, sequence, span.end):
+                    self.spans.add(step, span)
+
+    def _add_beams(self, step: Step, request: Request, budget: int) -> None:
+        """Beams take a step together or not at all."""
+        members = tuple(request.sequences)
+        num_reads = sum(s.num_tokens for s in members)
+        if len(members) > budget or not step.takes_reads(num_reads):
+            return
+        for sequence in members:
+            if not self.preemptor.grow(step, sequence, sequence.num_tokens):
+                return
+        for sequence in members:
+            step.add(PlannedSpan(sequence, sequence.num_computed_tokens, sequence.num_tokens))
+
+
+def _is_level(sequence: Sequence) -> bool:
+    """It runs, and only its last token is yet to be computed."""
+    is_running = sequence.status is SequenceStatus.RUNNING
+    return is_running and sequence.num_tokens == sequence.num_computed_tokens + 1
+
+
+def _goes_on_plainly(span: Span) -> bool:
+    """What comes behind this span is known but for the token: no forks, drafts, scores or images,
+    and nothing that its grammar or its beams decide."""
+    sequence, request = span.sequence, span.sequence.request
+    is_plain = sequence.is_plain and not span.num_drafts and not request.awaits_fork
+    return is_plain and request.params.prompt_logprobs is None and not request.encoder_inputs

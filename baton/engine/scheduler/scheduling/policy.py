@@ -1,0 +1,76 @@
+"""In which order sequences are served. Pure orderings, chosen by name.
+
+A policy gives each request a rank when it is added; smaller is served first, and the largest rank
+is preempted first. A rank does not change: ageing, which keeps low priorities from starving, needs
+none, since of two that wait, the order of `priority - age / AGEING_STEPS` is that of
+`priority + arrival / AGEING_STEPS` at any time.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from baton.engine.scheduler.sequences.sequence import Request
+
+# Steps of waiting that outweigh one level of priority.
+AGEING_STEPS = 1000
+# Prompt tokens that one step of waiting outweighs under `shortest-prefill`.
+AGEING_TOKENS = 64
+# Seconds after which a first token is taken to be due where no deadline says so.
+DEFAULT_PATIENCE = 30.0
+
+
+class DecodeTurn(Enum):
+    """When the sequences that are one token behind get their share of a step."""
+
+    FIRST = auto()
+    LAST = auto()
+    BY_RANK = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """An order of requests, and the turn of decodes within a step.
+
+    Attributes:
+        rank: of a request that is the n-th to arrive, in step s: `rank(request, n, s)`.
+    """
+
+    decode_turn: DecodeTurn
+    rank: Callable[[Request, int, int], float]
+
+
+def _by_arrival(_request: Request, arrival: int, _step: int) -> float:
+    return float(arrival)
+
+
+def _by_priority(request: Request, _arrival: int, step: int) -> float:
+    return request.priority + step / AGEING_STEPS
+
+
+def _by_deadline(request: Request, _arrival: int, _step: int) -> float:
+    if request.first_token_deadline is not None:
+        return request.first_token_deadline
+    return request.arrival_time + DEFAULT_PATIENCE
+
+
+def _by_prompt_length(request: Request, _arrival: int, step: int) -> float:
+    return float(len(request.token_ids) + step * AGEING_TOKENS)
+
+
+POLICIES = {
+    "fcfs": Policy(DecodeTurn.BY_RANK, _by_arrival),
+    "priority": Policy(DecodeTurn.BY_RANK, _by_priority),
+    "prefill-first": Policy(DecodeTurn.LAST, _by_arrival),
+    "decode-first": Policy(DecodeTurn.FIRST, _by_arrival),
+    "deadline": Policy(DecodeTurn.BY_RANK, _by_deadline),
+    "shortest-prefill": Policy(DecodeTurn.FIRST, _by_prompt_length),
+}
+"""
+fcfs: strictly first come, first served, a long prompt before the decodes that came after it.
+priority: smaller `priority` first, ageing.
+prefill-first: prompts before decodes; best time to first token, worst between tokens.
+decode-first: decodes before prompts; no decode waits for a prompt.
+deadline: earliest due first token first.
+shortest-prefill: decodes, then short prompts before long ones, ageing.
+"""

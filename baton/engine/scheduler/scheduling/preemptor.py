@@ -1,0 +1,117 @@
+"""Who has to make room for whom, and what becomes of its KV. Lets nobody in.
+
+There are three ways. A sequence is *computed again* here, its KV is *swapped* to host memory and
+back, or its request is *given back* to be placed anew: a worker that has its prompt cached computes
+the rest and hands it over, to another one or to this. What each takes, in seconds, for sequences
+with `num_computed` tokens in `num_blocks` blocks, `num_new` tokens longer than on arrival:
+
+    recompute   num_computed * compute_token
+    swap        2 * num_blocks * swap_block
+    return      fixed + num_new * per_token
+
+`compute_token` and `swap_block` are `PreemptionCosts`; `fixed` and `per_token` are the request's
+`ReturnCost`. Where there is one, its `recompute_token` takes the place of `compute_token`, since
+figures compare best that come from one source, and a worker that has prompts computed for it
+measures little itself. That each way has to wait for room is left out.
+"""
+
+from baton.engine.scheduler.scheduling.request_states import Roster
+from baton.engine.scheduler.scheduling.step import Step
+from baton.engine.scheduler.scheduling.waiting_queue import order_of
+from baton.engine.scheduler.sequences.config import Preemption, PreemptionCosts, SchedulerConfig
+from baton.engine.scheduler.sequences.sequence import Purpose, Sequence, SequenceStatus
+
+
+class Preemptor:
+    """Makes room for sequences at the cost of those that rank behind them.
+
+    Attributes:
+        num_preemptions, num_swaps, num_returns: sequences since the start; what was swapped or
+            given back is among the first.
+    """
+
+    def __init__(self, config: SchedulerConfig, roster: Roster, costs: PreemptionCosts) -> None:
+        self.num_preemptions = 0
+        self.num_swaps = 0
+        self.num_returns = 0
+        self._config = config
+        self._roster = roster
+        self._costs = costs
+        self._kv = roster.kv
+
+    def grow(self, step: Step, sequence: Sequence, num_tokens: int) -> bool:
+        """Blocks for a running sequence, at the cost of those that rank behind it. False: it was
+        itself the last, or has to wait."""
+        while not self._kv.grow(sequence, num_tokens):
+            victim = self._victim()
+            if victim is None:
+                return False
+            self._preempt(step, victim, may_swap=victim.request is not sequence.request)
+            if sequence.status is not SequenceStatus.RUNNING:
+                return False
+        return True
+
+    def break_stall(self, step: Step) -> None:
+        """Nothing could be planned though something runs: parts of requests hold what each other
+        need. The last one gives way."""
+        victim = self._victim()
+        if victim is not None:
+            self._preempt(step, victim, may_swap=False)
+
+    def _victim(self) -> Sequence | None:
+        """The last in the policy's order. Never a prefill for another worker, whose blocks may be
+        on their way; it has what it needs reserved, unless others share what its window passes."""
+        running = self._roster.running()
+        may_leave = (s for s in running if s.request.purpose is Purpose.GENERATE)
+        return max(may_leave, key=order_of, default=None)
+
+    def _preempt(self, step: Step, victim: Sequence, *, may_swap: bool) -> None:
+        """Takes the blocks of a sequence; of its siblings too where they must go together.
+
+        Who makes room for itself is not swapped: it would come back to where there is no room.
+        """
+        running = SequenceStatus.RUNNING
+        siblings = [s for s in victim.request.sequences if s.status is running]
+        # What comes back in this step is not there yet, to go again.
+        may_swap = may_swap and step.resumed.isdisjoint(siblings)
+        way = self._way(siblings, may_swap=may_swap)
+        is_swapped = way is Preemption.SWAP
+        together = siblings if is_swapped or victim.request.beams is not None else [victim]
+        for sequence in together:
+            step.remove(sequence)
+        step.preempted += [(s.request.request_id, way) for s in together]
+        self.num_preemptions += len(together)
+        match way:
+            case Preemption.SWAP:
+                self.num_swaps += len(together)
+                self._roster.swap_out(together)
+            case Preemption.RETURN:
+                self.num_returns += 1
+                self._roster.give_back(victim)
+            case _:
+                for sequence in together:
+                    self._roster.requeue(sequence)
+
+    def _way(self, siblings: list[Sequence], *, may_swap: bool) -> Preemption:
+        """The one that was set, where it is open; else to compute again. Of all that are open the
+        cheapest, where that was set."""
+        costs = self._costs_of(siblings, may_swap=may_swap)
+        mode = self._config.preemption
+        if mode is not Preemption.AUTO:
+            return mode if mode in costs else Preemption.RECOMPUTE
+        return min(costs, key=costs.__getitem__)
+
+    def _costs_of(self, siblings: list[Sequence], *, may_swap: bool) -> dict[Preemption, float]:
+        """Seconds of each way that is open; of equal ones the simplest comes first."""
+        request, swap = siblings[0].request, self._kv.swap
+        num_computed = sum(s.num_computed_tokens for s in siblings)
+        offer = request.return_cost
+        compute_token = self._costs.compute_token if offer is None else offer.recompute_token
+        costs = {Preemption.RECOMPUTE: num_computed * compute_token}
+        if may_swap and swap.can_take(siblings):
+            num_moves = 2 * swap.num_blocks(siblings)
+            costs[Preemption.SWAP] = num_moves * self._costs.swap_block
+        if offer is not None:
+            num_new = siblings[0].num_tokens - len(request.token_ids)
+            costs[Preemption.RETURN] = offer.seconds(num_new)
+        return costs

@@ -1,0 +1,323 @@
+"""Where every sequence is, and the moves from place to place. Decides nothing.
+
+A sequence that has not ended is in exactly one place:
+
+    waiting, preempted    no blocks
+    awaiting_kv           a seat and blocks that another worker fills
+    decoding, special     a seat and blocks, running: plain decodes, and everything else, such as
+                          decodes that have drafts
+    swapped               blocks in host memory
+    kept                  finished or suspended, blocks held until released
+"""
+
+from collections.abc import Collection, Iterable
+
+import numpy as np
+
+from baton.engine.scheduler.kv.encoder_cache import NO_ENCODER_STEP, EncoderCache, EncoderStep
+from baton.engine.scheduler.kv.kv_cache_manager import KvCacheManager
+from baton.engine.scheduler.scheduling.waiting_queue import WaitingQueue, order_of
+from baton.engine.scheduler.sequences.batch_slots import Int64Array, Seats
+from baton.engine.scheduler.sequences.sequence import (
+    FinishReason,
+    Purpose,
+    Request,
+    Sequence,
+    SequenceStatus,
+)
+
+NO_SEATS: Int64Array = np.zeros(0, np.int64)
+
+
+class Roster:
+    """All sequences of one engine."""
+
+    def __init__(self, seats: Seats, kv: KvCacheManager, encoder: EncoderCache) -> None:
+        self.seats = seats
+        self.kv = kv
+        self.encoder = encoder
+        self.requests: dict[str, Request] = {}
+        self.waiting = WaitingQueue()
+        self.preempted = WaitingQueue()
+        self.swapped: list[list[Sequence]] = []
+        self.decoding: Int64Array = NO_SEATS
+        self.special: dict[Sequence, None] = {}
+        self.speculating: dict[Sequence, None] = {}
+        self.resuming: dict[Sequence, None] = {}
+        self.awaiting_kv: dict[str, Sequence] = {}
+        self.kept: dict[str, Sequence] = {}
+        self.seated: list[Sequence] = []
+        self.forgotten: list[tuple[str, int]] = []
+        self.returned: list[Sequence] = []
+        self.num_promised_seats = 0
+        self._known_to_runner: set[tuple[str, int]] = set()
+        self._joining: list[int] = []
+        self._has_left = False
+
+    # Coming.
+
+    def add(self, request: Request) -> None:
+        """A new request waits."""
+        self.requests[request.request_id] = request
+        self._enter(Sequence.first_of(request))
+        self.waiting.push(request.sequences[0])
+
+    def _enter(self, sequence: Sequence) -> None:
+        sequence.request.sequences.append(sequence)
+        sequence.request.next_index = sequence.index + 1
+
+    # Moving.
+
+    def sit(self, sequence: Sequence) -> None:
+        """Takes a free seat; until it is `seated`, it may be given back by `stand`."""
+        sequence.sit(self.seats)
+
+    def stand(self, sequence: Sequence) -> None:
+        """Takes back what `sit` did."""
+        sequence.leave()
+
+    def start(self, sequence: Sequence) -> None:
+        """A sequence that waited has a seat and blocks now, or comes back from host memory."""
+        self.num_promised_seats += sequence.request.num_unforked
+        self.seated.append(sequence)
+
+    def await_kv(self, sequence: Sequence) -> None:
+        sequence.status = SequenceStatus.AWAITING_KV
+        self.awaiting_kv[sequence.request.request_id] = sequence
+
+    def run(self, sequence: Sequence) -> None:
+        """It has a seat and blocks, and something to compute."""
+        sequence.status = SequenceStatus.RUNNING
+        self.special[sequence] = None
+        if sequence.request.speculates:
+            self.speculating[sequence] = None
+        if sequence.request.outputs:
+            self.resuming[sequence] = None
+
+    def settle(self, sequence: Sequence) -> None:
+        """A running sequence joins the plain decodes if it is one now."""
+        if sequence.is_plain and sequence.num_tokens == sequence.num_computed_tokens + 1:
+            self.kv.reservations.release(sequence)
+            del self.special[sequence]
+            self.seats.is_decoding[sequence.seat] = True
+            self._joining.append(sequence.seat)
+
+    def single_out(self, sequence: Sequence) -> None:
+        """Takes a running sequence, which has drafts now, from the plain decodes, if it is one."""
+        if sequence.status is SequenceStatus.RUNNING and sequence not in self.special:
+            self.seats.is_decoding[sequence.seat] = False
+            self._has_left = True
+            self.special[sequence] = None
+
+    def requeue(self, sequence: Sequence) -> None:
+        """Gives up its blocks, to be computed again from what is still cached."""
+        self.kv.free(sequence)
+        self._leave_seat(sequence)
+        sequence.status = SequenceStatus.WAITING
+        sequence.num_preemptions += 1
+        self.preempted.push(sequence)
+
+    def swap_out(self, sequences: list[Sequence]) -> None:
+        """Sequences that share blocks go to host memory together."""
+        self.kv.swap_out(sequences)
+        for sequence in sequences:
+            self._leave_seat(sequence)
+            sequence.status = SequenceStatus.SWAPPED
+            sequence.num_preemptions += 1
+        self.swapped.append(sequences)
+        self.swapped.sort(key=lambda group: order_of(group[0]))
+
+    def fork(self, parent: Sequence, index: int | None = None) -> Sequence:
+        """A sibling that shares the parent's computed blocks and tokens. Its index is the next one
+        if None is given."""
+        index = parent.request.next_index if index is None else index
+        child = Sequence(parent.request, index, parent.token_ids, parent.num_tokens)
+        child.num_cached_tokens = parent.num_cached_tokens
+        child.num_scored = parent.num_scored
+        self._enter(child)
+        child.sit(self.seats)
+        self.kv.fork(parent, child)
+        self.seated.append(child)
+        self.run(child)
+        return child
+
+    def fork_resuming(self) -> None:
+        """Has the sequences that were begun elsewhere go on, each behind what it has come to, where
+        all of their prompt but its last token is computed."""
+        for first in tuple(self.resuming):
+            request = first.request
+            if first.num_tokens > first.num_computed_tokens + 1:
+                continue
+            outputs, request.outputs = request.outputs, ()
+            self.num_promised_seats -= request.num_unforked
+            request.num_unforked = 0
+            for index, output in enumerate(outputs, request.sequence_index):
+                if output is not None and index != first.index:
+                    self.fork(first, index).extend(output)
+            own = outputs[first.index - request.sequence_index]
+            assert own is not None, "begun as a sequence that has ended"
+            first.extend(own)  # last, for the others begin as its prompt
+            del self.resuming[first]
+
+    def refresh(self) -> None:
+        """Brings `decoding` up to date with `settle` and with those that have left."""
+        if self._has_left:
+            self.decoding = self.decoding[self.seats.is_decoding[self.decoding]]
+            self._joining = [s for s in self._joining if self.seats.is_decoding[s]]
+            self._has_left = False
+        if self._joining:
+            joining = np.array(self._joining, np.int64)
+            self.decoding = np.concatenate([self.decoding, joining])
+            self._joining = []
+
+    # Leaving.
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """A sequence ends, in whatever place. What was prefilled for somebody keeps its blocks."""
+        sequence.finish_reason = reason
+        request, status = sequence.request, sequence.status
+        was_computed = reason not in (FinishReason.ABORTED, FinishReason.FAILED)
+        is_kept = request.purpose is Purpose.PREFILL and was_computed
+        if status is SequenceStatus.WAITING:
+            (self.preempted if sequence.num_preemptions else self.waiting).leave()
+        elif status is SequenceStatus.SWAPPED:
+            self.kv.swap.drop(sequence)
+            self._leave_swapped(sequence)
+        elif status is not SequenceStatus.KEPT:
+            self.awaiting_kv.pop(request.request_id, None)
+            if is_kept:
+                self._keep(sequence)
+                return
+            self.kv.free(sequence)
+            self._leave_seat(sequence)
+        self._forget(sequence)
+
+    def give_back(self, sequence: Sequence) -> None:
+        """A running sequence ends here, though its answer is not complete, and frees all it has."""
+        sequence.drafts = None
+        self.finish(sequence, FinishReason.RETURNED)
+        self.returned.append(sequence)
+
+    def suspend(self, sequence: Sequence) -> None:
+        """A running sequence computes nothing any more; its blocks are kept until released."""
+        sequence.drafts = None
+        sequence.finish_reason = FinishReason.SUSPENDED
+        self._keep(sequence)
+
+    def _keep(self, sequence: Sequence) -> None:
+        self.kv.reservations.release(sequence)
+        self._leave_seat(sequence)
+        sequence.status = SequenceStatus.KEPT
+        self.kept[sequence.request.request_id] = sequence
+
+    def release(self, request_id: str) -> None:
+        """Frees what was kept. Idempotent."""
+        sequence = self.kept.pop(request_id, None)
+        if sequence is not None:
+            self.kv.free(sequence)
+            self._forget(sequence)
+
+    def take_seated(self) -> list[Sequence]:
+        """Sequences that took a seat since the last call, and still have it."""
+        if not self.seated:
+            return []
+        seated = [s for s in self.seated if s.seats is not None]
+        self.seated = []
+        self._known_to_runner.update(s.key for s in seated)
+        return seated
+
+    def take_forgotten(self) -> list[tuple[str, int]]:
+        """Sequences the runner knew that have lost their seat since the last call."""
+        forgotten, self.forgotten = self.forgotten, []
+        return forgotten
+
+    def take_returned(self) -> list[Sequence]:
+        """Sequences that were given back since the last call."""
+        returned, self.returned = self.returned, []
+        return returned
+
+    def take_encoder_step(self) -> EncoderStep:
+        """What the encoder has to do since the last call; it knows requests, not sequences."""
+        if not self.encoder.has_news:
+            return NO_ENCODER_STEP
+        step = self.encoder.drain()
+        due = tuple((holder.partition(".")[2], item) for holder, item in step.to_compute)
+        return EncoderStep(step.freed, due)
+
+    def _leave_seat(self, sequence: Sequence) -> None:
+        if self.seats.is_decoding[sequence.seat]:
+            self._has_left = True
+        self.special.pop(sequence, None)
+        self.speculating.pop(sequence, None)
+        self.resuming.pop(sequence, None)
+        self.encoder.release_all(sequence.encoder_id)
+        self.num_promised_seats -= sequence.request.num_unforked
+        sequence.leave()
+        if sequence.key in self._known_to_runner:
+            self._known_to_runner.remove(sequence.key)
+            self.forgotten.append(sequence.key)
+
+    def _leave_swapped(self, sequence: Sequence) -> None:
+        for group in self.swapped:
+            if sequence in group:
+                group.remove(sequence)
+        self.swapped = [group for group in self.swapped if group]
+
+    def _forget(self, sequence: Sequence) -> None:
+        request = sequence.request
+        sequence.status = SequenceStatus.FINISHED
+        request.sequences.remove(sequence)
+        if not request.sequences:
+            del self.requests[request.request_id]
+
+    # Questions.
+
+    @property
+    def num_free_seats(self) -> int:
+        """Seats that are neither taken nor promised to forks."""
+        return self.seats.num_free - self.num_promised_seats
+
+    def only_goes_on(self, special: Collection[Sequence]) -> bool:
+        """Whether the plain decodes and these others are all that runs or comes back: none joins
+        or has left, and nobody will guess how they go on."""
+        moves = self._joining or self._has_left or self.preempted or self.swapped
+        return not (moves or self.speculating) and self.special.keys() == set(special)
+
+    @property
+    def num_running(self) -> int:
+        return int(np.count_nonzero(self.seats.is_decoding)) + len(self.special)
+
+    def sequences(self) -> list[Sequence]:
+        return [s for request in self.requests.values() for s in request.sequences]
+
+    def running(self) -> Iterable[Sequence]:
+        for seat in (*self.decoding.tolist(), *self._joining):
+            sequence = self.seats.owners[seat]
+            if sequence is not None and self.seats.is_decoding[seat]:
+                yield sequence
+        yield from self.special
+
+    def check_integrity(self) -> None:
+        """Asserts that each sequence is in one place, and that places, seats and blocks agree."""
+        sequences = self.sequences()
+        self.kv.check_integrity(sequences)
+        self.encoder.check_integrity()
+        places: list[Sequence] = [
+            *self.waiting,
+            *self.preempted,
+            *(s for group in self.swapped for s in group),
+            *self.running(),
+            *self.awaiting_kv.values(),
+            *self.kept.values(),
+        ]
+        assert len(places) == len(set(places)), "a sequence in two places"
+        assert set(places) == set(sequences), "a sequence in no place, or one that has ended"
+        runs = {s for s in sequences if s.status is SequenceStatus.RUNNING}
+        assert self.speculating.keys() == {s for s in runs if s.request.speculates}
+        assert self.resuming.keys() == {s for s in runs if s.request.outputs}
+        seated = {s for s in sequences if s.seats is not None}
+        assert seated == {s for s in self.seats.owners if s is not None}, "a seat without its owner"
+        assert len(seated) + self.seats.num_free == len(self.seats.owners), "a seat is lost"
+        assert self.num_free_seats >= 0, "more seats promised than free"
+        assert len(self.waiting) == sum(1 for _ in self.waiting), "the queue miscounts"
+        assert len(self.preempted) == sum(1 for _ in self.preempted), "the queue miscounts"

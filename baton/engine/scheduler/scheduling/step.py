@@ -1,0 +1,199 @@
+"""One step while it is being planned: what is left of its budgets, and what is in it so far."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from baton.engine.scheduler.kv.encoder_cache import EncoderStep
+from baton.engine.scheduler.kv.memory_operations import BlockMove, MemoryOperations
+from baton.engine.scheduler.scheduling.encoder_schedule import EncoderSchedule
+from baton.engine.scheduler.scheduling.plan import ExternalAllocation, Span, StepPlan
+from baton.engine.scheduler.sequences.batch_slots import Int64Array
+from baton.engine.scheduler.sequences.config import Preemption
+from baton.engine.scheduler.sequences.sequence import Sequence
+
+NO_ROWS: Int64Array = np.zeros(0, np.int64)
+
+
+@dataclass(slots=True)
+class PlannedSpan:
+    """The tokens [start, end) of a sequence, the last `num_drafts` of them guesses."""
+
+    sequence: Sequence
+    start: int
+    end: int
+    num_drafts: int = 0
+    encoder: EncoderSchedule | None = None
+
+    def drop_drafts(self) -> None:
+        self.end -= self.num_drafts
+        self.num_drafts = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.end - self.start
+
+    @property
+    def samples(self) -> bool:
+        return self.end - self.num_drafts == self.sequence.num_tokens
+
+    @property
+    def scored(self) -> range:
+        """Positions of prompt tokens whose log-probabilities this span's logits give."""
+        request = self.sequence.request
+        if request.params.prompt_logprobs is None:
+            return range(0)
+        first = max(self.sequence.num_scored, self.start + 1)
+        return range(first, min(self.end + 1, request.num_prompt_tokens))
+
+
+class Step:
+    """Filled by the scheduler, then turned into a plan.
+
+    Attributes:
+        num_tokens, num_cache_reads: what is left of the budgets; reads count attended tokens.
+        preempted: the requests of sequences that had to make room, and what became of their KV; if
+            there are any, nobody new is let in.
+        resumed: sequences that have come back with all they had, to compute from the next step on.
+    """
+
+    def __init__(self, num_tokens: int, num_cache_reads: float) -> None:
+        self.num_tokens = num_tokens
+        self.num_cache_reads = num_cache_reads
+        self.preempted: list[tuple[str, Preemption]] = []
+        self.resumed: set[Sequence] = set()
+        self.spans: dict[Sequence, PlannedSpan] = {}
+        self.external: list[ExternalAllocation] = []
+        self.decode_seats = NO_ROWS
+        self.decode_starts = NO_ROWS
+        self.decode_indices = NO_ROWS
+
+    @property
+    def num_preempted(self) -> int:
+        """Sequences that had to make room."""
+        return len(self.preempted)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.spans and not self.external and not len(self.decode_seats)
+
+    def takes_reads(self, num_reads: int) -> bool:
+        """Whether they fit. An empty step takes any number, since it must be taken at some time."""
+        return num_reads <= self.num_cache_reads or self.is_empty
+
+    def add(self, span: PlannedSpan) -> None:
+        self.spans[span.sequence] = span
+        self.num_tokens -= span.end - span.start
+        self.num_cache_reads -= span.end
+
+    def add_decodes(self, seats: Int64Array, starts: Int64Array, indices: Int64Array) -> None:
+        """The sequences on these seats advance by the token at `starts`."""
+        self.decode_seats, self.decode_starts, self.decode_indices = seats, starts, indices
+        self.num_tokens -= len(seats)
+        if self.num_cache_reads != np.inf:
+            self.num_cache_reads -= float((starts + 1).sum())
+
+    def keep_decodes(self, still: "npt.NDArray[np.bool_]") -> None:
+        """Drops the decodes that have lost their blocks since."""
+        self.decode_seats = self.decode_seats[still]
+        self.decode_starts = self.decode_starts[still]
+        self.decode_indices = self.decode_indices[still]
+
+    def remove(self, sequence: Sequence) -> None:
+        """Takes a sequence out that has lost its blocks; its share of the budgets comes back."""
+        span = self.spans.pop(sequence, None)
+        if span is not None:
+            self.num_tokens += span.end - span.start
+            self.num_cache_reads += span.end
+
+    def plan(
+        self,
+        operations: MemoryOperations,
+        seated: list[Sequence],
+        forgotten: list[tuple[str, int]],
+        encoder: EncoderStep,
+    ) -> StepPlan:
+        """The finished step."""
+        rows = _Rows(self)
+        spans = tuple(map(rows.add, self.spans.values()))
+        sampled, beams = rows.sampled(), rows.beams()
+        return StepPlan(
+            decode_seats=self.decode_seats,
+            decode_starts=self.decode_starts,
+            spans=spans,
+            seated=tuple(seated),
+            forgotten=tuple(forgotten),
+            external=tuple(self.external),
+            num_tokens=rows.num_tokens,
+            made_progress=not self.is_empty or self.num_preempted + len(self.resumed) > 0,
+            sample_rows=sampled[0],
+            sample_seats=sampled[1],
+            sample_indices=sampled[2],
+            sample_lengths=sampled[3],
+            beam_rows=beams[0],
+            beam_seats=beams[1],
+            beam_lengths=beams[3],
+            num_beam_candidates=rows.num_candidates,
+            swap_out=tuple(operations.swap_out),
+            copies=tuple([BlockMove(g, source, t) for (g, t), source in operations.copies.items()]),
+            cleared=tuple(operations.cleared),
+            swap_in=tuple(operations.swap_in),
+            encoder=encoder,
+            preempted=tuple(self.preempted),
+        )
+
+
+class _Rows:
+    """Places the spans behind the decodes in the flat batch, and says whose logits are wanted."""
+
+    def __init__(self, step: Step) -> None:
+        self._decode_seats = step.decode_seats
+        self._decode_starts = step.decode_starts
+        self._decode_indices = step.decode_indices
+        self._sampled: list[tuple[int, int, int, int]] = []  # row, seat, sequence index, length
+        self._beams: list[tuple[int, int, int, int]] = []
+        self.num_tokens = len(step.decode_seats)
+        self.num_candidates = 0
+
+    def add(self, planned: PlannedSpan) -> Span:
+        sequence, request = planned.sequence, planned.sequence.request
+        begin = self.num_tokens - planned.start  # flat row of position 0
+        self.num_tokens += planned.end - planned.start
+        first_row = len(self._decode_seats) + len(self._sampled)
+        num_samples = 0
+        if planned.samples and request.beams is not None:
+            row = begin + planned.end - 1
+            self._beams.append((row, sequence.seat, sequence.index, planned.end))
+            self.num_candidates = max(self.num_candidates, request.beams.num_candidates)
+        elif planned.samples:
+            num_samples = 1 + request.num_unforked
+            first = planned.end - planned.num_drafts
+            for length in range(first, planned.end + 1):
+                for i in range(num_samples):
+                    row = begin + length - 1
+                    self._sampled.append((row, sequence.seat, sequence.index + i, length))
+        return Span(
+            sequence,
+            planned.start,
+            planned.end,
+            planned.num_drafts,
+            num_samples,
+            first_row,
+            planned.scored,
+        )
+
+    def sampled(self) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
+        seats, starts = self._decode_seats, self._decode_starts
+        decodes = (np.arange(len(seats)), seats, self._decode_indices, starts + 1)
+        if not self._sampled:
+            return decodes
+        columns = np.array(self._sampled, np.int64).T
+        a, b, c, d = (np.concatenate(pair) for pair in zip(decodes, columns, strict=True))
+        return a, b, c, d
+
+    def beams(self) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
+        if not self._beams:
+            return NO_ROWS, NO_ROWS, NO_ROWS, NO_ROWS
+        a, b, c, d = np.array(self._beams, np.int64).T
+        return a, b, c, d

@@ -1,0 +1,234 @@
+"""Steps that are planned before the tokens of the step before them are known."""
+
+import pytest
+
+from baton.engine.scheduler.scheduling.plan import StepPlan
+from baton.engine.scheduler.sequences.sequence import KvSource, Purpose
+from tests.support.scheduler.fakes import FakeGrammar, cache_group
+from tests.support.scheduler.harness import Harness, request
+
+
+def decoding(harness: Harness) -> StepPlan:
+    """A plan of decodes that is computed and not booked."""
+    plan = harness.schedule()
+    assert plan.is_pure_decode
+    assert plan.num_tokens
+    harness.runner.run(plan)
+    return plan
+
+
+def spans_of(plan: StepPlan) -> list[tuple[str, int, int]]:
+    return [(span.sequence.request.request_id, span.start, span.end) for span in plan.spans]
+
+
+@pytest.mark.parametrize("groups", [[None], [None, 5], [3]])
+@pytest.mark.parametrize("budget", [64, 7])
+def test_the_outcome_is_that_of_steps_that_wait(groups, budget):
+    harness = Harness([cache_group(40, window) for window in groups], max_num_batched_tokens=budget)
+    harness.add(*(request(name, [i] * (5 + i), max_tokens=9 + i) for i, name in enumerate("abc")))
+    num_ahead = 0
+    while harness.scheduler.has_work:
+        num_ahead += harness.step_ahead() is not None
+    assert not harness.live
+    assert num_ahead >= 4
+    harness.check_empty()
+
+
+def test_prompts_go_on_chunk_by_chunk_and_become_decodes():
+    harness = Harness(40, max_num_batched_tokens=8)
+    harness.add(request("short", [1] * 3, max_tokens=9), request("long", [2] * 14, max_tokens=9))
+    plan = harness.schedule()
+    result = harness.runner.run(plan)
+    assert spans_of(plan) == [("short", 0, 3), ("long", 0, 5)]
+    ahead = harness.scheduler.schedule_ahead(plan)
+    assert ahead is not None
+    assert ahead.decode_starts.tolist() == [3]
+    assert spans_of(ahead) == [("long", 5, 12)]
+    harness.apply(plan, result)
+    result = harness.runner.run(ahead)
+    last = harness.scheduler.schedule_ahead(ahead)
+    assert last is not None
+    assert last.decode_starts.tolist() == [4]
+    assert spans_of(last) == [("long", 12, 14)]
+    harness.apply(ahead, result)
+    harness.apply(last, harness.runner.run(last))
+    harness.run()
+    harness.check_empty()
+
+
+def test_a_prompt_for_somebody_else_is_not_decoded():
+    harness = Harness(40)
+    harness.add(request("p", [1] * 6, max_tokens=9, purpose=Purpose.PREFILL))
+    assert harness.step_ahead() is None
+    harness.release("p")
+    harness.check_empty()
+
+
+@pytest.mark.parametrize(
+    ("config", "num_tokens"), [({"max_num_seqs": 2}, 6), ({"max_num_batched_tokens": 7}, 40)]
+)
+def test_who_waits_for_a_seat_or_for_tokens_of_a_step_holds_nobody_up(config, num_tokens):
+    harness = Harness(60, **config)
+    harness.add(*(request(name, [i] * num_tokens, max_tokens=5) for i, name in enumerate("abc")))
+    assert harness.step_ahead() is not None
+    assert harness.scheduler.stats().num_waiting > 0
+    harness.run()
+    harness.check_empty()
+
+
+def test_a_prompt_without_a_free_block_waits_for_one():
+    harness = Harness(3, block_size=4, max_num_batched_tokens=8, prefix_caching=False)
+    harness.add(request("a", [1] * 3, max_tokens=2), request("b", [2] * 11, max_tokens=1))
+    plan = harness.schedule()
+    result = harness.runner.run(plan)
+    assert spans_of(plan) == [("a", 0, 3), ("b", 0, 5)]
+    ahead = harness.scheduler.schedule_ahead(plan)
+    assert ahead is not None
+    assert len(ahead.decode_seats) == 1
+    assert spans_of(ahead) == []
+    harness.apply(plan, result)
+    harness.apply(ahead, harness.runner.run(ahead))
+    harness.run()
+    harness.check_empty()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        request("other", [3] * 6, temperature=1.0, n=2),
+        request("other", [3] * 6, prompt_logprobs=0),
+        request("other", [3] * 6, grammar=FakeGrammar(5)),
+        request("other", [3] * 6, beam_width=2),
+        request("other", [3] * 6, speculates=True),
+    ],
+)
+def test_prompts_behind_which_more_than_a_token_is_decided_are_waited_for(other):
+    harness = Harness(60)
+    harness.add(request("a", [1] * 6, max_tokens=12), other)
+    plan = harness.schedule()
+    assert len(plan.spans) == 2
+    result = harness.runner.run(plan)
+    assert harness.scheduler.schedule_ahead(plan) is None
+    harness.apply(plan, result)
+    harness.run()
+    harness.check_empty()
+
+
+@pytest.mark.parametrize("policy", ["prefill-first", "fcfs", "priority"])
+def test_where_decodes_do_not_come_first_prompts_are_waited_for(policy):
+    harness = Harness(40, policy=policy)
+    harness.add(request("a", [1] * 6, max_tokens=12))
+    assert harness.step_ahead() is None
+    assert harness.step_ahead() is not None
+
+
+def test_what_certainly_ends_with_a_step_is_not_in_the_one_behind():
+    harness = Harness(40)
+    harness.add(request("ends", [1] * 6, max_tokens=2), request("goes on", [2] * 6, max_tokens=9))
+    harness.step()
+    ahead = harness.step_ahead()
+    assert ahead is not None
+    assert len(ahead.decode_seats) == 1
+    assert list(harness.live) == ["goes on"]
+
+
+def test_where_all_certainly_end_nothing_is_planned_ahead():
+    harness = Harness(40)
+    harness.add(request("a", [1] * 6, max_tokens=2), request("b", [2] * 6, max_tokens=2))
+    harness.step()
+    assert harness.step_ahead() is None
+    assert not harness.live
+
+
+def test_what_ends_unforeseen_is_computed_in_vain_and_passed_over():
+    harness = Harness(40)
+    harness.add(request("a", [1] * 6, max_tokens=12))
+    outcome, _ = harness.live["a"].outcomes[0]
+    harness.abort("a")
+    assert outcome.index(outcome[2]) == 2
+    harness.add(request("a", [1] * 6, max_tokens=12, stop_token_ids=frozenset({outcome[2]})))
+    harness.step()
+    harness.step()
+    ahead = harness.step_ahead()
+    assert ahead is not None
+    assert len(ahead.decode_seats) == 1
+    assert not harness.live
+    harness.run()
+    harness.check_empty()
+
+
+def test_who_is_aborted_meanwhile_is_passed_over():
+    harness = Harness(40)
+    harness.add(request("a", [1] * 6, max_tokens=9), request("b", [2] * 6, max_tokens=9))
+    harness.step()
+    assert harness.step_ahead(lambda: harness.abort("a")) is not None
+    assert list(harness.live) == ["b"]
+    harness.run()
+    harness.check_empty()
+
+
+def test_the_step_behind_takes_the_block_it_needs():
+    harness = Harness(40, block_size=4)
+    harness.add(request("a", [1] * 7, max_tokens=9))
+    harness.step()
+    held = harness.scheduler.stats().num_held_blocks
+    plan = harness.schedule()
+    result = harness.runner.run(plan)
+    ahead = harness.scheduler.schedule_ahead(plan)
+    assert ahead is not None
+    assert (plan.decode_starts.tolist(), ahead.decode_starts.tolist()) == ([7], [8])
+    assert harness.scheduler.stats().num_held_blocks == held + 1
+    assert len(ahead.cleared) == 1
+    harness.apply(plan, result)
+    harness.apply(ahead, harness.runner.run(ahead))
+    harness.run()
+    harness.check_empty()
+
+
+def test_without_a_free_block_the_step_behind_waits():
+    harness = Harness(4, block_size=4, prefix_caching=False)
+    harness.add(request("a", [1] * 7, max_tokens=5), request("b", [2] * 7, max_tokens=5))
+    harness.step()
+    plan = decoding(harness)
+    assert harness.scheduler.schedule_ahead(plan) is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        request("other", [3] * 6),
+        request("other", [3] * 6, grammar=FakeGrammar(5)),
+        request("other", [3] * 6, beam_width=2),
+        request("other", [3] * 6, speculates=True),
+        request("other", [3] * 6, kv_source=KvSource.EXTERNAL),
+    ],
+)
+def test_whoever_else_has_something_to_do_is_waited_for(other):
+    harness = Harness(60)
+    harness.add(request("a", [1] * 6, max_tokens=12))
+    harness.step()
+    plan = decoding(harness)
+    harness.add(other)
+    assert harness.scheduler.schedule_ahead(plan) is None
+
+
+def test_a_cancellation_is_waited_for():
+    harness = Harness(40)
+    harness.add(request("a", [1] * 6, max_tokens=12))
+    harness.step()
+    plan = decoding(harness)
+    harness.cancel("a")
+    assert harness.scheduler.schedule_ahead(plan) is None
+
+
+def test_cache_reads_are_bounded_for_the_step_behind_too():
+    harness = Harness(40, max_cache_reads=16)
+    harness.add(request("a", [1] * 6, max_tokens=12), request("b", [2] * 6, max_tokens=12))
+    harness.step()
+    plan = decoding(harness)
+    assert (plan.decode_starts + 1).sum() == 14
+    assert harness.scheduler.schedule_ahead(plan) is not None
+    harness = Harness(40, max_cache_reads=15)
+    harness.add(request("a", [1] * 6, max_tokens=12), request("b", [2] * 6, max_tokens=12))
+    harness.step()
+    assert harness.scheduler.schedule_ahead(decoding(harness)) is None

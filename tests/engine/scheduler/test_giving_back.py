@@ -1,0 +1,176 @@
+"""A sequence that makes room is computed again, swapped or given back: whatever takes least."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.engine.scheduler.sequences.config import Preemption, ReturnCost
+from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
+from tests.support.scheduler.fakes import cache_group
+from tests.support.scheduler.harness import Harness, request
+
+CHEAP = ReturnCost(0.0, 0.0, 1.0)
+
+# `make_room` preempts with this many tokens computed, of which so many came since it arrived.
+NUM_COMPUTED, NUM_NEW, NUM_BLOCKS = 8, 2, 2
+
+
+def crowded(mode: Preemption = Preemption.AUTO, num_host_blocks: int = 20) -> Harness:
+    """Room for four blocks; two requests of two blocks each need a third one at once."""
+    return Harness([cache_group(4, num_host_blocks=num_host_blocks)], preemption=mode)
+
+
+def make_room(harness: Harness, cost: ReturnCost | None = CHEAP) -> None:
+    """Of two that decode, the one whose KV came from elsewhere has to make room."""
+    harness.add(request("stays", [1] * 7))
+    source = KvSource.EXTERNAL
+    harness.add(request("leaves", [2] * 7, kv_source=source, return_cost=cost))
+    harness.step()
+    harness.deliver("leaves")
+    harness.step_until(lambda: harness.scheduler.stats().num_preemptions)
+
+
+def way_of(harness: Harness) -> Preemption:
+    stats = harness.scheduler.stats()
+    assert stats.num_preemptions == 1
+    if stats.num_returns:
+        return Preemption.RETURN
+    return Preemption.SWAP if stats.num_swaps else Preemption.RECOMPUTE
+
+
+costs = st.floats(0.0, 10.0)
+
+
+@given(costs, costs, costs, costs, costs)
+def test_the_cheapest_of_three_ways_is_taken(swap, recompute, fixed, per_token, own_recompute):
+    harness = crowded()
+    harness.scheduler.costs.swap_block = swap
+    harness.scheduler.costs.compute_token = own_recompute  # not by what the offer compares with
+    make_room(harness, ReturnCost(fixed, per_token, recompute))
+    seconds = {
+        Preemption.RECOMPUTE: NUM_COMPUTED * recompute,
+        Preemption.SWAP: 2 * NUM_BLOCKS * swap,
+        Preemption.RETURN: fixed + NUM_NEW * per_token,
+    }
+    assert seconds[way_of(harness)] == min(seconds.values())
+
+
+@pytest.mark.parametrize(
+    ("swap_block", "cost", "way"),
+    [
+        (1.0, ReturnCost(0.1, 0.1, 1.0), Preemption.RETURN),
+        (1e-9, ReturnCost(0.1, 0.1, 1.0), Preemption.SWAP),
+        (1.0, ReturnCost(0.1, 0.1, 1e-9), Preemption.RECOMPUTE),
+        (1.0, ReturnCost(8.0, 0.0, 1.0), Preemption.SWAP),
+    ],
+)
+def test_each_way_wins_where_it_is_cheapest(swap_block, cost, way):
+    harness = crowded()
+    harness.scheduler.costs.swap_block = swap_block
+    make_room(harness, cost)
+    assert way_of(harness) is way
+    harness.run()
+    assert not harness.live
+    harness.check_empty()
+
+
+@pytest.mark.parametrize(
+    "mode", [m for m in Preemption if m is not Preemption.AUTO], ids=lambda mode: mode.value
+)
+def test_the_way_that_was_set_is_taken_whatever_it_costs(mode):
+    harness = crowded(mode)
+    harness.scheduler.costs.swap_block = 1.0
+    make_room(harness, ReturnCost(9.0, 9.0, 1.0))
+    assert way_of(harness) is mode
+
+
+@pytest.mark.parametrize("mode", [Preemption.AUTO, Preemption.RETURN])
+def test_what_was_offered_by_nobody_is_given_back_by_nobody(mode):
+    harness = crowded(mode, num_host_blocks=0)
+    make_room(harness, None)
+    assert way_of(harness) is Preemption.RECOMPUTE
+    harness.run()
+    assert not harness.live
+
+
+def test_it_leaves_nothing_behind_and_its_prefix_can_be_found():
+    harness = crowded(Preemption.RETURN)
+    make_room(harness)
+    assert list(harness.returned) == ["leaves"]
+    assert list(harness.live) == ["stays"]
+    assert harness.find([2] * 7, 0) is not None
+    harness.run()
+    harness.check_empty()
+    assert not harness.runner.known
+
+
+def test_it_is_told_behind_its_last_token_that_it_was_given_back():
+    harness = crowded(Preemption.RETURN)
+    harness.add(request("stays", [1] * 7))
+    harness.add(request("leaves", [2] * 7, kv_source=KvSource.EXTERNAL, return_cost=CHEAP))
+    harness.step()
+    harness.deliver("leaves")
+    told = []
+    while harness.live:
+        plan = harness.schedule()
+        told += harness.apply(plan, harness.runner.run(plan)).others
+    (item,) = [item for item in told if item.request.request_id == "leaves"]
+    assert item.finish_reason is FinishReason.RETURNED
+    assert (item.token_ids, item.position) == ((), 1 + NUM_NEW - 1)
+
+
+def test_placed_anew_it_ends_as_it_would_have():
+    harness = crowded(Preemption.RETURN)
+    make_room(harness)
+    left = harness.returned["leaves"]
+    so_far = [*left.request.token_ids, *left.produced[0]]
+    harness.add(request("again", so_far, given=len(left.produced[0]), kv_source=KvSource.EXTERNAL))
+    expected = left.outcomes[0][0][len(left.produced[0]) :]
+    assert harness.live["again"].outcomes[0][0] == expected
+    harness.step_until(lambda: harness.awaiting)
+    harness.deliver("again")
+    harness.run()
+    harness.check_empty()
+
+
+def test_who_makes_room_for_itself_is_given_back_too():
+    harness = Harness([cache_group(4)], preemption=Preemption.RETURN, prefix_caching=False)
+    harness.add(request("stays", [1] * 5))
+    harness.add(request("grows", [2] * 7, kv_source=KvSource.EXTERNAL, return_cost=CHEAP))
+    harness.step()
+    harness.deliver("grows")
+    harness.step_until(lambda: harness.returned)
+    assert list(harness.returned) == ["grows"]
+    harness.run()
+    harness.check_empty()
+
+
+def test_it_may_end_for_another_reason_in_the_step_in_which_it_is_given_back():
+    harness = crowded(Preemption.RETURN)
+    harness.add(request("stays", [1] * 7))
+    harness.add(request("leaves", [2] * 7, kv_source=KvSource.EXTERNAL, return_cost=CHEAP))
+    harness.step()
+    harness.deliver("leaves")
+    while not harness.returned:
+        plan = harness.schedule()
+        if harness.returned:
+            assert harness.scheduler.abort("leaves") == []
+        harness.apply(plan, harness.runner.run(plan))
+    harness.run()
+    harness.check_empty()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param({"kv_source": KvSource.LOCAL}, id="local"),
+        pytest.param({"purpose": Purpose.PREFILL}, id="prefill"),
+        pytest.param({"n": 2, "temperature": 1.0}, id="several"),
+        pytest.param({"beam_width": 2}, id="beams"),
+    ],
+)
+def test_what_cannot_be_given_back_is_never_offered(kind):
+    offered = {"kv_source": KvSource.EXTERNAL, "return_cost": CHEAP}
+    assert request("plain", [1] * 7, **offered).return_cost is CHEAP
+    with pytest.raises(AssertionError, match="given back"):
+        request("r", [1] * 7, **{**offered, **kind})

@@ -1,0 +1,182 @@
+"""Prefills that are kept for others, and sequences whose KV others compute."""
+
+import pytest
+
+from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
+from baton.engine.scheduler.sequences.sequence import KvSource, Purpose, Sequence
+from tests.support.scheduler.fakes import cache_group
+from tests.support.scheduler.harness import Harness, request
+
+
+def sequence_of(harness: Harness, name: str) -> Sequence:
+    return (harness.live | harness.kept)[name].request.sequences[0]
+
+
+def test_a_prefill_ends_after_one_token_and_keeps_its_blocks():
+    harness = Harness(8, max_num_batched_tokens=5)
+    harness.add(request("p", range(11), purpose=Purpose.PREFILL))
+    reported = []
+    while harness.live:
+        plan = harness.schedule()
+        progress = harness.apply(plan, harness.runner.run(plan))
+        reported += progress.others
+    assert [item.num_computed_tokens for item in reported] == [5, 10, 11]
+    table = tuple(sequence_of(harness, "p").block_ids[0])
+    assert [item.block_ids for item in reported] == [(table[:2],), (table,), (table,)]
+    assert harness.scheduler.stats().num_held_blocks == 3
+    assert harness.scheduler.schedule().forgotten == (("p", 0),)
+    harness.release("p")
+    assert harness.scheduler.stats().num_held_blocks == 0
+
+
+def test_a_prefill_is_never_preempted():
+    harness = Harness(4)
+    harness.add(request("grows", [1] * 7), request("p", [2] * 7, purpose=Purpose.PREFILL))
+    grows = sequence_of(harness, "grows")
+    for _ in range(6):
+        harness.step()
+    assert grows.num_preemptions == 1
+    assert list(harness.kept) == ["p"]
+    harness.release("p")
+    harness.run()
+    assert not harness.live
+
+
+def test_a_prefill_that_runs_is_passed_over_when_a_victim_is_sought():
+    harness = Harness(5, max_num_batched_tokens=9, long_prefill_threshold=2)
+    harness.add(request("grows", [1] * 7))
+    for _ in range(4):
+        harness.step()
+    harness.add(request("p", [2] * 12, purpose=Purpose.PREFILL))
+    grows = sequence_of(harness, "grows")
+    while "p" in harness.live:
+        harness.step()
+    assert grows.num_preemptions > 0
+
+
+def test_a_claimant_needs_what_the_last_token_sees():
+    """Token 16 sees 12 on; what is before has been given back, and no more than that."""
+    harness = Harness([cache_group(20), cache_group(20, 5)], max_num_batched_tokens=4)
+    harness.add(request("p", [1, 2] * 8 + [3], purpose=Purpose.PREFILL))
+    harness.run()
+    full, windowed = sequence_of(harness, "p").block_ids
+    assert NULL_BLOCK not in full
+    assert [block != NULL_BLOCK for block in windowed] == [False, False, False, True, True]
+
+
+def test_a_claimant_holds_in_a_window_only_what_it_needs():
+    harness = Harness([cache_group(20), cache_group(20, 5)])
+    harness.add(request("d", [1, 2] * 8 + [3], kv_source=KvSource.EXTERNAL))
+    (allocation,) = harness.step().external
+    full, windowed = allocation.block_ids
+    assert NULL_BLOCK not in full
+    assert [block != NULL_BLOCK for block in windowed] == [False, False, False, True, True]
+    harness.deliver("d")
+    harness.run()
+
+
+@pytest.mark.parametrize("with_token", [True, False])
+def test_what_arrives_goes_on_as_it_would_have(with_token):
+    harness = Harness(20)
+    harness.add(request("d", range(7), kv_source=KvSource.EXTERNAL, given=2))
+    plan = harness.step()
+    assert plan.num_tokens == 0
+    assert plan.made_progress
+    assert not harness.scheduler.has_work
+    harness.arrive("d", 1)
+    harness.deliver("d", with_token=with_token)
+    assert harness.scheduler.has_work
+    harness.step()
+    assert harness.computed == {"d": (7, 8) if with_token else (6, 7)}
+    harness.run()
+    assert not harness.live
+
+
+def test_what_ends_with_the_token_that_arrives_is_never_run():
+    harness = Harness(20)
+    harness.add(request("d", range(7), max_tokens=1, kv_source=KvSource.EXTERNAL))
+    harness.step()
+    harness.deliver("d")
+    assert not harness.live
+    harness.check_empty()
+
+
+def test_what_does_not_arrive_is_computed_here():
+    harness = Harness(20)
+    harness.add(request("d", range(7), kv_source=KvSource.EXTERNAL, prompt_logprobs=0))
+    harness.step()
+    harness.arrive("d", 1)
+    harness.fail("d")
+    harness.step()
+    assert harness.computed == {"d": (0, 7)}
+    harness.run()
+    assert not harness.live
+
+
+def test_scores_are_told_by_whoever_computed_the_prompt():
+    """And not again when it is computed once more."""
+    harness = Harness(4, prefix_caching=False)
+    harness.add(request("first", [1] * 7))
+    kind = {"kv_source": KvSource.EXTERNAL, "prompt_logprobs": 0}
+    harness.add(request("d", [2] * 7, **kind))
+    harness.step()
+    harness.deliver("d")
+    harness.run()
+    assert harness.scheduler.stats().num_preemptions > 0
+    assert not harness.live
+
+
+def test_siblings_do_not_tell_the_scores_of_their_prompt_again():
+    harness = Harness(3, prefix_caching=False)
+    harness.add(request("a", [1] * 7, n=2, temperature=1.0, max_tokens=4, prompt_logprobs=0))
+    harness.run()
+    assert harness.scheduler.stats().num_preemptions > 0
+    assert not harness.live
+
+
+def test_who_awaits_is_never_a_victim():
+    harness = Harness(5)
+    harness.add(request("grows", [1] * 7))
+    harness.add(request("d", [2] * 7, kv_source=KvSource.EXTERNAL))
+    for _ in range(7):
+        harness.step()
+    assert harness.awaiting == ["d"]
+    assert harness.scheduler.stats().num_awaiting_kv == 1
+    harness.deliver("d")
+    harness.run()
+    assert not harness.live
+
+
+def test_an_abort_while_it_is_awaited_frees_everything():
+    harness = Harness(5)
+    harness.add(request("d", [2] * 7, kv_source=KvSource.EXTERNAL))
+    harness.step()
+    harness.abort("d")
+    assert harness.scheduler.commit_external("d", 0) is None
+    harness.check_empty()
+
+
+def test_what_ended_between_plan_and_result_is_passed_over():
+    harness = Harness(8)
+    harness.add(*(request(name, [1, 2]) for name in "abc"))
+    harness.step()
+    plan = harness.schedule()
+    harness.abort("a")
+    harness.cancel("b")
+    progress = harness.apply(plan, harness.runner.run(plan))
+    assert [s.request.request_id for s in progress.decoded.sequences] == ["c"]
+    assert progress.decoded.rows.tolist() == [2]
+    assert sorted(harness.schedule().forgotten) == [("a", 0), ("b", 0)]
+
+
+def test_an_id_may_be_used_again_at_once():
+    harness = Harness(8)
+    harness.add(request("a", [1, 2]))
+    harness.step()
+    harness.abort("a")
+    harness.add(request("a", [3, 4]))
+    plan = harness.step()
+    assert plan.forgotten == (("a", 0),)
+    assert [s.key for s in plan.seated] == [("a", 0)]
+    harness.run()
+    assert not harness.live

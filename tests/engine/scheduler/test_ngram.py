@@ -1,0 +1,111 @@
+"""Prompt lookup against the same rule written as a search through all places."""
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import event, given, settings
+
+from baton.engine.scheduler.sequences import prompt_lookup
+from baton.engine.scheduler.sequences.prompt_lookup import (
+    Drafter,
+    DraftRequest,
+    NgramDrafter,
+    TokenArray,
+    propose,
+)
+
+
+def history(*token_ids: int) -> TokenArray:
+    return np.array(token_ids, np.int32)
+
+
+def expected(token_ids: list[int], min_match: int, max_match: int, max_drafts: int) -> list[int]:
+    """Longest match first, then latest; the drafts are read on into themselves."""
+    for length in range(max_match, min_match - 1, -1):
+        suffix = token_ids[-length:]
+        for start in range(len(token_ids) - length - 1, -1, -1):
+            if token_ids[start : start + length] == suffix:
+                text = list(token_ids)
+                for i in range(max_drafts):
+                    text.append(text[start + length + i])
+                return text[len(token_ids) :]
+    return []
+
+
+@settings(max_examples=500)
+@given(
+    token_ids=st.lists(st.integers(0, 3), max_size=40),
+    min_match=st.integers(1, 4),
+    extra_match=st.integers(0, 6),
+    max_drafts=st.integers(0, 9),
+)
+def test_drafts_are_what_a_search_through_all_places_finds(
+    token_ids, min_match, extra_match, max_drafts
+):
+    max_match = min_match + extra_match
+    drafts = propose(history(*token_ids), min_match, max_match, max_drafts)
+    assert drafts.dtype == np.int32
+    assert drafts.tolist() == expected(token_ids, min_match, max_match, max_drafts)
+    assert len(drafts) in (0, max_drafts)
+    event(f"any drafts: {len(drafts) > 0}")
+
+
+@pytest.mark.parametrize("token_ids", [(), (1,), (1, 2), (1, 2, 3, 4)])
+def test_a_history_without_repetition_gives_no_drafts(token_ids):
+    assert propose(history(*token_ids), 1, 4, 5).tolist() == []
+
+
+def test_a_longer_match_wins_over_a_later_one():
+    text = history(1, 2, 3, 70, 9, 3, 80, 1, 2, 3)
+    assert propose(text, 1, 3, 1).tolist() == [70]
+    assert propose(text, 1, 1, 1).tolist() == [80]
+
+
+def test_the_latest_of_equally_long_matches_wins():
+    assert propose(history(5, 6, 70, 0, 5, 6, 80, 0, 5, 6), 2, 2, 2).tolist() == [80, 0]
+
+
+def test_a_match_shorter_than_the_least_is_none():
+    text = history(5, 6, 70, 0, 5, 6)
+    assert propose(text, 3, 4, 2).tolist() == []
+    assert propose(text, 2, 4, 2).tolist() == [70, 0]
+
+
+def test_a_repetition_is_drafted_as_going_on():
+    assert propose(history(9, 1, 2, 3, 1, 2, 3), 2, 4, 8).tolist() == [1, 2, 3, 1, 2, 3, 1, 2]
+    assert propose(history(4, 4), 1, 2, 3).tolist() == [4, 4, 4]
+
+
+def test_drafts_do_not_alias_the_history():
+    text = history(5, 6, 70, 80, 5, 6)
+    drafts = propose(text, 2, 4, 2)
+    text[:] = 0
+    assert drafts.tolist() == [70, 80]
+
+
+def test_of_more_occurrences_than_are_told_apart_the_latest_are_kept():
+    followers = range(100, 100 + 2 * prompt_lookup.MAX_EXTENDED)
+    text = [token_id for follower in followers for token_id in (7, 8, follower)]
+    assert propose(history(*text, 7, 8), 1, 4, 1).tolist() == [followers[-1]]
+
+
+def test_a_history_of_one_token_alone_is_looked_through_without_an_end():
+    """More occurrences than are told apart by their length."""
+    assert propose(np.zeros(3 * prompt_lookup.MAX_EXTENDED, np.int32), 2, 16, 4).tolist() == [0] * 4
+
+
+def test_the_drafter_answers_each_request_in_order():
+    drafter: Drafter = NgramDrafter(min_match=2, max_match=4)
+    requests = [
+        DraftRequest("a", history(5, 6, 70, 0, 5, 6), 2),
+        DraftRequest("b", history(1, 2, 3), 2),
+        DraftRequest("c", history(5, 6, 70, 0, 5, 6), 1),
+        DraftRequest("d", history(5, 6, 70, 0, 5, 6), 0),
+    ]
+    assert [drafts.tolist() for drafts in drafter.propose(requests)] == [[70, 0], [], [70], []]
+
+
+@pytest.mark.parametrize(("min_match", "max_match"), [(0, 3), (4, 3)])
+def test_a_drafter_without_a_match_length_cannot_be_made(min_match, max_match):
+    with pytest.raises(AssertionError):
+        NgramDrafter(min_match=min_match, max_match=max_match)

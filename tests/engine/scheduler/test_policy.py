@@ -1,0 +1,285 @@
+"""In which order requests are served, and what bounds a step."""
+
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult
+from baton.engine.scheduler.scheduling.policy import (
+    AGEING_STEPS,
+    AGEING_TOKENS,
+    DEFAULT_PATIENCE,
+    POLICIES,
+    DecodeTurn,
+)
+from baton.engine.scheduler.scheduling.scheduler import Scheduler
+from baton.engine.scheduler.sequences.config import SchedulerConfig
+from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput
+from baton.engine.scheduler.sequences.sequence import Purpose
+from tests.support.scheduler.fakes import cache_group
+from tests.support.scheduler.harness import Harness, request
+
+
+def order_served(policy: str, **requests: dict[str, Any]) -> list[str]:
+    """In which order requests that wait start, one at a time."""
+    harness = Harness(20, max_num_seqs=1, policy=policy)
+    for name, kind in requests.items():
+        harness.add(request(name, [1] * kind.pop("length", 5), max_tokens=2, **kind))
+    started = []
+    while harness.live:
+        started += [sequence.request.request_id for sequence in harness.step().seated]
+    return started
+
+
+ARRIVED = {
+    "a": {"priority": 2, "length": 9, "arrival_time": 0.0, "first_token_deadline": 50.0},
+    "b": {"priority": 1, "length": 8, "arrival_time": 1.0},
+    "c": {"priority": 2, "length": 2, "arrival_time": 2.0, "first_token_deadline": 3.0},
+    "d": {"priority": 0, "length": 5, "arrival_time": 3.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [
+        ("fcfs", "abcd"),
+        ("decode-first", "abcd"),
+        ("prefill-first", "abcd"),
+        ("priority", "dbac"),
+        ("deadline", "cbda"),  # without a deadline it is patience that runs out
+        ("shortest-prefill", "cdba"),
+    ],
+)
+def test_requests_start_in_the_order_of_the_policy(policy, order):
+    requests = {name: dict(kind) for name, kind in ARRIVED.items()}
+    assert order_served(policy, **requests) == list(order)
+
+
+def test_every_policy_is_tested():
+    assert len(POLICIES) == 6
+
+
+@pytest.mark.parametrize(("policy", "victim"), [("fcfs", "b"), ("priority", "a")])
+def test_the_last_in_the_order_makes_room(policy, victim):
+    harness = Harness(4, policy=policy)
+    harness.add(request("a", [1] * 7, priority=1), request("b", [2] * 7, priority=0))
+    sequences = {name: harness.live[name].request.sequences[0] for name in "ab"}
+    harness.run()
+    assert {name for name, s in sequences.items() if s.num_preemptions} == {victim}
+
+
+def test_who_was_passed_over_takes_what_is_given_up_in_the_same_step():
+    """Else, with nothing planned, it would have to give way too, and both would begin again."""
+    harness = Harness(
+        4, max_num_batched_tokens=7, encoder_budget=3, encoder_cache_tokens=3, prefix_caching=False
+    )
+    first = (EncoderInput(b"long", 2, 3), EncoderInput(b"short", 5, 2))
+    harness.add(request("first", [1, 2, *[0] * 5, *[3] * 5], 1, encoder_inputs=first))
+    last = (EncoderInput(b"long", 1, 3),)
+    harness.add(request("last", [4, *[0] * 3, *[5] * 7], 1, encoder_inputs=last))
+    harness.step()
+    assert harness.computed == {"first": (0, 5), "last": (0, 2)}
+    harness.step()  # `last` holds the encoder's room that `first` needs, and has no blocks
+    assert harness.computed == {"first": (5, 12)}
+    assert harness.scheduler.stats().num_preemptions == 1
+    harness.run()
+    assert not harness.live
+
+
+def test_what_made_room_goes_on_before_those_that_wait():
+    harness = Harness(4, max_num_seqs=2)
+    harness.add(*(request(name, [i] * 7) for i, name in enumerate(["first", "second", "third"])))
+    started: list[str] = []
+    while harness.live:
+        started += [sequence.request.request_id for sequence in harness.step().seated]
+    assert started.count("first") == 1
+    assert started.index("third") > started.index("second", started.index("second") + 1)
+
+
+turns = st.integers(0, 10**6)
+
+
+@given(first=st.integers(-5, 5), second=st.integers(-5, 5), earlier=turns, later=turns)
+def test_waiting_outweighs_any_priority(first, second, earlier, later):
+    rank = POLICIES["priority"].rank
+    waited = rank(request("a", [1], priority=first), 0, earlier)
+    fresh = rank(request("b", [1], priority=second), 1, later)
+    is_outweighed = later - earlier > (first - second) * AGEING_STEPS
+    if later - earlier != (first - second) * AGEING_STEPS:
+        assert (waited < fresh) == is_outweighed
+
+
+@given(length=st.integers(1, 500), other=st.integers(1, 500), steps=st.integers(0, 20))
+def test_waiting_outweighs_any_length(length, other, steps):
+    rank = POLICIES["shortest-prefill"].rank
+    waited = rank(request("a", [1] * length), 0, 100)
+    fresh = rank(request("b", [1] * other), 1, 100 + steps)
+    assert (waited < fresh) == (steps * AGEING_TOKENS > length - other)
+
+
+def test_patience_stands_in_for_a_deadline():
+    rank = POLICIES["deadline"].rank
+    assert rank(request("a", [1], arrival_time=5.0), 0, 0) == 5.0 + DEFAULT_PATIENCE
+    assert rank(request("a", [1], first_token_deadline=7.0), 0, 0) == 7.0
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind", "flood"),
+    [
+        ("priority", {"priority": 1}, {"priority": 0}),
+        ("shortest-prefill", {"length": 40}, {"length": 1}),
+        ("deadline", {"first_token_deadline": 30.0}, {"first_token_deadline": None}),
+    ],
+)
+def test_nobody_starves_in_a_flood_of_better_ones(policy, kind, flood):
+    """One seat, and in every step a new request that ranks before the one that waits."""
+    config = SchedulerConfig(
+        max_num_batched_tokens=50,
+        max_num_seqs=1,
+        block_size=16,
+        max_model_len=64,
+        vocab_size=8,
+        policy=policy,
+    )
+    scheduler = Scheduler(config, [cache_group(20)])
+    scheduler.add(request("waits", [1] * kind.pop("length", 1), max_tokens=1, **kind))
+    prompt = [1] * flood.pop("length", 1)
+    for step in range(2 * AGEING_STEPS):
+        now = step / 10
+        scheduler.add(request(f"{step}", prompt, max_tokens=1, arrival_time=now, **flood))
+        apply(scheduler, scheduler.schedule())
+        if "waits" not in scheduler:
+            return
+    raise AssertionError("it starves")
+
+
+def apply(scheduler: Scheduler, plan: StepPlan) -> None:
+    scheduler.apply(plan, StepResult(np.zeros(len(plan.sample_rows), np.int64)))
+
+
+def shared_step(policy: str, **ranks: Any) -> dict[str, tuple[int, int]]:
+    """What is computed when two decodes and a long prompt share six tokens."""
+    harness = Harness(40, max_num_batched_tokens=6, max_num_seqs=3, policy=policy)
+    harness.add(request("a", [1] * 3, priority=1), request("b", [2] * 3, priority=5))
+    harness.step()
+    harness.add(request("long", [3] * 20, priority=3))
+    harness.step()
+    return harness.computed
+
+
+@pytest.mark.parametrize(
+    ("policy", "computed"),
+    [
+        ("decode-first", {"a": (3, 4), "b": (3, 4), "long": (0, 4)}),
+        ("shortest-prefill", {"a": (3, 4), "b": (3, 4), "long": (0, 4)}),
+        ("prefill-first", {"long": (0, 6)}),
+        ("fcfs", {"a": (3, 4), "b": (3, 4), "long": (0, 4)}),
+    ],
+)
+def test_decodes_take_their_turn(policy, computed):
+    assert shared_step(policy) == computed
+
+
+def test_by_rank_a_long_prompt_goes_before_the_decodes_behind_it():
+    assert POLICIES["priority"].decode_turn is DecodeTurn.BY_RANK
+    harness = Harness(40, max_num_batched_tokens=6, max_num_seqs=3, policy="priority")
+    harness.add(request("good", [1] * 3, priority=1), request("bad", [2] * 3, priority=5))
+    harness.step()
+    harness.add(request("long", [3] * 20, priority=3))
+    harness.step()
+    assert harness.computed == {"good": (3, 4), "bad": (3, 4), "long": (0, 4)}  # not begun
+    harness.step()
+    assert harness.computed == {"good": (4, 5), "long": (4, 9)}
+    harness.run()
+
+
+def test_by_rank_a_prompt_takes_the_blocks_of_a_decode_behind_it():
+    """Which has left the step, then, with blocks to spare."""
+    harness = Harness(8, max_num_batched_tokens=6, policy="priority", prefix_caching=False)
+    harness.add(request("good", [1] * 3, max_tokens=9, priority=1))
+    harness.add(request("bad", [2] * 14, max_tokens=9, priority=5))
+    harness.step_until(lambda: len(harness.live["bad"].produced) == 1)
+    harness.add(request("long", [3] * 20, max_tokens=2, priority=3))
+    harness.step_until(lambda: harness.scheduler.stats().num_preemptions)
+    assert list(harness.computed) == ["good", "long"]
+    assert harness.scheduler._kv.reservations.num_free_blocks(0) > 0
+    harness.run()
+    assert not harness.live
+
+
+def test_with_too_few_tokens_the_best_decodes_advance():
+    harness = Harness(40, max_num_batched_tokens=2, max_num_seqs=3, policy="priority")
+    for i, priority in enumerate([2, 0, 1]):
+        harness.add(request(f"p{priority}", [i], max_tokens=6, priority=priority))
+    for _ in range(3):
+        harness.step()
+    assert set(harness.computed) <= {"p0", "p1", "p2"}
+    harness.step()
+    assert set(harness.computed) == {"p0", "p1"}
+    harness.run()
+
+
+def test_a_long_prompt_leaves_room_for_others():
+    harness = Harness(40, long_prefill_threshold=3, max_num_batched_tokens=8)
+    harness.add(request("long", [1] * 9), request("short", [2] * 2))
+    harness.step()
+    assert harness.computed == {"long": (0, 3), "short": (0, 2)}
+    harness.run()
+
+
+def test_cache_reads_are_bounded_but_for_one_sequence():
+    harness = Harness(40, max_cache_reads=20, max_num_batched_tokens=64)
+    harness.add(request("a", [1] * 9), request("b", [2] * 9))
+    harness.step()
+    assert list(harness.computed) == ["a", "b"]
+    harness.step()
+    assert list(harness.computed) == ["a", "b"]
+    harness.step()
+    assert list(harness.computed) == ["a"]  # 11 and 11 are too many
+    harness.run()
+    harness.add(request("huge", [4] * 30))
+    harness.step()
+    assert harness.computed == {"huge": (0, 30)}
+    harness.run()
+    assert harness.scheduler.stats().num_preemptions == 0
+
+
+def test_beams_are_one_where_cache_reads_are_bounded():
+    harness = Harness(40, max_cache_reads=5)
+    harness.add(request("beams", [1] * 6, beam_width=3), request("b", [2] * 9))
+    harness.run()
+    assert not harness.live
+
+
+def test_a_pause_lets_what_has_begun_go_on():
+    harness = Harness(4)
+    harness.add(request("a", [1] * 7), request("b", [2] * 7))
+    harness.step()
+    harness.add(request("new", [3] * 2))
+    harness.pause()
+    harness.run()
+    assert harness.scheduler.stats().num_preemptions > 0  # and it came back
+    assert list(harness.live) == ["new"]
+    assert not harness.scheduler.has_work
+    harness.resume()
+    harness.run()
+    assert not harness.live
+
+
+def test_a_shutdown_ends_everything_and_starts_nothing():
+    harness = Harness(20)
+    harness.add(request("p", [1] * 7, purpose=Purpose.PREFILL))
+    harness.step()
+    harness.add(request("runs", [2] * 7))
+    harness.step()
+    harness.add(request("waits", [3] * 7))
+    ended = harness.scheduler.shutdown()
+    assert sorted(r.request_id for r in ended) == ["p", "runs", "waits"]
+    assert harness.scheduler.has_unreported
+    plan = harness.scheduler.schedule()
+    assert sorted(plan.forgotten) == [("runs", 0)]
+    assert not harness.scheduler.has_work
+    assert harness.scheduler.stats().num_held_blocks == 0

@@ -1,0 +1,271 @@
+"""What is found again: hits of full and windowed groups, whole prompts, and what is not found."""
+
+from typing import Any
+
+import pytest
+
+from baton.engine.scheduler.scheduling.plan import StepPlan
+from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
+from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput
+from baton.engine.scheduler.sequences.sequence import KvSource
+from tests.support.scheduler.fakes import cache_group
+from tests.support.scheduler.harness import ROOTS, Harness, request
+
+PROMPT = [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+
+
+def finish(harness: Harness, prompt: list[int], **kind: Any) -> None:
+    """Computes a prompt, whose blocks are free and findable thereafter."""
+    harness.add(request("first", prompt, **{"max_tokens": 1, **kind}))
+    harness.run()
+
+
+def again(harness: Harness, prompt: list[int], **kind: Any) -> StepPlan:
+    harness.add(request("again", prompt, **{"max_tokens": 1, **kind}))
+    return harness.step()
+
+
+def hybrid(num_blocks: int = 20, window: int = 5) -> Harness:
+    return Harness([cache_group(num_blocks), cache_group(num_blocks, window)])
+
+
+def test_what_was_computed_once_is_found_again():
+    harness = Harness(8)
+    finish(harness, PROMPT[:9], max_tokens=4)
+    again(harness, PROMPT[:9], max_tokens=4)
+    assert harness.computed == {"again": (8, 9)}
+    harness.run()
+    stats = harness.scheduler.stats()
+    assert (stats.num_hit_tokens, stats.num_prompt_tokens) == (8, 18)
+
+
+def test_every_block_of_a_prompt_cut_into_chunks_is_found_again():
+    harness = Harness(8, max_num_batched_tokens=5)
+    finish(harness, PROMPT)
+    again(harness, [*PROMPT, 6])
+    assert harness.computed == {"again": (20, 21)}
+
+
+@pytest.mark.parametrize("groups", [[None], [None, 5], [5], [6, 2]])
+def test_of_a_whole_prompt_one_token_is_computed_and_one_block_copied_per_group(groups):
+    harness = Harness([cache_group(12, window) for window in groups])
+    finish(harness, PROMPT[:8])
+    plan = again(harness, PROMPT[:8])
+    assert harness.computed == {"again": (7, 8)}
+    assert [m.group for m in plan.copies] == list(range(len(groups)))
+    assert [m.source for m in plan.copies] == [
+        harness.find(PROMPT[:8], 1, group) for group in range(len(groups))
+    ]
+    assert not plan.cleared
+
+
+def test_the_copy_is_found_when_its_source_is_gone():
+    harness = Harness(12)
+    finish(harness, PROMPT[:8])
+    harness.add(request("again", PROMPT[:8], max_tokens=4))
+    plan = harness.schedule()
+    harness.forget(PROMPT[:8], 1)
+    harness.apply(plan, harness.runner.run(plan))
+    assert harness.find(PROMPT[:8], 1) == plan.copies[0].target
+    harness.run()
+
+
+def test_a_prompt_that_ends_in_a_block_copies_nothing():
+    harness = Harness(12)
+    finish(harness, PROMPT[:11])
+    plan = again(harness, PROMPT[:11])
+    assert harness.computed == {"again": (8, 11)}
+    assert not plan.copies
+
+
+def test_a_block_that_runs_already_is_copied_and_not_written():
+    harness = Harness(12)
+    harness.add(request("runs", PROMPT[:8]))
+    harness.step()
+    plan = again(harness, PROMPT[:8])
+    assert harness.computed["again"] == (7, 8)
+    assert len(plan.copies) == 1
+
+
+def test_without_a_free_block_to_copy_to_the_last_block_is_computed_again():
+    harness = Harness(2)
+    finish(harness, PROMPT[:8])
+    plan = again(harness, PROMPT[:8])
+    assert harness.computed == {"again": (4, 8)}
+    assert not plan.copies
+
+
+def test_an_eviction_takes_the_end_of_a_prefix_before_its_beginning():
+    harness = Harness(6)
+    finish(harness, [1] * 16)
+    finish(harness, [2] * 13)
+    again(harness, [1] * 17)
+    assert harness.computed == {"again": (8, 17)}
+
+
+def test_a_windowed_model_hits_though_early_blocks_are_gone():
+    harness = Harness([cache_group(20, 5)])
+    finish(harness, PROMPT)
+    for index in (0, 1, 2):
+        harness.forget(PROMPT, index)
+    again(harness, [*PROMPT, 6, 6], max_tokens=3)
+    assert harness.computed == {"again": (20, 22)}
+    (sequence,) = harness.live["again"].request.sequences
+    assert sequence.block_ids[0][:4] == [NULL_BLOCK] * 4
+
+
+def test_a_windowed_hit_ends_before_a_block_that_is_missing_in_its_window():
+    harness = Harness([cache_group(20, 5)])
+    finish(harness, PROMPT)
+    harness.forget(PROMPT, 4)
+    harness.forget(PROMPT, 0)
+    again(harness, [*PROMPT, 6])
+    assert harness.computed == {"again": (16, 21)}  # tokens 12 to 15 are all that 16 sees
+
+
+def test_a_windowed_hit_may_need_nothing_but_a_later_block():
+    harness = Harness([cache_group(20, 5)])
+    finish(harness, PROMPT)
+    harness.forget(PROMPT, 3)  # 20 sees 16 on
+    again(harness, [*PROMPT, 6])
+    assert harness.computed == {"again": (20, 21)}
+
+
+@pytest.mark.parametrize(
+    ("forgotten", "start"),
+    [
+        ([], 20),
+        ([(3, 0)], 12),  # the full group ends the hit; 12 sees 8 on, in block 2
+        ([(2, 1)], 20),  # no query behind 20 sees it
+        ([(4, 1)], 16),
+        ([(3, 0), (2, 1)], 8),  # each shortens what the other leaves
+        ([(0, 0)], 0),
+        ([(3, 1), (4, 1), (2, 1)], 8),
+    ],
+)
+def test_a_hybrid_hit_is_bounded_by_every_group(forgotten, start):
+    harness = hybrid()
+    finish(harness, PROMPT)
+    for index, group in forgotten:
+        harness.forget(PROMPT, index, group)
+    again(harness, [*PROMPT, 6])
+    assert harness.computed == {"again": (start, 21)}
+
+
+def test_a_claimant_is_given_all_that_its_last_token_sees():
+    """It may be computed once more: token 7 sees 3, which is in block 0."""
+    harness = hybrid()
+    finish(harness, PROMPT[:8])
+    harness.forget(PROMPT[:8], 0, group=1)
+    plan = again(harness, PROMPT[:8], kv_source=KvSource.EXTERNAL)
+    (allocation,) = plan.external
+    assert allocation.num_hit_blocks == 0
+    assert NULL_BLOCK not in allocation.block_ids[1]
+    harness.deliver("again", with_token=False)
+    harness.run()
+
+
+def test_a_claimant_hits_a_whole_prompt_without_a_copy():
+    harness = hybrid()
+    finish(harness, PROMPT[:8])
+    plan = again(harness, PROMPT[:8], kv_source=KvSource.EXTERNAL, max_tokens=4)
+    assert plan.external[0].num_hit_blocks == 2
+    assert not plan.copies
+    harness.deliver("again", with_token=False)
+    plan = harness.step()
+    assert harness.computed == {"again": (7, 8)}
+    assert len(plan.copies) == 2  # written, it must not be what others find
+    harness.run()
+
+
+def test_what_still_arrives_is_not_found():
+    harness = Harness(20)
+    harness.add(request("claims", PROMPT, kv_source=KvSource.EXTERNAL))
+    harness.step()
+    harness.arrive("claims", 3)
+    again(harness, PROMPT)
+    assert harness.computed == {"again": (0, 20)}
+
+
+def test_what_has_arrived_is_found_once_it_is_committed():
+    harness = Harness(20)
+    harness.add(request("claims", PROMPT, kv_source=KvSource.EXTERNAL))
+    harness.step()
+    harness.deliver("claims")
+    again(harness, [*PROMPT, 6])
+    assert harness.computed["again"] == (20, 21)
+
+
+def test_prompts_whose_scores_are_wanted_are_computed_in_full():
+    harness = Harness(20)
+    finish(harness, PROMPT)
+    again(harness, PROMPT, prompt_logprobs=0)
+    assert harness.computed == {"again": (0, 20)}
+
+
+def test_nothing_is_found_under_another_root():
+    harness = Harness(20)
+    finish(harness, PROMPT)
+    again(harness, PROMPT, root=ROOTS[1])
+    assert harness.computed == {"again": (0, 20)}
+
+
+def test_equal_tokens_with_other_encoder_inputs_are_another_prefix():
+    harness = Harness(20, encoder_budget=8, encoder_cache_tokens=8)
+    finish(harness, [0] * 12, encoder_inputs=(EncoderInput(b"cat", 5, 2),))
+    again(harness, [0] * 12, encoder_inputs=(EncoderInput(b"dog", 5, 2),))
+    assert harness.computed == {"again": (4, 12)}
+    again(harness, [0] * 12, encoder_inputs=(EncoderInput(b"cat", 5, 2),))
+    assert harness.computed == {"again": (11, 12)}
+    again(harness, [0] * 12, encoder_inputs=(EncoderInput(b"cat", 6, 2),))
+    assert harness.computed == {"again": (4, 12)}
+
+
+def test_a_block_that_output_fills_behind_an_encoder_input_is_found_with_it():
+    harness = Harness(20, encoder_budget=8, encoder_cache_tokens=8)
+    kind = {"encoder_inputs": (EncoderInput(b"cat", 4, 2),)}
+    harness.add(request("first", [0] * 6, max_tokens=4, **kind))
+    outcome, _ = harness.live["first"].outcomes[0]
+    harness.run()
+    again(harness, [*[0] * 6, *outcome], **kind)
+    assert harness.computed == {"again": (8, 10)}
+
+
+def test_without_prefix_caching_nothing_is_found():
+    harness = Harness(20, prefix_caching=False)
+    finish(harness, PROMPT)
+    again(harness, PROMPT)
+    assert harness.computed == {"again": (0, 20)}
+
+
+def test_a_reset_forgets_everything_and_says_so():
+    harness = hybrid()
+    finish(harness, PROMPT)
+    harness.replay()
+    harness.reset_prefix_cache()
+    events = harness.scheduler.drain_events()
+    assert (events.cleared, events.stored, events.removed) == (True, (), ())
+    again(harness, PROMPT)
+    assert harness.computed == {"again": (0, 20)}
+
+
+def test_events_are_those_of_the_group_that_sees_furthest_back():
+    harness = Harness([cache_group(20, 2), cache_group(20, 5)])
+    finish(harness, PROMPT)
+    harness.replay()
+    harness.forget(PROMPT, 3, group=0)
+    assert not harness.scheduler.drain_events()
+    block_hash = next(h for h, b in harness.groups[1].pool._cached.items() if b)
+    harness.evict([harness.groups[1].pool._cached[block_hash]], group=1)
+    assert harness.scheduler.drain_events().removed == (block_hash,)
+
+
+def test_a_hit_counts_once_though_its_sequence_starts_twice():
+    harness = Harness(6)
+    finish(harness, PROMPT[:8])
+    harness.add(request("grows", [6] * 7, max_tokens=14))
+    again(harness, PROMPT[:9], max_tokens=8)
+    harness.run()
+    stats = harness.scheduler.stats()
+    assert stats.num_preemptions > 0
+    assert (stats.num_hit_tokens, stats.num_prompt_tokens) == (8, 8 + 7 + 9)

@@ -1,0 +1,283 @@
+"""What goes to host memory, and comes back."""
+
+import pytest
+
+from baton.engine.scheduler.scheduling.plan import StepPlan
+from baton.engine.scheduler.sequences.config import Preemption
+from baton.engine.scheduler.sequences.sequence import KvSource
+from tests.support.scheduler.fakes import cache_group
+from tests.support.scheduler.harness import Harness, request
+
+
+def swapping(num_blocks: int = 4, num_host_blocks: int = 20, **config: object) -> Harness:
+    group = cache_group(num_blocks, num_host_blocks=num_host_blocks)
+    return Harness([group], **{"preemption": Preemption.SWAP, **config})
+
+
+def step_until_swapped(harness: Harness) -> StepPlan:
+    for _ in range(100):
+        plan = harness.step()
+        if plan.swap_out:
+            return plan
+    raise AssertionError("nothing was swapped")
+
+
+def two(harness: Harness) -> None:
+    """Both start with two blocks; with their third, one has to go."""
+    harness.add(request("a", [1] * 7), request("b", [2] * 7))
+
+
+def test_each_block_of_computed_tokens_goes_and_comes_once():
+    harness = swapping(prefix_caching=False)
+    two(harness)
+    plan = step_until_swapped(harness)
+    assert len(plan.swap_out) == 2
+    assert harness.scheduler.stats().num_swapped == 1
+    plans = harness.run()
+    assert sum(len(plan.swap_in) for plan in plans) == 2
+    assert harness.scheduler.stats().num_swaps == 1
+
+
+def test_what_is_still_cached_is_not_copied_back():
+    harness = swapping(5)
+    harness.add(request("a", [1] * 7, max_tokens=3), request("b", [2] * 11))
+    step_until_swapped(harness)
+    plans = harness.run()
+    moved = [move for plan in plans for move in plan.swap_in]
+    assert len(moved) == 1  # the tail; two full blocks were found
+
+
+@pytest.mark.parametrize(
+    ("swap_block", "compute_token", "num_swaps"),
+    [(1e-9, 1.0, 1), (1.0, 1e-9, 0), (1.0, 0.51, 1), (1.0, 0.5, 0)],
+)
+def test_the_cheaper_way_is_taken(swap_block, compute_token, num_swaps):
+    """Two blocks, there and back, against eight tokens."""
+    harness = swapping(preemption=Preemption.AUTO)
+    harness.scheduler.costs.swap_block = swap_block
+    harness.scheduler.costs.compute_token = compute_token
+    two(harness)
+    harness.run()
+    stats = harness.scheduler.stats()
+    assert (stats.num_preemptions, stats.num_swaps) == (1, num_swaps)
+
+
+@pytest.mark.parametrize("num_host_blocks", [0, 1])
+def test_without_room_on_the_host_it_is_computed_again(num_host_blocks):
+    harness = swapping(num_host_blocks=num_host_blocks)
+    two(harness)
+    harness.run()
+    stats = harness.scheduler.stats()
+    assert (stats.num_preemptions, stats.num_swaps) == (1, 0)
+
+
+def test_recompute_swaps_nothing():
+    harness = swapping(preemption=Preemption.RECOMPUTE)
+    two(harness)
+    harness.run()
+    assert harness.scheduler.stats().num_swaps == 0
+
+
+def test_what_was_swapped_comes_back_before_those_that_wait():
+    harness = swapping(max_num_seqs=2, prefix_caching=False)
+    two(harness)
+    step_until_swapped(harness)
+    harness.add(request("small", [3], max_tokens=1))
+    harness.step()
+    assert list(harness.computed) == ["a"]  # though there is a seat and a block for "small"
+    started = []
+    while harness.live:
+        started += [s.request.request_id for s in harness.step().seated]
+    assert started == ["b", "small"]
+
+
+def test_of_those_swapped_the_best_comes_back_first():
+    harness = swapping(6, prefix_caching=False)
+    harness.add(*(request(name, [i] * 7, max_tokens=17) for i, name in enumerate("abc")))
+    while harness.scheduler.stats().num_swapped < 2:
+        harness.step()
+    back = []
+    while harness.live:
+        back += [s.request.request_id for s in harness.step().seated]
+    assert back[:2] == ["b", "c"]
+
+
+def test_it_comes_back_when_it_can_also_go_on():
+    """Else it would have to make room again at once."""
+    harness = swapping(6, policy="priority", prefix_caching=False)
+    harness.add(request("a", [1] * 3, max_tokens=12, priority=0))
+    harness.add(request("b", [2] * 7, max_tokens=12, priority=2))
+    for _ in range(4):
+        harness.step()
+    harness.add(request("c", [3], max_tokens=4, priority=1))
+    assert len(step_until_swapped(harness).swap_out) == 3
+    while "c" in harness.live:
+        harness.step()
+    assert harness.scheduler._kv.reservations.num_free_blocks(0) == 3
+    plan = harness.step()
+    assert list(harness.computed) == ["a"]
+    assert not plan.swap_in
+    harness.run()
+    assert harness.scheduler.stats().num_swaps == 1
+
+
+def fork_beside_the_best(num_blocks: int) -> Harness:
+    """Two siblings of two shared blocks and a tail each, and one that will need a second block."""
+    harness = swapping(num_blocks, policy="priority", prefix_caching=False)
+    harness.add(request("fork", [2] * 9, n=2, temperature=1.0, max_tokens=6, priority=1))
+    harness.step()
+    harness.step()
+    harness.add(request("best", [3] * 4, max_tokens=4, priority=0))
+    return harness
+
+
+def test_siblings_go_and_come_together_and_each_block_moves_once():
+    harness = fork_beside_the_best(5)
+    plan = step_until_swapped(harness)
+    assert list(harness.computed) == ["best"]
+    assert len(plan.swap_out) == 4
+    assert harness.scheduler.stats().num_swapped == 2
+    while not plan.swap_in:
+        plan = harness.step()
+    assert len(plan.swap_in) == 4
+    assert [s.index for s in plan.seated] == [0, 1]
+    harness.run()
+    assert not harness.live
+
+
+def test_a_sibling_that_makes_room_for_another_is_not_swapped():
+    """They would come back together, to where there is room for one."""
+    harness = swapping(4)
+    harness.add(request("a", [1] * 7, n=2, temperature=1.0))
+    harness.run()
+    assert not harness.live
+    stats = harness.scheduler.stats()
+    assert (stats.num_preemptions > 0, stats.num_swaps) == (True, 0)
+
+
+def test_who_makes_room_for_itself_is_not_swapped():
+    harness = swapping(4, prefix_caching=False)
+    harness.add(request("a", [1] * 5), request("b", [2] * 7))
+    harness.run()
+    assert harness.scheduler.stats().num_preemptions > 0
+    assert harness.scheduler.stats().num_swaps == 0
+
+
+def test_beams_go_and_come_together():
+    harness = swapping(5, policy="priority", prefix_caching=False)
+    harness.add(request("beams", [2] * 9, beam_width=2, max_tokens=6, priority=1))
+    harness.step()
+    harness.step()
+    harness.add(request("best", [3] * 4, max_tokens=12, priority=0))
+    step_until_swapped(harness)
+    assert harness.scheduler.stats().num_swapped == len(harness.live["beams"].request.sequences)
+    harness.run()
+    assert not harness.live
+
+
+def test_what_comes_back_in_a_step_does_not_go_again_in_it():
+    """Its blocks are not there yet, when decodes that have their turn last want them."""
+    harness = swapping(7, policy="prefill-first", prefix_caching=False)
+    harness.add(request("a", [1] * 4), request("b", [2] * 4), request("c", [3] * 4, max_tokens=5))
+    harness.add(request("x", [4] * 5))
+    step_until_swapped(harness)
+    plan = harness.step_until(lambda: "c" not in harness.live)
+    assert not plan.swap_in
+    plan = harness.step()
+    assert len(plan.swap_in) == 2
+    assert not plan.swap_out
+    assert list(harness.computed) == ["a", "b"]
+    assert harness.scheduler.stats().num_waiting == 1
+    harness.run()
+    assert not harness.live
+
+
+def test_a_step_that_only_brings_back_has_made_progress():
+    harness = swapping(4, prefix_caching=False)
+    two(harness)
+    step_until_swapped(harness)
+    harness.abort("a")
+    plan = harness.step()
+    assert plan.swap_in
+    assert plan.num_tokens == 0
+    assert plan.made_progress
+    harness.step()
+    assert list(harness.computed) == ["b"]
+    harness.run()
+
+
+def test_the_places_of_what_comes_back_are_free_with_the_next_step():
+    """What goes in the same step must not be written over them before they are read."""
+    harness = swapping(4, prefix_caching=False)
+    two(harness)
+    step_until_swapped(harness)
+    host = harness.groups[0].host
+    assert host is not None
+    harness.abort("a")
+    assert harness.step().swap_in
+    assert host.num_held_blocks == 2
+    harness.step()
+    assert host.num_held_blocks == 0
+    harness.run()
+
+
+def test_a_tail_that_is_found_again_is_not_written():
+    """All of its prompt was cached; its last token is yet to be computed once more."""
+    groups = [cache_group(5, num_host_blocks=9), cache_group(20, 30, num_host_blocks=9)]
+    harness = Harness(groups, preemption=Preemption.SWAP)
+    prompt = [1] * 4 + [2] * 4
+    harness.add(request("first", prompt, max_tokens=1))
+    harness.run()
+    harness.add(request("best", [3] * 11, max_tokens=4))
+    harness.add(request("d", prompt, kv_source=KvSource.EXTERNAL))
+    harness.step()
+    harness.step()
+    harness.deliver("d", with_token=False)
+    plan = harness.step()
+    assert len(plan.swap_out) == 4
+    plan = harness.step_until(lambda: not harness.scheduler.stats().num_swapped)
+    assert [move.group for move in plan.swap_in] == [0]  # the others were found
+    harness.run()
+    assert not harness.live
+
+
+def test_what_ends_while_it_is_swapped_frees_its_place_with_the_next_step():
+    harness = swapping(prefix_caching=False)
+    two(harness)
+    step_until_swapped(harness)
+    host = harness.groups[0].host
+    assert host is not None
+    assert host.num_held_blocks == 2
+    harness.abort("b")
+    assert host.num_held_blocks == 2  # a step that is under way may still fill it
+    harness.step()
+    assert host.num_held_blocks == 0
+    harness.run()
+
+
+def test_one_of_several_that_ends_while_swapped_takes_its_own_places_along():
+    harness = fork_beside_the_best(5)
+    step_until_swapped(harness)
+    harness.abort("fork")
+    harness.run()
+    harness.check_empty()
+
+
+def test_of_a_window_only_what_it_sees_is_swapped():
+    groups = [cache_group(12, num_host_blocks=20), cache_group(20, 3, num_host_blocks=20)]
+    harness = Harness(groups, preemption=Preemption.SWAP, prefix_caching=False)
+    harness.add(request("a", [1] * 7, max_tokens=20), request("b", [2] * 13, max_tokens=20))
+    plans = harness.run()
+    out = [move for plan in plans for move in plan.swap_out]
+    assert out
+    assert sum(m.group == 1 for m in out) < sum(m.group == 0 for m in out)
+    assert not harness.live
+
+
+def test_without_a_host_pool_in_every_group_nothing_is_swapped():
+    groups = [cache_group(4, num_host_blocks=20), cache_group(4, 30)]
+    harness = Harness(groups, preemption=Preemption.SWAP)
+    two(harness)
+    harness.run()
+    stats = harness.scheduler.stats()
+    assert (stats.num_preemptions > 0, stats.num_swaps) == (True, 0)
