@@ -72,6 +72,7 @@ check-lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python docs/check_language.py
 	cd protos && ../$(BIN)/buf lint
 
 check-types: $(VENV)/.dev

@@ -6,7 +6,7 @@ in, so that an error keeps its type from process to process. Knows nothing of gR
 
 
 class BatonError(Exception):
-    """What went wrong, in a sentence that says what to do about it."""
+    """Base of all errors: a sentence on what failed and what to do about it."""
 
 
 class InvalidArgumentError(BatonError):

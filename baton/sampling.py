@@ -1,4 +1,4 @@
-"""How tokens are chosen and when to stop: the one set of parameters and bounds all rooms share.
+"""Sampling parameters: the one set of fields and bounds that all packages share.
 
 Knows nothing of models, tokenizers or protobuf. The names of fields in errors are those of
 `baton.v1.SamplingParams`.
@@ -55,7 +55,7 @@ class GrammarKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What the whole output has to match. `text` is 1 to 65,536 bytes of UTF-8."""
+    """Grammar that the whole output must match. `text` is 1 to 65,536 bytes of UTF-8."""
 
     kind: GrammarKind
     text: str
@@ -66,7 +66,8 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to continue one prompt. Checked when made: `InvalidArgumentError` names field and bound.
+    """Sampling parameters of one request. Checked when made: `InvalidArgumentError` names field and
+    bound.
 
     Logits are changed in the order of transformers: bias, repetition penalty, presence and
     frequency penalties, bad tokens, min_tokens, grammar, temperature, top-k, top-p, min-p.

@@ -1,5 +1,4 @@
-"""What TLS is made of: PEM files, read again once they have changed. Knows nothing of who calls
-whom."""
+"""TLS files: PEM files that are read again after they have changed. Knows nothing of callers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Pem:
-    """What is in the files of a `Tls`."""
+    """Contents of the files of a `Tls`."""
 
     ca: bytes
     cert: bytes | None

@@ -1,5 +1,6 @@
-"""Which version of Baton this is: what processes show of themselves, and what two workers have in
-common that exchange KV (ADR 0026)."""
+"""Version of Baton: shown by every process, and equal on two workers that exchange KV (ADR
+0026).
+"""
 
 import functools
 from importlib.metadata import PackageNotFoundError

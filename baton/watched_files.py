@@ -19,7 +19,8 @@ _Stamp: TypeAlias = "tuple[tuple[int, ...], ...]"
 
 
 class WatchedFiles(Generic[T]):
-    """What some files say together. Safe to share between threads.
+    """Parsed content of files that are read again after they have changed. Safe to share between
+    threads.
 
     Of files that are no good, what they said before stays, which is logged once.
     """

@@ -85,8 +85,8 @@ def _decode(contexts: list[int]) -> tuple[Callable[[], object], int]:
     for row, count in zip(table, counts, strict=True):
         row[:count] = block_ids[taken : taken + count]
         taken += count
-    seats, starts = np.arange(len(contexts)), np.array(contexts) - 1
-    batch = attention.prepare(RaggedBatch.of_decodes(seats, starts, [table]))
+    batch_slots, starts = np.arange(len(contexts)), np.array(contexts) - 1
+    batch = attention.prepare(RaggedBatch.of_decodes(batch_slots, starts, [table]))
     query = torch.randn(len(contexts), _NUM_HEADS, _HEAD_DIM, dtype=_DTYPE, device=_GPU)
     return lambda: attention.attend(0, _LAYER, query, batch), sum(contexts) * _TOKEN_BYTES
 
@@ -161,14 +161,14 @@ def _sampling() -> Callable[[], float]:
     chooser = TritonChooser(num_rows, vocab_size, _GPU)
     sampler = Sampler(num_rows, vocab_size, _GPU, frozenset(), chooser)
     params = SamplingParams(temperature=0.8, top_p=0.95, top_k=50, seed=1)
-    for seat in range(num_rows):
-        sampler.assign(seat, params, 1)
+    for batch_slot in range(num_rows):
+        sampler.assign(batch_slot, params, 1)
     logits = torch.randn(num_rows, vocab_size, dtype=_DTYPE, device=_GPU)
-    seats = np.arange(num_rows)
+    batch_slots = np.arange(num_rows)
     history = np.zeros((num_rows, 1), np.int32)
     ones = np.ones(num_rows, np.int64)
 
     def choose() -> object:
-        return sampler.choose(logits, seats, 0 * ones, ones, history)
+        return sampler.choose(logits, batch_slots, 0 * ones, ones, history)
 
     return rate(choose, logits.numel() * logits.element_size())

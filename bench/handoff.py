@@ -1,5 +1,4 @@
-"""What of a handoff a client waits for: with the blocks of each chunk sent while the next one is
-computed, and with all of them sent when the prompt is done.
+"""Exposed handoff time: blocks sent chunk by chunk during prefill, against all of them at its end.
 
 A local cluster of one prefill and one decode worker, asked directly, in the router's place. As the
 router does, the decode worker is asked before the prefill worker, and fetches chunk by chunk; or it

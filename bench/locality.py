@@ -1,4 +1,4 @@
-"""What it costs to know who holds a prefix, and to choose by it.
+"""Cost of prefix locality: of knowing which worker holds a prefix, and of choosing by it.
 
 An index of a million blocks, filled from the conversation trace: as many copies of it as that
 takes, unlike each other, each request stored on the worker that holds most of its prefix, or on the
@@ -150,7 +150,7 @@ class _Load:
 
 @dataclass(frozen=True, slots=True)
 class _Home:
-    """Where a request of a copy of the trace was stored."""
+    """Workers that hold a request of a copy of the trace."""
 
     worker: str
     row: TraceRow

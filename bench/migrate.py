@@ -34,7 +34,7 @@ _ENDS_WITHIN = 15.0  # seconds, for a worker that has handed everything over
 
 
 class Fate(Enum):
-    """What happens to a decode worker."""
+    """Disturbance of a decode worker."""
 
     DRAINED = auto()
     KILLED = auto()

@@ -1,4 +1,4 @@
-"""What a long prompt costs before any of it is computed: hash, look up, allocate, free.
+"""Cost of a long prompt before it is computed: hash, look up, allocate, free.
 
 Prompts of 32,768 tokens, 2,048 blocks of 16, of which the first 90% are cached. Timed is a request
 from `add` to its blocks being free again, through the scheduler, with nothing computed; the hashes

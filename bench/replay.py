@@ -15,7 +15,7 @@ from baton.cluster.index import LocalityIndex
 from baton.cluster.prefix import BlockHash
 from bench.traces import MOONCAKE_BLOCK_SIZE, TraceRow
 from router.fleet.candidate import Candidate
-from router.fleet.decayed_counter import RecentTokens
+from router.fleet.decayed_counter import DecayedCounter
 from router.placement.cost_model import PULL
 from router.placement.placement import place
 from router.placement.policy import PolicyName, policy_named
@@ -26,7 +26,7 @@ _DECODE = Candidate("decode-0", "decode", b"")
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What came of a trace.
+    """Result of a replayed trace.
 
     Attributes:
         num_reused_blocks: blocks found on the worker that the prompt was placed on.
@@ -49,14 +49,14 @@ class Replayed:
 
 
 class _Worker:
-    """What the router counts of one prefill worker."""
+    """Counts of one prefill worker, as a router keeps them."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.free_at = 0.0
         self.num_computed_blocks = 0
         self.last_turn = 0
-        self.recent = RecentTokens()
+        self.recent = DecayedCounter()
 
     def candidate(self, num_cached_blocks: int, now: float, tokens_per_second: float) -> Candidate:
         waiting = max(0.0, self.free_at - now)

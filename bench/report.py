@@ -1,4 +1,4 @@
-"""What a benchmark reports: one row per case, with what it is compared to in the same run."""
+"""Benchmark report: one row per case, with its reference in the same run."""
 
 import json
 import statistics

@@ -1,4 +1,4 @@
-"""What the router adds: to a message, to a request, and what it saves by sending less.
+"""Overhead of the router: per message, per request, and the gain of coalescing.
 
 Client, router and workers are processes of their own; the workers are scripted
 (`bench.router_worker`), so that nothing but the way is measured. The reference is a bare grpc.aio
@@ -78,8 +78,8 @@ def run(repeats: int) -> list[Row]:
 
 
 @dataclass(slots=True)
-class Way:
-    """How messages come from the worker to this process.
+class MessagePath:
+    """Path of messages from the worker to this process.
 
     Attributes:
         call: opens a stream of so many tokens.
@@ -94,7 +94,7 @@ class Way:
 
 @dataclass(slots=True)
 class Figures:
-    """Of one contender, a figure per repetition."""
+    """Figures of one contender, one per repetition."""
 
     of: dict[str, list[float]] = field(default_factory=dict)
 
@@ -113,12 +113,14 @@ async def _compare(redis_url: str, routers: dict[str, Process], repeats: int) ->
         direct, through_relay, *through_routers = channels
         stub = decode_pb2_grpc.DecodeStub(direct)
         ways = {
-            "direct": Way(lambda n: stub.Generate(_decode(n)), _tokens),
-            "relay": Way(_relayed(through_relay, STREAM), _tokens, lambda: relay.ask("cpu")),
-            "relay of two calls": Way(_relayed(through_relay, ADMIT), _tokens),
+            "direct": MessagePath(lambda n: stub.Generate(_decode(n)), _tokens),
+            "relay": MessagePath(
+                _relayed(through_relay, STREAM), _tokens, lambda: relay.ask("cpu")
+            ),
+            "relay of two calls": MessagePath(_relayed(through_relay, ADMIT), _tokens),
         }
         for (name, process), channel in zip(routers.items(), through_routers, strict=True):
-            ways[name] = Way(routed(channel), shown, cpu_of(process))
+            ways[name] = MessagePath(routed(channel), shown, cpu_of(process))
             await until_ready(ways[name])
         bench = _Bench(worker, ways)
         figures: dict[str, Figures] = {name: Figures() for name in ways}
@@ -141,7 +143,7 @@ async def child(*arguments: str) -> AsyncIterator[tuple[Child, str]]:
 
 
 class _Bench:
-    def __init__(self, worker: Child, ways: dict[str, Way]) -> None:
+    def __init__(self, worker: Child, ways: dict[str, MessagePath]) -> None:
         self._worker = worker
         self._ways = ways
 
@@ -197,7 +199,7 @@ class _Bench:
         await self._worker.ask(f"gather {gather}")
 
 
-async def read(way: Way, num_tokens: int) -> list[float]:
+async def read(way: MessagePath, num_tokens: int) -> list[float]:
     """Reads one stream to its end; when each message of tokens came."""
     moments, received = [], 0
     async for message in way.call(num_tokens):
@@ -209,7 +211,7 @@ async def read(way: Way, num_tokens: int) -> list[float]:
     return moments
 
 
-async def _streams(way: Way, num_tokens: int) -> tuple[float, float]:
+async def _streams(way: MessagePath, num_tokens: int) -> tuple[float, float]:
     """Reads several streams at once; the seconds and the CPU seconds in the middle it took."""
     assert way.cpu is not None, "what is measured"
     before, began = float(await way.cpu()), time.perf_counter()
@@ -217,19 +219,19 @@ async def _streams(way: Way, num_tokens: int) -> tuple[float, float]:
     return time.perf_counter() - began, float(await way.cpu()) - before
 
 
-async def _accepted(way: Way) -> float:
+async def _accepted(way: MessagePath) -> float:
     """Seconds until the first message of a request, which is then read to its end."""
     began = time.perf_counter()
     moments = [time.perf_counter() async for _message in way.call(1)]
     return moments[0] - began
 
 
-async def _in_a_row(way: Way) -> None:
+async def _in_a_row(way: MessagePath) -> None:
     for _ in range(NUM_REQUESTS // NUM_AT_ONCE):
         await read(way, 1)
 
 
-async def until_ready(way: Way) -> None:
+async def until_ready(way: MessagePath) -> None:
     """Until the router knows the workers, and answers."""
     async with asyncio.timeout(_READY_SECONDS):
         while True:

@@ -1,4 +1,4 @@
-"""What planning costs: microseconds per running sequence and step, beside the model's own time.
+"""Scheduler cost: microseconds per running sequence and step, beside the model's own time.
 
 Pure decode over two cache groups, one of them with a window, as hybrid models have them. In each
 step one sequence in eight changes: one in sixteen needs a block, one in thirty-two ends by a stop
@@ -103,7 +103,7 @@ class Load:
             _NoModel(),
             TorchAttention(cache),
             cache,
-            self.scheduler.seats,
+            self.scheduler.batch_slots,
             sampler,
             VOCAB_SIZE,
             device,
@@ -121,7 +121,7 @@ class Load:
         total, num_rows = 0.0, 0
         for _ in range(NUM_STEPS):
             seconds, plan = self.step()
-            total, num_rows = total + seconds, num_rows + len(plan.decode_seats)
+            total, num_rows = total + seconds, num_rows + len(plan.decode_slots)
         return total / num_rows * 1e6
 
     def step(self) -> tuple[float, StepPlan]:

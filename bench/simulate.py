@@ -1,4 +1,4 @@
-"""How fast the simulator is, and how far it is from a real cluster.
+"""Speed of the simulator, and its error against a real cluster.
 
 Speed: the conversation trace on 1,000 workers, where the trace is there, and what running alike
 steps in one go brings on a made-up workload. Error: the shipped model on one prefill and one decode

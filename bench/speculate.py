@@ -1,4 +1,4 @@
-"""What guessing by prompt lookup brings: tokens per second with and without, same tokens.
+"""Gain of speculation by prompt lookup: tokens per second with and without, same tokens.
 
 The shipped model, one sequence and eight at once. Repetitive text: a prompt that repeats a list of
 assignments, continued greedily. Free text: prompts of ordinary code, continued by sampling at

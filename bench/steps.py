@@ -1,4 +1,4 @@
-"""What a step takes, and what serving adds: the measurements that the simulator is fitted to.
+"""Step time and serving overhead: the measurements that the simulator is fitted to.
 
 The shipped model on the CPU, one thread for each process. Steps are measured in an engine of this
 process; first tokens, handoffs and served steps on an idle cluster of one prefill and one decode

@@ -1,4 +1,4 @@
-"""What traces cost the router: all requests traced, one in a hundred, and none.
+"""Cost of tracing in the router: all requests traced, one in a hundred, and none.
 
 The routers are processes of their own, the workers scripted (`bench.router_worker`), and the spans
 go to a real collector, which throws them away. The cost is the CPU time that a router spends on a
@@ -27,7 +27,7 @@ from baton.cli.ports import free_port
 from baton.cli.process import Process
 from baton.cluster.embedded import EmbeddedRedis
 from bench.report import Row, medians
-from bench.router import Way, child, cpu_of, read, routed, shown, until_ready
+from bench.router import MessagePath, child, cpu_of, read, routed, shown, until_ready
 
 NUM_REQUESTS = 48
 NUM_ROUNDS = 6  # of each, in turns, to one measurement: what else the machine does changes faster
@@ -100,7 +100,7 @@ async def _compare(redis_url: str, collector: str, repeats: int) -> list[Row]:
 
 
 @asynccontextmanager
-async def _routers(redis_url: str, collector: str) -> AsyncIterator[dict[str, Way]]:
+async def _routers(redis_url: str, collector: str) -> AsyncIterator[dict[str, MessagePath]]:
     """New ones, that are ready."""
     flags = {"redis_url": redis_url, "conditional_disaggregation": False}
     routers = {name: Process(name, "router", free_port(set()), flags) for name in _SAMPLED}
@@ -114,7 +114,7 @@ async def _routers(redis_url: str, collector: str) -> AsyncIterator[dict[str, Wa
                 for name, router in routers.items():
                     channel = grpc.aio.insecure_channel(router.endpoint)
                     await stack.enter_async_context(channel)
-                    ways[name] = Way(routed(channel), shown, cpu_of(router))
+                    ways[name] = MessagePath(routed(channel), shown, cpu_of(router))
                     await until_ready(ways[name])
                 yield ways
         finally:
@@ -122,7 +122,7 @@ async def _routers(redis_url: str, collector: str) -> AsyncIterator[dict[str, Wa
                 router.signal(signal.SIGKILL)
 
 
-async def _measure(ways: dict[str, Way]) -> dict[str, tuple[float, float]]:
+async def _measure(ways: dict[str, MessagePath]) -> dict[str, tuple[float, float]]:
     """Microseconds of CPU that a request takes, and requests per second, of each."""
     cpu, elapsed = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, 0.0)
     for i in range(NUM_ROUNDS):
@@ -133,7 +133,7 @@ async def _measure(ways: dict[str, Way]) -> dict[str, tuple[float, float]]:
     return {name: (1e6 * cpu[name] / total, total / elapsed[name]) for name in ways}
 
 
-async def _round(way: Way) -> tuple[float, float]:
+async def _round(way: MessagePath) -> tuple[float, float]:
     """Seconds of CPU, and of the clock, that so many requests take."""
     assert way.cpu is not None, "what is measured"
     before, began = float(await way.cpu()), time.perf_counter()

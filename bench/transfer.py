@@ -1,4 +1,4 @@
-"""What a handoff of 256 MiB of KV costs between two processes, by every connector.
+"""Transfer of 256 MiB of KV between two processes, by every connector.
 
 The source's blocks lie anywhere in its pool, as in one that has been in use; the claimant's follow
 each other, and in one case lie anywhere too. Timed is a whole fetch, from its first call to the

@@ -25,9 +25,9 @@ from baton.serving.settings import ServingSettings
 from baton.version import version
 from baton.worker.memory import keep_freed_memory
 from bench import transfer_bare
-from kvtransfer.block_range import Extent
+from kvtransfer.block_range import BlockRange
 from kvtransfer.connectors.nixl.source import NixlSource
-from kvtransfer.connectors.shm.source import Doorkeeper
+from kvtransfer.connectors.shm.source import HandleServer
 from kvtransfer.handle import FirstToken, Pairing
 from kvtransfer.lease import Claim
 from kvtransfer.lease_table import LeaseTable
@@ -68,7 +68,7 @@ def fill(pool: KvPool) -> None:
 
 async def _keep(table: LeaseTable, lease_id: bytes, pool: KvPool) -> None:
     num_tokens = pool.num_blocks * BLOCK_SIZE
-    with table.open(Claim(lease_id, CLAIMANT), Extent(num_tokens, BLOCK_SIZE)) as lease:
+    with table.open(Claim(lease_id, CLAIMANT), BlockRange(num_tokens, BLOCK_SIZE)) as lease:
         lease.advance((source_blocks(pool.num_blocks),), pool.num_blocks)
         lease.complete(FirstToken(0, 1), lambda: None)
         await lease.over()
@@ -95,7 +95,7 @@ async def main(block_bytes: int, tls: TlsFolder | None) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     loop.run_in_executor(None, _serve_raw, listener)
     async with AsyncExitStack() as stack:
-        keeper = await stack.enter_async_context(Doorkeeper([pool]))
+        keeper = await stack.enter_async_context(HandleServer([pool]))
         nixl = NixlSource([pool], "lo")
         served = ServedPools([pool], pairing_of(pool), EPOCH, keeper.door, nixl)
         own = {} if tls is None else tls.own("worker")

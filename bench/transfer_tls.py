@@ -1,4 +1,4 @@
-"""What mutual TLS costs a handoff of 256 MiB of KV between two processes: `bench transfer --tls`.
+"""Cost of mutual TLS in a transfer of 256 MiB of KV between two processes: `bench transfer --tls`.
 
 The same source twice, once with TLS and once without, asked in turns by the same claimant. Where
 memory is read in place, TLS covers the stream that controls it and no block.

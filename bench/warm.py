@@ -1,4 +1,4 @@
-"""How soon a router that starts knows what everybody has cached, from Redis alone.
+"""Warm start of a router: time until it knows the prefixes of all workers, from Redis alone.
 
 Workers have published for a while, so that their snapshots are in the midst of a round and a tail
 of events follows. Then nobody is there but Redis.

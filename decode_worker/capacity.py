@@ -1,4 +1,4 @@
-"""How much work a decode worker promises to take. Counts blocks; allocates none."""
+"""Capacity accounting of a decode worker: blocks promised to admitted requests. Allocates none."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

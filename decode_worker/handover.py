@@ -11,7 +11,7 @@ from baton.errors import AlreadyExistsError, NotFoundError
 from baton.v1 import decode_pb2 as pb
 from baton.worker.cancellation import unless_ended
 from decode_worker import wire
-from kvtransfer.block_range import Extent
+from kvtransfer.block_range import BlockRange
 from kvtransfer.handle import FirstToken
 from kvtransfer.lease import Claim
 from kvtransfer.lease_table import LeaseTable
@@ -63,7 +63,7 @@ class Departure:
         """Keeps the blocks of the stopped sequence until its claimant has them; frees none."""
         assert self._claim is not None, "stopped without having been told to"
         assert last.token_id is not None, "stopped without a token to go on with"
-        extent = Extent(last.num_computed_tokens, self._block_size)
+        extent = BlockRange(last.num_computed_tokens, self._block_size)
         with self._leases.open(self._claim, extent) as lease:
             lease.advance(last.block_ids, extent.num_blocks)
             lease.complete(FirstToken(last.position, last.token_id), lambda: None)

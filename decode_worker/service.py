@@ -9,7 +9,7 @@ from baton.engine.messages import EngineRequest
 from baton.engine.scheduler.sequences.sequence import KvSource
 from baton.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 from baton.serving.attempt_id import request_id_of
-from baton.serving.coalescer import Pace
+from baton.serving.coalescer import Coalescer
 from baton.serving.logs import name_request
 from baton.v1 import decode_pb2 as pb
 from baton.v1 import decode_pb2_grpc as pb_grpc
@@ -101,7 +101,7 @@ class DecodeService(pb_grpc.DecodeServicer):
         worker, params, gathered = self._worker, wanted.params, []
         is_begun = wanted.kv_source is KvSource.EXTERNAL
         with self._departures.open(wanted, stream) as departure:
-            async for batch in stream.updates(None if params.is_ranked else Pace().turn):
+            async for batch in stream.updates(None if params.is_ranked else Coalescer().turn):
                 if not is_begun:
                     done, step = worker.engine.work_done, stream.first_step
                     assert step is not None, "an update of no step"

@@ -1,4 +1,4 @@
-"""What a worker can be told of how it decodes."""
+"""Settings of the decode role."""
 
 from pydantic import Field
 

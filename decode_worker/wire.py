@@ -1,4 +1,4 @@
-"""What a decode worker is asked and answers, as messages of `baton.v1`."""
+"""Requests and responses of the decode service, as messages of `baton.v1`."""
 
 from collections.abc import Iterator
 

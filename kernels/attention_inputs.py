@@ -1,4 +1,4 @@
-"""What attention kernels are given beside the queries, and what they refuse.
+"""Inputs of the attention kernels beside the queries, and their checks.
 
 Knows nothing of grids, tiles or plans.
 """
@@ -41,7 +41,7 @@ class PagedKv:
 
 @dataclass(frozen=True, slots=True)
 class ScoreRule:
-    """How scores become weights.
+    """Rule by which scores become weights.
 
     Attributes:
         scale: factor of the scores, above 0.

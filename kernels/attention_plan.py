@@ -1,4 +1,4 @@
-"""Who computes what in a step's attention, as arrays that kernels read. Pure, on the host, numpy.
+"""Work plan of a step's attention, as arrays that kernels read. Pure, on the host, numpy.
 
 Knows nothing of models, pools or devices beyond sizes.
 """
@@ -22,27 +22,29 @@ class Spans:
     """The sequences of a step, some of them: `[num_spans]` each.
 
     Attributes:
-        seats: row of each in the block tables.
+        batch_slots: row of each in the block tables.
         starts: position of its first token in this step.
         num_queries: how many follow, that one included; may be 0.
         first_tokens: where its first token lies in the flat batch.
     """
 
-    seats: IntArray
+    batch_slots: IntArray
     starts: IntArray
     num_queries: IntArray
     first_tokens: IntArray
 
     @classmethod
-    def of_batch(cls, seats: IntArray, starts: IntArray, num_queries: IntArray) -> "Spans":
+    def of_batch(cls, batch_slots: IntArray, starts: IntArray, num_queries: IntArray) -> "Spans":
         """All of a batch, whose tokens lie one behind the other."""
-        return cls(seats, starts, num_queries, np.cumsum(num_queries) - num_queries)
+        return cls(batch_slots, starts, num_queries, np.cumsum(num_queries) - num_queries)
 
     def __getitem__(self, at: Any) -> "Spans":
-        return Spans(self.seats[at], self.starts[at], self.num_queries[at], self.first_tokens[at])
+        return Spans(
+            self.batch_slots[at], self.starts[at], self.num_queries[at], self.first_tokens[at]
+        )
 
     def __len__(self) -> int:
-        return len(self.seats)
+        return len(self.batch_slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class SplitPlan:
 
     A member is a token that asks; its partial results lie in slots `first_slots[i]` up to
     `first_slots[i + 1]`, in the order of its context. An item is a part of the context and some
-    members next to each other that see it: (first member, number of members, seat, first key, end
+    members next to each other that see it: (first member, number of members, slot, first key, end
     of the keys, begin and end of the keys that all of them see, slot within each member's).
 
     Attributes:
@@ -127,7 +129,7 @@ def plan_splits(
         [
             first_members[of],
             units.num_queries[of],
-            units.seats[of],
+            units.batch_slots[of],
             np.maximum(edges, begins[of] // tile_keys * tile_keys),
             np.minimum(edges + split_tokens, last_keys[of] + 1),
             seen_begins[of],
@@ -153,12 +155,12 @@ def _plan_shared(
     items, first_member = [np.empty((0, ITEM_FIELDS), np.int64)], 0
     for prefix in shared:
         num_members = int(spans.num_queries[prefix.members].sum())
-        seat = spans.seats[prefix.members[0]]
+        batch_slot = spans.batch_slots[prefix.members[0]]
         for slot in range(prefix.num_tokens // split_tokens):
             begin, end = slot * split_tokens, (slot + 1) * split_tokens
             offsets = np.arange(0, num_members, tokens_per_item)
             counts = np.minimum(num_members - offsets, tokens_per_item)
-            rest = np.tile([seat, begin, end, begin, end, slot], (len(offsets), 1))
+            rest = np.tile([batch_slot, begin, end, begin, end, slot], (len(offsets), 1))
             items.append(np.column_stack([first_member + offsets, counts, rest]))
         first_member += num_members
     return np.concatenate(items).astype(np.int32)
@@ -168,10 +170,10 @@ def plan_tiles(spans: Spans, tokens_per_tile: int) -> Int32Array:
     """Work of `paged_prefill`: `[num_tiles, TILE_FIELDS]`, the longest first, so that none is left
     for the end.
 
-    A tile is (first token in the flat batch, number of tokens, seat, position of the first).
+    A tile is (first token in the flat batch, number of tokens, slot, position of the first).
     """
     tiles, _ = _cut(spans, tokens_per_tile)
-    fields = [tiles.first_tokens, tiles.num_queries, tiles.seats, tiles.starts]
+    fields = [tiles.first_tokens, tiles.num_queries, tiles.batch_slots, tiles.starts]
     order = np.argsort(-(tiles.starts + tiles.num_queries), kind="stable")
     return np.stack(fields, axis=1)[order].astype(np.int32)
 
@@ -181,7 +183,7 @@ def _cut(spans: Spans, num_tokens: int) -> tuple[Spans, IntArray]:
     of, number = _expand(-(-spans.num_queries // num_tokens))
     offsets = number * num_tokens
     pieces = Spans(
-        spans.seats[of],
+        spans.batch_slots[of],
         spans.starts[of] + offsets,
         np.minimum(spans.num_queries[of] - offsets, num_tokens),
         spans.first_tokens[of] + offsets,

@@ -16,7 +16,7 @@ _ALIGNED: Final = 4  # numbers of 4 bytes
 
 @dataclass(frozen=True, slots=True)
 class SplitCapacity:
-    """How much of each a packed plan has room for."""
+    """Capacity of a packed plan."""
 
     items: int
     shared_items: int

@@ -1,4 +1,4 @@
-"""What the attention kernels compute, in torch and float64, one sequence after the other.
+"""Reference of the attention kernels, in torch and float64, one sequence after the other.
 
 The oracle of their tests; knows nothing of tiles, splits or speed.
 """
@@ -15,9 +15,9 @@ def reference_attention(
     """`[num_tokens, num_heads, head_dim]` in float64; zero for tokens of no span."""
     out = torch.zeros(query.shape, dtype=torch.float64, device=query.device)
     for i in range(len(spans)):
-        seat, start = int(spans.seats[i]), int(spans.starts[i])
+        batch_slot, start = int(spans.batch_slots[i]), int(spans.starts[i])
         first, count = int(spans.first_tokens[i]), int(spans.num_queries[i])
-        keys, values = _context(kv, tables[seat], start + count)
+        keys, values = _context(kv, tables[batch_slot], start + count)
         tokens = slice(first, first + count)
         out[tokens] = _attend(query[tokens].double(), keys, values, start, rule)
     return out

@@ -1,5 +1,5 @@
-"""How attention is cut into programs. All of it follows from what a served model and its GPU fix,
-never from a batch, so that no result depends on who else is in the batch.
+"""Tiling of attention into programs. It depends on the served model and its GPU alone, never on a
+batch, so that no result depends on the batch's other sequences.
 
 The sizes are such that every variant compiles without spilling registers (`kernels.compile` tells)
 and K and V of two tiles are on their way while one is computed. Knows nothing of plans or pointers.
@@ -45,7 +45,7 @@ class Tiling:
 
 @dataclass(frozen=True, slots=True)
 class AttentionTiling:
-    """Of all kernels for one model on one GPU.
+    """Tilings of all attention kernels, for one model on one GPU.
 
     Attributes:
         decode: few tokens of one sequence.

@@ -39,7 +39,7 @@ def find_shared(
     """The shared prefixes that pay among sequences that decode, one at most for each.
 
     Args:
-        tables: `[num_seats, max_blocks]`. Sequences with the same first block are compared.
+        tables: `[num_batch_slots, max_blocks]`. Sequences with the same first block are compared.
     """
     return [
         prefix
@@ -52,11 +52,11 @@ def _prefixes(
     spans: Spans, tables: IntArray, block_size: int, split_tokens: int
 ) -> Iterator[SharedPrefix]:
     candidates = np.flatnonzero((spans.starts >= split_tokens) & (spans.num_queries > 0))
-    firsts = tables[spans.seats[candidates], 0]
+    firsts = tables[spans.batch_slots[candidates], 0]
     for first in np.unique(firsts):
         members = candidates[firsts == first]
         num_blocks = int(spans.starts[members].min()) // block_size
-        rows = tables[spans.seats[members], :num_blocks]
+        rows = tables[spans.batch_slots[members], :num_blocks]
         differing = np.flatnonzero((rows != rows[0]).any(axis=0))
         common = int(differing[0]) if len(differing) else num_blocks
         num_tokens = common * block_size // split_tokens * split_tokens

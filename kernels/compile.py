@@ -65,7 +65,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a compiled variant takes.
+    """Registers and memory of a compiled variant.
 
     Attributes:
         registers: per thread.

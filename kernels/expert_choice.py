@@ -1,4 +1,4 @@
-"""Which experts work on a token, and with what weight: the k largest of a router's logits.
+"""Expert routing: the k largest of a router's logits, and their weights.
 
 Equal logits are ordered by the expert's number, so that the choice is a function of the logits
 alone: a library's top-k promises no order of equals, and in bf16 equals are common. Knows nothing

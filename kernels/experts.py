@@ -26,7 +26,7 @@ _COMBINE_BLOCK: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Which expert works on what, for one layer and step.
+    """Routing of tokens to experts, for one layer and step.
 
     Attributes:
         pairs: int32 `[num_tiles * BLOCK_ROWS]`, numbers `token * experts_per_token + choice` sorted

@@ -1,4 +1,4 @@
-"""What every launcher here needs: checks of its arguments, and what the interpreter does otherwise.
+"""Checks of arguments that all kernel launchers share, and what differs in Triton's interpreter.
 
 Knows nothing of any one kernel. Launchers run on the current device and stream, never wait for
 them, allocate what they return and scratch of their own, and raise `ValueError` with a sentence

@@ -200,7 +200,7 @@ def paged_decode(
 
     Args:
         query, out: `[num_tokens, num_heads, head_dim]`, tokens may lie apart.
-        tables: `[num_seats, max_blocks]` in int32, no block that a member sees missing.
+        tables: `[num_batch_slots, max_blocks]` in int32, no block that a member sees missing.
         plan: made for these tilings and the rule's window. Its capacity sets the grids.
         workspace: at least the plan's number of slots, unchecked where that is on the device.
         shared_tiling: for the plan's shared items.

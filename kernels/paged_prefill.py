@@ -118,7 +118,7 @@ def paged_prefill(
 
     Args:
         query, out: `[num_tokens, num_heads, head_dim]`, tokens may lie apart.
-        tables: `[num_seats, max_blocks]` in int32, no block that a token sees missing.
+        tables: `[num_batch_slots, max_blocks]` in int32, no block that a token sees missing.
         tiles: what `plan_tiles` gives for this tiling, on the device.
         split_tokens: where in a context partial results begin, at its multiples; None: nowhere.
     """

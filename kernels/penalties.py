@@ -27,15 +27,16 @@ class History:
     """The tokens before the one to be chosen, on the device.
 
     Attributes:
-        token_ids: int32 `[num_seats, capacity]`.
-        seats: int64 `[num_rows]`; `token_ids[seats[r], :lengths[r]]` is the history of row r.
+        token_ids: int32 `[num_batch_slots, capacity]`.
+        batch_slots: int64 `[num_rows]`; `token_ids[batch_slots[r], :lengths[r]]` is the history of
+            row r.
         lengths: int64 `[num_rows]`, prompt included.
         num_prompt_tokens: int64 `[num_rows]`, how much of it is the prompt.
         longest: of all lengths, or a bound of it.
     """
 
     token_ids: torch.Tensor
-    seats: torch.Tensor
+    batch_slots: torch.Tensor
     lengths: torch.Tensor
     num_prompt_tokens: torch.Tensor
     longest: int
@@ -53,25 +54,32 @@ class Penalties:
 
 @triton.jit
 def _history(
-    token_ids, seats, lengths, num_prompt_tokens, capacity, vocab_size, BLOCK: tl.constexpr
+    token_ids, batch_slots, lengths, num_prompt_tokens, capacity, vocab_size, BLOCK: tl.constexpr
 ):
     """`BLOCK` tokens of a row's history, which of them have a score, and which are output."""
     row = tl.program_id(0)
     positions = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = positions < tl.load(lengths + row)
-    seat = tl.load(seats + row).to(tl.int64)
-    tokens = tl.load(token_ids + seat * capacity + positions, inside, -1)
+    batch_slot = tl.load(batch_slots + row).to(tl.int64)
+    tokens = tl.load(token_ids + batch_slot * capacity + positions, inside, -1)
     is_scored = (tokens >= 0) & (tokens < vocab_size)
     return tokens, is_scored, positions >= tl.load(num_prompt_tokens + row)
 
 
 @triton.jit
 def _count_kernel(
-    token_ids, seats, lengths, num_prompt_tokens, counts, capacity, vocab_size, BLOCK: tl.constexpr
+    token_ids,
+    batch_slots,
+    lengths,
+    num_prompt_tokens,
+    counts,
+    capacity,
+    vocab_size,
+    BLOCK: tl.constexpr,
 ):
     """Adds 2 for each time that a token is in the output; 1 stands for the prompt."""
     tokens, is_scored, is_output = _history(
-        token_ids, seats, lengths, num_prompt_tokens, capacity, vocab_size, BLOCK
+        token_ids, batch_slots, lengths, num_prompt_tokens, capacity, vocab_size, BLOCK
     )
     cells = counts + tl.program_id(0).to(tl.int64) * vocab_size + tokens
     tl.atomic_add(cells, 2, is_scored & is_output, sem="relaxed")
@@ -80,12 +88,12 @@ def _count_kernel(
 
 @triton.jit
 def _penalise_kernel(
-    token_ids, seats, lengths, num_prompt_tokens, counts, scores, scores_stride,
+    token_ids, batch_slots, lengths, num_prompt_tokens, counts, scores, scores_stride,
     repetition, presence, frequency, capacity, vocab_size, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Takes the counts of `BLOCK` tokens away, and penalises those that had one still."""
     tokens, is_scored, _ = _history(
-        token_ids, seats, lengths, num_prompt_tokens, capacity, vocab_size, BLOCK
+        token_ids, batch_slots, lengths, num_prompt_tokens, capacity, vocab_size, BLOCK
     )
     row = tl.program_id(0).to(tl.int64)
     taken = tl.atomic_xchg(counts + row * vocab_size + tokens, 0, is_scored, sem="relaxed")
@@ -115,7 +123,7 @@ def penalise(
         return
     grid = (num_rows, triton.cdiv(history.longest, _BLOCK))
     of_history = (
-        history.token_ids, history.seats, history.lengths, history.num_prompt_tokens, counts
+        history.token_ids, history.batch_slots, history.lengths, history.num_prompt_tokens, counts
     )  # fmt: skip
     sizes = (history.token_ids.shape[1], vocab_size)
     options = {"BLOCK": _BLOCK, "num_warps": _NUM_WARPS, "enable_fp_fusion": FP_FUSION}
@@ -129,7 +137,7 @@ def penalise(
 def reference_penalise(scores: torch.Tensor, history: History, penalties: Penalties) -> None:
     """`penalise` in torch, row by row."""
     for row in range(len(scores)):
-        tokens = history.token_ids[history.seats[row], : history.lengths[row]].long()
+        tokens = history.token_ids[history.batch_slots[row], : history.lengths[row]].long()
         output = tokens[history.num_prompt_tokens[row] :]
         seen, counts = (
             torch.bincount(ids[(ids >= 0) & (ids < scores.shape[1])], minlength=scores.shape[1])
@@ -153,7 +161,7 @@ def _check(
     check_packed("counts", counts, 2)
     check_dtype("token_ids", history.token_ids, torch.int32)
     check_packed("token_ids", history.token_ids, 2)
-    for name in ("seats", "lengths", "num_prompt_tokens"):
+    for name in ("batch_slots", "lengths", "num_prompt_tokens"):
         check_shape(name, getattr(history, name), (num_rows,))
         check_dtype(name, getattr(history, name), torch.int64)
         check_packed(name, getattr(history, name))
@@ -165,7 +173,7 @@ def _check(
 
 _OF_HISTORY: Final = {
     "token_ids": "*i32",
-    "seats": "*i64",
+    "batch_slots": "*i64",
     "lengths": "*i64",
     "num_prompt_tokens": "*i64",
     "counts": "*i32",

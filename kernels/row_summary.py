@@ -18,7 +18,7 @@ _NUM_WARPS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a row is cut up; the same for all rows and batches.
+    """Tiling of a row; the same for all rows and batches.
 
     Attributes:
         tile: logits that one program looks at.
@@ -37,7 +37,7 @@ class Tiling:
 
 @dataclass(frozen=True, slots=True)
 class RowSummary:
-    """What is known of each row, float32 unless said otherwise.
+    """Summary of each row, float32 unless said otherwise.
 
     Attributes:
         strip_maxima: `[num_rows, num_strips]`.

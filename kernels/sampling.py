@@ -55,7 +55,7 @@ _DRAW_WARPS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How rows are worked on; the same for all rows and batches.
+    """Plan of work on rows; the same for all rows and batches.
 
     Attributes:
         tiling: of the pass over all logits.

@@ -1,4 +1,6 @@
-"""What the rows of a batch ask the sampling kernels for. Knows nothing of logits."""
+"""Sampling parameters of a batch's rows, as the sampling kernels read them. Knows nothing of
+logits.
+"""
 
 from dataclasses import dataclass
 from typing import Final

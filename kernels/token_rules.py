@@ -24,7 +24,7 @@ _NUM_WARPS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Biases:
-    """What to add, `[num_biases]` each; no cell is named twice.
+    """Biases to add, `[num_biases]` each; no cell is named twice.
 
     Attributes:
         rows, token_ids: int64, of the scores.
@@ -38,7 +38,7 @@ class Biases:
 
 @dataclass(frozen=True, slots=True)
 class Bans:
-    """What is not to be chosen, `[num_bans]` each.
+    """Tokens that must not be chosen, `[num_bans]` each.
 
     Attributes:
         rows, token_ids: int64, of the scores.
@@ -68,7 +68,7 @@ def _bias_kernel(scores, scores_stride, rows, tokens, values, num_biases, BLOCK:
 @triton.jit
 def _ban_kernel(
     scores, scores_stride, rows, tokens, prefix_lengths, prefixes, num_bans, width,
-    token_ids, seats, lengths, capacity, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    token_ids, batch_slots, lengths, capacity, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Some bans. A history that is shorter than the prefix does not end with it."""
     bans = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -81,8 +81,8 @@ def _ban_kernel(
         prefix = tl.load(prefixes + bans[:, None] * width + distances, is_part, 0)
         place = tl.load(lengths + row, is_ban, 0)[:, None] - 1 - distances
         is_there = is_part & (place >= 0)
-        seat = tl.load(seats + row, is_ban, 0)[:, None].to(tl.int64)
-        found = tl.load(token_ids + seat * capacity + place, is_there, -1)
+        batch_slot = tl.load(batch_slots + row, is_ban, 0)[:, None].to(tl.int64)
+        found = tl.load(token_ids + batch_slot * capacity + place, is_there, -1)
         is_other = is_part & ((found != prefix) | (place < 0))
         is_ban &= tl.max(is_other.to(tl.int32), axis=1) == 0
     cells = scores + row * scores_stride + tl.load(tokens + bans, is_ban, 0)
@@ -122,7 +122,7 @@ def ban(scores: torch.Tensor, bans: Bans, history: History | None = None) -> Non
     # Where nothing is read of the history, anything will do.
     given = (scores, bans.rows, bans.rows)
     if history is not None:
-        given = (history.token_ids, history.seats, history.lengths)
+        given = (history.token_ids, history.batch_slots, history.lengths)
     _ban_kernel[(triton.cdiv(num_bans, _BLOCK),)](
         scores, scores.stride(0), bans.rows, bans.token_ids, bans.prefix_lengths, bans.prefixes,
         num_bans, width, *given, given[0].shape[1], BLOCK=_BLOCK, WIDTH=MAX_PREFIX * (width > 0),
@@ -143,7 +143,7 @@ def reference_ban(scores: torch.Tensor, bans: Bans, history: History | None = No
         ending: list[int] = []
         if num:
             assert history is not None, "a prefix without a history"
-            tokens = history.token_ids[history.seats[row], : history.lengths[row]]
+            tokens = history.token_ids[history.batch_slots[row], : history.lengths[row]]
             ending = tokens[-num:].flip(0).tolist()
         if ending == prefix:
             scores[row, token_id] = -torch.inf
@@ -178,7 +178,7 @@ def _check_bans(bans: Bans, history: History | None, num_rows: int) -> None:
     if history is not None:
         check_dtype("history.token_ids", history.token_ids, torch.int32)
         check_packed("history.token_ids", history.token_ids, 2)
-        for name in ("seats", "lengths"):
+        for name in ("batch_slots", "lengths"):
             check_shape(f"history.{name}", getattr(history, name), (num_rows,))
             check_dtype(f"history.{name}", getattr(history, name), torch.int64)
             check_packed(f"history.{name}", getattr(history, name))
@@ -190,7 +190,7 @@ def _ban_variant(width: int) -> Variant:
         name=f"ban{' by what is before' if width else ''}",
         kernel=_ban_kernel,
         signature={"scores": "*fp32", "scores_stride": "i32", "num_bans": "i32", "width": "i32"}
-        | dict.fromkeys(("rows", "tokens", "prefix_lengths", "seats", "lengths"), "*i64")
+        | dict.fromkeys(("rows", "tokens", "prefix_lengths", "batch_slots", "lengths"), "*i64")
         | {"prefixes": "*i32", "token_ids": "*i32", "capacity": "i32:16"}
         | dict.fromkeys(constants, "constexpr"),
         constants=constants,

@@ -1,4 +1,6 @@
-"""What one compiled kernel is made of. Knows nothing of targets, tools or launches."""
+"""Variant of a kernel that is compiled ahead of time. Knows nothing of targets, tools or
+launches.
+"""
 
 from dataclasses import dataclass
 from typing import Any

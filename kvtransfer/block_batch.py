@@ -8,7 +8,7 @@ from baton.errors import DataLossError
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BlockBatch:
     """Adjacent blocks of a sequence in one cache group.
 
     Attributes:
@@ -62,7 +62,7 @@ def checksums_of(pieces: "Sequence[memoryview[Any]]", block_bytes: int) -> tuple
     )
 
 
-def check(run: Run, pieces: "Sequence[memoryview[Any]]", block_bytes: int) -> None:
+def check(run: BlockBatch, pieces: "Sequence[memoryview[Any]]", block_bytes: int) -> None:
     """Raises `DataLossError` unless the pieces are the blocks of a run."""
     for index, checksum in enumerate(checksums_of(pieces, block_bytes)):
         run.check_block(index, checksum)

@@ -1,10 +1,12 @@
-"""Which blocks of a sequence move. Both ends work it out alike, so that no list of them travels."""
+"""Block range of a sequence that is transferred. Source and claimant derive it alike, so that no
+list of blocks travels.
+"""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class BlockRange:
     """The tokens of one handoff, cut into blocks; as many in each cache group."""
 
     num_tokens: int

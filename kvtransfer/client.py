@@ -16,7 +16,7 @@ from baton.serving.telemetry.propagation import outgoing
 from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import kv_transfer_pb2_grpc as pb_grpc
 from kvtransfer import frames
-from kvtransfer.block_batch import Run
+from kvtransfer.block_batch import BlockBatch
 from kvtransfer.cancellation import ended
 from kvtransfer.connector import Connector, Integrity, Receiver
 from kvtransfer.connectors.nixl.claimant import NixlReader
@@ -168,7 +168,7 @@ class KvFetcher:
         async for event in call:
             if event is None:
                 raise DataLossError("the transfer brought something that is no event of it")
-            if isinstance(event, Run):
+            if isinstance(event, BlockBatch):
                 targets = handoff.place(event)
                 receiving = receiver.receive(event, self._pools[event.group], targets, integrity)
                 if receiver.connector is Connector.NIXL:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from baton.engine.cache.kv_pool import KvLayout, KvPool
 from baton.errors import FailedPreconditionError
-from kvtransfer.block_batch import Run
+from kvtransfer.block_batch import BlockBatch
 
 
 class Connector(Enum):
@@ -32,7 +32,7 @@ _LOCAL = frozenset({Connector.SHM, Connector.CUDA_IPC})
 
 
 class Integrity(Enum):
-    """How blocks are proved unharmed, beside the fence that every handoff has.
+    """Integrity check of transferred blocks, beside the fence that every handoff has.
 
     `BY_CONNECTOR`: checksums where bytes cross a wire, none where memory is read in place. Between
     GPUs none either: what links them has its own, and ours would take each block through the host.
@@ -69,7 +69,7 @@ class Sender(Protocol):
 
     async def send(
         self, group: int, first_block: int, block_ids: Sequence[int], pool: KvPool
-    ) -> Run:
+    ) -> BlockBatch:
         """A run of filled blocks, that lie in `pool` at `block_ids`. Valid until the next one is
         asked for, or the lease is over."""
 
@@ -89,7 +89,7 @@ class Receiver(Protocol):
         """Lets go of the source once nothing comes from it any more. Idempotent."""
 
     async def receive(
-        self, run: Run, pool: KvPool, targets: Sequence[int], integrity: Integrity
+        self, run: BlockBatch, pool: KvPool, targets: Sequence[int], integrity: Integrity
     ) -> None:
         """Puts a run's blocks into `pool` at `targets`, of which it has as many.
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from google.protobuf.message import DecodeError
 
 from baton.v1 import kv_transfer_pb2 as pb
-from kvtransfer.block_batch import Run
+from kvtransfer.block_batch import BlockBatch
 
 _BYTES = 2
 
@@ -24,7 +24,7 @@ _BLOCKS = _tag(pb.FetchResponse.BLOCKS_FIELD_NUMBER)
 _PAYLOAD = _tag(pb.BlockRun.PAYLOAD_FIELD_NUMBER)
 
 
-def encode(event: pb.FetchResponse | Run) -> bytes:
+def encode(event: pb.FetchResponse | BlockBatch) -> bytes:
     """One event. The pieces of a payload are read once, into the result."""
     if isinstance(event, pb.FetchResponse):
         return event.SerializeToString()
@@ -40,7 +40,7 @@ def encode(event: pb.FetchResponse | Run) -> bytes:
     return b"".join((bytes([_BLOCKS]), length, head, *event.payload))
 
 
-def decode(data: bytes) -> pb.FetchResponse | Run | None:
+def decode(data: bytes) -> pb.FetchResponse | BlockBatch | None:
     """One event; a run's payload is a view of `data`. None for what is no event."""
     try:
         if data[:1] == bytes([_BLOCKS]):
@@ -55,7 +55,7 @@ def decode(data: bytes) -> pb.FetchResponse | Run | None:
     return response
 
 
-def _run(data: bytes, start: int) -> Run:
+def _run(data: bytes, start: int) -> BlockBatch:
     """From the bytes of a `BlockRun`, to the end of `data`. Of several payloads the last counts, as
     protobuf has it."""
     head, payload = bytearray(), memoryview(b"")
@@ -65,7 +65,7 @@ def _run(data: bytes, start: int) -> Run:
         else:
             head += data[begin:end]
     fields = pb.BlockRun.FromString(bytes(head))
-    return Run(
+    return BlockBatch(
         group=fields.group,
         first_block=fields.first_block,
         checksums=tuple(fields.checksums),

@@ -1,4 +1,6 @@
-"""What a claimant must know and show to fetch blocks. Plain data; `wire` makes messages of it."""
+"""Handle: what a claimant knows and shows to fetch blocks. Plain data; `wire` makes messages of
+it.
+"""
 
 from dataclasses import dataclass
 
@@ -15,7 +17,7 @@ _LONGEST_VERSION = 64  # likewise
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """What two workers must have in common before any block moves.
+    """Properties that two workers must share before any block moves.
 
     Attributes:
         version: of Baton; empty: not said, as by workers of before, and no worker's own.
@@ -66,7 +68,7 @@ class Handle:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """What a sequence continues with after its prefill. `logprobs`: if asked for."""
+    """First token of a sequence, chosen by its prefill. `logprobs`: if requested."""
 
     position: int
     token_id: int
@@ -79,7 +81,7 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """What one fetch moved, over all cache groups.
+    """Report of one fetch, over all cache groups.
 
     Attributes:
         exposed_s: from the prefill's end, as seen here, to the fence.

@@ -9,8 +9,8 @@ from baton.engine.cache.kv_pool import KvLayout
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import DataLossError
-from kvtransfer.block_batch import Run
-from kvtransfer.block_range import Extent
+from kvtransfer.block_batch import BlockBatch
+from kvtransfer.block_range import BlockRange
 from kvtransfer.handle import FirstToken
 from kvtransfer.lease_machine import CLAIMANT, ClaimantEvent, LeaseAction, LeaseState
 
@@ -29,7 +29,7 @@ class Handoff:
     ) -> None:
         self._layouts = layouts
         self._tables = allocation.block_ids
-        self._extent = Extent(num_tokens, layouts[0].block_size)
+        self._extent = BlockRange(num_tokens, layouts[0].block_size)
         assert all(len(table) == self._extent.num_blocks for table in self._tables)
         self._due = [self._extent.due(x.window, allocation.num_hit_blocks) for x in layouts]
         self.state = LeaseState.CREATED
@@ -51,7 +51,7 @@ class Handoff:
         self._apply(ClaimantEvent.MANIFEST)
         self.generation = generation
 
-    def place(self, run: Run) -> tuple[int, ...]:
+    def place(self, run: BlockBatch) -> tuple[int, ...]:
         """Where a run's blocks belong, for whoever stores them. They are due no longer."""
         self._apply(ClaimantEvent.BLOCKS)
         if run.group >= len(self._layouts):

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import BatonError, DataLossError, FailedPreconditionError, NotFoundError
-from kvtransfer.block_range import Extent
+from kvtransfer.block_range import BlockRange
 from kvtransfer.clock import Clock, Timer
 from kvtransfer.handle import FirstToken
 from kvtransfer.lease_machine import OVER, SOURCE, LeaseAction, LeaseState, SourceEvent
@@ -35,7 +35,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a claimant must show: all of it, or there is no such lease."""
+    """Proof that a claimant must show: all of it, or the lease is not found."""
 
     lease_id: bytes
     claimant: str
@@ -58,7 +58,7 @@ class Lease:
     """
 
     def __init__(
-        self, claim: Claim, extent: Extent, generation: int, time_limit: float, clock: Clock
+        self, claim: Claim, extent: BlockRange, generation: int, time_limit: float, clock: Clock
     ) -> None:
         self.claim = claim
         self.extent = extent

@@ -1,4 +1,5 @@
-"""What a handoff may do next, on each side, as two tables. Pure: no clock, no task, no transport.
+"""Lease state machine: the transitions of a handoff on each side, as two tables. Pure: no clock, no
+task, no transport.
 
 A row is (state, event) -> (state, actions). What is in no row may not happen in that state: the
 shells (`kvtransfer.lease`, `kvtransfer.client`) refuse it with a typed error, or overlook it where
@@ -11,7 +12,7 @@ from enum import Enum, auto
 
 
 class LeaseState(Enum):
-    """How far a handoff is. The last three are final; a confirmed one is about to be released.
+    """State of a handoff. The last three are final; a confirmed one is about to be released.
 
     Attributes:
         CREATED: nothing is computed, nobody has come.
@@ -41,7 +42,7 @@ OVER = frozenset({LeaseState.CONFIRMED, LeaseState.RELEASED, LeaseState.EXPIRED,
 
 
 class SourceEvent(Enum):
-    """What happens to a lease on the side that computes."""
+    """Event of a lease on the side that computes."""
 
     FILLED = auto()  # more blocks may be read
     COMPLETED = auto()  # all of them may
@@ -54,7 +55,7 @@ class SourceEvent(Enum):
 
 
 class ClaimantEvent(Enum):
-    """What happens to a handoff on the side that fetches."""
+    """Event of a handoff on the side that fetches."""
 
     ASKED = auto()
     MANIFEST = auto()  # the source says what will come
@@ -67,7 +68,7 @@ class ClaimantEvent(Enum):
 
 
 class LeaseAction(Enum):
-    """What a transition has the shell do.
+    """Action that a transition asks of the shell.
 
     Attributes:
         WAKE: somebody may be waiting for this.
@@ -91,7 +92,7 @@ Event = SourceEvent | ClaimantEvent
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What an event leads to. The actions are in order."""
+    """Result of an event: the next state, and actions in order."""
 
     state: LeaseState
     actions: tuple[LeaseAction, ...] = ()

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 
 from baton.errors import AlreadyExistsError, NotFoundError, UnavailableError
-from kvtransfer.block_range import Extent
+from kvtransfer.block_range import BlockRange
 from kvtransfer.clock import Clock
 from kvtransfer.lease import Claim, Lease, no_such_lease
 from kvtransfer.lease_machine import LeaseState
@@ -64,7 +64,7 @@ class LeaseTable:
             raise AlreadyExistsError("a lease with this id is here, or was; an id is used once")
 
     @contextmanager
-    def open(self, claim: Claim, extent: Extent) -> Iterator[Lease]:
+    def open(self, claim: Claim, extent: BlockRange) -> Iterator[Lease]:
         """A new lease for the length of the block, after which it is over in any case.
 
         Raises `AlreadyExistsError` for an id that is in use or has been.

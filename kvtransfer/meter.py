@@ -42,7 +42,7 @@ class Transfer:
 
 
 class TransferMeter:
-    """Of one claimant, since its start.
+    """Transfer counters of one claimant, since its start.
 
     Attributes:
         seconds: from asking for the blocks to their confirmation, by connector.

@@ -1,18 +1,18 @@
-"""What a source says of itself, as messages and as this room's data."""
+"""Transports that a source offers, as messages and as plain data."""
 
 from dataclasses import dataclass
 
 from baton.v1 import kv_transfer_pb2 as pb
 from kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion
 from kvtransfer.connectors.nixl.agent import NixlOffer, Region
-from kvtransfer.connectors.shm.unix_peer import Door
+from kvtransfer.connectors.shm.unix_peer import HandleEndpoint
 
 _NOT_OFFERED = "the other worker does not offer it"
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """How the blocks of a source can be had; of each way, why it cannot be.
+    """Transports of a source; of each that it lacks, the reason.
 
     Attributes:
         epoch: the life of it that says so.
@@ -22,7 +22,7 @@ class Description:
     """
 
     epoch: int
-    door: Door | str = _NOT_OFFERED
+    door: HandleEndpoint | str = _NOT_OFFERED
     nixl: NixlOffer | str = _NOT_OFFERED
     ipc: IpcOffer | str = _NOT_OFFERED
 
@@ -39,14 +39,14 @@ def description_to_message(description: Description) -> pb.DescribeResponse:
 
 def description_of(message: pb.DescribeResponse) -> Description:
     """Offers of connectors that this worker does not know are left out."""
-    door: Door | str = _NOT_OFFERED
+    door: HandleEndpoint | str = _NOT_OFFERED
     nixl: NixlOffer | str = _NOT_OFFERED
     ipc: IpcOffer | str = _NOT_OFFERED
     for offer in message.offers:
         counted = list(zip(offer.regions, offer.num_blocks, strict=False))
         match offer.connector:
             case pb.CONNECTOR_SHM:
-                there = Door(offer.address, offer.host, tuple(offer.num_blocks))
+                there = HandleEndpoint(offer.address, offer.host, tuple(offer.num_blocks))
                 door = offer.problem or there
             case pb.CONNECTOR_NIXL:
                 regions = tuple(_region(region, count) for region, count in counted)
@@ -60,7 +60,7 @@ def description_of(message: pb.DescribeResponse) -> Description:
     return Description(message.epoch, door, nixl, ipc)
 
 
-def _shm_offer(door: Door | str) -> pb.KvOffer:
+def _shm_offer(door: HandleEndpoint | str) -> pb.KvOffer:
     if isinstance(door, str):
         return pb.KvOffer(connector=pb.CONNECTOR_SHM, problem=door)
     return pb.KvOffer(

@@ -12,14 +12,14 @@ from baton.errors import FailedPreconditionError, NotFoundError
 from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import prefill_pb2
 from kvtransfer import frames
-from kvtransfer.block_batch import Run
+from kvtransfer.block_batch import BlockBatch
 from kvtransfer.connector import Connector, Sender
 from kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer
 from kvtransfer.connectors.grpc.payload import PayloadSender
 from kvtransfer.connectors.nixl.agent import NixlOffer
 from kvtransfer.connectors.nixl.source import NixlSource
 from kvtransfer.connectors.shm.source import PlaceSender
-from kvtransfer.connectors.shm.unix_peer import Door
+from kvtransfer.connectors.shm.unix_peer import HandleEndpoint
 from kvtransfer.handle import Pairing
 from kvtransfer.lease import Lease
 from kvtransfer.lease_table import LeaseTable
@@ -37,7 +37,7 @@ from kvtransfer.wire import (
 CLAIM_TIMEOUT = 30.0
 _NAME = pb.DESCRIPTOR.services_by_name["KvTransfer"].full_name
 
-Event = pb.FetchResponse | Run
+Event = pb.FetchResponse | BlockBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ServedPools:
     pools: Sequence[KvPool]
     pairing: Pairing
     epoch: int
-    door: Door | str = "its pools are not in shared memory"
+    door: HandleEndpoint | str = "its pools are not in shared memory"
     nixl: NixlSource | str = "the other worker does not offer it"
     ipc: IpcOffer | str = "the pools of the other worker are not on a GPU"
 
@@ -168,7 +168,7 @@ async def _stream(
 
 async def _runs(
     lease: Lease, group: int, pool: KvPool, blocks: range, sender: Sender
-) -> AsyncIterator[Run]:
+) -> AsyncIterator[BlockBatch]:
     """Blocks of the sequence in one cache group, which are filled.
 
     Each run is made when it is asked for; of a lease that has ended meanwhile none is.

@@ -1,4 +1,4 @@
-"""How blocks come from each source: asked once, by the fastest way that both sides have.
+"""Choice of a transport for each source: asked once, the fastest that both sides have.
 
 Knows no message: it is given what a source says of itself.
 """
@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """How the blocks of one source come, and why so."""
+class Transport:
+    """Transport of the blocks of one source, and the reason for it."""
 
     receiver: Receiver
     reason: str
@@ -67,16 +67,16 @@ class Sources:
         self._nixl_problem = nixl_problem
         self._cuda = cuda or DriverMemory()
         self._socket_dir = socket_dir
-        self._ways: dict[_Source, asyncio.Task[Way]] = {}
+        self._ways: dict[_Source, asyncio.Task[Transport]] = {}
 
-    async def way(self, endpoint: str, epoch: int) -> Way:
+    async def way(self, endpoint: str, epoch: int) -> Transport:
         """The way to a source in one of its lives.
 
         Raises what `describe` does, and `FailedPreconditionError` if the only way that is allowed
         does not exist.
         """
         if self._choice == "grpc":
-            return Way(PayloadReceiver(), "no other is allowed here")
+            return Transport(PayloadReceiver(), "no other is allowed here")
         source = endpoint, epoch
         self._drop_if_lost(source)
         if source not in self._ways:
@@ -97,7 +97,7 @@ class Sources:
             self._drop(source)
         self._nixl.close()
 
-    async def _choose(self, source: _Source) -> Way:
+    async def _choose(self, source: _Source) -> Transport:
         endpoint, epoch = source
         described = await self._describe(endpoint, ())
         tried = FASTEST_FIRST if self._choice == "auto" else (Connector(self._choice),)
@@ -142,11 +142,11 @@ class Sources:
         described = await self._describe(source[0], (Connector.NIXL,))
         return await self._nixl.attach(_offered(described.nixl)), "both have nixl"
 
-    def _chosen(self, source: _Source, receiver: Receiver, reason: str) -> Way:
+    def _chosen(self, source: _Source, receiver: Receiver, reason: str) -> Transport:
         logger.info("blocks of %s come by %s: %s", source[0], receiver.connector.value, reason)
-        return Way(receiver, reason)
+        return Transport(receiver, reason)
 
-    def _forget_failed(self, source: _Source, choosing: "asyncio.Task[Way]") -> None:
+    def _forget_failed(self, source: _Source, choosing: "asyncio.Task[Transport]") -> None:
         """The next one asks again, whether or not somebody is still there to be told."""
         failed = choosing.cancelled() or choosing.exception() is not None
         if failed and self._ways.get(source) is choosing:

@@ -1,4 +1,4 @@
-"""What a trace shows of one transfer, on both of its sides."""
+"""Trace spans of one transfer, on both of its sides."""
 
 from contextlib import AbstractContextManager
 

@@ -199,7 +199,7 @@ def top_logprobs_to_message(logprobs: TokenLogprobs) -> inference_pb2.TopLogprob
 
 
 class _Claiming(Protocol):
-    """What a message that names a lease and its claimant has."""
+    """Message that names a lease and its claimant."""
 
     @property
     def lease_id(self) -> bytes: ...

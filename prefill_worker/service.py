@@ -24,7 +24,7 @@ from baton.worker.wire import (
     work_done_to_message,
 )
 from baton.worker.worker import Worker
-from kvtransfer.block_range import Extent
+from kvtransfer.block_range import BlockRange
 from kvtransfer.handle import FirstToken
 from kvtransfer.lease import Claim
 from kvtransfer.wire import first_token_to_message, lease_id_of
@@ -56,7 +56,7 @@ class PrefillService(pb_grpc.PrefillServicer):
         )
         _check_single(wanted)
         grammar = await engine.compile_grammar(wanted.params)
-        extent = Extent(len(wanted.token_ids), engine.block_size)
+        extent = BlockRange(len(wanted.token_ids), engine.block_size)
         # The blocks are freed after the lease on them has ended, whatever ends this call.
         with (
             engine.open(wanted, grammar) as stream,

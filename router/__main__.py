@@ -23,13 +23,13 @@ from baton.serving.telemetry.scrape_server import Render
 from baton.serving.telemetry.serving import serve_metrics
 from baton.serving.tenant import Tenants
 from baton.v1 import admin_pb2_grpc, inference_pb2_grpc
-from router.admission.controller import Gate
-from router.admission.forecast import Prospects
+from router.admission.controller import AdmissionController
+from router.admission.forecast import Forecasts
 from router.admission.policy import admission_named
 from router.admission.rate_limit import RateLimits
 from router.fleet.fleet import Fleet
 from router.fleet.service_discovery import PATH as TARGETS_PATH
-from router.fleet.service_discovery import Targets
+from router.fleet.service_discovery import ServiceDiscovery
 from router.intake.intake import Intake
 from router.intake.model_card import read_model_card
 from router.lifecycle.in_flight import Requests
@@ -58,8 +58,8 @@ async def serve(settings: RouterSettings) -> None:
         )
     if settings.http_port is not None:
         check_extra("http", "--http-port")
-    tenants, allowances = settings.tenants(), settings.all_allowances()
-    limits = RateLimits(allowances.of)
+    tenants, quotas = settings.tenants(), settings.all_quotas()
+    limits = RateLimits(quotas.of)
     card = read_model_card(settings.model_path)
     card.warm_up()
     server = Server(settings, by_token=settings.by_token)
@@ -77,13 +77,13 @@ async def serve(settings: RouterSettings) -> None:
         rules = Rules(settings.placement, settings.conditional_disaggregation)
         recorder = _recorder(settings, rules, stack)
         placer = Placer(fleet, rules, recorder)
-        prospects = Prospects[Request](
+        forecasts = Forecasts[Request](
             lambda request, earlier: placer.explain(work_of(request), earlier),
             lambda request: request.demand,
             admission_named(settings.admission),
         )
-        gate = Gate(allowances, prospects, settings.max_waiting)
-        requests = Requests(gate)
+        admission_controller = AdmissionController(quotas, forecasts, settings.max_waiting)
+        requests = Requests(admission_controller)
         meter = RequestMeter(card.name)
         inference = Inference(
             card,
@@ -92,7 +92,7 @@ async def serve(settings: RouterSettings) -> None:
             requests,
             tenants,
             limits,
-            gate,
+            admission_controller,
             placer,
             meter,
             settings.coalesce_ms / 1000,
@@ -103,15 +103,19 @@ async def serve(settings: RouterSettings) -> None:
         rebalancer = Rebalancer(
             redis,
             fleet,
-            gate,
-            prospects,
+            admission_controller,
+            forecasts,
             settings.objectives(),
             settings.hysteresis(),
             is_elastic=settings.elastic,
         )
         exposition = Exposition()
-        exposition.add(RouterMetrics(meter, requests, gate, placer, fleet, rebalancer, round_trips))
-        exposition.add(RateLimitMetrics(limits, allowances.named))
+        exposition.add(
+            RouterMetrics(
+                meter, requests, admission_controller, placer, fleet, rebalancer, round_trips
+            )
+        )
+        exposition.add(RateLimitMetrics(limits, quotas.named))
         admin = RouterAdmin(fleet, requests, tenants, intake, placer, rebalancer)
         server.add_admin(admin_pb2_grpc.add_AdminServicer_to_server, admin)
         server.on_drain(requests.drain)
@@ -134,7 +138,7 @@ async def serve(settings: RouterSettings) -> None:
 
 def _pages(fleet: Fleet, endpoint: str) -> dict[str, Render]:
     """Pages beside the metrics, which are served at `endpoint`."""
-    return {TARGETS_PATH: Targets(fleet, endpoint).render}
+    return {TARGETS_PATH: ServiceDiscovery(fleet, endpoint).render}
 
 
 def _http_server(

@@ -8,8 +8,8 @@ Pair = tuple[str, str]
 """The ids of a prefill and a decode worker."""
 
 
-class SetbackKind(Enum):
-    """What happened to an attempt."""
+class FailureKind(Enum):
+    """Kind of a failed attempt."""
 
     REFUSED = auto()
     """A worker did not take the request, and said why."""
@@ -25,7 +25,7 @@ class SetbackKind(Enum):
     """A decode worker gave the request back to make room for others. No failure of anybody."""
 
 
-class Setback(Exception):  # noqa: N818 - what it becomes, another try or an error, is open yet
+class AttemptFailure(Exception):  # noqa: N818 - what it becomes, another try or an error, is open yet
     """An attempt that came to nothing.
 
     Attributes:
@@ -36,7 +36,7 @@ class Setback(Exception):  # noqa: N818 - what it becomes, another try or an err
     """
 
     def __init__(
-        self, kind: SetbackKind, error: BatonError, worker: str = "", pair: Pair = ("", "")
+        self, kind: FailureKind, error: BatonError, worker: str = "", pair: Pair = ("", "")
     ) -> None:
         super().__init__(str(error))
         self.kind = kind

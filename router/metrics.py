@@ -1,4 +1,4 @@
-"""What a router tells of itself: read, when somebody asks, from what it knows anyway."""
+"""Metrics of a router, collected when scraped from counters that exist anyway."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -8,10 +8,10 @@ from prometheus_client.core import Metric
 from baton.cluster.round_trips import RoundTrips
 from baton.serving.telemetry.families import counter, gauge, histogram
 from baton.serving.telemetry.redis import redis_metrics
-from router.admission.controller import Gate
+from router.admission.controller import AdmissionController
 from router.admission.quotas import OTHERS
 from router.admission.rate_limit import KINDS, RateLimits
-from router.failure import SetbackKind
+from router.failure import FailureKind
 from router.fleet.fleet import Fleet
 from router.lifecycle.in_flight import Requests
 from router.placement.placer import PLACED, Placer
@@ -28,7 +28,7 @@ class RouterMetrics:
         self,
         meter: RequestMeter,
         requests: Requests,
-        gate: Gate,
+        admission_controller: AdmissionController,
         placer: Placer,
         fleet: Fleet,
         rebalancer: Rebalancer,
@@ -36,7 +36,7 @@ class RouterMetrics:
     ) -> None:
         self._meter = meter
         self._requests_in_flight = requests
-        self._gate = gate
+        self._admission = admission_controller
         self._placer = placer
         self._fleet = fleet
         self._rebalancer = rebalancer
@@ -49,7 +49,7 @@ class RouterMetrics:
         yield from redis_metrics(self._round_trips, self._fleet.staleness)
 
     def _requests(self) -> Iterable[Metric]:
-        meter, gate = self._meter, self._gate
+        meter, admission_controller = self._meter, self._admission
         yield histogram(
             "gen_ai_server_time_to_first_token_seconds",
             "From a request's arrival to its first token.",
@@ -86,12 +86,12 @@ class RouterMetrics:
         yield gauge(
             "baton_requests_waiting",
             "Requests that wait at this router for room.",
-            gate.num_waiting,
+            admission_controller.num_waiting,
         )
         yield gauge(
             "baton_waiting_prompt_tokens",
             "Prompt tokens of the requests that wait at this router for room.",
-            gate.num_waiting_tokens,
+            admission_controller.num_waiting_tokens,
         )
         yield counter(
             "baton_prompt_tokens_total",
@@ -116,7 +116,7 @@ class RouterMetrics:
             "baton_setbacks_total",
             "Attempts that came to nothing, of the requests that have ended: refused by a worker, "
             "worker lost, handoff broken, nobody to be asked, given back by its worker.",
-            {(k.name.lower(),): self._meter.num_setbacks[k] for k in SetbackKind},
+            {(k.name.lower(),): self._meter.num_failures[k] for k in FailureKind},
             ("kind",),
         )
         yield counter(
@@ -155,8 +155,8 @@ class RouterMetrics:
 
 
 class RateLimitMetrics:
-    """Who is refused for its tenant's limits: a tenant by its name if it is `named` in the file of
-    allowances, which keeps the number of labels to what an operator has written; else as "*"."""
+    """Rejections by rate limit and tenant. A tenant has a label of its own if it is `named` in the
+    file of quotas, which bounds the number of labels; the others share "*"."""
 
     def __init__(self, limits: RateLimits, named: Collection[str]) -> None:
         self._limits = limits

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from baton.sampling import SamplingParams
 from baton.serving.tenant import Tenant
 from baton.v1 import inference_pb2 as pb
-from router.failure import SetbackKind
+from router.failure import FailureKind
 from router.usage import Account
 
 ANONYMOUS = Tenant()
@@ -125,19 +125,19 @@ def work_of(request: Request, outputs: Outputs = (), *, scored: bool = False) ->
 
 @dataclass(frozen=True, slots=True)
 class RequestOutcome:
-    """How a request ended, made once at its end, however it came.
+    """Outcome of a request, made once when it ends.
 
     Attributes:
         finish_reasons: of the sequences that are complete, in their order.
         token_ids: of the same sequences, as they were shown.
-        setbacks: of all its attempts.
+        failures: kinds of its failed attempts, in order.
     """
 
     request: Request
     account: Account
     finish_reasons: tuple[pb.FinishReason.ValueType, ...] = ()
     token_ids: tuple[Sequence[int], ...] = ()
-    setbacks: tuple[SetbackKind, ...] = ()
+    failures: tuple[FailureKind, ...] = ()
 
     @property
     def num_output_tokens(self) -> int:

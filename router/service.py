@@ -110,8 +110,8 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         oldest, now = self._requests.of(self._tenants.of(context))[:limit], time.monotonic()
         return admin_pb2.ListRequestsResponse(
             requests=[
-                wire.request_info(saga.request, saga.account, saga.placement, now)
-                for saga in oldest
+                wire.request_info(lifecycle.request, lifecycle.account, lifecycle.placement, now)
+                for lifecycle in oldest
             ]
         )
 

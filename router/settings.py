@@ -1,4 +1,4 @@
-"""What the router can be told: flags = environment = YAML."""
+"""Settings of the router: flags = environment = YAML."""
 
 from pathlib import Path
 from typing import Literal, Self
@@ -12,7 +12,7 @@ from baton.serving.tenant import Tenants
 from baton.v1 import inference_pb2
 from router.admission.admission_queue import MAX_WAITING
 from router.admission.policy import AdmissionName
-from router.admission.quotas import Allowance, Allowances
+from router.admission.quotas import Quota, Quotas
 from router.placement.policy import PolicyName
 from router.roles.pool_load import Objectives
 from router.roles.role_balance import Hysteresis
@@ -118,7 +118,7 @@ class RouterSettings(ServingSettings):
         ge=1,
         description="Requests that may wait at the router for room; more are refused.",
     )
-    allowances: str | None = Field(
+    quotas: str | None = Field(
         None,
         description="File of lines `TENANT weight=1 max_concurrent=8 tokens_per_second=1000 "
         "requests_per_minute=60 tokens_per_minute=60000`: each tenant's share of what is served, "
@@ -200,14 +200,14 @@ class RouterSettings(ServingSettings):
             needs_token=not self.allow_anonymous,
         )
 
-    def all_allowances(self) -> Allowances:
+    def all_quotas(self) -> Quotas:
         """Raises `FailedPreconditionError` for a file that cannot be read."""
-        default = Allowance(
+        default = Quota(
             requests_per_minute=self.requests_per_minute, tokens_per_minute=self.tokens_per_minute
         )
-        if self.allowances is None:
-            return Allowances(default=default)
-        return Allowances.read(Path(self.allowances), default)
+        if self.quotas is None:
+            return Quotas(default=default)
+        return Quotas.read(Path(self.quotas), default)
 
     def objectives(self) -> Objectives:
         return Objectives(self.slo_ttft_ms / 1000, self.slo_itl_ms / 1000)

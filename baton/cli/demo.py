@@ -45,7 +45,7 @@ _PROMPTS: tuple[tuple[str, str, Prompt], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one prompt was answered, and when.
+    """Answer to one prompt, with its timings.
 
     Attributes:
         time_to_first_token: seconds, as the client saw it.

@@ -1,4 +1,4 @@
-"""How far a cluster has come: live on a terminal, a line for each change elsewhere."""
+"""Start-up progress of a cluster: live on a terminal, one line per change elsewhere."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

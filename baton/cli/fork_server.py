@@ -172,7 +172,7 @@ def _asked_by_imports() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What a child runs: `python -m module arguments`."""
+    """Command of a child: `python -m module arguments`."""
 
     module: str
     arguments: list[str]

@@ -19,7 +19,7 @@ _NUM_SHOWN = 20
 
 @dataclass(slots=True)
 class Summary:
-    """What came of a whole replay.
+    """Summary of a whole replay.
 
     Attributes:
         seconds: what the default policy reckons, of the recorded choice and of the new one, for

@@ -1,4 +1,4 @@
-"""How every command runs: what it raises is told in a sentence; its exit code says how it went."""
+"""Exit codes and error messages of commands: one sentence in place of a traceback."""
 
 import sys
 from collections.abc import Callable

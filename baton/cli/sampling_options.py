@@ -43,7 +43,7 @@ def _option(panel: str, text: str, *names: str, metavar: str | None = None) -> A
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
-    """What a command line says; a field is an option of the same name."""
+    """Sampling options of a command line; a field is an option of the same name."""
 
     max_tokens: Annotated[int, _option(_LENGTH, "Tokens to generate at most.")] = 128
     min_tokens: Annotated[int, _option(_LENGTH, "Tokens to generate before the end may come.")] = 0

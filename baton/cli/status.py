@@ -1,4 +1,4 @@
-"""How far one process has come, asked over its own admin service."""
+"""Start-up status of one process, read from its admin service."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ import grpc
 
 from baton.client.generation import AsyncGeneration, Call, Calls, Generation
 from baton.client.links import Links, Stubs
-from baton.client.resume import Leg, Resumption, Routers, is_silence
+from baton.client.resume import CallAttempt, Resumption, Routers, is_silence
 from baton.client.types import (
     Accepted,
     Candidate,
@@ -216,9 +216,9 @@ class Client:
         request = generate_request(prompt, params, model, request_id, priority)
         limit = self._timeout if timeout is None else timeout
         resumption = Resumption(request, self._routers, limit, waits=self._waits)
-        open_leg = partial(self._open, metadata=metadata)
-        calls = Calls(resumption, open_leg) if self._resume else None
-        return Generation(open_leg(resumption.first_leg()), _num_returned(params), calls)
+        open_attempt = partial(self._open, metadata=metadata)
+        calls = Calls(resumption, open_attempt) if self._resume else None
+        return Generation(open_attempt(resumption.first_attempt()), _num_returned(params), calls)
 
     def tokenize(self, prompt: str | Chat, *, model: str = "") -> Tokens:
         """The tokens `generate` would make of a prompt."""
@@ -291,10 +291,12 @@ class Client:
         request = admin.AbortRequest(request_id=request_id)
         self._answer(lambda i: self._admin[i].Abort, request, _ELSEWHERE)
 
-    def _open(self, leg: Leg, metadata: Metadata) -> Call:
-        stub = self._inference[leg.router]
+    def _open(self, attempt: CallAttempt, metadata: Metadata) -> Call:
+        stub = self._inference[attempt.router]
         metadata = (*self._metadata, *metadata)
-        return stub.Generate(leg.request, leg.timeout, metadata=metadata, wait_for_ready=self._wait)
+        return stub.Generate(
+            attempt.request, attempt.timeout, metadata=metadata, wait_for_ready=self._wait
+        )
 
     def _answer(
         self,
@@ -385,9 +387,11 @@ class AsyncClient:
         request = generate_request(prompt, params, model, request_id, priority)
         limit = self._timeout if timeout is None else timeout
         resumption = Resumption(request, self._routers, limit, waits=self._waits)
-        open_leg = partial(self._open, metadata=metadata)
-        calls = Calls(resumption, open_leg) if self._resume else None
-        return AsyncGeneration(open_leg(resumption.first_leg()), _num_returned(params), calls)
+        open_attempt = partial(self._open, metadata=metadata)
+        calls = Calls(resumption, open_attempt) if self._resume else None
+        return AsyncGeneration(
+            open_attempt(resumption.first_attempt()), _num_returned(params), calls
+        )
 
     async def tokenize(self, prompt: str | Chat, *, model: str = "") -> Tokens:
         """The tokens `generate` would make of a prompt."""
@@ -466,12 +470,12 @@ class AsyncClient:
         task.add_done_callback(self._retiring.pop)
 
     def _open(
-        self, leg: Leg, metadata: Metadata
+        self, attempt: CallAttempt, metadata: Metadata
     ) -> "grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]":
-        stub = self._inference[leg.router]
+        stub = self._inference[attempt.router]
         metadata = (*self._metadata, *metadata)
         return stub.Generate(
-            leg.request, timeout=leg.timeout, metadata=metadata, wait_for_ready=self._wait
+            attempt.request, timeout=attempt.timeout, metadata=metadata, wait_for_ready=self._wait
         )
 
     async def _answer(

@@ -8,7 +8,7 @@ from typing import Generic, Protocol, Self, TypeAlias, TypeVar
 import grpc
 
 from baton.client.progress import Progress
-from baton.client.resume import Leg, Resumption
+from baton.client.resume import CallAttempt, Resumption
 from baton.client.types import Accepted, Chunk, Completion, Finished, TokenLogprobs
 from baton.errors import CancelledError
 from baton.rpc_errors import error_of
@@ -30,9 +30,11 @@ _AnyCall = TypeVar("_AnyCall")
 class Calls(Generic[_AnyCall]):
     """The calls of one generation, one after the other. `open` makes one of them."""
 
-    def __init__(self, resumption: Resumption, open_leg: Callable[[Leg], _AnyCall]) -> None:
-        self.after = resumption.next_leg
-        self.open = open_leg
+    def __init__(
+        self, resumption: Resumption, open_attempt: Callable[[CallAttempt], _AnyCall]
+    ) -> None:
+        self.after = resumption.next_attempt
+        self.open = open_attempt
 
 
 class Generation(Iterator[Chunk]):
@@ -127,12 +129,12 @@ class Generation(Iterator[Chunk]):
     def _resume(self, error: grpc.RpcError) -> None:
         """Goes on with another call, or raises what ended this one."""
         calls = None if self._cancelled.is_set() else self._calls
-        leg = None if calls is None else calls.after(error, self._progress)
-        if calls is None or leg is None:
+        attempt = None if calls is None else calls.after(error, self._progress)
+        if calls is None or attempt is None:
             raise error_of(error) from error
-        if self._cancelled.wait(leg.pause):
+        if self._cancelled.wait(attempt.pause):
             raise CancelledError("the generation was cancelled")
-        self._call = calls.open(leg)
+        self._call = calls.open(attempt)
         if self._cancelled.is_set():  # by another thread, a moment ago
             self._call.cancel()
 
@@ -242,12 +244,12 @@ class AsyncGeneration(AsyncIterator[Chunk]):
     async def _resume(self, error: grpc.RpcError) -> None:
         """Goes on with another call, or raises what ended this one."""
         calls = None if self._cancelled.is_set() else self._calls
-        leg = None if calls is None else calls.after(error, self._progress)
-        if calls is None or leg is None:
+        attempt = None if calls is None else calls.after(error, self._progress)
+        if calls is None or attempt is None:
             raise self._progress.fail(error_of(error)) from error
-        if await self._is_cancelled_within(leg.pause):
+        if await self._is_cancelled_within(attempt.pause):
             raise self._progress.fail(CancelledError("the generation was cancelled"))
-        self._call = calls.open(leg)
+        self._call = calls.open(attempt)
         self._events = aiter(self._call)
 
     async def _is_cancelled_within(self, seconds: float) -> bool:

@@ -1,4 +1,4 @@
-"""What the events of a generation have added up to, over all its calls. Waits for nothing."""
+"""State of one generation, accumulated from its events over all its calls. Awaits nothing."""
 
 from collections import defaultdict, deque
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from baton.v1 import inference_pb2 as pb
 
 @dataclass(slots=True)
 class _SequenceProgress:
-    """What the chunks of one sequence have added up to.
+    """Accumulated chunks of one sequence.
 
     Attributes:
         has_rest: its last text is here, which comes without a token of its own.
@@ -64,7 +64,7 @@ class _SequenceProgress:
 
 
 class Progress:
-    """Of one generation of some sequences.
+    """Progress of one generation, of one or several sequences.
 
     Attributes:
         accepted: by the latest router that did.

@@ -1,4 +1,6 @@
-"""Where a generation goes on when its router is lost. Waits for nothing and opens no connection."""
+"""Router failover: the point where a generation resumes when its router is lost. Awaits nothing
+and opens no connection.
+"""
 
 import random
 import time
@@ -61,7 +63,7 @@ def is_silence(error: grpc.RpcError) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Leg:
+class CallAttempt:
     """One call of a generation: what to ask of which router, when, and in how many seconds."""
 
     request: pb.GenerateRequest
@@ -98,10 +100,10 @@ class Resumption:
         self._num_received = 0
         self._silent_since: float | None = None
 
-    def first_leg(self) -> Leg:
-        return Leg(self._request, self._router, self._expires_at - self._clock())
+    def first_attempt(self) -> CallAttempt:
+        return CallAttempt(self._request, self._router, self._expires_at - self._clock())
 
-    def next_leg(self, error: grpc.RpcError, progress: Progress) -> Leg | None:
+    def next_attempt(self, error: grpc.RpcError, progress: Progress) -> CallAttempt | None:
         """What to do about the end of the latest call; None: nothing, it is the end."""
         if progress.num_received > self._num_received:
             self._num_failures, self._num_received = 0, progress.num_received
@@ -118,7 +120,7 @@ class Resumption:
             return None
         progress.begin_call()
         request = resumed_request(self._request, progress.accepted, progress.received)
-        return Leg(request, self._router, timeout, pause)
+        return CallAttempt(request, self._router, timeout, pause)
 
     def _may_go_on(self, error: grpc.RpcError, progress: Progress) -> bool:
         code = error.code()

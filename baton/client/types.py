@@ -1,4 +1,4 @@
-"""What the client takes and gives, as plain data. Knows nothing of protobuf nor of connections."""
+"""Requests and events of the client, as plain data. Knows nothing of protobuf or connections."""
 
 import enum
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ Prompt: TypeAlias = str | Sequence[int] | Chat
 
 
 class FinishReason(enum.StrEnum):
-    """Why a sequence ended."""
+    """Reason for which a sequence ended."""
 
     UNSPECIFIED = "unspecified"
     END_OF_SEQUENCE = "end_of_sequence"
@@ -56,7 +56,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What has come of one sequence so far.
+    """Output of one sequence so far.
 
     Attributes:
         finish_reason: as it came with the last token.
@@ -99,7 +99,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a request runs.
+    """Workers of a request.
 
     Attributes:
         prefill_worker: empty if the decode worker computes the prompt.
@@ -116,7 +116,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Where a request was or would be placed, and why.
+    """Explanation of a placement, made or hypothetical.
 
     Attributes:
         num_tokens: that were placed: the prompt, and output that came before.
@@ -147,7 +147,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a request used, all its sequences together; the fields are those of `baton.v1.Usage`."""
+    """Usage of a request, all its sequences together; the fields are those of `baton.v1.Usage`."""
 
     num_prompt_tokens: int
     num_output_tokens: int
@@ -262,7 +262,7 @@ class RequestInfo:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """What others must know of a worker to exchange blocks with it; the fields are those of
+    """Facts by which workers pair to exchange blocks; the fields are those of
     `baton.v1.WorkerFacts`."""
 
     id: str
@@ -275,7 +275,7 @@ class WorkerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """What one process is, and how its surroundings look from there.
+    """Build info of one process, and its view of Redis and of its model.
 
     Attributes:
         versions: of "baton", "python" and of libraries, by name.
@@ -300,7 +300,7 @@ class RoleFlip:
 
 @dataclass(frozen=True, slots=True)
 class RoleBalance:
-    """How the loads of the two pools compare, as a router sees it.
+    """Loads of the two pools, as a router sees them.
 
     Attributes:
         prefill_pressure, decode_pressure: above 1 a pool has too much to do
@@ -319,7 +319,7 @@ class RoleBalance:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one process is doing; the fields are those of `baton.v1.GetLoadResponse`.
+    """Load of one process; the fields are those of `baton.v1.GetLoadResponse`.
 
     `state` as in `Worker`; `phase` and `progress` in [0, 1] say how far it is while "starting".
     """

@@ -1,4 +1,4 @@
-"""Where Redis is, as people write it: one URL for a server, a Sentinel group or a Cluster.
+"""Redis addresses: one URL for a server, a Sentinel group or a Cluster.
 
     redis://[[user]:password@]host[:6379][/db]
     redis+sentinel://[[user]:password@]host[:26379],host,.../service[/db]
@@ -42,7 +42,7 @@ _TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """How a server proves who it is, and we to it. Files are PEM.
+    """Certificates for Redis, of the server and of this client. Files are PEM.
 
     Attributes:
         ca_file: who may have signed the server's certificate; None: whom this machine trusts.

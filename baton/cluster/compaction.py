@@ -1,4 +1,5 @@
-"""How a snapshot is kept up to date without ever being written at once.
+"""Incremental compaction of a worker's snapshot in Redis: it is kept up to date in slices and never
+rewritten at once.
 
 Round after round, its slots are written in place, a few with each batch of events. When a round is
 complete, all of it is as it was at the round's start or later; so the snapshot says that start as
@@ -7,7 +8,7 @@ its sequence number, and the events after it make it exact whenever each slot wa
 
 from dataclasses import dataclass
 
-from baton.cluster.snapshot import Mirror
+from baton.cluster.snapshot import IndexSnapshot
 
 _SLOTS_PER_HASH = 8  # a round is over after events of an eighth as many hashes as there are slots
 _HASHES_PER_BATCH = 16  # what a batch costs a reader beside its hashes, in hashes
@@ -32,13 +33,13 @@ class Slice:
 
 
 class Compaction:
-    """Which slots of the mirror are to be written next.
+    """Progress of compaction: the slots of the snapshot to be written next.
 
     Args:
         max_slots: the most that is written at once.
     """
 
-    def __init__(self, mirror: Mirror, max_slots: int = _MAX_SLOTS) -> None:
+    def __init__(self, mirror: IndexSnapshot, max_slots: int = _MAX_SLOTS) -> None:
         self._mirror = mirror
         self._max_slots = max_slots
         self._sequence = 0  # of the last complete round

@@ -6,7 +6,7 @@ Redis.
 
 from baton.cluster.events import EventBatch, KvEvents
 from baton.cluster.prefix import BlockHash
-from baton.cluster.snapshot import Mirror
+from baton.cluster.snapshot import IndexSnapshot
 
 
 class EventLog:
@@ -23,7 +23,7 @@ class EventLog:
         self._max_pending = max_pending
         self._sequence = 0
         self._first_pending = 1
-        self._mirror = Mirror()
+        self._mirror = IndexSnapshot()
         self._pending: dict[BlockHash, bool] = {}  # whether the hash was stored last, or removed
         self._cleared = False
         self._behind = True
@@ -34,7 +34,7 @@ class EventLog:
         return self._sequence
 
     @property
-    def mirror(self) -> Mirror:
+    def mirror(self) -> IndexSnapshot:
         """What is findable after the latest event."""
         return self._mirror
 

@@ -24,8 +24,8 @@ _SEQUENCE = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class KvEvents:
-    """What changed in a worker's cache: first all is cleared (if it is), then hashes are removed,
-    then hashes are stored."""
+    """Changes of a worker's cache: first all is cleared (if it is), then hashes are removed, then
+    hashes are stored."""
 
     stored: tuple[BlockHash, ...] = ()
     removed: tuple[BlockHash, ...] = ()

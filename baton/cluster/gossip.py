@@ -1,4 +1,4 @@
-"""What each router tells the others, over Redis: a few bytes from each, again and again.
+"""Router-to-router gossip: each router publishes a small payload again and again in a Redis hash.
 
 All lie in one hash, a field for each router. A notice begins with a number that grows, so that each
 reader sees by its own clock which routers still speak. Knows nothing of what is told.
@@ -25,7 +25,7 @@ class _Heard:
     at: float
 
 
-class Notices:
+class Gossip:
     """Those of one router, and what it hears of the others.
 
     No method raises on Redis trouble; what was heard then counts as long as ever. The caller owns

@@ -31,7 +31,7 @@ class _Slot:
 
 
 class LocalityIndex:
-    """Which workers hold which leading blocks of a sequence.
+    """Locality index: the leading blocks of a sequence that each worker holds.
 
     Every operation is bounded by what it is given. Memory is bounded too: beyond `max_entries`
     hashes, those are evicted, for all workers, that came or were asked for longest ago.

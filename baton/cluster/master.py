@@ -1,4 +1,4 @@
-"""Who the master is: asked of sentinels, or of the nodes of a cluster.
+"""Lookup of the Redis master, by Sentinels or by the nodes of a Cluster.
 
 All that Baton keeps lies in one slot of a cluster, so that there too one node is the master of it
 all, and one lookup serves both (ADR 0021).

@@ -24,7 +24,7 @@ _sha256 = hashlib.sha256
 
 @dataclass(frozen=True, slots=True)
 class PrefixNamespace:
-    """What must be equal for two workers' blocks to be interchangeable.
+    """Namespace of chain hashes: workers' blocks are interchangeable only if theirs are equal.
 
     Attributes:
         model: the fingerprint of the weights and their configuration.

@@ -14,8 +14,8 @@ return 1
 """
 
 
-class Turn:
-    """What only one may do at a time, of those that share a Redis and a key.
+class RedisLock:
+    """Best-effort lock in Redis with a TTL, by key and holder. Not a fencing token.
 
     Whoever has it keeps it for a time and no longer, so that nobody's death blocks the others. It
     keeps two from doing the same at once; it is no fence for what one does that was held up.

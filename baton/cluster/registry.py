@@ -1,4 +1,4 @@
-"""Which workers there are: each writes its own record to Redis and renews it while it lives.
+"""Worker registry: each worker writes its own record to Redis and renews it while it lives.
 
 A record is a hash that expires unless renewed; a set lists the ids (`baton.cluster.keys`).
 `baton.cluster.watcher` is the reading side. Knows nothing of what the workers do, nor whether they
@@ -47,7 +47,7 @@ def new_epoch() -> int:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """What the others must know of a worker.
+    """Registry record of one worker.
 
     Attributes:
         id: its name, the same from start to start.

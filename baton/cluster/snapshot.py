@@ -1,4 +1,4 @@
-"""What is findable on a worker now, laid out as its snapshot in Redis is.
+"""Snapshot of the block hashes cached on a worker, laid out as it is stored in Redis.
 
 A hash keeps its slot for as long as it is findable, and the next one takes the slot that becomes
 free. So the snapshot is brought up to date in place, a few slots at a time, and is never longer
@@ -9,7 +9,7 @@ from baton.cluster.events import HOLE, KvEvents
 from baton.cluster.prefix import BlockHash
 
 
-class Mirror:
+class IndexSnapshot:
     """Findable hashes in slots. Constant work per hash, but for clearing."""
 
     def __init__(self) -> None:

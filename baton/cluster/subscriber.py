@@ -39,7 +39,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Follow:
-    """How far one worker epoch was read.
+    """Read position in the event stream of one worker epoch.
 
     Attributes:
         applied: the number of the latest event in the index.

@@ -1,4 +1,4 @@
-"""Which workers there are, as a router sees it: the reading side of `baton.cluster.registry`.
+"""Registry watcher of a router: the reading side of `baton.cluster.registry`.
 
 Knows nothing of whether the workers answer; the router asks them itself.
 """

@@ -67,8 +67,8 @@ class StreamWatcher(Protocol):
 
 
 class SequenceStream:
-    """What the engine says of one request. Leaving the `with` block ends its sequences and frees
-    their blocks, wherever they are.
+    """Updates of one request. Leaving the `with` block ends its sequences and frees their blocks,
+    wherever they are.
 
     Attributes:
         watcher: is told when it is said; None: nobody asks.

@@ -1,4 +1,4 @@
-"""What an engine computes with: torch's operations, or our kernels. Chosen once, at load."""
+"""Compute backend of an engine: torch operations or Triton kernels. Chosen once, at load."""
 
 import logging
 from typing import Protocol
@@ -31,7 +31,11 @@ class Backend(Protocol):
     def attention(self, cache: KvCache) -> Attention: ...
 
     def sampler(
-        self, num_seats: int, vocab_size: int, device: torch.device, eos_token_ids: frozenset[int]
+        self,
+        num_batch_slots: int,
+        vocab_size: int,
+        device: torch.device,
+        eos_token_ids: frozenset[int],
     ) -> Sampler: ...
 
     def graphs(
@@ -56,9 +60,13 @@ class TorchBackend:
         return TorchAttention(cache)
 
     def sampler(
-        self, num_seats: int, vocab_size: int, device: torch.device, eos_token_ids: frozenset[int]
+        self,
+        num_batch_slots: int,
+        vocab_size: int,
+        device: torch.device,
+        eos_token_ids: frozenset[int],
     ) -> Sampler:
-        return Sampler(num_seats, vocab_size, device, eos_token_ids)
+        return Sampler(num_batch_slots, vocab_size, device, eos_token_ids)
 
     def graphs(
         self, _model: DecoderModel, _attention: Attention, _device: torch.device

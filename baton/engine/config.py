@@ -1,4 +1,4 @@
-"""How an engine is set up. Plain data; what depends on the model is worked out by the engine."""
+"""Configuration of an engine. Plain data; the engine derives what depends on the model."""
 
 from dataclasses import dataclass
 

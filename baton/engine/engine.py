@@ -73,7 +73,7 @@ class Engine:
             loaded.model,
             loaded.attention,
             loaded.cache,
-            self._scheduler.seats,
+            self._scheduler.batch_slots,
             sampler,
             info.vocab_size,
             device,

@@ -1,4 +1,4 @@
-"""What goes into an engine and what comes out of it. Plain data."""
+"""Requests and updates of an engine. Plain data."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from baton.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What others must know of a loaded model."""
+    """Properties of a loaded model."""
 
     name: str
     architecture: str
@@ -75,7 +75,7 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class SequenceUpdate:
-    """What one step did for one sequence: one token at most; several updates if it made several.
+    """Update of one sequence by one step: one token at most; several updates if it made several.
 
     Attributes:
         index: which sequence of the request; of finished beams, its place, best first.

@@ -1,4 +1,4 @@
-"""Which of a request's sequences are returned, and in which order."""
+"""Ranking of a request's sequences: which are returned, and in which order."""
 
 from baton.engine.messages import SequenceUpdate
 from baton.sampling import SamplingParams

@@ -17,7 +17,7 @@ from baton.engine.models.cuda_graphs import DecodeGraphs
 from baton.engine.sampling.sampler import Sampler, score
 from baton.engine.scheduler.kv.memory_operations import BlockMove
 from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult, TokenLogprobs
-from baton.engine.scheduler.sequences.batch_slots import Int64Array, Seats
+from baton.engine.scheduler.sequences.batch_slots import BatchSlots, Int64Array
 from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput
 
 _NOTHING = StepResult(np.zeros(0, np.int64))
@@ -67,17 +67,17 @@ class Launched:
     """A step that has been given to the device. Its tokens are there; nothing has waited for them.
 
     Attributes:
-        seats: whose row each token is, `[num_rows]`.
+        batch_slots: whose row each token is, `[num_rows]`.
         token_ids: `[num_rows]` on the device; None where it chooses none.
     """
 
     def __init__(
         self,
-        seats: Int64Array,
+        batch_slots: Int64Array,
         token_ids: torch.Tensor | None,
         fetch: Callable[[], StepResult],
     ) -> None:
-        self.seats = seats
+        self.batch_slots = batch_slots
         self.token_ids = token_ids
         self._fetch = fetch
 
@@ -94,7 +94,7 @@ class ModelRunner:
         model: DecoderModel,
         attention: Attention,
         cache: KvCache,
-        seats: Seats,
+        batch_slots: BatchSlots,
         sampler: Sampler,
         vocab_size: int,
         device: torch.device,
@@ -106,14 +106,14 @@ class ModelRunner:
         self._model = model
         self._attention = attention
         self._cache = cache
-        self._seats = seats
+        self._batch_slots = batch_slots
         self._sampler = sampler
         self._device = device
         self._upload = uploader(device)
         self._encoder = encoder
         self._graphs = graphs
         self._clock = clock or StepClock()
-        self._grammars = GrammarMasks(len(seats.owners), vocab_size)
+        self._grammars = GrammarMasks(len(batch_slots.owners), vocab_size)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Computes the plan's tokens and samples where it says so."""
@@ -121,8 +121,8 @@ class ModelRunner:
 
     def may_run_behind(self, plan: StepPlan) -> bool:
         """Whether the step behind this one could be launched before its tokens are known."""
-        seats = plan.sample_seats
-        return not (self._sampler.needs_history(seats) or self._grammars.applies(seats))
+        batch_slots = plan.sample_slots
+        return not (self._sampler.needs_history(batch_slots) or self._grammars.applies(batch_slots))
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, behind: Launched | None = None) -> Launched:
@@ -134,27 +134,27 @@ class ModelRunner:
         with self._clock.forward():
             if plan.has_memory_operations:
                 self._move_blocks(plan)
-            for sequence in plan.seated:
+            for sequence in plan.new_slots:
                 request = sequence.request
-                self._sampler.assign(sequence.seat, request.params, request.num_prompt_tokens)
-                self._grammars.assign(sequence.seat, request)
+                self._sampler.assign(sequence.batch_slot, request.params, request.num_prompt_tokens)
+                self._grammars.assign(sequence.batch_slot, request)
             self._encode(plan)
             if not plan.num_tokens:
-                return Launched(plan.sample_seats, None, lambda: _NOTHING)
+                return Launched(plan.sample_slots, None, lambda: _NOTHING)
             logits = self._forward(plan, behind)
         with self._clock.sample():
             if len(logits) == len(plan.sample_rows):
                 return self._sample(plan, logits)
             result = self._choose(plan, logits)
-            return Launched(plan.sample_seats, None, lambda: result)
+            return Launched(plan.sample_slots, None, lambda: result)
 
     def _forward(self, plan: StepPlan, behind: Launched | None) -> torch.Tensor:
         """The logits that the plan asks for: replayed if they can be."""
         if self._graphs is not None and plan.is_pure_decode:
             ragged = RaggedBatch.of_decodes(
-                plan.decode_seats, plan.decode_starts, self._seats.block_tables
+                plan.decode_slots, plan.decode_starts, self._batch_slots.block_tables
             )
-            token_ids = self._token_ids(ragged, plan.decode_seats, plan.decode_starts, behind)
+            token_ids = self._token_ids(ragged, plan.decode_slots, plan.decode_starts, behind)
             replayed = self._graphs.run(token_ids, self._upload(plan.decode_starts), ragged)
             if replayed is not None:
                 return replayed
@@ -166,19 +166,19 @@ class ModelRunner:
     def inputs(self, plan: StepPlan, behind: Launched | None = None) -> ModelInputs:
         """What the model is given: the tokens of the step, who attends to what, and where new K and
         V go. The plan computes at least one token."""
-        seats, starts = plan.decode_seats, plan.decode_starts
-        tables = self._seats.block_tables
+        batch_slots, starts = plan.decode_slots, plan.decode_starts
+        tables = self._batch_slots.block_tables
         if not plan.spans:
-            ragged = RaggedBatch.of_decodes(seats, starts, tables)
+            ragged = RaggedBatch.of_decodes(batch_slots, starts, tables)
         else:
             spans = np.array(
-                [(s.sequence.seat, s.start, s.end - s.start) for s in plan.spans], np.int64
+                [(s.sequence.batch_slot, s.start, s.end - s.start) for s in plan.spans], np.int64
             ).T
             ragged = RaggedBatch(
-                np.concatenate([seats, spans[0]]),
+                np.concatenate([batch_slots, spans[0]]),
                 np.concatenate([starts, spans[1]]),
-                np.concatenate([np.ones_like(seats), spans[2]]),
-                len(seats),
+                np.concatenate([np.ones_like(batch_slots), spans[2]]),
+                len(batch_slots),
                 tables,
             )
         batch = self._attention.prepare(ragged)
@@ -186,7 +186,7 @@ class ModelRunner:
         if plan.spans:
             rows = np.concatenate([rows, plan.beam_rows, _scored_rows(plan)])
         return ModelInputs(
-            self._token_ids(ragged, batch.token_seats, batch.positions, behind),
+            self._token_ids(ragged, batch.token_slots, batch.positions, behind),
             self._upload(batch.positions),
             batch,
             self._upload(rows),
@@ -195,25 +195,27 @@ class ModelRunner:
     def _token_ids(
         self,
         ragged: RaggedBatch,
-        seats: Int64Array,
+        batch_slots: Int64Array,
         positions: Int64Array,
         behind: Launched | None,
     ) -> torch.Tensor:
         """From the columns; those of decodes as the step before has chosen them."""
         num_chosen = 0 if behind is None else ragged.num_decodes
-        given = self._seats.token_ids[seats[num_chosen:], positions[num_chosen:]].astype(np.int64)
+        given = self._batch_slots.token_ids[
+            batch_slots[num_chosen:], positions[num_chosen:]
+        ].astype(np.int64)
         if behind is None or not num_chosen:
             return self._upload(given)
-        chosen = self._tokens_of(behind, seats[:num_chosen])
+        chosen = self._tokens_of(behind, batch_slots[:num_chosen])
         return torch.cat([chosen, self._upload(given)]) if given.size else chosen
 
-    def _tokens_of(self, step: Launched, seats: Int64Array) -> torch.Tensor:
-        """The tokens that a step has chosen for these seats, which are some of its own in its
+    def _tokens_of(self, step: Launched, batch_slots: Int64Array) -> torch.Tensor:
+        """The tokens that a step has chosen for these slots, which are some of its own in its
         order. Waits for nothing."""
         assert step.token_ids is not None, "a step behind one without tokens"
-        if len(seats) == len(step.seats):
+        if len(batch_slots) == len(step.batch_slots):
             return step.token_ids
-        return step.token_ids[self._upload(np.flatnonzero(np.isin(step.seats, seats)))]
+        return step.token_ids[self._upload(np.flatnonzero(np.isin(step.batch_slots, batch_slots)))]
 
     def _move_blocks(self, plan: StepPlan) -> None:
         """Out, copies, clearing, in: nothing is overwritten before it was read."""
@@ -251,15 +253,21 @@ class ModelRunner:
         return result
 
     def _sample(self, plan: StepPlan, logits: torch.Tensor) -> Launched:
-        columns, seats, lengths = self._seats.token_ids, plan.sample_seats, plan.sample_lengths
-        allowed = self._grammars.fill(seats, lengths, columns)
-        choice = self._sampler.choose(logits, seats, plan.sample_indices, lengths, columns, allowed)
+        columns, batch_slots, lengths = (
+            self._batch_slots.token_ids,
+            plan.sample_slots,
+            plan.sample_lengths,
+        )
+        allowed = self._grammars.fill(batch_slots, lengths, columns)
+        choice = self._sampler.choose(
+            logits, batch_slots, plan.sample_indices, lengths, columns, allowed
+        )
 
         def fetch() -> StepResult:
             chosen = choice.fetch()
             endings: dict[int, str | None] = {}
             if allowed is not None:
-                endings = self._grammars.accept(seats, lengths, columns, chosen.token_ids)
+                endings = self._grammars.accept(batch_slots, lengths, columns, chosen.token_ids)
             return StepResult(
                 chosen.token_ids,
                 chosen.logprobs,
@@ -268,16 +276,16 @@ class ModelRunner:
                 endings=endings,
             )
 
-        return Launched(seats, choice.token_ids, fetch)
+        return Launched(batch_slots, choice.token_ids, fetch)
 
     def _beam_candidates(
         self, plan: StepPlan, logits: torch.Tensor, result: StepResult
     ) -> StepResult:
         token_ids, scores = self._sampler.beam_candidates(
             logits,
-            plan.beam_seats,
+            plan.beam_slots,
             plan.beam_lengths,
-            self._seats.token_ids,
+            self._batch_slots.token_ids,
             plan.num_beam_candidates,
         )
         logprobs = None
@@ -311,7 +319,7 @@ class ModelRunner:
 def _scored_rows(plan: StepPlan) -> Int64Array:
     """Rows of the flat batch whose logits give the log-probabilities of prompt tokens."""
     rows: list[int] = []
-    begin = len(plan.decode_seats)
+    begin = len(plan.decode_slots)
     for span in plan.spans:
         if span.scored:
             first = begin - span.start - 1  # of the token before position 0

@@ -48,10 +48,14 @@ class TritonBackend:
         )
 
     def sampler(
-        self, num_seats: int, vocab_size: int, device: torch.device, eos_token_ids: frozenset[int]
+        self,
+        num_batch_slots: int,
+        vocab_size: int,
+        device: torch.device,
+        eos_token_ids: frozenset[int],
     ) -> Sampler:
-        chooser = TritonChooser(num_seats, vocab_size, device)
-        return Sampler(num_seats, vocab_size, device, eos_token_ids, chooser)
+        chooser = TritonChooser(num_batch_slots, vocab_size, device)
+        return Sampler(num_batch_slots, vocab_size, device, eos_token_ids, chooser)
 
     def graphs(
         self, model: DecoderModel, attention: Attention, device: torch.device

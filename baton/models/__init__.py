@@ -1,4 +1,4 @@
-"""Where checkpoints lie: those that ship with Baton, folders, and the hub."""
+"""Checkpoint lookup: models shipped with Baton, folders, and the Hugging Face hub."""
 
 from collections.abc import Sequence
 from pathlib import Path

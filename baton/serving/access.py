@@ -1,4 +1,4 @@
-"""Who may call which service: told by the role in the certificate that a caller has shown.
+"""Access control of gRPC services, by the role in the caller's certificate.
 
 A role is the path of a URI that the certificate is for, in the form of SPIFFE:
 `spiffe://any-domain/baton/router`. Which process connects to which is in
@@ -50,14 +50,14 @@ _URI = re.compile(
 
 
 class Connected(Protocol):
-    """What is asked of a call; `grpc.aio.ServicerContext` has it."""
+    """Connection of a call; `grpc.aio.ServicerContext` implements it."""
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a certificate says of who bears it.
+    """Identity in a certificate.
 
     Attributes:
         tenant: of a client whose every call is of one; None: it is told otherwise.

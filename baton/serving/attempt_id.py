@@ -1,4 +1,4 @@
-"""What a request is called on a worker: by its own name and that of the attempt at it."""
+"""Id of one attempt at a request, by which workers know it."""
 
 import re
 

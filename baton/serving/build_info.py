@@ -1,4 +1,4 @@
-"""What a process says of itself: its versions, its clock, and what it has of Redis."""
+"""Build info of a process: its versions, its clock, and its view of Redis."""
 
 import functools
 import platform

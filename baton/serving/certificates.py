@@ -19,7 +19,7 @@ _TURNS = 8
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What a certificate says.
+    """Parsed certificate.
 
     Attributes:
         identity: None: it has no role.

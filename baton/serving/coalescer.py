@@ -1,4 +1,6 @@
-"""How often one stream sends: what comes in between is gathered into the next message."""
+"""Coalescing window of one stream: at most one message per interval, with all tokens since the
+last.
+"""
 
 import asyncio
 import time
@@ -7,7 +9,7 @@ import time
 INTERVAL_SECONDS = 0.001
 
 
-class Pace:
+class Coalescer:
     """Lets a stream send at most once in `seconds`. One that is slower never waits.
 
     Zero: nothing waits, and nothing is to be gathered.

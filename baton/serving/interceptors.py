@@ -1,4 +1,4 @@
-"""What happens around every call: errors become statuses, and calls in flight are counted.
+"""gRPC interceptors around every call: errors become statuses, and calls in flight are counted.
 
 Handlers are wrapped as coroutines that write, whatever they were, so that a generator is closed in
 its own task at the moment its call ends. Knows nothing of what a call does.

@@ -22,7 +22,7 @@ _LENGTH_DELIMITED = 2
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """What stands for a request that could not be parsed."""
+    """Placeholder of a request that could not be parsed."""
 
     error: InvalidArgumentError
 

@@ -1,5 +1,5 @@
-"""Which ports the processes of a cluster listen on, and who connects to which: what a firewall
-needs to be told. The chart's network policies are tested against it, and it against a cluster.
+"""Network topology of a cluster: the ports of each process, and which process connects to which.
+The chart's network policies are tested against it, and it against a cluster.
 """
 
 from dataclasses import dataclass

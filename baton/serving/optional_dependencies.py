@@ -1,4 +1,6 @@
-"""What a plain `pip install baton-serve` leaves out: whether it is there, and how to get it."""
+"""Optional dependencies: whether an extra of `pip install baton-serve` is installed, and how to
+install it.
+"""
 
 import sys
 from importlib.util import find_spec

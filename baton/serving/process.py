@@ -1,4 +1,4 @@
-"""How every process starts and ends: settings, logging, the event loop, errors as sentences."""
+"""Process start and end: settings, logging, event loop, errors as sentences."""
 
 import asyncio
 import gc

@@ -50,7 +50,7 @@ CommaSeparated = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 
 
 class ServingSettings(BaseSettings):
-    """What every process that serves can be told.
+    """Settings that every serving process has.
 
     Made directly, it takes its arguments and defaults alone; `load` reads flags, environment and
     file.

@@ -1,4 +1,4 @@
-"""Whose a call is: told by the credentials it came with, and by nothing that it says.
+"""Tenant of a call, determined by its credentials and by nothing else that it says.
 
 Of a caller that has shown a certificate (mutual TLS) which names a tenant, it is that one; else it
 is what the token it bears was given to, in a file that holds tokens only as hashes; a caller
@@ -26,7 +26,7 @@ _BEARER = re.compile(r"bearer +(?P<token>.+)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Whose something is.
+    """Tenant of a request.
 
     Attributes:
         salt: goes into the chain hashes of what is cached; who has another one finds none of it.
@@ -37,13 +37,13 @@ class Tenant:
 
 
 class Caller(Connected, Protocol):
-    """What is asked of a call; `grpc.aio.ServicerContext` has it."""
+    """Caller of a request; `grpc.aio.ServicerContext` implements it."""
 
     def invocation_metadata(self) -> "Iterable[tuple[str, str | bytes]] | None": ...
 
 
 class Tenants:
-    """Who bears which token. Without any, all callers whose certificate names none are one."""
+    """Tenants by token. Without tokens, all callers whose certificate names no tenant are one."""
 
     def __init__(
         self,

@@ -1,4 +1,6 @@
-"""What a worker lets others have of its KV, and how it gets theirs. The same for both roles."""
+"""KV exchange of a worker: serves its own blocks under leases and fetches those of others. The
+same for both roles.
+"""
 
 from contextlib import AsyncExitStack
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""How a worker's process keeps the memory of messages and tensors that come and go."""
+"""Allocator settings of a worker process, so that memory of messages and tensors is reused."""
 
 import ctypes
 

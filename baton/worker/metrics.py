@@ -1,4 +1,4 @@
-"""What a worker tells of itself: read, when somebody asks, from what it knows anyway."""
+"""Metrics of a worker, collected when scraped from counters that exist anyway."""
 
 from collections.abc import Iterable
 

@@ -10,8 +10,7 @@ Totals = Mapping[str, Mapping[Labels, float]]
 
 
 class RoleTotals:
-    """What was counted in each role. To be told the totals before a role ends, and before it is
-    read."""
+    """Counters by role. Must be settled before a role ends, and before they are read."""
 
     def __init__(self) -> None:
         self._settled: dict[tuple[str, Labels], float] = {}

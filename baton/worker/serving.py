@@ -1,4 +1,4 @@
-"""What a worker lets others have of its pools, once its model is loaded."""
+"""Pools of a worker as other workers may read them, after its model is loaded."""
 
 import asyncio
 import dataclasses
@@ -12,8 +12,8 @@ from kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
 from kvtransfer.connectors.cuda_ipc.memory_handles import offer
 from kvtransfer.connectors.nixl.agent import is_installed
 from kvtransfer.connectors.nixl.source import NixlSource
-from kvtransfer.connectors.shm.source import Doorkeeper
-from kvtransfer.connectors.shm.unix_peer import Door
+from kvtransfer.connectors.shm.source import HandleServer
+from kvtransfer.connectors.shm.unix_peer import HandleEndpoint
 from kvtransfer.service import ServedPools
 
 
@@ -28,7 +28,7 @@ class PoolServer:
         """Opens the ways. Closing the stack closes them."""
         worker = self._worker
         pools = worker.engine.pools
-        door: Door | str = "its pools are not in shared memory"
+        door: HandleEndpoint | str = "its pools are not in shared memory"
         if all(pool.shared is not None for pool in pools):
             door = await self._door(pools, stack)
         nixl: NixlSource | str = "nixl is not installed there"
@@ -41,10 +41,10 @@ class PoolServer:
         served = ServedPools(pools, worker.pairing(), worker.epoch, door, nixl, ipc)
         self._served = served
 
-    async def _door(self, pools: Sequence[KvPool], stack: AsyncExitStack) -> Door:
+    async def _door(self, pools: Sequence[KvPool], stack: AsyncExitStack) -> HandleEndpoint:
         folder = self._worker.settings.socket_dir
         try:
-            return (await stack.enter_async_context(Doorkeeper(pools, folder))).door
+            return (await stack.enter_async_context(HandleServer(pools, folder))).door
         except OSError as error:
             if folder is None:
                 raise

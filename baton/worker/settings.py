@@ -1,4 +1,4 @@
-"""What a worker can be told, whatever its role: flags = environment = YAML."""
+"""Settings of a worker in either role: flags = environment = YAML."""
 
 from typing import Literal
 

@@ -10,7 +10,7 @@ from baton.errors import NotFoundError
 from baton.v1 import kv_sharing_pb2 as pb
 from baton.v1 import kv_sharing_pb2_grpc as pb_grpc
 from baton.worker.worker import Worker
-from kvtransfer.block_range import Extent
+from kvtransfer.block_range import BlockRange
 from kvtransfer.lease import Lease
 from kvtransfer.lease_table import LeaseTable
 from kvtransfer.wire import claim_of, hashes_of
@@ -38,7 +38,7 @@ class SharingService(pb_grpc.KvSharingServicer):
             num_blocks, block_size = len(tables[0]), engine.block_size
             if not num_blocks:
                 raise NotFoundError("none of these blocks is cached here")
-            with self._leases.open(claim, Extent(num_blocks * block_size, block_size)) as lease:
+            with self._leases.open(claim, BlockRange(num_blocks * block_size, block_size)) as lease:
                 lease.advance(tables, num_blocks)
                 lease.complete(None, lambda: None)
                 yield pb.ShareResponse(shared=pb.BlocksShared(num_blocks=num_blocks))

@@ -1,4 +1,4 @@
-"""What a worker is, whatever its role: a model loaded behind a server that already answers.
+"""Worker in either role: a model loaded behind a server that already answers.
 
 Its role may change (`baton.worker.role_changes`); the model, the cache and the servers stay.
 

@@ -1,4 +1,4 @@
-"""What all simulated clusters have: workers, the router's index and counts, and arrivals.
+"""Simulated cluster: workers, the router's index and counts, and arrivals.
 
 The router is its own code: the index, the counts of load, its gate, the policies, the choice among
 them, and what it does when a worker refuses. Cache events reach it at once, and from every worker.
@@ -17,12 +17,12 @@ from baton.sampling import check_length
 from bench.simulator.clock import Clock
 from bench.simulator.engine import SimulatedEngine
 from bench.simulator.gaps import Gaps
-from bench.simulator.gate import Gate
+from bench.simulator.gate import AdmissionController
 from bench.simulator.job import Job
 from bench.simulator.rates import rates_of
 from bench.simulator.setup import Setup
 from decode_worker.capacity import Capacity, num_blocks_on_arrival
-from router.failure import Setback, SetbackKind
+from router.failure import AttemptFailure, FailureKind
 from router.fleet.candidate import Candidate, Role
 from router.fleet.decayed_counter import coarse
 from router.fleet.load import Load, Share
@@ -110,7 +110,7 @@ class Cluster:
         self._rules = Rules(setup.policy, conditional_disaggregation=self.has_roles)
         self.rates = rates_of(setup.machine)
         self._budget = RetryBudget(clock=lambda: self.clock.now)
-        self._gate = Gate(setup, self.clock, self._decide, self._go, self._refuse)
+        self._gate = AdmissionController(setup, self.clock, self._decide, self._go, self._refuse)
         self.samples: list[Sample] = []
         self._num_placed = 0
         self._moment = 0.0
@@ -289,13 +289,13 @@ class Cluster:
             placement = decision.placement
             if placement is None:
                 nobody = UnavailableError(why_none(list(decision.question.candidates)))
-                recovery.after(Setback(SetbackKind.NOBODY, nobody), 0)
+                recovery.after(AttemptFailure(FailureKind.NOBODY, nobody), 0)
                 continue
             try:
                 return self._take(job, placement)
             except OverloadedError as error:
                 pair = (placement.prefill, placement.decode)
-                refused = Setback(SetbackKind.REFUSED, error, placement.decode, pair)
+                refused = AttemptFailure(FailureKind.REFUSED, error, placement.decode, pair)
                 recovery.after(refused, 0)
 
     def _take(self, job: Job, placement: Placement) -> Flight:

@@ -12,8 +12,8 @@ from router.placement.placement import Placement
 
 
 class Colocated(Cluster):
-    """What disaggregation is compared with, on as many machines. A worker is placed on as a
-    prefill and a decode worker that pair with each other alone and have nothing to hand over, so
+    """Colocated workers: the reference of disaggregation, on as many machines. A worker is placed
+    on as a prefill and a decode worker that pair with each other alone and hand nothing over, so
     that the policies are the same."""
 
     has_roles = False

@@ -4,7 +4,7 @@ simulated time.
 As in a real engine what is asked of it waits for the end of the step under way. Steps of plain
 decodes that are bound to be alike, nothing being allocated, cached, ended or asked in between, are
 run in one go: the scheduler plans the first and books the last, and what would have been booked in
-between is written to the columns of its seats. If something is asked meanwhile, the run ends with
+between is written to the columns of its slots. If something is asked meanwhile, the run ends with
 the step that is under way.
 """
 
@@ -33,7 +33,7 @@ _NO_RESULT = StepResult(np.zeros(0, np.int64))
 
 
 class Watcher(Protocol):
-    """Who is told what an engine does, as it does it."""
+    """Observer of an engine's events."""
 
     def on_claimed(self, job: Job, num_held_tokens: int) -> None:
         """It has blocks for a job whose KV comes from elsewhere, and so much of it."""
@@ -129,8 +129,8 @@ class SimulatedEngine:
     def _plan_one(self) -> bool:
         """Returns whether another step could do more, or this one computes."""
         plan = self.scheduler.schedule()
-        for sequence in plan.seated:
-            self._token_of[sequence.seat] = self.job(sequence.request.request_id).token_id
+        for sequence in plan.new_slots:
+            self._token_of[sequence.batch_slot] = self.job(sequence.request.request_id).token_id
         self._tell_cache_events()
         for allocation in plan.external:
             num_held = allocation.num_hit_blocks * self._block_size
@@ -164,10 +164,10 @@ class SimulatedEngine:
     def _num_alike(self, plan: StepPlan) -> int:
         """Steps that are bound to be like this one, which is the first: until a block is full or a
         sequence ends."""
-        if not plan.is_pure_decode or plan.seated or plan.forgotten or plan.external:
+        if not plan.is_pure_decode or plan.new_slots or plan.forgotten or plan.external:
             return 1
         starts = plan.decode_starts
-        limits = self.scheduler.seats.length_limit[plan.decode_seats]
+        limits = self.scheduler.batch_slots.length_limit[plan.decode_slots]
         to_full_block = self._block_size - starts % self._block_size
         return int(np.minimum(to_full_block, limits - starts - 1).min())
 
@@ -181,18 +181,22 @@ class SimulatedEngine:
             plan = self._skip(plan, len(ends) - 1)
         self.num_steps += len(ends)
         self._is_planning = True  # nobody who is told may start a step
-        result = StepResult(self._token_of[plan.sample_seats])
+        result = StepResult(self._token_of[plan.sample_slots])
         self._tell_progress(self.scheduler.apply(plan, result), ends)
         self._next_step()
 
     def _skip(self, plan: StepPlan, num_steps: int) -> StepPlan:
         """Writes so many steps of a plan as if they had been booked; returns the one behind."""
-        columns, seats, starts = self.scheduler.seats, plan.decode_seats, plan.decode_starts
+        columns, batch_slots, starts = (
+            self.scheduler.batch_slots,
+            plan.decode_slots,
+            plan.decode_starts,
+        )
         places = starts[:, None] + np.arange(1, num_steps + 1)
-        columns.token_ids[seats[:, None], places] = self._token_of[seats][:, None]
-        columns.num_computed[seats] += num_steps
-        columns.num_tokens[seats] += num_steps
-        self.scheduler.count_computed(num_steps * len(seats))
+        columns.token_ids[batch_slots[:, None], places] = self._token_of[batch_slots][:, None]
+        columns.num_computed[batch_slots] += num_steps
+        columns.num_tokens[batch_slots] += num_steps
+        self.scheduler.count_computed(num_steps * len(batch_slots))
         return replace(plan, decode_starts=starts + num_steps)
 
     # What is told.
@@ -232,7 +236,7 @@ class SimulatedEngine:
 
 def _load_of(plan: StepPlan, num_steps: int) -> StepLoad:
     """What each of so many steps like this one computes and reads."""
-    num_decodes = len(plan.decode_seats)
+    num_decodes = len(plan.decode_slots)
     num_read = int((plan.decode_starts + 1).sum())
     spans = [(span.start, span.end) for span in plan.spans]
     num_pairs = num_read + sum((end - start) * (start + end + 1) // 2 for start, end in spans)

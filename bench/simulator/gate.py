@@ -10,18 +10,18 @@ from baton.errors import BatonError
 from bench.simulator.clock import Clock
 from bench.simulator.job import Job
 from bench.simulator.setup import Setup
-from router.admission.admission_queue import LOOK_SECONDS, Asking, Turns, expired
+from router.admission.admission_queue import LOOK_SECONDS, AdmissionQueue, QueuedRequest, expired
 from router.admission.fair_queue import Waiting
-from router.admission.forecast import Prospects
+from router.admission.forecast import Forecasts
 from router.admission.policy import admission_named
-from router.admission.quotas import Allowances
+from router.admission.quotas import Quotas
 from router.placement.decision import Decision
 from router.request import Demand
 
 _TENANT = ""  # all jobs are one tenant's
 
 
-class Gate:
+class AdmissionController:
     """All jobs go through it.
 
     Args:
@@ -43,11 +43,11 @@ class Gate:
         self._on_turn = on_turn
         self._on_refused = on_refused
         self._seconds = float("inf") if setup.ttft_deadline is None else setup.ttft_deadline
-        self._prospects = Prospects(
+        self._forecasts = Forecasts(
             lambda job, _: decide(job), _demand_of, admission, lambda: clock.now
         )
-        self._turns: Turns[Job] = Turns(
-            Allowances(clock=lambda: clock.now), self._prospects, clock=lambda: clock.now
+        self._queue: AdmissionQueue[Job] = AdmissionQueue(
+            Quotas(clock=lambda: clock.now), self._forecasts, clock=lambda: clock.now
         )
         self._waiting: set[int] = set()
         self._is_looking = False
@@ -55,7 +55,7 @@ class Gate:
 
     def arrive(self, job: Job) -> None:
         """A job asks to be served. Raises `OverloadedError` if that cannot be in time."""
-        waiting = self._turns.join(
+        waiting = self._queue.join(
             job,
             tenant=_TENANT,
             priority=0,
@@ -70,8 +70,8 @@ class Gate:
     def end(self, job: Job) -> None:
         """A job whose turn it was has ended, or was not taken after all."""
         num_output_tokens = 0 if job.prefilled_at is None else 1 + job.num_gaps
-        self._prospects.end(job, num_output_tokens, job.prefilled_at)
-        self._turns.leave(_TENANT, num_output_tokens)
+        self._forecasts.end(job, num_output_tokens, job.prefilled_at)
+        self._queue.leave(_TENANT, num_output_tokens)
         self.look()
 
     def look(self) -> None:
@@ -79,16 +79,16 @@ class Gate:
         if self._is_looking:
             return
         self._is_looking = True
-        while (turn := self._turns.next()) is not None:
+        while (turn := self._queue.next()) is not None:
             job = turn.request
             self._waiting.remove(job.number)
             if turn.refusal is not None:
                 self._on_refused(job, turn.refusal)
                 continue
-            self._prospects.begin(job, turn.forecast)
+            self._forecasts.begin(job, turn.forecast)
             self._on_turn(job)
         self._is_looking = False
-        if len(self._turns) and not self._will_look:
+        if len(self._queue) and not self._will_look:
             self._will_look = True
             self._clock.at(self._clock.now + LOOK_SECONDS, self._look_again)
 
@@ -96,11 +96,11 @@ class Gate:
         self._will_look = False
         self.look()
 
-    def _expire(self, waiting: Waiting[Asking[Job]]) -> None:
+    def _expire(self, waiting: Waiting[QueuedRequest[Job]]) -> None:
         job = waiting.item.request
         if job.number in self._waiting:
             self._waiting.remove(job.number)
-            self._turns.remove(waiting)
+            self._queue.remove(waiting)
             self._on_refused(job, expired())
             self.look()
 

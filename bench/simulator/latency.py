@@ -1,4 +1,4 @@
-"""How long things take: the one part of the simulator that stands for hardware.
+"""Latency model: the one part of the simulator that stands for hardware.
 
 A step is described by what it computes and reads (`StepLoad`); a model says how many seconds that
 takes. Models are evaluated for many steps at once, elementwise, so that steps that are run in one
@@ -16,7 +16,7 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What each of some steps of an engine does; they differ in the lengths of contexts alone.
+    """Load of each of some steps of an engine; they differ in the lengths of contexts alone.
 
     Attributes:
         num_tokens: computed.
@@ -32,7 +32,7 @@ class StepLoad:
 
 
 class StepLatency(Protocol):
-    """How long steps take."""
+    """Latency of steps."""
 
     def seconds(self, load: StepLoad) -> FloatArray:
         """`[num_steps]`, all above 0."""
@@ -98,7 +98,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What lies between the processes, in seconds. Links have room for all.
+    """Network latency between processes, in seconds. Bandwidth is unlimited.
 
     Attributes:
         per_request: until an engine has it: tokenizing, placing, two admissions; and what its

@@ -1,4 +1,4 @@
-"""What admission does to prefill and decode over time, where more is asked than both can take.
+"""Oscillation of prefill and decode load under admission control, at more load than both can take.
 
 Early rejection by the decodes of the moment lets a crowd of prompts in whenever decodes are few,
 and nobody once the crowd has arrived there: prefill and decode are busy in turns. The workload is
@@ -29,7 +29,7 @@ WARM_UP_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Swing:
-    """How even the load was, once warm and while requests came.
+    """Variation of load, once warm and while requests came.
 
     Attributes:
         times, prefill, decode: samples: seconds, and the tokens of admitted prompts that were yet

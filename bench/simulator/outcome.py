@@ -1,4 +1,4 @@
-"""What came of a simulation, in figures. Plain data; knows nothing of engines.
+"""Results of a simulation, in figures. Plain data; knows nothing of engines.
 
 A percentile is the least value that so many do not exceed. Goodput is the rate at which requests
 come that meet both objectives: first token in time, and mean time between tokens in time. Those

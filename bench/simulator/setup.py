@@ -1,4 +1,4 @@
-"""What is simulated: the cluster, its settings, and the workload as jobs."""
+"""Setup of a simulation: the cluster, its settings, and the workload as jobs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -16,7 +16,7 @@ from router.placement.policy import PolicyName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """What is compared: each policy at each rate, and the first policy on colocated workers.
+    """Comparison of each policy at each rate, and of the first policy on colocated workers.
 
     Attributes:
         setup: of every cluster but for its policy.

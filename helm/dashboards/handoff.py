@@ -1,4 +1,4 @@
-"""How the baton is passed."""
+"""Dashboard of KV handoffs."""
 
 from grafana import Board, Panel, Query, Row
 from promql import quantiles, rate, ratio

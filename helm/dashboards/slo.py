@@ -1,4 +1,4 @@
-"""What users get."""
+"""Dashboard of service levels: latency, throughput and errors as clients see them."""
 
 from grafana import Board, Panel, Query, Row
 from promql import DURATION, PER_OUTPUT, TTFT, below, quantiles, rate, ratio

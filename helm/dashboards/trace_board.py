@@ -1,4 +1,4 @@
-"""Where the time of single requests went."""
+"""Dashboard of traces: latency of single requests by stage."""
 
 from grafana import Board, Panel, Row, TraceQuery
 from promql import TTFT, quantiles

@@ -1,4 +1,4 @@
-"""What each worker does."""
+"""Dashboard of workers."""
 
 from grafana import Board, Panel, Query, Row
 from promql import rate, ratio

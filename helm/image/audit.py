@@ -1,4 +1,4 @@
-"""What the images are made of, and what is known to be wrong with it. Run through `make audit`.
+"""SBOMs of the images, and known vulnerabilities in them. Run through `make audit`.
 
 Writes an SBOM of each image (CycloneDX, `baton-router.cdx.json` and `baton-worker.cdx.json`), and
 asks PyPI, or an OSV service, for known vulnerabilities of every version that the locks name. Fails

@@ -1,4 +1,5 @@
-"""Whose turn it is: in fair order, and none that would wait for nothing. Pure.
+"""Admission queue: weighted-fair across tenants; rejects requests that cannot meet their deadline.
+Pure.
 
 A request that comes is told at once if it cannot get its first token before its deadline, or if
 too many wait already, with the time after which asking again is worthwhile. Otherwise it goes when
@@ -16,7 +17,7 @@ from typing import Generic, Protocol, TypeVar
 from baton.errors import BatonError, DeadlineExceededError, OverloadedError
 from baton.serving.deadline import Clock
 from router.admission.fair_queue import FairQueue, Waiting
-from router.admission.quotas import Allowances
+from router.admission.quotas import Quotas
 from router.placement.decision import Decision
 
 MAX_WAITING = 1024
@@ -32,7 +33,7 @@ _T = TypeVar("_T", contravariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What would become of a request if it went now.
+    """Forecast for a request if it were admitted now.
 
     Attributes:
         has_room: it would find room, at the end of its prefill as well.
@@ -51,7 +52,7 @@ NO_WAIT = Forecast(True, 0.0)
 
 
 class Forecaster(Protocol[_T]):
-    """Who knows the workers, and what they were given."""
+    """Forecaster of requests, from the workers and their load."""
 
     def forecast(self, request: _T, num_tokens_ahead: int, earlier: Decision | None, /) -> Forecast:
         """Forecasts the request if it were placed now, after queued prompts of `num_tokens_ahead`
@@ -59,7 +60,7 @@ class Forecaster(Protocol[_T]):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asking(Generic[T]):
+class QueuedRequest(Generic[T]):
     """A request that waits.
 
     Attributes:
@@ -73,7 +74,7 @@ class Asking(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Turn(Generic[T]):
+class AdmissionResult(Generic[T]):
     """A request that waits no more.
 
     Attributes:
@@ -86,7 +87,7 @@ class Turn(Generic[T]):
     refusal: BatonError | None = None
 
 
-class Turns(Generic[T]):
+class AdmissionQueue(Generic[T]):
     """All that wait at one router.
 
     Args:
@@ -95,16 +96,16 @@ class Turns(Generic[T]):
 
     def __init__(
         self,
-        allowances: Allowances,
+        quotas: Quotas,
         forecaster: Forecaster[T],
         max_waiting: int = MAX_WAITING,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._allowances = allowances
+        self._quotas = quotas
         self._forecaster = forecaster
         self._max_waiting = max_waiting
         self._clock = clock
-        self._queue: FairQueue[Asking[T]] = FairQueue(allowances.weight_of)
+        self._queue: FairQueue[QueuedRequest[T]] = FairQueue(quotas.weight_of)
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -116,7 +117,7 @@ class Turns(Generic[T]):
 
     def join(
         self, request: T, *, tenant: str, priority: int, num_tokens: int, seconds_left: float
-    ) -> Waiting[Asking[T]]:
+    ) -> Waiting[QueuedRequest[T]]:
         """Has a request of so many prompt tokens wait for its turn.
 
         Raises `OverloadedError` if its first token would not come in the seconds that are left.
@@ -125,48 +126,48 @@ class Turns(Generic[T]):
         decision = None
         if is_full or seconds_left < float("inf"):
             decision = self._check_worthwhile(request, tenant, seconds_left, is_full=is_full)
-        asking = Asking(request, self._clock() + seconds_left, decision)
+        asking = QueuedRequest(request, self._clock() + seconds_left, decision)
         return self._queue.push(asking, tenant=tenant, priority=priority, num_tokens=num_tokens)
 
-    def next(self, has_gone: Callable[[T], bool] = lambda _: False) -> Turn[T] | None:
+    def next(self, has_gone: Callable[[T], bool] = lambda _: False) -> AdmissionResult[T] | None:
         """Takes out whoever may go now, whose allowance is then used, or need not wait any more;
         None if there is nobody.
 
         Args:
             has_gone: who waits no more, and is not removed yet.
         """
-        waiting = self._queue.pop(self._allowances.may_go)
+        waiting = self._queue.pop(self._quotas.may_go)
         while waiting is not None and has_gone(waiting.item.request):
-            waiting = self._queue.pop(self._allowances.may_go)
+            waiting = self._queue.pop(self._quotas.may_go)
         if waiting is None:
             return None
         request, seconds_left = waiting.item.request, waiting.item.expires - self._clock()
         if seconds_left <= 0:
-            return Turn(request, refusal=expired())
+            return AdmissionResult(request, refusal=expired())
         forecast = self._forecaster.forecast(request, 0, waiting.item.decision)
         if forecast.ttft_seconds > seconds_left:
             retry_after = max(forecast.drain_seconds, _LEAST_RETRY_SECONDS)
             late = _late(forecast.ttft_seconds, seconds_left, retry_after)
-            return Turn(request, forecast, late)
+            return AdmissionResult(request, forecast, late)
         if not forecast.has_room:
             self._queue.put_back(waiting)
             return None
-        self._allowances.enter(waiting.tenant, waiting.num_tokens)
-        return Turn(request, forecast)
+        self._quotas.enter(waiting.tenant, waiting.num_tokens)
+        return AdmissionResult(request, forecast)
 
-    def remove(self, waiting: Waiting[Asking[T]]) -> None:
+    def remove(self, waiting: Waiting[QueuedRequest[T]]) -> None:
         """It waits no more; nothing if it has gone."""
         self._queue.remove(waiting)
 
     def leave(self, tenant: str, num_output_tokens: int) -> None:
         """One that was taken out has ended."""
-        self._allowances.leave(tenant, num_output_tokens)
+        self._quotas.leave(tenant, num_output_tokens)
 
     def _check_worthwhile(
         self, request: T, tenant: str, seconds_left: float, *, is_full: bool
     ) -> Decision | None:
         forecast = self._forecaster.forecast(request, self._queue.num_tokens, None)
-        unpaid = self._allowances.seconds_until_paid(tenant)
+        unpaid = self._quotas.seconds_until_paid(tenant)
         wait = max(forecast.drain_seconds, unpaid)
         retry_after = max(wait, _LEAST_RETRY_SECONDS)
         first_token = wait + forecast.ttft_seconds

@@ -9,20 +9,20 @@ from baton.serving.telemetry.stages import stage
 from router.admission.admission_queue import (
     LOOK_SECONDS,
     MAX_WAITING,
-    Asking,
+    AdmissionQueue,
     Forecast,
     Forecaster,
-    Turns,
+    QueuedRequest,
     expired,
 )
 from router.admission.fair_queue import Waiting
-from router.admission.quotas import Allowances
+from router.admission.quotas import Quotas
 from router.placement.decision import Decision
 from router.request import Request, RequestOutcome
 
 
-class Foreseer(Forecaster[Request], Protocol):
-    """Who forecasts, and is told what goes."""
+class InFlightForecasts(Forecaster[Request], Protocol):
+    """Forecaster that is told which requests are in flight."""
 
     def begin(self, request: Request, forecast: Forecast, /) -> None:
         """The request is in flight from now on."""
@@ -33,10 +33,10 @@ class Foreseer(Forecaster[Request], Protocol):
         """The request is not in flight any more."""
 
 
-_Turn = asyncio.Future[Forecast]
+_Admission = asyncio.Future[Forecast]
 
 
-class Gate:
+class AdmissionController:
     """All requests of one router go through it.
 
     Args:
@@ -44,22 +44,22 @@ class Gate:
     """
 
     def __init__(
-        self, allowances: Allowances, foreseer: Foreseer, max_waiting: int = MAX_WAITING
+        self, quotas: Quotas, forecasts: InFlightForecasts, max_waiting: int = MAX_WAITING
     ) -> None:
-        self._foreseer = foreseer
-        self._turns: Turns[Request] = Turns(allowances, foreseer, max_waiting)
-        self._pending: dict[int, _Turn] = {}  # of requests that wait
-        self._is_passing = False  # somebody was let through and is not yet placed
+        self._forecasts = forecasts
+        self._queue: AdmissionQueue[Request] = AdmissionQueue(quotas, forecasts, max_waiting)
+        self._pending: dict[int, _Admission] = {}  # of queued requests
+        self._is_passing = False  # an admitted request is not placed yet
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def num_waiting(self) -> int:
-        return len(self._turns)
+        return len(self._queue)
 
     @property
     def num_waiting_tokens(self) -> int:
         """Of the prompts of all that wait."""
-        return self._turns.num_tokens
+        return self._queue.num_tokens
 
     async def admit(self, request: Request, tenant: str, deadline: Deadline) -> Decision | None:
         """Waits until the request is admitted; `end` ends that. Returns the decision about its
@@ -73,57 +73,57 @@ class Gate:
         """
         with stage("admit", {"baton.worker": "router"}):
             forecast = await self._wait(request, tenant, deadline)
-        self._foreseer.begin(request, forecast)
+        self._forecasts.begin(request, forecast)
         return forecast.decision
 
     def end(self, outcome: RequestOutcome) -> None:
         """A request that was admitted has ended."""
         request, num_output_tokens = outcome.request, outcome.num_output_tokens
-        self._foreseer.end(request, num_output_tokens, outcome.first_token_at)
-        self._turns.leave(request.tenant.name, num_output_tokens)
+        self._forecasts.end(request, num_output_tokens, outcome.first_token_at)
+        self._queue.leave(request.tenant.name, num_output_tokens)
         self.look()
 
     def abandon(self, request: Request, error: BatonError) -> None:
-        """Has a request that waits wait no more: its `turn` raises `error`."""
-        turn = self._pending.get(id(request))
-        if turn is not None and not turn.done():
-            turn.set_exception(error)
+        """Removes a queued request: its `admit` raises `error`."""
+        admission = self._pending.get(id(request))
+        if admission is not None and not admission.done():
+            admission.set_exception(error)
 
     def look(self) -> None:
-        """Lets through whoever may go now; to be called when room may have appeared.
+        """Admits the next queued request that may go; to be called when room may have appeared.
 
-        One at a time: the next is looked at when the one before has been placed.
+        One at a time: the next is looked at after the one before has been placed.
         """
         if self._is_passing:
             return
-        while (next_one := self._turns.next(self._has_gone)) is not None:
-            turn = self._pending[id(next_one.request)]
+        while (next_one := self._queue.next(self._has_gone)) is not None:
+            admission = self._pending[id(next_one.request)]
             if next_one.refusal is None:
                 self._is_passing = True
-                turn.set_result(next_one.forecast)
+                admission.set_result(next_one.forecast)
                 return
-            turn.set_exception(next_one.refusal)
+            admission.set_exception(next_one.refusal)
         self._look_later()
 
     def _has_gone(self, request: Request) -> bool:
         return self._pending[id(request)].done()
 
     async def _wait(self, request: Request, tenant: str, deadline: Deadline) -> Forecast:
-        turn: _Turn = asyncio.get_running_loop().create_future()
-        waiting = self._turns.join(
+        admission: _Admission = asyncio.get_running_loop().create_future()
+        waiting = self._queue.join(
             request,
             tenant=tenant,
             priority=request.priority,
             num_tokens=len(request.token_ids),
             seconds_left=deadline.remaining(),
         )
-        self._pending[id(request)] = turn
+        self._pending[id(request)] = admission
         self.look()
         try:
             async with asyncio.timeout(deadline.remaining()):
-                forecast = await turn
+                forecast = await admission
         except BaseException as error:
-            self._give_up(waiting, turn)
+            self._give_up(waiting, admission)
             if isinstance(error, TimeoutError):
                 raise expired() from None
             raise
@@ -134,24 +134,24 @@ class Gate:
 
     def _passed(self) -> None:
         self._is_passing = False
-        asyncio.get_running_loop().call_soon(self.look)  # behind what this task does at once
+        asyncio.get_running_loop().call_soon(self.look)  # after this task has placed its request
 
-    def _give_up(self, waiting: Waiting[Asking[Request]], turn: _Turn) -> None:
-        """It waits no more, or goes no more though it was let through."""
-        if _was_let_through(turn):
-            self._turns.leave(waiting.tenant, 0)
+    def _give_up(self, waiting: Waiting[QueuedRequest[Request]], admission: _Admission) -> None:
+        """Removes a request whose caller has gone, whether it was admitted meanwhile or not."""
+        if _was_admitted(admission):
+            self._queue.leave(waiting.tenant, 0)
             self._passed()
         else:
-            self._turns.remove(waiting)
+            self._queue.remove(waiting)
             self.look()
 
     def _look_later(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if len(self._turns):
+        if len(self._queue):
             self._timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, self.look)
 
 
-def _was_let_through(turn: _Turn) -> bool:
-    return turn.done() and not turn.cancelled() and turn.exception() is None
+def _was_admitted(admission: _Admission) -> bool:
+    return admission.done() and not admission.cancelled() and admission.exception() is None

@@ -1,4 +1,4 @@
-"""Who goes next of those that wait: classes in order, tenants by weighted shares of tokens.
+"""Weighted fair queue: priority classes in order, tenants by weighted shares of tokens.
 
 Deficit round robin (Shreedhar and Varghese, 1995): tenants of a class take turns, each turn is
 worth `quantum` times the tenant's weight in tokens, and what a turn leaves over is kept while the

@@ -1,5 +1,4 @@
-"""What becomes of requests: when those in flight are expected to end, and how one would fare that
-asks now.
+"""Forecasts of TTFT and of decode KV occupancy, the input of admission control.
 
 The prompt's part is told by the fitted rates of the worker that it would be placed on. Of answers
 it is learned here how long they are, as a part of what was asked for at most, and how long a token
@@ -32,7 +31,7 @@ _PRIOR_TOKEN_SECONDS = 0.01
 T = TypeVar("T")
 
 
-class Prospects(Generic[T]):
+class Forecasts(Generic[T]):
     """Expectations of one router.
 
     Args:

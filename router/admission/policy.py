@@ -1,4 +1,4 @@
-"""Whether the decode workers will have room for a request once its prompt is computed.
+"""Admission policies: whether the decode workers will have room for a request after its prefill.
 
 Pure functions of a request and a snapshot, by name, as placement policies are. A prompt takes a
 while to be computed, and only then takes its place among the decodes. Who looks at the decodes of
@@ -70,8 +70,8 @@ class DecodePool:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether a request is let in.
+class AdmissionDecision:
+    """Decision of an admission policy.
 
     Attributes:
         occupancy: what the decision was made by, the request included.
@@ -83,7 +83,7 @@ class Verdict:
     retry_after: float = 0.0
 
 
-AdmissionPolicy = Callable[[Arrival, DecodePool], Verdict]
+AdmissionPolicy = Callable[[Arrival, DecodePool], AdmissionDecision]
 
 AdmissionName = Literal["none", "naive", "predicted"]
 ADMISSION_NAMES: tuple[AdmissionName, ...] = get_args(AdmissionName)
@@ -104,23 +104,23 @@ def admission_named(name: AdmissionName) -> AdmissionPolicy:
     return policies[name]
 
 
-def none(arrival: Arrival, pool: DecodePool) -> Verdict:
+def none(arrival: Arrival, pool: DecodePool) -> AdmissionDecision:
     """Everybody is let in."""
     at = arrival.now + arrival.prefill_seconds
-    return Verdict(True, pool.occupancy(arrival.now, at) + _share(arrival, pool))
+    return AdmissionDecision(True, pool.occupancy(arrival.now, at) + _share(arrival, pool))
 
 
-def naive(arrival: Arrival, pool: DecodePool) -> Verdict:
+def naive(arrival: Arrival, pool: DecodePool) -> AdmissionDecision:
     """Who would not fit among the decodes of this moment is not let in."""
     return _judge(arrival, pool, 0.0)
 
 
-def predicted(arrival: Arrival, pool: DecodePool) -> Verdict:
+def predicted(arrival: Arrival, pool: DecodePool) -> AdmissionDecision:
     """Who would not fit among the decodes of the moment at which it joins them is not let in."""
     return _judge(arrival, pool, arrival.prefill_seconds)
 
 
-def _judge(arrival: Arrival, pool: DecodePool, ahead: float) -> Verdict:
+def _judge(arrival: Arrival, pool: DecodePool, ahead: float) -> AdmissionDecision:
     """By the decodes so many seconds ahead. A pool that is empty then takes anybody."""
     now, own = arrival.now, _share(arrival, pool)
 
@@ -130,8 +130,8 @@ def _judge(arrival: Arrival, pool: DecodePool, ahead: float) -> Verdict:
 
     occupancy = pool.occupancy(now, now + ahead) + own
     if is_room(now):
-        return Verdict(True, occupancy)
-    return Verdict(False, occupancy, _first(is_room, now, _endings(pool, now, ahead)))
+        return AdmissionDecision(True, occupancy)
+    return AdmissionDecision(False, occupancy, _first(is_room, now, _endings(pool, now, ahead)))
 
 
 def _share(arrival: Arrival, pool: DecodePool) -> float:

@@ -1,4 +1,4 @@
-"""What one tenant may take: how much at once, and how much in the long run.
+"""Per-tenant quotas: concurrency, and a long-term rate of tokens.
 
 Read from a file with a line for each tenant, and one for all others; what a line leaves out has its
 default, and `#` begins a comment:
@@ -28,7 +28,7 @@ _BURST_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
+class Quota:
     """A tenant's share and bounds.
 
     Attributes:
@@ -46,17 +46,17 @@ class Allowance:
 
 
 class _Balance:
-    """What one tenant has in flight, and how many tokens it may take now.
+    """Requests of one tenant in flight, and the tokens that it may use now.
 
     Tokens are paid for once they are known: a prompt's when it goes, an answer's when it has ended.
     So a balance may fall below zero; the tenant then waits until time has paid for it.
     """
 
-    def __init__(self, allowance: Allowance, clock: Clock) -> None:
+    def __init__(self, quota: Quota, clock: Clock) -> None:
         self.num_in_flight = 0
-        self._allowance = allowance
+        self._quota = quota
         self._clock = clock
-        self._rate = allowance.tokens_per_second
+        self._rate = quota.tokens_per_second
         self._saved = self._largest
         self._seen = clock()
 
@@ -74,7 +74,7 @@ class _Balance:
 
     @property
     def may_go(self) -> bool:
-        most = self._allowance.max_concurrent
+        most = self._quota.max_concurrent
         return (most is None or self.num_in_flight < most) and not self.seconds_until_paid
 
     def pay(self, num_tokens: int) -> None:
@@ -87,16 +87,16 @@ class _Balance:
         self._saved, self._seen = min(self._largest, self._saved + earned), now
 
 
-_UNBOUNDED = Allowance()
+_UNBOUNDED = Quota()
 
 
-class Allowances:
+class Quotas:
     """Those of all tenants; who is not named has the default one."""
 
     def __init__(
         self,
-        of: Mapping[str, Allowance] = MappingProxyType({}),
-        default: Allowance = _UNBOUNDED,
+        of: Mapping[str, Quota] = MappingProxyType({}),
+        default: Quota = _UNBOUNDED,
         clock: Clock = time.monotonic,
     ) -> None:
         self._of = of
@@ -105,7 +105,7 @@ class Allowances:
         self._balances: dict[str, _Balance] = {}
 
     @classmethod
-    def read(cls, path: Path, default: Allowance = _UNBOUNDED) -> Self:
+    def read(cls, path: Path, default: Quota = _UNBOUNDED) -> Self:
         """Of a file; what it does not say is as in `default`.
 
         Raises `FailedPreconditionError`, naming the line that cannot be read.
@@ -114,14 +114,14 @@ class Allowances:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise FailedPreconditionError(f"cannot read allowances: {error}") from error
-        of: dict[str, Allowance] = {}
+        of: dict[str, Quota] = {}
         for number, line in enumerate(lines, 1):
             tenant, *bounds = line.partition("#")[0].split() or [""]
             try:
                 if tenant in of:
                     raise ValueError(f"{tenant} has a line already")
                 if tenant:
-                    of[tenant] = _allowance(bounds, default)
+                    of[tenant] = _quota(bounds, default)
             except ValueError as error:
                 raise FailedPreconditionError(f"{path}:{number}: {error}") from None
         return cls(of, of.pop(OTHERS, default))
@@ -131,7 +131,7 @@ class Allowances:
         """The tenants that have an allowance of their own."""
         return self._of.keys()
 
-    def of(self, tenant: str) -> Allowance:
+    def of(self, tenant: str) -> Quota:
         return self._of.get(tenant, self._default)
 
     def weight_of(self, tenant: str) -> float:
@@ -166,10 +166,10 @@ class Allowances:
 
 
 _WHOLE = {"max_concurrent", "requests_per_minute", "tokens_per_minute"}
-_NAMES = [field.name for field in fields(Allowance)]
+_NAMES = [field.name for field in fields(Quota)]
 
 
-def _allowance(bounds: list[str], default: Allowance) -> Allowance:
+def _quota(bounds: list[str], default: Quota) -> Quota:
     """Of "name=number" each. Raises `ValueError` with what is wrong."""
     known: dict[str, Any] = {}
     for bound in bounds:

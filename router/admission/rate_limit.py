@@ -1,4 +1,5 @@
-"""Who asks for more in a minute than its tenant may: refused, with the time after which it fits.
+"""Per-tenant rate limits, in requests and tokens per minute, as token buckets. Over a limit:
+`RateLimitedError` with a retry-after.
 
 A request counts as one, and as its tokens: those of its prompt and of the longest answer that it
 may get, of which is given back what was not used once it has ended. One that may come to more than
@@ -14,8 +15,8 @@ from typing import Literal
 
 from baton.errors import OverloadedError
 from baton.serving.deadline import Clock
-from router.admission.quotas import Allowance
-from router.admission.token_bucket import Bucket
+from router.admission.quotas import Quota
+from router.admission.token_bucket import TokenBucket
 from router.request import RequestOutcome
 
 MINUTE = 60.0
@@ -27,8 +28,8 @@ KINDS: tuple[Kind, ...] = ("requests", "tokens")
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What a tenant has of one limit.
+class RateLimitStatus:
+    """Status of one limit of a tenant.
 
     Attributes:
         limit: in a minute, and at once after a pause.
@@ -48,15 +49,17 @@ class RateLimitedError(OverloadedError):
         standings: its limits, by what they are of.
     """
 
-    def __init__(self, message: str, retry_after: float, standings: dict[Kind, Standing]) -> None:
+    def __init__(
+        self, message: str, retry_after: float, statuses: dict[Kind, RateLimitStatus]
+    ) -> None:
         super().__init__(message, retry_after)
-        self.standings = standings
+        self.statuses = statuses
 
 
 class TokenReservation:
     """Tokens that one request may come to, taken from its tenant's limit until its end."""
 
-    def __init__(self, bucket: Bucket | None, num_tokens: float) -> None:
+    def __init__(self, bucket: TokenBucket | None, num_tokens: float) -> None:
         self._bucket = bucket
         self._num_tokens = num_tokens
 
@@ -73,13 +76,11 @@ class RateLimits:
         num_refused: requests, by their tenant and what there were too many of.
     """
 
-    def __init__(
-        self, allowance_of: Callable[[str], Allowance], clock: Clock = time.monotonic
-    ) -> None:
+    def __init__(self, quota_of: Callable[[str], Quota], clock: Clock = time.monotonic) -> None:
         self.num_refused: Counter[tuple[str, Kind]] = Counter()
-        self._allowance_of = allowance_of
+        self._quota_of = quota_of
         self._clock = clock
-        self._buckets: dict[tuple[str, Kind], Bucket] = {}
+        self._buckets: dict[tuple[str, Kind], TokenBucket] = {}
         self._most_buckets = _FEW
 
     def check(self, tenant: str) -> None:
@@ -109,17 +110,17 @@ class RateLimits:
         bucket.take(reserved)
         return TokenReservation(bucket, reserved)
 
-    def standings(self, tenant: str) -> dict[Kind, Standing]:
+    def statuses(self, tenant: str) -> dict[Kind, RateLimitStatus]:
         """The limits that the tenant has."""
-        found: dict[Kind, Standing] = {}
+        found: dict[Kind, RateLimitStatus] = {}
         for kind in KINDS:
             bucket = self._bucket(tenant, kind)
             if bucket is not None:
                 wait = bucket.seconds_until(bucket.capacity)
-                found[kind] = Standing(int(bucket.capacity), max(0, int(bucket.level)), wait)
+                found[kind] = RateLimitStatus(int(bucket.capacity), max(0, int(bucket.level)), wait)
         return found
 
-    def _check(self, bucket: Bucket, tenant: str, kind: Kind, amount: float) -> None:
+    def _check(self, bucket: TokenBucket, tenant: str, kind: Kind, amount: float) -> None:
         wait = bucket.seconds_until(amount)
         if wait > 0.0:
             self.num_refused[tenant, kind] += 1
@@ -127,20 +128,20 @@ class RateLimits:
                 f"tenant {tenant!r} may have {bucket.capacity:.0f} {kind} in a minute; this one "
                 f"fits in {wait:.3g} s",
                 wait,
-                self.standings(tenant),
+                self.statuses(tenant),
             )
 
-    def _bucket(self, tenant: str, kind: Kind) -> Bucket | None:
+    def _bucket(self, tenant: str, kind: Kind) -> TokenBucket | None:
         """None: there is no limit."""
-        allowance = self._allowance_of(tenant)
-        most = allowance.requests_per_minute if kind == "requests" else allowance.tokens_per_minute
+        quota = self._quota_of(tenant)
+        most = quota.requests_per_minute if kind == "requests" else quota.tokens_per_minute
         if most is None:
             return None
         found = self._buckets.get((tenant, kind))
         if found is None:
             if len(self._buckets) >= self._most_buckets:
                 self._forget_full_ones()
-            found = self._buckets[tenant, kind] = Bucket(most, most / MINUTE, self._clock)
+            found = self._buckets[tenant, kind] = TokenBucket(most, most / MINUTE, self._clock)
         return found
 
     def _forget_full_ones(self) -> None:

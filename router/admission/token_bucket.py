@@ -11,7 +11,7 @@ from baton.serving.deadline import Clock
 _SLACK = 1e-9
 
 
-class Bucket:
+class TokenBucket:
     """Full at first.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""How long to wait before trying again. Pure, but for chance, which is given."""
+"""Exponential backoff with jitter. Pure; randomness is given."""
 
 import random
 from collections.abc import Callable

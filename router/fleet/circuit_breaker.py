@@ -1,4 +1,4 @@
-"""Whether a worker is given work after it has failed. Awaits nothing; its clock is given.
+"""Circuit breaker for one worker: closed, open, half-open. Awaits nothing; its clock is given.
 
     closed  --loss, or failures in a row-->  open  --time-->  half-open: to be probed
       ^                                       ^                   |
@@ -28,7 +28,7 @@ class CircuitState(Enum):
     HALF_OPEN = auto()
 
 
-class Circuit:
+class CircuitBreaker:
     """The standing of one worker."""
 
     def __init__(self, backoff: Backoff = PROBING, clock: Clock = time.monotonic) -> None:
@@ -53,18 +53,18 @@ class Circuit:
         """Until it is half open; 0 once it is, or where it is closed."""
         return 0.0 if self._probed_at is None else max(0.0, self._probed_at - self._clock())
 
-    def lose(self) -> None:
+    def trip(self) -> None:
         """It died or fell silent. One cause ends many calls, so only the first of them counts."""
         if self.is_closed:
             self._open()
 
-    def fail(self) -> None:
+    def record_failure(self) -> None:
         """It says that it has failed at a request."""
         self._num_failed += 1
         if self.is_closed and self._num_failed > TOLERATED:
             self._open()
 
-    def succeed(self) -> None:
+    def record_success(self) -> None:
         """It has done its part of a request, so that its next failure is a first one again."""
         if self.is_closed:
             self._num_opened = self._num_failed = 0

@@ -1,4 +1,4 @@
-"""How long things take on one worker: what was learned of it, or what is assumed before."""
+"""Cost rates of one worker: seconds per step, token and transfer, fitted or assumed."""
 
 from dataclasses import dataclass
 

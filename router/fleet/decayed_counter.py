@@ -1,4 +1,4 @@
-"""How much work a worker was given of late: a sum that fades.
+"""Exponentially decayed token count, with a half-life of 10 minutes.
 
 Knows nothing of workers, and of time only what it is told.
 """
@@ -15,7 +15,7 @@ def coarse(now: float) -> float:
     return now // _STEP * _STEP
 
 
-class RecentTokens:
+class DecayedCounter:
     """Tokens, of which half are forgotten in each half-life. The moments of `add` never go back."""
 
     def __init__(self, half_life: float = HALF_LIFE) -> None:

@@ -28,7 +28,7 @@ from baton.serving.channels import Channels
 from baton.serving.telemetry.stages import stage
 from baton.v1.kv_transfer_pb2 import KvLayouts
 from router.fleet.candidate import Candidate
-from router.fleet.circuit_breaker import Circuit
+from router.fleet.circuit_breaker import CircuitBreaker
 from router.fleet.cost_rates import Rates
 from router.fleet.decayed_counter import coarse
 from router.fleet.load import Load, Share
@@ -68,7 +68,7 @@ class Member:
         self.bytes_per_token = sum(one.block_bytes / one.block_size for one in self.layouts)
         has_window = any(layout.HasField("window") for layout in self.layouts[:1])
         self.max_held_tokens = None if has_window else record.num_blocks * record.block_size
-        self.circuit = Circuit()
+        self.circuit = CircuitBreaker()
         self.model = WorkerModel(pool, record.max_num_batched_tokens)
         self._seen: tuple[float, int, str, int, Rates] | None = None
         self._candidate: Candidate | None = None  # as which it was seen so last
@@ -243,12 +243,12 @@ class Fleet:
 
     def report_loss(self, member: Member) -> None:
         """A call found the worker dead or silent: it gets no work until it is well."""
-        member.circuit.lose()
+        member.circuit.trip()
         self._look_after(member)
 
     def report_failure(self, member: Member) -> None:
         """The worker says that it has failed within: so too, if that goes on."""
-        member.circuit.fail()
+        member.circuit.record_failure()
         self._look_after(member)
 
     def _look_after(self, member: Member) -> None:

@@ -1,4 +1,4 @@
-"""What a router has given one worker to do and has not seen end.
+"""In-flight load of one worker, as counted by this router.
 
 The same counts make a worker's snapshot live and in the simulator. Knows nothing of workers, calls
 or clocks: what time it is, it is told.
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from router.fleet.candidate import Candidate, Role
 from router.fleet.cost_rates import Rates
-from router.fleet.decayed_counter import RecentTokens
+from router.fleet.decayed_counter import DecayedCounter
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one request adds to a worker's load.
+    """Load that one request adds to a worker.
 
     Attributes:
         num_sequences: sequences it runs there.
@@ -39,7 +39,7 @@ class Load:
         self.num_queued_tokens = 0
         self.num_held_tokens = 0
         self.last_turn = 0
-        self._recent = RecentTokens()
+        self._recent = DecayedCounter()
 
     def take(self, share: Share, now: float, turn: int) -> None:
         """Counts a share from now on.

@@ -1,4 +1,4 @@
-"""Who serves metrics in this cluster, for Prometheus to find out: its HTTP service discovery.
+"""HTTP service discovery for Prometheus: the metrics endpoints of this cluster.
 
 https://prometheus.io/docs/prometheus/latest/http_sd/ says what is expected.
 """
@@ -10,7 +10,7 @@ from router.fleet.fleet import Fleet
 PATH = "/targets"
 
 
-class Targets:
+class ServiceDiscovery:
     """This router and the workers that it knows.
 
     Args:

@@ -1,4 +1,4 @@
-"""What this router learns of how long things take, from what workers report.
+"""Latency model of workers, fitted to what they report.
 
 The workers of a pool run the same model with the same layout, so what a step, a token or a pair
 takes is fitted to the reports of all of them, and a worker that joins is known at once. Of each
@@ -44,7 +44,7 @@ _FOLLOWED = 0.1  # of what all workers have become slower by, with each report
 
 @dataclass(frozen=True, slots=True)
 class WorkDone:
-    """What a worker has computed since it started: `baton.v1.WorkDone`, in seconds."""
+    """Work of a worker since its start: `baton.v1.WorkDone`, in seconds."""
 
     num_steps: int = 0
     num_prompt_tokens: int = 0
@@ -73,7 +73,7 @@ class WorkDone:
 
 
 class PoolModel:
-    """What the workers of one role that may take each other's place have in common.
+    """Latency model shared by the workers of one role that may replace each other.
 
     Args:
         twin: a pool that computes prompts of the same model, for this one's decode workers or in a
@@ -173,7 +173,7 @@ def _is_near(value: float, told: float, scale: float) -> bool:
 
 
 class WorkerModel:
-    """Of one worker, in one epoch.
+    """Latency model of one worker, in one epoch.
 
     Args:
         max_step_tokens: tokens of its steps at most; 0: not known.

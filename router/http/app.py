@@ -150,7 +150,7 @@ class Routes:
         except BatonError:
             self._limits.count_request(tenant)  # one that is no good has cost something, too
             raise
-        return _Answer(exchange, lambda: limit_headers(self._limits.standings(tenant)))
+        return _Answer(exchange, lambda: limit_headers(self._limits.statuses(tenant)))
 
     async def _exchange(
         self, request: Request, schema: type[_Asked], make: "_Make[_Asked]", caller: Caller

@@ -1,4 +1,4 @@
-"""Who calls, as `baton.serving.tenant` and traces ask for it, whichever front a call came in by."""
+"""Caller of an HTTP request, as `baton.serving.tenant` and tracing read it."""
 
 from collections.abc import Iterable, Mapping
 from typing import cast

@@ -28,7 +28,7 @@ _NO_ROOM = Failure(
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Of one HTTP front.
+    """Connection limits of one HTTP front.
 
     Attributes:
         max_connections: open ones.

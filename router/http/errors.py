@@ -23,7 +23,7 @@ from typing import Any
 
 from baton import errors
 from baton.serving.errors import UNEXPECTED
-from router.admission.rate_limit import Kind, RateLimitedError, Standing
+from router.admission.rate_limit import Kind, RateLimitedError, RateLimitStatus
 
 
 class BodyTooLargeError(errors.BatonError):
@@ -43,7 +43,7 @@ class MediaTypeError(errors.BatonError):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a client is told.
+    """Error response of a client.
 
     Attributes:
         kind: the `type` of OpenAI's error.
@@ -100,10 +100,10 @@ def failure_of(error: BaseException) -> Failure:
     return Failure(status, str(error), name, code, param, _headers_of(error), is_ours=status == 500)
 
 
-def limit_headers(standings: Mapping[Kind, Standing]) -> dict[str, str]:
+def limit_headers(statuses: Mapping[Kind, RateLimitStatus]) -> dict[str, str]:
     """Where a tenant stands with its limits, as OpenAI's answers have it."""
     headers = {}
-    for kind, standing in standings.items():
+    for kind, standing in statuses.items():
         headers[f"x-ratelimit-limit-{kind}"] = str(standing.limit)
         headers[f"x-ratelimit-remaining-{kind}"] = str(standing.remaining)
         headers[f"x-ratelimit-reset-{kind}"] = f"{standing.reset_seconds:.3f}s"
@@ -122,11 +122,11 @@ def _headers_of(error: BaseException) -> dict[str, str]:
     credentials."""
     if isinstance(error, errors.OverloadedError):
         seconds = max(0.0, error.retry_after)
-        standings = error.standings if isinstance(error, RateLimitedError) else {}
+        statuses = error.statuses if isinstance(error, RateLimitedError) else {}
         return {
             "Retry-After": str(max(1, math.ceil(seconds))),
             "retry-after-ms": str(math.ceil(seconds * 1000)),
-            **limit_headers(standings),
+            **limit_headers(statuses),
         }
     if isinstance(error, errors.UnauthenticatedError):
         return {"WWW-Authenticate": "Bearer"}

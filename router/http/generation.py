@@ -1,4 +1,4 @@
-"""What completions and chat completions ask of the router."""
+"""Completions and chat completions as requests of the router."""
 
 import json
 import secrets

@@ -1,5 +1,6 @@
-"""What is around every route: failures become answers in OpenAI's shape, requests are counted, and
-a request ends with its client."""
+"""Middleware of every route: errors in OpenAI's shape, requests counted, and cancellation when
+the client disconnects.
+"""
 
 import asyncio
 import json

@@ -16,7 +16,7 @@ _Utf8 = getincrementaldecoder("utf-8")
 
 
 class Shape(Protocol):
-    """How the choices of an answer look.
+    """Response format of the choices of an answer.
 
     Attributes:
         id_prefix: of the answer's id.
@@ -38,7 +38,7 @@ class Shape(Protocol):
 
 
 class ChatShape:
-    """Of `/v1/chat/completions`."""
+    """Response format of `/v1/chat/completions`."""
 
     id_prefix = "chatcmpl-"
     whole_name = "chat.completion"
@@ -84,7 +84,7 @@ class ChatShape:
 
 
 class CompletionShape:
-    """Of `/v1/completions`."""
+    """Response format of `/v1/completions`."""
 
     id_prefix = "cmpl-"
     whole_name = chunk_name = "text_completion"
@@ -137,7 +137,7 @@ class CompletionShape:
 
 
 class _Offsets:
-    """Where each token of a choice begins in its text, in characters."""
+    """Text offsets of the tokens of a choice, in characters."""
 
     def __init__(self, tokens: TokenBytes) -> None:
         self._tokens = tokens

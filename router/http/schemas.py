@@ -1,4 +1,4 @@
-"""What OpenAI's clients send, as far as it can be honoured here.
+"""Request schemas of OpenAI's API, as far as it is supported.
 
 A field that is not listed is refused by its name, so that nothing is ignored silently; the few that
 change no answer are taken and say so. Null is the same as leaving a field out. Bounds are not
@@ -17,7 +17,7 @@ class _Schema(BaseModel):
 
 
 class StreamOptions(_Schema):
-    """What a stream has beside its choices."""
+    """Options of a stream."""
 
     include_usage: bool = False
     # The usage so far in each chunk, as other servers have it for load generators.
@@ -26,7 +26,7 @@ class StreamOptions(_Schema):
 
 
 class BatonOptions(_Schema):
-    """What OpenAI's API has no field for.
+    """Options that OpenAI's API has no field for.
 
     Attributes:
         timeline: the answer tells where its time went, where it ran and why.
@@ -65,7 +65,7 @@ ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discr
 
 
 class GenerationRequest(_Schema):
-    """What completions and chat completions have in common."""
+    """Fields that completions and chat completions share."""
 
     model: str = ""
     stream: bool = False
@@ -137,7 +137,7 @@ class ChatMessage(_Schema):
 
 
 class Function(_Schema):
-    """What a tool does, as the chat template tells the model."""
+    """Function of a tool, as the chat template shows it to the model."""
 
     name: str
     description: str | None = None

@@ -43,7 +43,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is repeated before each answer.
+    """Prompt that is repeated before each answer.
 
     Attributes:
         token_ids: the prompt, where its log-probabilities were asked for; else empty.

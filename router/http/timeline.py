@@ -1,5 +1,6 @@
-"""What an answer tells of itself, where its client asks for it: when what happened, where, and why
-there."""
+"""Timeline of an answer, for clients that ask for it: stages, workers, and the reasons of the
+placement.
+"""
 
 from collections.abc import Sequence
 

@@ -13,7 +13,7 @@ _SPACE = "\u2581"  # how SentencePiece writes a space
 
 
 class TokenBytes:
-    """What each token of a tokenizer stands for."""
+    """Bytes of each token of a tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

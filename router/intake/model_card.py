@@ -1,4 +1,4 @@
-"""What the router knows of the model: its configuration, its tokenizer, its chat template.
+"""Model card: configuration, tokenizer and chat template of the served model.
 
 Reads the checkpoint's JSON files only. Neither torch nor any weight is loaded.
 """

@@ -1,4 +1,4 @@
-"""What the client is to see of a request: made of the workers' events, in whatever order they come.
+"""Answer to one request, assembled from the workers' events in whatever order they come.
 
 Awaits nothing, and knows nothing of calls or of how they fail.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from baton.v1 import decode_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
-from router.failure import SetbackKind
+from router.failure import FailureKind
 from router.intake.model_card import ModelCard
 from router.lifecycle import wire
 from router.lifecycle.output import Output
@@ -101,7 +101,7 @@ class Answer:
             return None
         return self.num_output_tokens
 
-    def outcome(self, setbacks: Sequence[SetbackKind] = ()) -> RequestOutcome:
+    def outcome(self, failures: Sequence[FailureKind] = ()) -> RequestOutcome:
         """How the request has ended, given the setbacks of its attempts."""
         complete = sorted(set(range(len(self._outputs))) - self._unfinished)
         return RequestOutcome(
@@ -109,7 +109,7 @@ class Answer:
             self._account,
             tuple(self._ending(index).reason for index in complete),
             tuple(self._outputs[index].token_ids for index in complete),
-            tuple(setbacks),
+            tuple(failures),
         )
 
     # From attempt to attempt.

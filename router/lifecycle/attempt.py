@@ -31,7 +31,7 @@ from baton.errors import (
     UnavailableError,
 )
 from baton.rpc_errors import error_of, has_ended, is_loss
-from baton.serving.coalescer import Pace
+from baton.serving.coalescer import Coalescer
 from baton.serving.deadline import Deadline
 from baton.serving.telemetry.propagation import outgoing
 from baton.serving.telemetry.stages import stage
@@ -41,10 +41,10 @@ from baton.v1 import (
     prefill_pb2,
     prefill_pb2_grpc,
 )
-from router.failure import Setback, SetbackKind
+from router.failure import AttemptFailure, FailureKind
 from router.fleet.fleet import Fleet, Member
 from router.lifecycle import wire
-from router.lifecycle.prefix_lease import Loan
+from router.lifecycle.prefix_lease import PrefixLease
 from router.lifecycle.return_cost import ReturnCost, return_cost
 from router.placement.placement import Placement
 from router.request import Work
@@ -89,13 +89,13 @@ class Attempt:
         fleet: Fleet,
         placement: Placement,
         deadline: Deadline,
-        pace: Pace,
+        coalescer: Coalescer,
         *,
         may_return: bool = False,
     ) -> None:
         self.placement = placement
         self._may_return = may_return
-        self._pace = pace
+        self._coalescer = coalescer
         self._work = work
         self._fleet = fleet
         self._deadline = deadline
@@ -104,7 +104,7 @@ class Attempt:
         self._source = self._prefill  # who has the blocks that the decode worker wants
         self._prefill_load = ExitStack()
         self._decode_load = ExitStack()
-        self._loan: Loan | None = None
+        self._prefix_lease: PrefixLease | None = None
         self._offers: dict[bytes, Member] = {}
         self._hashes: list[bytes] = []
         self._calls: list[Any] = []
@@ -113,7 +113,7 @@ class Attempt:
         self._taking: _Reading | None = None
         self._last_call: Any = None  # the only one with something to say, if no task reads it
         self._is_computing_alone = self._prefill is None
-        self._events: asyncio.Queue[Event | Setback] = asyncio.Queue(_MAX_UNREAD)
+        self._events: asyncio.Queue[Event | AttemptFailure] = asyncio.Queue(_MAX_UNREAD)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -138,7 +138,7 @@ class Attempt:
             call.cancel()
 
     async def admit(self) -> None:
-        """Opens both calls and waits for their admissions. Raises `Setback`.
+        """Opens both calls and waits for their admissions. Raises `AttemptFailure`.
 
         Both workers' load is counted before anything is awaited, so that of requests that come at
         once each sees what those before it were given.
@@ -158,10 +158,10 @@ class Attempt:
         computing = self.placement.prefill or self.placement.decode
         self._prefill_load.enter_context(self._fleet.pending.pending(computing, self._hashes))
         self._stack.enter_context(self._decode_load)
-        self._loan = self._borrow()
+        self._prefix_lease = self._borrow()
         decode_call = await self._open_decode(lease_id)
         if self._prefill is not None:
-            source = None if self._loan is None else await self._loan.source()
+            source = None if self._prefix_lease is None else await self._prefix_lease.source()
             prefill_stub = prefill_pb2_grpc.PrefillStub(self._channel_to(self._prefill))
             asked = wire.prefill_request(work, lease_id, self.placement.decode, source)
             timeout = self._deadline.forward()
@@ -186,11 +186,11 @@ class Attempt:
 
     async def move(self, work: Work, lease_id: bytes) -> None:
         """The request has stopped, and goes on with `work` on the worker that it was stopped for,
-        who fetches its blocks from where it was, under this lease. Raises `Setback`."""
+        who fetches its blocks from where it was, under this lease. Raises `AttemptFailure`."""
         taker = self._offers.get(lease_id)
         if taker is None:
             error = InternalError("the decode worker has stopped the request for nobody")
-            raise self._made(SetbackKind.BROKEN, error, self._decode)
+            raise self._made(FailureKind.BROKEN, error, self._decode)
         if self._giving is not None:
             self._giving.task.cancel()  # who had the blocks before has no more to say
         if self._last_call is not None:
@@ -202,21 +202,21 @@ class Attempt:
         logger.info("%s hands over to %s", self._source.record.id, self.decode_worker)
         self._taking = self._start_taking(await self._open_decode(lease_id))
 
-    async def next_events(self) -> list[Event | Setback]:
+    async def next_events(self) -> list[Event | AttemptFailure]:
         """What either worker says next, in the order in which it comes; a setback where one says no
         more. What gathers before the pace allows another message comes together."""
         if self._last_call is not None and self._events.empty():
             gathered = [await self._hear_last()]
         else:
             gathered = [await self._events.get()]
-        if self._pace.seconds:
-            if self._last_call is not None and self._pace.wait > 0:
+        if self._coalescer.seconds:
+            if self._last_call is not None and self._coalescer.wait > 0:
                 self._read_in_task()
-            await self._pace.turn()
+            await self._coalescer.turn()
             while not self._events.empty():
                 gathered.append(self._events.get_nowait())
         for event in gathered:
-            if not isinstance(event, Setback):
+            if not isinstance(event, AttemptFailure):
                 self._note(event)
         return gathered
 
@@ -237,8 +237,8 @@ class Attempt:
         """Counts what it says of the workers: their load, what they hold, how long things take."""
         kind = event.WhichOneof("event")
         if isinstance(event, prefill_pb2.PrefillResponse):
-            if kind == "started" and self._loan is not None:
-                self._loan.end()  # the prefill worker has got the blocks, or it has not
+            if kind == "started" and self._prefix_lease is not None:
+                self._prefix_lease.end()  # the prefill worker has got the blocks, or it has not
             elif kind == "result":
                 assert self._prefill is not None, "a result of nobody"
                 self._prefill_load.close()
@@ -261,13 +261,13 @@ class Attempt:
         self._prefill_load.close()
         self._decode_load.close()
         if self._prefill is not None:
-            self._prefill.circuit.succeed()
-        self._decode.circuit.succeed()
+            self._prefill.circuit.record_success()
+        self._decode.circuit.record_success()
 
     def _channel_to(self, member: Member) -> grpc.aio.Channel:
         return self._stack.enter_context(self._fleet.channel_to(member))
 
-    def _borrow(self) -> Loan | None:
+    def _borrow(self) -> PrefixLease | None:
         """Asks for the beginning of the prompt where the placement says that it is to be had. One
         token at least is left to be computed, for what follows it."""
         if not self.placement.source:
@@ -275,9 +275,11 @@ class Attempt:
         holder, token_ids = self._fleet.member(self.placement.source), self._work.token_ids
         hashes = self._hashes[: (len(token_ids) - 1) // holder.record.block_size]
         tenant = self._work.request.tenant.name
-        loan = Loan(holder, self._channel_to(holder), hashes, self.placement.prefill, tenant)
-        self._stack.callback(loan.end)
-        return loan
+        prefix_lease = PrefixLease(
+            holder, self._channel_to(holder), hashes, self.placement.prefill, tenant
+        )
+        self._stack.callback(prefix_lease.end)
+        return prefix_lease
 
     def _block_hashes(self) -> list[bytes]:
         salt = self._work.request.tenant.salt
@@ -319,7 +321,7 @@ class Attempt:
             with stage("admit", {"baton.worker": member.record.id}):
                 response = await call.read()
         except grpc.aio.AioRpcError as error:
-            raise self._setback(member, error, SetbackKind.REFUSED) from error
+            raise self._failure(member, error, FailureKind.REFUSED) from error
         except asyncio.CancelledError:
             raise self._cut(member) from None
         assert response is not grpc.aio.EOF, "admitted, or an error"
@@ -344,7 +346,7 @@ class Attempt:
         assert self._prefill is not None, "a call to nobody"
         while (heard := await self._hear(self._prefill, call)) is not None:
             await self._events.put(heard)
-            if isinstance(heard, Setback):
+            if isinstance(heard, AttemptFailure):
                 return
 
     async def _read_decode(self, member: Member, call: Any, giving: "_Reading | None") -> None:
@@ -357,10 +359,10 @@ class Attempt:
         Ends before that where nobody else has anything to say, and the stream is slower than its
         pace, so that nothing gathers while the client is served.
         """
-        while not isinstance(heard := await self._hear(member, call), Setback | None):
+        while not isinstance(heard := await self._hear(member, call), AttemptFailure | None):
             await self._events.put(heard)
             is_last = giving is None or giving.task.done()
-            if is_last and member is self._decode and self._pace.wait <= 0:
+            if is_last and member is self._decode and self._coalescer.wait <= 0:
                 self._last_call = call
                 return
         if heard is None:
@@ -375,11 +377,11 @@ class Attempt:
             giving.call.cancel()
         await self._events.put(heard)
 
-    async def _hear_last(self) -> Event | Setback:
+    async def _hear_last(self) -> Event | AttemptFailure:
         """What the last call says next, or why it says no more."""
         return await self._hear(self._decode, self._last_call) or self._incomplete()
 
-    async def _hear(self, member: Member, call: Any) -> Event | Setback | None:
+    async def _hear(self, member: Member, call: Any) -> Event | AttemptFailure | None:
         """The next message, or what ended them; None: nothing went wrong."""
         try:
             message: Any = await call.read()
@@ -388,25 +390,27 @@ class Attempt:
                 return self._given_back(member) if is_end else message
             await call.code()
         except grpc.aio.AioRpcError as error:
-            return self._setback(member, error, SetbackKind.BROKEN)
+            return self._failure(member, error, FailureKind.BROKEN)
         except asyncio.CancelledError:
             return self._cut(member)
         return None
 
-    def _incomplete(self) -> Setback:
+    def _incomplete(self) -> AttemptFailure:
         error = InternalError("the decode worker ended its answer before it was complete")
-        return self._made(SetbackKind.BROKEN, error, self._decode)
+        return self._made(FailureKind.BROKEN, error, self._decode)
 
-    def _given_back(self, member: Member) -> Setback:
+    def _given_back(self, member: Member) -> AttemptFailure:
         """The decode worker has made room for others with the request, if that was open to it."""
         assert self._decode_request is not None, "given back by who was not asked"
         name = member.record.id
         if member is self._decode and self._decode_request.HasField("return_cost"):
             error: BatonError = OverloadedError(f"{name} had no room for the request any more")
-            return self._made(SetbackKind.PREEMPTED, error, member)
-        return self._made(SetbackKind.BROKEN, InternalError(f"{name} gave up the request"), member)
+            return self._made(FailureKind.PREEMPTED, error, member)
+        return self._made(FailureKind.BROKEN, InternalError(f"{name} gave up the request"), member)
 
-    def _setback(self, member: Member, error: grpc.aio.AioRpcError, kind: SetbackKind) -> Setback:
+    def _failure(
+        self, member: Member, error: grpc.aio.AioRpcError, kind: FailureKind
+    ) -> AttemptFailure:
         """What a failed call means. The worker is lost where it was not it that has spoken, or
         where what it says is that it has failed. Nobody is where the deadline may have ended the
         call on the worker's side, which looks here as if the worker had gone."""
@@ -414,25 +418,25 @@ class Attempt:
         if self._deadline.may_have_ended():
             cause = DeadlineExceededError("the request's deadline has passed")
         elif is_loss(error):
-            kind = SetbackKind.LOST if has_ended(error) else SetbackKind.SILENT
+            kind = FailureKind.LOST if has_ended(error) else FailureKind.SILENT
             cause = UnavailableError(f"{member.record.id} is lost: {cause}")
             self._fleet.report_loss(member)
         elif isinstance(cause, InternalError):
-            kind = SetbackKind.LOST
+            kind = FailureKind.LOST
             self._fleet.report_failure(member)
         return self._made(kind, cause, member)
 
-    def _cut(self, member: Member) -> Setback:
+    def _cut(self, member: Member) -> AttemptFailure:
         """The call was cancelled on this side; raises on if it was this task."""
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise asyncio.CancelledError
         error = UnavailableError(f"the call to {member.record.id} was cancelled")
-        return self._made(SetbackKind.BROKEN, error, member)
+        return self._made(FailureKind.BROKEN, error, member)
 
-    def _made(self, kind: SetbackKind, error: BatonError, member: Member) -> Setback:
+    def _made(self, kind: FailureKind, error: BatonError, member: Member) -> AttemptFailure:
         pair = ("" if self._source is None else self._source.record.id, self.decode_worker)
-        return Setback(kind, error, member.record.id, pair)
+        return AttemptFailure(kind, error, member.record.id, pair)
 
 
 async def _ended(task: "asyncio.Task[None]") -> None:

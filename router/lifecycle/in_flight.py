@@ -2,52 +2,54 @@
 
 from baton.errors import AlreadyExistsError, CancelledError, NotFoundError
 from baton.serving.tenant import Tenant
-from router.admission.controller import Gate
-from router.lifecycle.request_lifecycle import Saga
+from router.admission.controller import AdmissionController
+from router.lifecycle.request_lifecycle import RequestLifecycle
 
 
 class Requests:
     """The requests in flight, by tenant and id. Once draining, no more are taken."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
-        self._sagas: dict[tuple[str, str], Saga] = {}
+    def __init__(self, admission_controller: AdmissionController) -> None:
+        self._admission = admission_controller
+        self._lifecycles: dict[tuple[str, str], RequestLifecycle] = {}
         self.is_draining = False
 
     def __len__(self) -> int:
-        return len(self._sagas)
+        return len(self._lifecycles)
 
     @property
     def num_waiting(self) -> int:
         """Of them, those that are yet to be placed."""
-        return self._gate.num_waiting
+        return self._admission.num_waiting
 
-    def of(self, tenant: Tenant) -> list[Saga]:
+    def of(self, tenant: Tenant) -> list[RequestLifecycle]:
         """Those of one tenant, the oldest first."""
-        return [saga for (name, _), saga in self._sagas.items() if name == tenant.name]
+        return [
+            lifecycle for (name, _), lifecycle in self._lifecycles.items() if name == tenant.name
+        ]
 
-    def add(self, saga: Saga) -> None:
-        if _key(saga) in self._sagas:
+    def add(self, lifecycle: RequestLifecycle) -> None:
+        if _key(lifecycle) in self._lifecycles:
             raise AlreadyExistsError(
-                f"request {saga.request.request_id!r} is in flight; choose another id"
+                f"request {lifecycle.request.request_id!r} is in flight; choose another id"
             )
-        self._sagas[_key(saga)] = saga
+        self._lifecycles[_key(lifecycle)] = lifecycle
 
-    def remove(self, saga: Saga) -> None:
-        del self._sagas[_key(saga)]
+    def remove(self, lifecycle: RequestLifecycle) -> None:
+        del self._lifecycles[_key(lifecycle)]
 
     def abort(self, tenant: Tenant, request_id: str) -> None:
         """Raises `NotFoundError` for one that is not in flight, or is another tenant's."""
-        saga = self._sagas.get((tenant.name, request_id))
-        if saga is None:
+        lifecycle = self._lifecycles.get((tenant.name, request_id))
+        if lifecycle is None:
             raise NotFoundError(f"no request {request_id!r} is in flight here")
-        saga.abort()
+        lifecycle.abort()
         aborted = CancelledError(f"request {request_id} was aborted")
-        self._gate.abandon(saga.request, aborted)
+        self._admission.abandon(lifecycle.request, aborted)
 
     async def drain(self) -> None:
         self.is_draining = True
 
 
-def _key(saga: Saga) -> tuple[str, str]:
-    return saga.request.tenant.name, saga.request.request_id
+def _key(lifecycle: RequestLifecycle) -> tuple[str, str]:
+    return lifecycle.request.tenant.name, lifecycle.request.request_id

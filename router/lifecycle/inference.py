@@ -9,13 +9,13 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from baton.errors import UnavailableError
-from baton.serving.coalescer import Pace
+from baton.serving.coalescer import Coalescer
 from baton.serving.deadline import Deadline
 from baton.serving.logs import name_request
 from baton.serving.telemetry.stages import stage
 from baton.serving.tenant import Caller, Tenants
 from baton.v1 import inference_pb2 as pb
-from router.admission.controller import Gate
+from router.admission.controller import AdmissionController
 from router.admission.rate_limit import RateLimits
 from router.fleet.fleet import Fleet
 from router.intake.intake import Intake
@@ -23,7 +23,7 @@ from router.intake.model_card import ModelCard
 from router.lifecycle.answer import Answer
 from router.lifecycle.in_flight import Requests
 from router.lifecycle.recovery import Recovery
-from router.lifecycle.request_lifecycle import Saga
+from router.lifecycle.request_lifecycle import RequestLifecycle
 from router.lifecycle.retry_budget import RetryBudget
 from router.placement.placer import Placer
 from router.request import Request, RequestOutcome
@@ -54,7 +54,7 @@ class Inference:
         requests: Requests,
         tenants: Tenants,
         limits: RateLimits,
-        gate: Gate,
+        admission_controller: AdmissionController,
         placer: Placer,
         meter: RequestMeter,
         coalesce_seconds: float,
@@ -68,7 +68,7 @@ class Inference:
         self._requests = requests
         self._tenants = tenants
         self._limits = limits
-        self._gate = gate
+        self._admission = admission_controller
         self._placer = placer
         self._meter = meter
         self._coalesce_seconds = coalesce_seconds
@@ -108,25 +108,27 @@ class Inference:
             name_request(request.request_id)
             answer = Answer(request, self.card, arrived, metered.first_token)
             recovery = Recovery(request.request_id, self._budget)
-            pace = Pace(self._coalesce_seconds)
-            saga = Saga(request, self._fleet, self._placer, answer, recovery, deadline, pace)
+            coalescer = Coalescer(self._coalesce_seconds)
+            lifecycle = RequestLifecycle(
+                request, self._fleet, self._placer, answer, recovery, deadline, coalescer
+            )
             observers: list[Observer] = [metered.ended, self._placer.ended]
             if trace is not None:
                 observers.append(trace.ended)
-            self._requests.add(saga)
+            self._requests.add(lifecycle)
             self._budget.deposit()
             try:
                 tenant = request.tenant.name
                 observers.append(self._limits.reserve(tenant, request.demand.most_tokens).end)
-                decision = await self._gate.admit(request, tenant, deadline)
-                observers.append(self._gate.end)
+                decision = await self._admission.admit(request, tenant, deadline)
+                observers.append(self._admission.end)
                 # Closed here, so that all is given back before it counts as ended.
-                async with aclosing(saga.run(decision)) as responses:
+                async with aclosing(lifecycle.run(decision)) as responses:
                     async for response in responses:
                         yield response
             finally:
-                self._requests.remove(saga)
-                outcome = answer.outcome(recovery.setbacks)
+                self._requests.remove(lifecycle)
+                outcome = answer.outcome(recovery.failures)
                 for observe in reversed(observers):
                     observe(outcome)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 from router.lifecycle.detokenizer import Detokenizer, StopStrings
-from router.lifecycle.reorder_buffer import Assembly, Token
+from router.lifecycle.reorder_buffer import ReorderBuffer, Token
 
 
 class Output:
@@ -21,7 +21,7 @@ class Output:
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
         self.has_ended = False
-        self._assembly = Assembly()
+        self._assembly = ReorderBuffer()
         self._detokenizer = Detokenizer(tokenizer)
         self._stop = StopStrings(stop)
 
@@ -42,7 +42,7 @@ class Output:
 
     def push(self, tokens: Sequence[Token]) -> tuple[list[Token], str]:
         """What can be shown now: tokens, up to one that completes a stop string, and text that may
-        lag behind them. Raises `UnavailableError` as `Assembly.accept`."""
+        lag behind them. Raises `UnavailableError` as `ReorderBuffer.accept`."""
         shown: list[Token] = []
         text = ""
         for token in self._assembly.accept(tokens):

@@ -17,7 +17,7 @@ PATIENCE = 0.5
 logger = logging.getLogger(__name__)
 
 
-class Loan:
+class PrefixLease:
     """Asks `holder` at once. Whatever comes of it, the prompt can be computed."""
 
     def __init__(

@@ -1,4 +1,5 @@
-"""What a request does after a setback: what it avoids, how long it waits, when it gives up.
+"""Recovery policy of one request: which workers it avoids after a failure, how long it backs off,
+when it gives up.
 
 Awaits nothing, and knows nothing of calls or messages.
 """
@@ -14,12 +15,12 @@ from baton.errors import (
     OverloadedError,
     UnavailableError,
 )
-from router.failure import Pair, Setback, SetbackKind
+from router.failure import AttemptFailure, FailureKind, Pair
 from router.fleet.backoff import Backoff
 from router.lifecycle.retry_budget import RetryBudget
 
 # Setbacks in a row, without a new token in between, after which an accepted request gives up.
-MAX_SETBACKS = 10
+MAX_FAILURES = 10
 # How often decode workers that have no room any more may give a request back. One that comes to it
 # again and again is among too many everywhere, and waits for its turn where it is.
 MAX_RETURNS = 4
@@ -66,13 +67,13 @@ class Recovery:
         self.broken: set[Pair] = set()
         self.crowded = ""
         self.is_accepted = False
-        self.setbacks: list[SetbackKind] = []
+        self.failures: list[FailureKind] = []
         self._request_id = request_id
         self._budget = budget
         self._pauses = pauses
         self._refusal: BatonError | None = None
         self._losses: dict[bool, _Loss] = {}  # the last one of each role
-        self._num_setbacks = 0
+        self._num_failures = 0
         self._num_tokens = 0
         self._returns: list[int] = []  # with how many tokens it was given back
         self._num_waits = 0  # for room, since then
@@ -85,56 +86,56 @@ class Recovery:
         came_further = len(self._returns) < 2 or self._returns[-1] > self._returns[-2]
         return came_further and len(self._returns) < MAX_RETURNS
 
-    def after(self, setback: Setback, num_tokens: int) -> float:
+    def after(self, failure: AttemptFailure, num_tokens: int) -> float:
         """Seconds to wait before the next try, `num_tokens` into the output. Raises what ends the
         request."""
-        self.setbacks.append(setback.kind)
-        pause = self._wait_for_room(setback, num_tokens)
+        self.failures.append(failure.kind)
+        pause = self._wait_for_room(failure, num_tokens)
         if pause is None:
-            pause = self._try_again(setback, num_tokens)
-        self._avoid(setback)
+            pause = self._try_again(failure, num_tokens)
+        self._avoid(failure)
         return pause
 
-    def _try_again(self, setback: Setback, num_tokens: int) -> float:
+    def _try_again(self, failure: AttemptFailure, num_tokens: int) -> float:
         """Something has failed, or nobody took it: seconds to wait."""
-        if setback.place is not None:
-            self._check_not_poison(setback, _Loss(setback.worker, setback.place))
-        pause = self._pause(setback, num_tokens) if self.is_accepted else self._pass_on(setback)
-        if setback.kind is not SetbackKind.NOBODY and not self._budget.withdraw():
-            raise self._over_budget(setback)
+        if failure.place is not None:
+            self._check_not_poison(failure, _Loss(failure.worker, failure.place))
+        pause = self._pause(failure, num_tokens) if self.is_accepted else self._pass_on(failure)
+        if failure.kind is not FailureKind.NOBODY and not self._budget.withdraw():
+            raise self._over_budget(failure)
         return pause
 
-    def _pass_on(self, setback: Setback) -> float:
+    def _pass_on(self, failure: AttemptFailure) -> float:
         """Not yet accepted: the next worker is asked at once."""
-        if setback.kind is SetbackKind.NOBODY:
-            raise self._refusal or setback.error
-        if not isinstance(setback.error, _WORTH_ANOTHER_WORKER):
-            raise setback.error
-        self._refusal = setback.error
+        if failure.kind is FailureKind.NOBODY:
+            raise self._refusal or failure.error
+        if not isinstance(failure.error, _WORTH_ANOTHER_WORKER):
+            raise failure.error
+        self._refusal = failure.error
         return 0.0
 
-    def _pause(self, setback: Setback, num_tokens: int) -> float:
+    def _pause(self, failure: AttemptFailure, num_tokens: int) -> float:
         """The first try after some progress is made at once."""
-        if not isinstance(setback.error, _WORTH_ANOTHER_TRY):
-            raise setback.error
+        if not isinstance(failure.error, _WORTH_ANOTHER_TRY):
+            raise failure.error
         if num_tokens > self._num_tokens:
-            self._num_setbacks = 0
+            self._num_failures = 0
         self._num_tokens = num_tokens
-        self._num_setbacks += 1
-        if self._num_setbacks > MAX_SETBACKS:
-            raise _as_seen_by_client(setback.error)
-        return self._pauses.delay(self._num_setbacks - 1) if self._num_setbacks > 1 else 0.0
+        self._num_failures += 1
+        if self._num_failures > MAX_FAILURES:
+            raise _as_seen_by_client(failure.error)
+        return self._pauses.delay(self._num_failures - 1) if self._num_failures > 1 else 0.0
 
-    def _wait_for_room(self, setback: Setback, num_tokens: int) -> float | None:
+    def _wait_for_room(self, failure: AttemptFailure, num_tokens: int) -> float | None:
         """Seconds to wait, where a request was given back and finds no room since; else None."""
-        if setback.kind is SetbackKind.PREEMPTED:
+        if failure.kind is FailureKind.PREEMPTED:
             self._returns.append(num_tokens)
             self._num_waits, self._waits_for_room = 0, True
             return 0.0
-        match setback.kind:
-            case SetbackKind.REFUSED:
-                finds_none = isinstance(setback.error, OverloadedError)
-            case SetbackKind.NOBODY:
+        match failure.kind:
+            case FailureKind.REFUSED:
+                finds_none = isinstance(failure.error, OverloadedError)
+            case FailureKind.NOBODY:
                 finds_none = bool(self.refused)  # those who had none, and are asked again
             case _:
                 finds_none = False
@@ -144,40 +145,40 @@ class Recovery:
         self._num_waits += 1
         return self._pauses.delay(self._num_waits)
 
-    def _avoid(self, setback: Setback) -> None:
+    def _avoid(self, failure: AttemptFailure) -> None:
         self.crowded = ""
-        match setback.kind:
-            case SetbackKind.NOBODY:
+        match failure.kind:
+            case FailureKind.NOBODY:
                 self.refused.clear()
                 self.broken.clear()
-            case SetbackKind.PREEMPTED:
+            case FailureKind.PREEMPTED:
                 # It ran meanwhile; who refused it before may have room now.
                 self.refused.clear()
                 self.broken.clear()
-                self.crowded = setback.worker
-            case SetbackKind.BROKEN:
-                self.broken.add(setback.pair)
+                self.crowded = failure.worker
+            case FailureKind.BROKEN:
+                self.broken.add(failure.pair)
             case _:
-                self.refused.add(setback.worker)
+                self.refused.add(failure.worker)
 
-    def _check_not_poison(self, setback: Setback, loss: _Loss) -> None:
+    def _check_not_poison(self, failure: AttemptFailure, loss: _Loss) -> None:
         """A request that comes well past the place where a worker was lost was not to blame; one
         that is to blame ends workers of one role at one place."""
-        is_prefill = setback.worker == setback.pair[0]
+        is_prefill = failure.worker == failure.pair[0]
         last = self._losses.get(is_prefill)
         self._losses[is_prefill] = loss
         if last is not None and abs(loss.place - last.place) < SAME_PLACE_TOKENS:
             raise InternalError(
                 f"request {self._request_id} is poison: {last.worker} and {loss.worker} were lost "
                 "while they computed it, and it is given to no third worker "
-                f"({setback.error})"
+                f"({failure.error})"
             )
 
-    def _over_budget(self, setback: Setback) -> BatonError:
+    def _over_budget(self, failure: AttemptFailure) -> BatonError:
         if not self.is_accepted:
-            return setback.error
+            return failure.error
         return UnavailableError(
-            f"too many requests are tried again at this router, so this one is not: {setback.error}"
+            f"too many requests are tried again at this router, so this one is not: {failure.error}"
         )
 
 

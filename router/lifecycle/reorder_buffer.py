@@ -29,7 +29,7 @@ class Token(NamedTuple):
     top: TopLogprobs | None = None
 
 
-class Assembly:
+class ReorderBuffer:
     """The output of one sequence, without gaps or repetitions.
 
     Attributes:

@@ -12,11 +12,11 @@ from collections.abc import AsyncGenerator, Iterable
 from dataclasses import replace
 
 from baton.errors import BatonError, CancelledError, UnavailableError
-from baton.serving.coalescer import Pace
+from baton.serving.coalescer import Coalescer
 from baton.serving.deadline import Deadline
 from baton.v1 import decode_pb2
 from baton.v1 import inference_pb2 as pb
-from router.failure import Setback, SetbackKind
+from router.failure import AttemptFailure, FailureKind
 from router.fleet.fleet import Fleet
 from router.lifecycle import wire
 from router.lifecycle.answer import Answer
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 _Decoded = decode_pb2.DecodeGenerateResponse
 
 
-class Saga:
+class RequestLifecycle:
     """One request. `run` is used once; `abort` may be called meanwhile."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Saga:
         answer: Answer,
         recovery: Recovery,
         deadline: Deadline,
-        pace: Pace | None = None,
+        coalescer: Coalescer | None = None,
     ) -> None:
         self.request = request
         self._fleet = fleet
@@ -53,7 +53,7 @@ class Saga:
         self._answer = answer
         self._recovery = recovery
         self._deadline = deadline
-        self._pace = pace or Pace()
+        self._coalescer = coalescer or Coalescer()
         self._attempt: Attempt | None = None
         self._decision: Decision | None = None
         self._aborted = asyncio.Event()
@@ -100,14 +100,14 @@ class Saga:
                         for event in events:
                             if isinstance(event, _Decoded) and not event.HasField("tokens"):
                                 await self._follow_drain(attempt, event)
-            except Setback as setback:
-                await self._recover(setback)
+            except AttemptFailure as attempt_failure:
+                await self._recover(attempt_failure)
                 for response in self._answer.conclude() if self._recovery.is_accepted else ():
                     yield response
 
     async def _admit(self, attempt: Attempt) -> list[pb.GenerateResponse]:
         """Waits until all its workers have taken the request; returns what the client is to see of
-        that. Raises `Setback`."""
+        that. Raises `AttemptFailure`."""
         self._attempt = attempt
         await attempt.admit()
         self._raise_if_aborted()
@@ -119,7 +119,7 @@ class Saga:
         return [wire.accepted(self.request, attempt.placement), *self._answer.conclude()]
 
     def _next_attempt(self) -> Attempt:
-        """Chooses the workers for what is left to do. Raises `Setback` where there are none."""
+        """Places what is left to do. Raises `AttemptFailure` if no workers can take it."""
         work = self._answer.work()
         recovery = self._recovery
         decision = self._placer.place(
@@ -127,27 +127,27 @@ class Saga:
         )
         if decision.placement is None:
             reason = why_none(list(decision.question.candidates))
-            raise Setback(SetbackKind.NOBODY, UnavailableError(reason))
+            raise AttemptFailure(FailureKind.NOBODY, UnavailableError(reason))
         return Attempt(
             work,
             self._fleet,
             decision.placement,
             self._deadline,
-            self._pace,
+            self._coalescer,
             may_return=recovery.may_return,
         )
 
     def _book_all(
-        self, attempt: Attempt, events: list[Event | Setback]
-    ) -> tuple[Iterable[pb.GenerateResponse], Setback | BatonError | None]:
+        self, attempt: Attempt, events: list[Event | AttemptFailure]
+    ) -> tuple[Iterable[pb.GenerateResponse], AttemptFailure | BatonError | None]:
         """Books events until the answer is complete, or one of them is a failure; returns what the
         client is to see of those before it, which counts as shown, and the failure."""
         responses: list[pb.GenerateResponse] = []
-        failure: Setback | BatonError | None = None
+        failure: AttemptFailure | BatonError | None = None
         for event in events:
             try:
                 responses += self._book(event)
-            except (Setback, BatonError) as error:
+            except (AttemptFailure, BatonError) as error:
                 failure = error
                 break
             if self._answer.is_complete:
@@ -159,7 +159,7 @@ class Saga:
 
     async def _follow_drain(self, attempt: Attempt, event: _Decoded) -> None:
         """Sees to it that the request goes on with another decode worker, if that is what an event
-        is about and there is more to come. Raises `Setback`."""
+        is about and there is more to come. Raises `AttemptFailure`."""
         if self._answer.is_complete:
             return
         if event.HasField("draining"):
@@ -178,38 +178,40 @@ class Saga:
         work = self._answer.work()
         if len(work.token_ids) != stopped.num_tokens + 1:
             error = UnavailableError("the request was stopped where its answer has not come to")
-            raise Setback(SetbackKind.NOBODY, error)
+            raise AttemptFailure(FailureKind.NOBODY, error)
         self._answer.restart()
         await attempt.move(replace(work, output=work.output[:-1]), stopped.lease_id)
         self._raise_if_aborted()
         self._answer.admitted()
 
-    def _book(self, event: Event | Setback) -> list[pb.GenerateResponse]:
+    def _book(self, event: Event | AttemptFailure) -> list[pb.GenerateResponse]:
         """Books one event; returns what the client is to see of it."""
         if isinstance(event, _Decoded):
             return self._answer.on_decode(event)
-        if not isinstance(event, Setback):
+        if not isinstance(event, AttemptFailure):
             return self._answer.on_prefill(event)
         is_of_prefill = event.worker == event.pair[0]
         if is_of_prefill and not self._answer.needs_prefill:
             return []
         is_computing = self._answer.is_prefilling if is_of_prefill else self._answer.is_handed_over
-        if event.kind is SetbackKind.LOST and is_computing:
+        if event.kind is FailureKind.LOST and is_computing:
             event.place = self._answer.place
         raise event
 
-    async def _recover(self, setback: Setback) -> None:
+    async def _recover(self, attempt_failure: AttemptFailure) -> None:
         """Waits for the moment of the next attempt. Raises what ends the request."""
         self._attempt = None
         answer = self._answer
-        request_trace.set_back(
-            setback, handed_over_at=answer.handed_over_at, is_prefilling=answer.is_prefilling
+        request_trace.failed(
+            attempt_failure,
+            handed_over_at=answer.handed_over_at,
+            is_prefilling=answer.is_prefilling,
         )
         self._raise_if_aborted()
         self._deadline.check()
-        pause = self._recovery.after(setback, self._answer.num_output_tokens)
+        pause = self._recovery.after(attempt_failure, self._answer.num_output_tokens)
         if self._recovery.is_accepted:
-            logger.info("going on elsewhere: %s", setback)
+            logger.info("going on elsewhere: %s", attempt_failure)
             self._answer.restart()
         try:
             async with asyncio.timeout(min(pause, self._deadline.remaining())):

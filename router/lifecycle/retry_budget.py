@@ -1,4 +1,5 @@
-"""How many more tries a router may make than it has requests. Awaits nothing; its clock is given.
+"""Retry budget: the ratio of retries to requests that a router may make. Awaits nothing; its clock
+is given.
 
 When much fails at once, trying again can be what keeps it failing. So each try after a request's
 first one is paid for: requests pay a share of a try in, and some come with time.
@@ -7,7 +8,7 @@ first one is paid for: requests pay a share of a try in, and some come with time
 import time
 
 from baton.serving.deadline import Clock
-from router.admission.token_bucket import Bucket
+from router.admission.token_bucket import TokenBucket
 
 SHARE = 0.25
 PER_SECOND = 4.0
@@ -27,7 +28,7 @@ class RetryBudget:
         clock: Clock = time.monotonic,
     ) -> None:
         self._share = share
-        self._bucket = Bucket(largest, per_second, clock)
+        self._bucket = TokenBucket(largest, per_second, clock)
 
     @property
     def balance(self) -> float:

@@ -1,4 +1,4 @@
-"""What it would take to place a request anew that its decode worker gives back. Pure.
+"""Cost of placing a preempted request again. Pure.
 
 Where a sequence has to make room, its worker may keep the request and compute it again, or give it
 back; it compares by these figures, which are as of the moment when the request was placed.

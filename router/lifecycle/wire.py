@@ -27,7 +27,7 @@ from router.usage import Account, Timings
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How one sequence ended. `score` is of beams."""
+    """Ending of one sequence. `score` is of beams."""
 
     reason: pb.FinishReason.ValueType
     stop_string: str | None = None

@@ -1,4 +1,4 @@
-"""What it is expected to cost to give a request to a worker, in seconds.
+"""Cost model of placement: the expected cost, in seconds, of giving a request to a worker.
 
     prefill worker   uncached       computing what of the prompt it lacks and nobody gives it
                      pull           getting some of it from another worker; only where that takes
@@ -44,7 +44,7 @@ PULL = "pull"
 
 @dataclass(frozen=True, slots=True)
 class CostModel(Rates):
-    """What things weigh, and how long they take where a candidate does not say.
+    """Weights of the cost terms, and the rates of candidates that report none.
 
     What is here and not in `Rates` is not fitted. The weights are choices. `pull_seconds` is two
     calls between workers, which no worker reports apart from the steps that they wait for; it is

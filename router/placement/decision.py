@@ -33,7 +33,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How a router decides: its settings, as far as they matter here.
+    """Placement rules: the router's settings that matter to a decision.
 
     Attributes:
         conditional_disaggregation: decode workers may compute prompts, if the policy knows when;
@@ -88,7 +88,7 @@ DEFAULT_RULES = Rules()
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What was decided. `placement` None: nobody can take the request."""
+    """Placement decision. `placement` None: no workers can take the request."""
 
     rules: Rules
     question: Question

@@ -1,4 +1,4 @@
-"""Why a placement came out as it did, as sentences for people. Pure."""
+"""Explanation of a placement decision, as sentences. Pure."""
 
 from collections.abc import Iterable, Iterator
 

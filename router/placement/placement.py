@@ -1,4 +1,4 @@
-"""Which workers a request runs on, and why: a pure function of the request and a snapshot.
+"""Placement: chooses the workers of a request, as a pure function of the request and a snapshot.
 
 A policy (`router.placement.policy`) says what each candidate costs. The pair of least cost wins,
 among workers that may pair, or a decode worker alone if that costs less. Equal costs are decided by

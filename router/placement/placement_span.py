@@ -1,4 +1,4 @@
-"""What traces show of a router's decisions, as OpenTelemetry spans.
+"""OpenTelemetry span of a placement decision.
 
 Of a request that is not traced nothing is made.
 """

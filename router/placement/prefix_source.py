@@ -1,4 +1,5 @@
-"""Who could give a prefill worker the beginning of a prompt: a pure function of the snapshot.
+"""Sources of a remote prefix fetch: workers that could give a prefill worker the beginning of a
+prompt. A pure function of the snapshot.
 
 Whether that is worth it is the policy's to say.
 """

@@ -1,4 +1,4 @@
-"""How hard both pools are pressed: what they were given to do, against what is good for a user.
+"""Load of the prefill and decode pools, against what keeps latency good.
 
 What one router has given them and what another one has add up. Knows nothing of how it is told.
 """
@@ -17,7 +17,7 @@ BUSY_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """What a user is to be served within, in seconds.
+    """Latency objectives, in seconds.
 
     Attributes:
         ttft: until the first token.
@@ -30,7 +30,7 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True)
 class PoolDemand:
-    """What routers have for the pools to do.
+    """Demand on the pools, from routers.
 
     Attributes:
         prefill_seconds: of prompts that are yet to be computed, on one worker.
@@ -52,7 +52,7 @@ class PoolDemand:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What one router has to serve.
+    """Backlog of one router.
 
     Attributes:
         num_waiting: requests that wait there for their turn.

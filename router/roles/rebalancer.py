@@ -9,14 +9,14 @@ from dataclasses import astuple
 
 from redis.asyncio import Redis
 
-from baton.cluster.gossip import Notices
+from baton.cluster.gossip import Gossip
 from baton.cluster.keys import role_turn_key
 from baton.cluster.redis import prefix_of
-from baton.cluster.redis_lock import Turn
+from baton.cluster.redis_lock import RedisLock
 from baton.errors import BatonError
 from baton.serving.deadline import Clock
-from router.admission.controller import Gate
-from router.admission.forecast import Prospects
+from router.admission.controller import AdmissionController
+from router.admission.forecast import Forecasts
 from router.fleet.candidate import Candidate
 from router.fleet.fleet import Fleet
 from router.request import Request
@@ -28,7 +28,7 @@ from router.roles.pool_load import (
     demand_of,
     prefill_pressure,
 )
-from router.roles.role_balance import Balance, Flip, Hysteresis, RoleBalance, Standing
+from router.roles.role_balance import Balance, Flip, Hysteresis, RoleBalance, WorkerState
 from router.roles.role_changer import RoleChanger
 
 logger = logging.getLogger(__name__)
@@ -39,8 +39,8 @@ _FLIP_SECONDS = 120.0
 
 
 class Rebalancer:
-    """Of one router. The routers of a cluster tell each other of their demand, so that all see that
-    of all, and only one of them changes a role at a time.
+    """Rebalancer of one router. The routers of a cluster gossip their demand, so that each knows
+    that of all, and only one of them changes a role at a time.
 
     Args:
         is_elastic: it does what it proposes.
@@ -53,8 +53,8 @@ class Rebalancer:
         self,
         redis: Redis,
         fleet: Fleet,
-        gate: Gate,
-        prospects: Prospects[Request],
+        admission_controller: AdmissionController,
+        forecasts: Forecasts[Request],
         objectives: Objectives,
         marks: Hysteresis,
         *,
@@ -65,14 +65,14 @@ class Rebalancer:
         self.changer = RoleChanger(fleet)
         self.is_elastic = is_elastic
         self._fleet = fleet
-        self._gate = gate
-        self._prospects = prospects
+        self._admission = admission_controller
+        self._forecasts = forecasts
         self._objectives = objectives
         self._cooldown_seconds = marks.cooldown_seconds
         self._clock = clock
         self._roles = RoleBalance(marks)
-        self._notices = Notices(redis, name, self._notice)
-        self._turn = Turn(redis, role_turn_key(prefix_of(redis)), name)
+        self._notices = Gossip(redis, name, self._notice)
+        self._turn = RedisLock(redis, role_turn_key(prefix_of(redis)), name)
         self._looking: asyncio.Task[None] | None = None
         self._flipping: asyncio.Task[None] | None = None
         self.balance = Balance(0.0, 0.0, None, "nothing was seen yet")
@@ -98,7 +98,7 @@ class Rebalancer:
             demand += _demand_in(notice)
         before = self.balance
         self.balance = self._roles.observe(
-            [self._standing(worker) for worker in workers],
+            [self._state_of(worker) for worker in workers],
             prefill_pressure(workers, demand, self._objectives),
             decode_pressure(workers, demand, self._objectives),
             self._clock(),
@@ -136,9 +136,9 @@ class Rebalancer:
         self._roles.rest(self._clock())
         await self._turn.take(self._cooldown_seconds)
 
-    def _standing(self, worker: Candidate) -> Standing:
+    def _state_of(self, worker: Candidate) -> WorkerState:
         record = self._fleet.member(worker.worker).record
-        return Standing(
+        return WorkerState(
             worker=record.id,
             role=record.role,
             epoch=record.epoch,
@@ -151,12 +151,12 @@ class Rebalancer:
 
     def _demand(self, workers: list[Candidate]) -> PoolDemand:
         """This router's own."""
-        gate, prospects = self._gate, self._prospects
+        admission_controller, forecasts = self._admission, self._forecasts
         backlog = Backlog(
-            gate.num_waiting,
-            gate.num_waiting_tokens,
-            prospects.num_in_flight,
-            prospects.num_tokens_in_flight,
+            admission_controller.num_waiting,
+            admission_controller.num_waiting_tokens,
+            forecasts.num_in_flight,
+            forecasts.num_tokens_in_flight,
         )
         return demand_of(workers, backlog)
 

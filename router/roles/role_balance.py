@@ -1,4 +1,4 @@
-"""Whether a worker should change its role: a proposal from what is seen of both pools over time.
+"""Role balance: proposes role changes from the load of both pools over time, with hysteresis.
 
 A pool is pressed once its pressure is above the high mark, and idle once it is below the low one;
 either stays so until the pressure crosses the middle between them. Where one has been pressed for a
@@ -18,7 +18,7 @@ _OTHER: dict[Role, Role] = {"prefill": "decode", "decode": "prefill"}
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class WorkerState:
     """One worker at this moment.
 
     Attributes:
@@ -50,7 +50,7 @@ class Flip:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """What was seen last, and what should be done about it.
+    """Last observation of both pools, and the proposal that follows from it.
 
     Attributes:
         flip: None: nothing.
@@ -65,7 +65,7 @@ class Balance:
 
 @dataclass(frozen=True, slots=True)
 class Hysteresis:
-    """How slow roles are to change.
+    """Hysteresis of role changes.
 
     Attributes:
         high: a pressure above it is too much.
@@ -88,7 +88,7 @@ class Hysteresis:
 
 
 class _Pool:
-    """Whether one pool is pressed or idle."""
+    """Pressure history of one pool."""
 
     def __init__(self, marks: Hysteresis) -> None:
         self._marks = marks
@@ -116,7 +116,7 @@ class RoleBalance:
         self._rests_until: float | None = None
 
     def observe(
-        self, workers: Collection[Standing], prefill: float, decode: float, now: float
+        self, workers: Collection[WorkerState], prefill: float, decode: float, now: float
     ) -> Balance:
         """Takes in both pressures of this moment. `now`: seconds; never goes back."""
         self._note_changes(workers, now)
@@ -131,7 +131,7 @@ class RoleBalance:
         for pool in self._pools.values():
             pool.forget()
 
-    def _note_changes(self, workers: Collection[Standing], now: float) -> None:
+    def _note_changes(self, workers: Collection[WorkerState], now: float) -> None:
         """Rests after any change of a role, whoever has made it."""
         roles = {one.worker: one.role for one in workers}
         if any(self._roles.get(worker, role) != role for worker, role in roles.items()):
@@ -150,7 +150,7 @@ class RoleBalance:
             self._needy, self._needy_since = needy, now
         self._looked_at = now
 
-    def _propose(self, workers: Collection[Standing], now: float) -> tuple[Flip | None, str]:
+    def _propose(self, workers: Collection[WorkerState], now: float) -> tuple[Flip | None, str]:
         marks, needy = self._marks, self._needy
         if needy is None:
             return None, "no pool is pressed while the other one is idle"
@@ -173,7 +173,7 @@ class RoleBalance:
         )
         return Flip(least.worker, needy, least.epoch), reason
 
-    def _helpers(self, workers: Collection[Standing], needy: Role) -> list[Standing]:
+    def _helpers(self, workers: Collection[WorkerState], needy: Role) -> list[WorkerState]:
         """Those that leave another one of their role behind, and find one of the other to share the
         work of."""
         ready = [one for one in workers if one.is_ready]
@@ -185,5 +185,5 @@ class RoleBalance:
         return helpers
 
 
-def _worth(one: Standing) -> tuple[int, int, str]:
+def _worth(one: WorkerState) -> tuple[int, int, str]:
     return one.num_sequences, one.num_cached_blocks, one.worker

@@ -1,4 +1,4 @@
-"""What becomes of requests, counted as each of them begins to be answered and as it ends.
+"""Request metrics: counted at the first token and at the end of each request.
 
 Names, labels and bounds of the first three distributions are those of OpenTelemetry's conventions
 for generative AI. Knows nothing of how what it counts is told.
@@ -13,7 +13,7 @@ from baton.serving.deadline import Clock
 from baton.serving.errors import code_of
 from baton.serving.telemetry import buckets
 from baton.serving.telemetry.distribution import Distribution, Distributions
-from router.failure import SetbackKind
+from router.failure import FailureKind
 from router.request import RequestOutcome
 
 PROVIDER = "baton"
@@ -21,7 +21,8 @@ _OPERATIONS = {"chat": "chat"}
 
 
 class RequestMeter:
-    """Of one router, since its start. In seconds; labels are operation, provider and model.
+    """Request metrics of one router, since its start. In seconds; labels are operation, provider
+    and model.
 
     Attributes:
         ttft: from arrival to the first token.
@@ -29,7 +30,7 @@ class RequestMeter:
         duration: from arrival to end; a fourth label says with which error, empty for none.
         admission: from arrival until workers had taken the request.
         prefill_queue: in which a prompt waited for its worker's first step.
-        num_setbacks: of the requests that have ended.
+        num_failures: failed attempts, by kind, of the requests that have ended.
     """
 
     def __init__(self, model: str, clock: Clock = time.monotonic) -> None:
@@ -41,7 +42,7 @@ class RequestMeter:
         self.num_prompt_tokens = 0
         self.num_output_tokens = 0
         self.num_migrations = 0
-        self.num_setbacks: Counter[SetbackKind] = Counter()
+        self.num_failures: Counter[FailureKind] = Counter()
         self.clock = clock
         self._model = model
 
@@ -86,7 +87,7 @@ class MeteredRequest:
         meter, account = self._meter, outcome.account
         timings = account.timings
         num_new = account.num_output_tokens - account.num_received_tokens
-        meter.num_setbacks.update(outcome.setbacks)
+        meter.num_failures.update(outcome.failures)
         meter.num_prompt_tokens += account.num_prompt_tokens
         meter.num_output_tokens += num_new
         meter.num_migrations += account.num_migrations

@@ -1,5 +1,4 @@
-"""What a trace shows of one request at its router: the span `generate`, and how attempts follow one
-another.
+"""Trace of one request at its router: the span `generate`, and links between its attempts.
 
 All is told when it is over, from what the answer knows anyway; no message costs anything.
 """
@@ -17,7 +16,7 @@ from opentelemetry.util.types import AttributeValue
 from baton.sampling import SamplingParams
 from baton.serving.telemetry.stages import past_stage, stage, stage_of_call, wall_ns
 from baton.v1 import inference_pb2 as pb
-from router.failure import Setback, SetbackKind
+from router.failure import AttemptFailure, FailureKind
 from router.intake.model_card import ModelCard
 from router.request import Request, RequestOutcome
 
@@ -25,7 +24,7 @@ Attributes = dict[str, AttributeValue]
 
 _current: "ContextVar[RequestTrace | None]" = ContextVar("baton_request_trace", default=None)
 
-_CANNOT_TELL = (SetbackKind.LOST, SetbackKind.SILENT)
+_CANNOT_TELL = (FailureKind.LOST, FailureKind.SILENT)
 
 _FINISH_REASONS = {
     pb.FINISH_REASON_END_OF_SEQUENCE: "stop",
@@ -48,8 +47,8 @@ class RequestTrace:
         self._num_attempts = 0
         self._placed: SpanContext | None = None
         self._admitted_at: float | None = None
-        self._setback: Setback | None = None
-        self._set_back_at = 0.0
+        self._failure: AttemptFailure | None = None
+        self._failed_at = 0.0
         span.set_attributes(_of_message(message, card))
 
     def ended(self, outcome: RequestOutcome) -> None:
@@ -77,12 +76,12 @@ class RequestTrace:
 
     @contextmanager
     def placing(self) -> Iterator[Span]:
-        """The next attempt is placed in the block, behind the setback of the one before."""
-        setback, self._setback = self._setback, None
+        """The next attempt is placed in the block; it is linked to the one that failed before."""
+        failure, self._failure = self._failure, None
         links: tuple[Link, ...] = ()
-        if setback is not None:
-            told = _of_setback(setback)
-            past_stage("recover", self._set_back_at, time.monotonic(), told)
+        if failure is not None:
+            told = _of_failure(failure)
+            past_stage("recover", self._failed_at, time.monotonic(), told)
             links = (Link(self._placed, told),) if self._placed is not None else ()
         self._num_attempts += 1
         with stage("place", {"baton.attempt": self._num_attempts}, links) as span:
@@ -93,8 +92,8 @@ class RequestTrace:
         """All workers of this attempt have taken it."""
         self._admitted_at = time.monotonic()
 
-    def set_back(
-        self, setback: Setback, *, handed_over_at: float | None, is_prefilling: bool
+    def failed(
+        self, failure: AttemptFailure, *, handed_over_at: float | None, is_prefilling: bool
     ) -> None:
         """This attempt has failed. The router makes the spans of a worker that was lost.
 
@@ -103,22 +102,22 @@ class RequestTrace:
                 None: it had not.
             is_prefilling: the prefill worker was computing the prompt.
         """
-        self._setback, self._set_back_at = setback, time.monotonic()
-        if setback.kind not in _CANNOT_TELL or self._admitted_at is None:
+        self._failure, self._failed_at = failure, time.monotonic()
+        if failure.kind not in _CANNOT_TELL or self._admitted_at is None:
             return
-        source, decode = setback.pair
-        began, now = self._admitted_at, self._set_back_at
-        told: Attributes = {"baton.worker": setback.worker, "baton.told_by": "router"}
-        if setback.worker == decode:
+        source, decode = failure.pair
+        began, now = self._admitted_at, self._failed_at
+        told: Attributes = {"baton.worker": failure.worker, "baton.told_by": "router"}
+        if failure.worker == decode:
             before = "kv.transfer" if source else "prefill.queue"
             if handed_over_at is None:
-                past_stage(before, began, now, told, setback.error)
+                past_stage(before, began, now, told, failure.error)
                 return
             past_stage(before, began, handed_over_at, told)
-            past_stage("decode", handed_over_at, now, told, setback.error)
+            past_stage("decode", handed_over_at, now, told, failure.error)
         else:
             name = "prefill.chunk" if is_prefilling else "prefill.queue"
-            past_stage(name, began, now, told, setback.error)
+            past_stage(name, began, now, told, failure.error)
 
 
 @contextmanager
@@ -149,18 +148,18 @@ def admitted() -> None:
         request.admitted()
 
 
-def set_back(setback: Setback, *, handed_over_at: float | None, is_prefilling: bool) -> None:
-    """The request's present attempt has failed; arguments as of `RequestTrace.set_back`."""
+def failed(failure: AttemptFailure, *, handed_over_at: float | None, is_prefilling: bool) -> None:
+    """The request's present attempt has failed; arguments as of `RequestTrace.failed`."""
     request = _current.get()
     if request is not None:
-        request.set_back(setback, handed_over_at=handed_over_at, is_prefilling=is_prefilling)
+        request.failed(failure, handed_over_at=handed_over_at, is_prefilling=is_prefilling)
 
 
-def _of_setback(setback: Setback) -> Attributes:
+def _of_failure(failure: AttemptFailure) -> Attributes:
     return {
-        "baton.setback": setback.kind.name.lower(),
-        "baton.setback.worker": setback.worker,
-        "baton.setback.reason": str(setback.error),
+        "baton.setback": failure.kind.name.lower(),
+        "baton.setback.worker": failure.worker,
+        "baton.setback.reason": str(failure.error),
     }
 
 

@@ -14,7 +14,7 @@ def test_the_load_goes_on_for_many_steps_and_nothing_of_it_is_lost(num_sequences
         seconds, plan = load.step()
         assert seconds > 0
         assert plan.is_pure_decode
-        assert len(plan.decode_seats) <= num_sequences
+        assert len(plan.decode_slots) <= num_sequences
     load.scheduler.check_integrity()
     assert load.scheduler.stats().num_preemptions == 0
     assert load.measure() > 0
@@ -24,7 +24,7 @@ def test_one_sequence_in_eight_changes_in_each_step():
     """One in thirty-two ends, one starts, and one in sixteen takes a block in each group."""
     load = Load(32)
     plans = [load.step()[1] for _ in range(NUM_STEPS)]
-    num_rows = sum(len(plan.decode_seats) for plan in plans)
+    num_rows = sum(len(plan.decode_slots) for plan in plans)
     num_started = sum(len(plan.external) for plan in plans)
     num_ended = sum(len(plan.forgotten) for plan in plans)
     num_grown = sum(len({b for g, b in plan.cleared if g == 0}) for plan in plans)

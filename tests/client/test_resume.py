@@ -52,12 +52,12 @@ def accept(progress: Progress, *events: pb.GenerateResponse) -> None:
 
 def test_before_it_is_accepted_each_router_is_asked_once_and_at_once():
     resumption, progress = begun(3)
-    assert resumption.first_leg().router == 0
-    legs = [resumption.next_leg(Failed(is_said=True), progress) for _ in range(3)]
-    assert [(leg.router, leg.pause, leg.request.text) for leg in legs[:2]] == [
+    assert resumption.first_attempt().router == 0
+    attempts = [resumption.next_attempt(Failed(is_said=True), progress) for _ in range(3)]
+    assert [(attempt.router, attempt.pause, attempt.request.text) for attempt in attempts[:2]] == [
         *[(1, 0.0, "Hi"), (2, 0.0, "Hi")]
     ]
-    assert legs[2] is None
+    assert attempts[2] is None
 
 
 def test_one_of_several_that_was_silent_is_asked_for_as_long_again_as_it_may_be_back_unnoticed():
@@ -65,12 +65,12 @@ def test_one_of_several_that_was_silent_is_asked_for_as_long_again_as_it_may_be_
     clock = Clock()
     resumption = Resumption(pb.GenerateRequest(text="Hi"), Routers(2), 10.0, clock=clock)
     progress = Progress(1)
-    assert resumption.next_leg(Failed(), progress).router == 1
-    assert 0.05 <= resumption.next_leg(Failed(is_said=True), progress).pause <= 0.1
+    assert resumption.next_attempt(Failed(), progress).router == 1
+    assert 0.05 <= resumption.next_attempt(Failed(is_said=True), progress).pause <= 0.1
     clock.now = 1.4
-    assert resumption.next_leg(Failed(), progress).router == 1
+    assert resumption.next_attempt(Failed(), progress).router == 1
     clock.now = 1.6
-    assert resumption.next_leg(Failed(is_said=True), progress) is None
+    assert resumption.next_attempt(Failed(is_said=True), progress) is None
 
 
 @pytest.mark.parametrize("is_begun", [True, False])
@@ -79,34 +79,34 @@ def test_what_a_router_drops_as_it_ends_is_asked_of_another_one(is_begun):
     resumption, progress = begun(2)
     if is_begun:
         accept(progress)
-    assert resumption.next_leg(Failed(grpc.StatusCode.CANCELLED), progress).router == 1
+    assert resumption.next_attempt(Failed(grpc.StatusCode.CANCELLED), progress).router == 1
     resumption, progress = begun(2)
     accept(progress)
     aborted = Failed(grpc.StatusCode.CANCELLED, is_said=True)
-    assert resumption.next_leg(aborted, progress) is None
+    assert resumption.next_attempt(aborted, progress) is None
 
 
 def test_who_waits_asks_all_routers_again_until_one_is_there():
     resumption = Resumption(pb.GenerateRequest(), Routers(2), 10.0, waits=True, clock=Clock())
-    legs = [resumption.next_leg(Failed(), Progress(1)) for _ in range(30)]
-    assert [leg.router for leg in legs[:4]] == [1, 0, 1, 0]
-    assert legs[0].pause == 0.0
-    assert all(0.05 <= leg.pause <= 2.0 for leg in legs[1:])
+    attempts = [resumption.next_attempt(Failed(), Progress(1)) for _ in range(30)]
+    assert [attempt.router for attempt in attempts[:4]] == [1, 0, 1, 0]
+    assert attempts[0].pause == 0.0
+    assert all(0.05 <= attempt.pause <= 2.0 for attempt in attempts[1:])
 
 
 def test_of_one_router_that_is_not_there_the_error_is_told_at_once():
     resumption, progress = begun()
-    assert resumption.next_leg(Failed(), progress) is None
+    assert resumption.next_attempt(Failed(), progress) is None
 
 
 def test_the_rest_is_asked_for_as_it_was_accepted():
     resumption, progress = begun()
     accept(progress, tokens(0, [5, 6], "He"))
-    leg = resumption.next_leg(Failed(), progress)
-    assert (leg.pause, leg.timeout) == (0.0, 10.0)
-    assert [list(sequence.ids) for sequence in leg.request.continue_from] == [[5, 6]]
-    assert (leg.request.request_id, leg.request.sampling.seed) == ("r-1", 77)
-    assert not leg.request.sampling.HasField("prompt_logprobs")
+    attempt = resumption.next_attempt(Failed(), progress)
+    assert (attempt.pause, attempt.timeout) == (0.0, 10.0)
+    assert [list(sequence.ids) for sequence in attempt.request.continue_from] == [[5, 6]]
+    assert (attempt.request.request_id, attempt.request.sampling.seed) == ("r-1", 77)
+    assert not attempt.request.sampling.HasField("prompt_logprobs")
 
 
 def test_an_ending_that_came_with_the_last_token_is_said_again():
@@ -114,7 +114,7 @@ def test_an_ending_that_came_with_the_last_token_is_said_again():
     last = pb.TokenChunk(position=2, token_ids=[7], finish_reason=pb.FINISH_REASON_END_OF_SEQUENCE)
     accept(progress, tokens(0, [5, 6], "He"), pb.GenerateResponse(tokens=last))
     accept(progress, tokens(0, [], "llo"))  # text that was held back
-    (sequence,) = resumption.next_leg(Failed(), progress).request.continue_from
+    (sequence,) = resumption.next_attempt(Failed(), progress).request.continue_from
     assert list(sequence.ids) == [5, 6, 7]
     assert sequence.finish_reason == pb.FINISH_REASON_END_OF_SEQUENCE
 
@@ -123,9 +123,9 @@ def test_without_a_token_all_is_asked_for_again_with_the_same_seed():
     resumption, progress = begun()
     accept(progress, pb.GenerateResponse(prompt_logprobs=pb.PromptLogprobs(logprobs=[-1.0])))
     assert progress.prompt_logprobs == [TokenLogprobs(-1.0, {})]
-    leg = resumption.next_leg(Failed(), progress)
-    assert (list(leg.request.continue_from), leg.request.sampling.seed) == ([], 77)
-    assert leg.request.sampling.HasField("prompt_logprobs")
+    attempt = resumption.next_attempt(Failed(), progress)
+    assert (list(attempt.request.continue_from), attempt.request.sampling.seed) == ([], 77)
+    assert attempt.request.sampling.HasField("prompt_logprobs")
     assert progress.prompt_logprobs == []
 
 
@@ -133,7 +133,7 @@ def test_without_a_token_all_is_asked_for_again_with_the_same_seed():
 def test_what_a_living_router_has_given_up_is_not_asked_for_again(code):
     resumption, progress = begun(2)
     accept(progress)
-    assert resumption.next_leg(Failed(code, is_said=True), progress) is None
+    assert resumption.next_attempt(Failed(code, is_said=True), progress) is None
 
 
 @pytest.mark.parametrize(
@@ -149,11 +149,11 @@ def test_what_a_living_router_has_given_up_is_not_asked_for_again(code):
 def test_a_router_that_cannot_yet_take_it_over_is_asked_again(code, goes_on):
     resumption, progress = begun()
     accept(progress)
-    resumption.next_leg(Failed(), progress)
-    leg = resumption.next_leg(Failed(code, is_said=True), progress)
-    assert (leg is not None) == goes_on
-    if leg is not None:
-        assert 0.05 <= leg.pause <= 0.1
+    resumption.next_attempt(Failed(), progress)
+    attempt = resumption.next_attempt(Failed(code, is_said=True), progress)
+    assert (attempt is not None) == goes_on
+    if attempt is not None:
+        assert 0.05 <= attempt.pause <= 0.1
 
 
 def test_without_progress_it_gives_up_and_each_token_gives_it_new_patience():
@@ -161,11 +161,11 @@ def test_without_progress_it_gives_up_and_each_token_gives_it_new_patience():
     accept(progress)
     for position in range(2):
         for _ in range(MAX_FAILURES):
-            assert resumption.next_leg(Failed(), progress) is not None
+            assert resumption.next_attempt(Failed(), progress) is not None
         accept(progress, tokens(position, [5], "a"))
     for _ in range(MAX_FAILURES):
-        assert resumption.next_leg(Failed(), progress) is not None
-    assert resumption.next_leg(Failed(), progress) is None
+        assert resumption.next_attempt(Failed(), progress) is not None
+    assert resumption.next_attempt(Failed(), progress) is None
 
 
 def test_no_call_is_made_that_would_be_late():
@@ -176,9 +176,9 @@ def test_no_call_is_made_that_would_be_late():
     )
     accept(progress)
     clock.now = 9.0
-    assert resumption.next_leg(Failed(), progress).timeout == 1.0
+    assert resumption.next_attempt(Failed(), progress).timeout == 1.0
     clock.now = 9.99
-    assert resumption.next_leg(Failed(), progress) is None
+    assert resumption.next_attempt(Failed(), progress) is None
 
 
 def test_what_two_routers_say_is_added_up_once():

@@ -6,21 +6,21 @@ import time
 from redis.asyncio import Redis
 
 from baton.cluster.embedded import EmbeddedRedis
-from baton.cluster.gossip import Notices
+from baton.cluster.gossip import Gossip
 from baton.cluster.keys import notices_key
 from baton.cluster.redis import connect, transact
-from baton.cluster.redis_lock import Turn
+from baton.cluster.redis_lock import RedisLock
 from tests.support.redis_loops import Loops
 from tests.support.waiting import until
 
 KEY = "{baton}:turn"
 
 
-def speaking(redis: Redis, loops: Loops, *names: str, life: float = 5.0) -> list[Notices]:
+def speaking(redis: Redis, loops: Loops, *names: str, life: float = 5.0) -> list[Gossip]:
     """A router of each name."""
 
-    def notices(name: str) -> Notices:
-        return Notices(redis, name, lambda: f"I am {name}".encode(), interval=0.02, life=life)
+    def notices(name: str) -> Gossip:
+        return Gossip(redis, name, lambda: f"I am {name}".encode(), interval=0.02, life=life)
 
     return [loops.start(notices(name)) for name in names]
 
@@ -61,7 +61,7 @@ async def test_only_one_has_the_turn_until_its_time_is_over(
     server: EmbeddedRedis, redis: Redis
 ) -> None:
     other = connect(server.url)
-    a, b = Turn(redis, KEY, "a"), Turn(other, KEY, "b")
+    a, b = RedisLock(redis, KEY, "a"), RedisLock(other, KEY, "b")
     taken = await asyncio.gather(*(turn.take(30.0) for turn in (a, b)))
     assert sorted(taken) == [False, True]
     owner, waiting = (a, b) if taken[0] else (b, a)
@@ -77,6 +77,6 @@ async def test_only_one_has_the_turn_until_its_time_is_over(
 async def test_it_is_nobodys_turn_where_redis_does_not_answer(
     server: EmbeddedRedis, redis: Redis
 ) -> None:
-    turn = Turn(redis, KEY, "a")
+    turn = RedisLock(redis, KEY, "a")
     server.stop()
     assert not await turn.take(1.0)

@@ -23,7 +23,7 @@ from baton.cluster.index import LocalityIndex
 from baton.cluster.keys import snapshot_key, stream_key
 from baton.cluster.publisher import EventPublisher
 from baton.cluster.redis import transact
-from baton.cluster.snapshot import Mirror
+from baton.cluster.snapshot import IndexSnapshot
 from baton.cluster.subscriber import EventSubscriber
 from tests.support.redis_loops import BLOCKS, Loops
 from tests.support.waiting import until
@@ -126,7 +126,7 @@ def test_snapshot_and_stream_add_up_to_the_mirror_at_any_time(
 
 
 def test_a_snapshot_is_complete_after_events_of_an_eighth_as_many_hashes() -> None:
-    mirror = Mirror()
+    mirror = IndexSnapshot()
     mirror.apply(KvEvents(stored=tuple(number.to_bytes(16, "big") for number in range(80_000))))
     compaction = Compaction(mirror)
     sequence = written = 0
@@ -144,7 +144,7 @@ def test_a_snapshot_is_complete_after_events_of_an_eighth_as_many_hashes() -> No
 
 
 def test_the_snapshot_of_a_cache_that_changes_stays_as_long_as_the_cache() -> None:
-    mirror = Mirror()
+    mirror = IndexSnapshot()
     for number in range(1_000):
         mirror.apply(KvEvents(stored=(number.to_bytes(16, "big"),)))
         if number >= 10:
@@ -165,7 +165,7 @@ def test_batches_survive_the_way_through_redis(events: KvEvents, first: int, mor
 
 
 def test_a_snapshot_is_a_sequence_number_and_hashes_with_holes() -> None:
-    mirror = Mirror()
+    mirror = IndexSnapshot()
     mirror.apply(KvEvents(stored=(b"a" * 16, b"c" * 16, b"b" * 16)))
     mirror.apply(KvEvents(removed=(b"c" * 16,)))
     data = encode_sequence(258) + mirror.encode(0, 3)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from baton.cluster.embedded import EmbeddedRedis
 from baton.cluster.keys import role_turn_key
 from baton.cluster.redis import prefix_of, transact
-from baton.cluster.redis_lock import Turn
+from baton.cluster.redis_lock import RedisLock
 from tests.support.redis_loops import BLOCKS, RECORD, working
 from tests.support.waiting import until
 
@@ -25,7 +25,9 @@ async def test_several_batons_on_one_redis_are_isolated(server: EmbeddedRedis) -
             pairs[-1].publish(BLOCKS[:number])
         for number, pair in enumerate(pairs, 1):
             await until(lambda pair=pair, number=number: pair.knows(number), within=5.0)
-            turn = Turn(pair.client, role_turn_key(prefix_of(pair.client)), pair.record.endpoint)
+            turn = RedisLock(
+                pair.client, role_turn_key(prefix_of(pair.client)), pair.record.endpoint
+            )
             assert await turn.take(60.0), "it is its turn whatever the others do"
         assert all(pair.knows(number) for number, pair in enumerate(pairs, 1))
         (keys,) = await transact(pairs[0].client, ("KEYS", "*"))

@@ -32,7 +32,7 @@ thrifty  tokens_per_minute=100
 """
 
 
-class Door:
+class HandleEndpoint:
     """The files of a router with tenants, and who has a token for it."""
 
     def __init__(self, folder: Path) -> None:
@@ -52,12 +52,12 @@ class Door:
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Door:
-    return Door(Path(tmp_path_factory.mktemp("door")))
+def door(tmp_path_factory: pytest.TempPathFactory) -> HandleEndpoint:
+    return HandleEndpoint(Path(tmp_path_factory.mktemp("door")))
 
 
 @pytest.fixture(scope="module")
-def guarded(door: Door, single_shape: LocalCluster) -> Iterator[SecondRouter]:
+def guarded(door: HandleEndpoint, single_shape: LocalCluster) -> Iterator[SecondRouter]:
     with second_router(single_shape, http=True, **door.flags) as running:
         yield running
 

@@ -20,7 +20,7 @@ from baton.cli.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
 from baton.errors import OverloadedError, UnavailableError
 from baton.sampling import SamplingParams
-from tests.support.cluster.door import Cut, Door, Trouble, door_to
+from tests.support.cluster.door import Cut, HandleEndpoint, Trouble, door_to
 from tests.support.cluster.watch import until_nothing_is_held
 from tests.support.repository import ROOT
 
@@ -85,7 +85,7 @@ async def said_by(
     return [json.loads(line) for line in out.splitlines()]
 
 
-def check_manners(door: Door) -> None:
+def check_manners(door: HandleEndpoint) -> None:
     """Refused twice and lost once, then answered, called off, and late."""
     assert len(door.seen) == 6
     first, _, lost, resumed, *_ = door.seen

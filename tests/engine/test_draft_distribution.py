@@ -90,8 +90,8 @@ def generate(chain: Chain, *, with_drafts: bool, accept: Accept = honest) -> tup
         for sequence in scheduler.speculating:
             scheduler.set_drafts(sequence, chain.drafts(int(sequence.token_ids[-1])))
         plan = scheduler.schedule()
-        for sequence in plan.seated:
-            sampler.assign(sequence.seat, sequence.request.params, 1)
+        for sequence in plan.new_slots:
+            sampler.assign(sequence.batch_slot, sequence.request.params, 1)
         tokens = choose(chain, scheduler, sampler, plan, accept)
         progress = scheduler.apply(plan, StepResult(tokens))
         decoded = progress.decoded
@@ -105,12 +105,16 @@ def generate(chain: Chain, *, with_drafts: bool, accept: Accept = honest) -> tup
 def choose(
     chain: Chain, scheduler: Scheduler, sampler: Sampler, plan: StepPlan, accept: Accept
 ) -> npt.NDArray[np.int64]:
-    columns, seats, lengths = scheduler.seats.token_ids, plan.sample_seats, plan.sample_lengths
-    logits = chain.logits[torch.from_numpy(columns[seats, lengths - 1]).long()]
-    tokens = sampler.sample(logits, seats, plan.sample_indices, lengths, columns).token_ids
+    columns, batch_slots, lengths = (
+        scheduler.batch_slots.token_ids,
+        plan.sample_slots,
+        plan.sample_lengths,
+    )
+    logits = chain.logits[torch.from_numpy(columns[batch_slots, lengths - 1]).long()]
+    tokens = sampler.sample(logits, batch_slots, plan.sample_indices, lengths, columns).token_ids
     for span in plan.spans:
         for row in range(span.first_row, span.first_row + span.num_drafts):
-            draft = int(columns[seats[row], lengths[row]])
+            draft = int(columns[batch_slots[row], lengths[row]])
             tokens[row] = accept(int(tokens[row]), draft, logits[row])
     return tokens
 

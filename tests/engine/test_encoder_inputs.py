@@ -14,7 +14,7 @@ from baton.engine.sampling.sampler import Sampler
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.scheduling.scheduler import Scheduler
-from baton.engine.scheduler.sequences.batch_slots import Seats
+from baton.engine.scheduler.sequences.batch_slots import BatchSlots
 from baton.engine.scheduler.sequences.config import SchedulerConfig
 from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput
 from baton.engine.scheduler.sequences.sequence import Request
@@ -53,7 +53,7 @@ class FakeModel:
 
     def __init__(self, encoder: FakeEncoder) -> None:
         self.encoder = encoder
-        self.seats: Seats | None = None
+        self.batch_slots: BatchSlots | None = None
         self.num_filled = 0
 
     def use(self, paged: Attention) -> None:
@@ -66,11 +66,11 @@ class FakeModel:
         batch: StepBatch,
         logit_rows: torch.Tensor,
     ) -> torch.Tensor:
-        assert self.seats is not None
-        for seat, position in zip(
-            batch.token_seats.tolist(), batch.positions.tolist(), strict=True
+        assert self.batch_slots is not None
+        for batch_slot, position in zip(
+            batch.token_slots.tolist(), batch.positions.tolist(), strict=True
         ):
-            owner = self.seats.owners[seat]
+            owner = self.batch_slots.owners[batch_slot]
             assert owner is not None
             for item in owner.request.encoder_inputs:
                 if item.start <= position < item.end:
@@ -102,9 +102,16 @@ class Machine:
         )
         self.scheduler = Scheduler(settings, [CacheGroup(BlockPool(num_blocks))])
         sampler = Sampler(4, VOCAB_SIZE, CPU, frozenset())
-        seats = self.model.seats = self.scheduler.seats
+        batch_slots = self.model.batch_slots = self.scheduler.batch_slots
         self.runner = ModelRunner(
-            self.model, TorchAttention(cache), cache, seats, sampler, VOCAB_SIZE, CPU, self.encoder
+            self.model,
+            TorchAttention(cache),
+            cache,
+            batch_slots,
+            sampler,
+            VOCAB_SIZE,
+            CPU,
+            self.encoder,
         )
         self.finished: list[str] = []
 

@@ -14,21 +14,21 @@ CPU = torch.device("cpu")
 
 
 class FakeBatch:
-    """Notes what it is filled with; its rows are the seats of a step, -1 where there is padding."""
+    """Notes what it is filled with; its rows are the slots of a step, -1 where there is padding."""
 
     def __init__(self, max_rows: int) -> None:
-        self.seats = torch.full((max_rows,), -1)
+        self.batch_slots = torch.full((max_rows,), -1)
         self.has_room = True
 
     def fill(self, ragged: RaggedBatch, num_rows: int) -> bool:
         if not self.has_room:
             return False
-        self.seats[: len(ragged.seats)] = torch.from_numpy(ragged.seats)
-        self.seats[len(ragged.seats) : num_rows] = -1
+        self.batch_slots[: len(ragged.batch_slots)] = torch.from_numpy(ragged.batch_slots)
+        self.batch_slots[len(ragged.batch_slots) : num_rows] = -1
         return True
 
     def rows(self, num_rows: int) -> torch.Tensor:
-        return self.seats[:num_rows]
+        return self.batch_slots[:num_rows]
 
 
 class FakeRecorder:
@@ -50,10 +50,10 @@ class FakeRecorder:
 
 
 def forward(
-    token_ids: torch.Tensor, positions: torch.Tensor, seats: torch.Tensor, rows: torch.Tensor
+    token_ids: torch.Tensor, positions: torch.Tensor, batch_slots: torch.Tensor, rows: torch.Tensor
 ) -> torch.Tensor:
-    assert len(token_ids) == len(positions) == len(seats) == len(rows)
-    return torch.stack([token_ids, positions, seats, rows], dim=1)
+    assert len(token_ids) == len(positions) == len(batch_slots) == len(rows)
+    return torch.stack([token_ids, positions, batch_slots, rows], dim=1)
 
 
 @given(st.integers(1, 40), st.lists(st.integers(1, 40), max_size=8))
@@ -62,12 +62,15 @@ def test_each_batch_is_computed_by_one_graph_that_holds_it(max_rows, sizes):
     graphs = DecodeGraphs(forward, FakeBatch(max_rows), max_rows, CPU, recorder)
     assert recorder.num_recorded == len(graphs.sizes)
     for number, size in enumerate((min(size, max_rows) for size in sizes), 1):
-        seats = np.random.default_rng(number).permutation(max_rows)[:size]
-        ragged = RaggedBatch.of_decodes(seats, seats + 7, [])
-        token_ids, positions = torch.from_numpy(seats + 100), torch.from_numpy(seats + 7)
+        batch_slots = np.random.default_rng(number).permutation(max_rows)[:size]
+        ragged = RaggedBatch.of_decodes(batch_slots, batch_slots + 7, [])
+        token_ids, positions = (
+            torch.from_numpy(batch_slots + 100),
+            torch.from_numpy(batch_slots + 7),
+        )
         got = graphs.run(token_ids, positions, ragged)
         assert got is not None
-        expected = torch.from_numpy(seats)[:, None] + torch.tensor([100, 7, 0, 0])
+        expected = torch.from_numpy(batch_slots)[:, None] + torch.tensor([100, 7, 0, 0])
         expected[:, 3] = torch.arange(size)
         assert torch.equal(got, expected)
         assert recorder.num_repeated == number
@@ -77,16 +80,20 @@ def test_what_a_larger_batch_left_is_padding_for_a_smaller_one():
     batch = FakeBatch(8)
     graphs = DecodeGraphs(forward, batch, 8, CPU, FakeRecorder())
     for size in (8, 3):
-        seats = np.arange(size)
-        graphs.run(torch.zeros(size), torch.zeros(size), RaggedBatch.of_decodes(seats, seats, []))
+        batch_slots = np.arange(size)
+        graphs.run(
+            torch.zeros(size),
+            torch.zeros(size),
+            RaggedBatch.of_decodes(batch_slots, batch_slots, []),
+        )
     assert batch.rows(4).tolist() == [0, 1, 2, -1]
 
 
 def test_a_step_without_room_is_left_to_others():
-    batch, recorder, seats = FakeBatch(2), FakeRecorder(), np.arange(2)
+    batch, recorder, batch_slots = FakeBatch(2), FakeRecorder(), np.arange(2)
     graphs = DecodeGraphs(forward, batch, 2, CPU, recorder)
     batch.has_room = False
-    ragged = RaggedBatch.of_decodes(seats, seats, [])
+    ragged = RaggedBatch.of_decodes(batch_slots, batch_slots, [])
     assert graphs.run(torch.zeros(2), torch.zeros(2), ragged) is None
     assert recorder.num_repeated == 0
 

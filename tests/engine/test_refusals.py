@@ -291,15 +291,15 @@ WHAT_IS_WRONG: dict[str, tuple[tuple[int, ...], SamplingParams, int, type[BatonE
 
 SEVERAL = {"temperature": 1.0, "n": 3}
 WHAT_IS_WRONG |= {
-    "more sequences than seats": (
+    "more sequences than slots": (
         (1,), SamplingParams(temperature=1.0, n=5), 1, InvalidArgumentError,
         r"sampling\.n: asks for 5 sequences; this engine runs 4 ",
     ),
-    "more candidates than seats": (
+    "more candidates than slots": (
         (1,), SamplingParams(temperature=1.0, best_of=5), 1, InvalidArgumentError,
         r"sampling\.best_of: asks for 5 sequences; this engine runs 4 ",
     ),
-    "more beams than seats": (
+    "more beams than slots": (
         (1,), SamplingParams(beam_width=5), 1, InvalidArgumentError,
         r"sampling\.beam_width: asks for 5 sequences; this engine runs 4 ",
     ),

@@ -29,9 +29,9 @@ def logits_of(num_rows: int, vocab_size: int, seed: int = 0, scale: float = 3.0)
     return scale * torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed))
 
 
-def histories_of(num_seats: int, vocab_size: int, seed: int = 0) -> np.ndarray:
+def histories_of(num_batch_slots: int, vocab_size: int, seed: int = 0) -> np.ndarray:
     """Few different tokens, so that they repeat."""
-    tokens = np.random.default_rng(seed).integers(0, min(vocab_size, 12), (num_seats, 40))
+    tokens = np.random.default_rng(seed).integers(0, min(vocab_size, 12), (num_batch_slots, 40))
     return tokens.astype(np.int32)
 
 
@@ -49,18 +49,18 @@ def sample(
     sequence_indices: Sequence[int] | None = None,
     is_allowed: np.ndarray | None = None,
 ) -> Sampled:
-    """Row i on seat i."""
+    """Row i on slot i."""
     sampler = Sampler(len(rows), logits.shape[-1], logits.device, frozenset({EOS}))
-    for seat, (params, _) in enumerate(rows):
-        sampler.assign(seat, params, NUM_PROMPT_TOKENS)
-    seats = np.arange(len(rows))
+    for batch_slot, (params, _) in enumerate(rows):
+        sampler.assign(batch_slot, params, NUM_PROMPT_TOKENS)
+    batch_slots = np.arange(len(rows))
     return sampler.sample(
         logits,
-        seats,
+        batch_slots,
         np.array(sequence_indices or [0] * len(rows)),
         NUM_PROMPT_TOKENS + np.array([position for _, position in rows], np.int64),
         histories_of(len(rows), logits.shape[-1]) if histories is None else histories,
-        None if is_allowed is None else (seats, bitmask_of(is_allowed)),
+        None if is_allowed is None else (batch_slots, bitmask_of(is_allowed)),
     )
 
 
@@ -252,17 +252,17 @@ def params_strategy() -> st.SearchStrategy[SamplingParams]:
     st.floats(0, 1),
 )
 @settings(max_examples=200)
-def test_a_row_does_not_notice_its_neighbours(seats, seed, dtype, density):
-    """Nor that its seat has other rows, at other lengths, as the drafts of a sequence do."""
-    num_rows = 2 * len(seats) + 1
+def test_a_row_does_not_notice_its_neighbours(batch_slots, seed, dtype, density):
+    """Nor that its slot has other rows, at other lengths, as the drafts of a sequence do."""
+    num_rows = 2 * len(batch_slots) + 1
     # Rounded, so that many are equal.
     logits = logits_of(num_rows, 40, seed).round().to(dtype)
-    sampler = Sampler(len(seats), 40, CPU, frozenset({EOS}))
-    for seat, (params, _) in enumerate(seats):
-        sampler.assign(seat, params, NUM_PROMPT_TOKENS)
+    sampler = Sampler(len(batch_slots), 40, CPU, frozenset({EOS}))
+    for batch_slot, (params, _) in enumerate(batch_slots):
+        sampler.assign(batch_slot, params, NUM_PROMPT_TOKENS)
     random = np.random.default_rng(seed)
-    histories = histories_of(len(seats), 40, seed)
-    owners = random.integers(0, len(seats), num_rows)
+    histories = histories_of(len(batch_slots), 40, seed)
+    owners = random.integers(0, len(batch_slots), num_rows)
     indices = random.integers(0, 3, num_rows)
     lengths = NUM_PROMPT_TOKENS + random.integers(0, 30, num_rows)
     masked = np.flatnonzero(random.random(num_rows) < 0.5)
@@ -282,7 +282,7 @@ def test_a_row_does_not_notice_its_neighbours(seats, seed, dtype, density):
             assert alone.logprobs[0] == together.logprobs[i]
 
 
-def test_a_seat_forgets_who_sat_there_before():
+def test_a_slot_forgets_who_sat_there_before():
     sampler = Sampler(1, 9, CPU, frozenset({EOS}))
     full = SamplingParams(
         max_tokens=99, min_tokens=99, temperature=3.0, logit_bias=((4, 90.0),),
@@ -299,7 +299,7 @@ def test_a_seat_forgets_who_sat_there_before():
         assert got.logprobs is None
 
 
-def test_a_seat_with_few_lists_keeps_them_when_another_brings_many():
+def test_a_slot_with_few_lists_keeps_them_when_another_brings_many():
     rows = [
         (SamplingParams(logit_bias=((8, 50.0),), bad_token_ids=((0,), (1,))), 0),
         (
@@ -560,8 +560,8 @@ def test_beam_candidates_are_those_of_transformers(variety):
     logits = logits_of(6, 70, seed=5).bfloat16()
     params = SamplingParams(beam_width=3, **variety)
     sampler = Sampler(6, 70, CPU, frozenset({EOS}))
-    for seat in range(6):
-        sampler.assign(seat, params, NUM_PROMPT_TOKENS)
+    for batch_slot in range(6):
+        sampler.assign(batch_slot, params, NUM_PROMPT_TOKENS)
     histories = histories_of(6, 70)
     lengths = NUM_PROMPT_TOKENS + 2 * np.arange(6)
     ids, scores = sampler.beam_candidates(logits, np.arange(6), lengths, histories, 8)
@@ -587,16 +587,16 @@ def test_penalties_count_every_row_by_its_own_history(presence, frequency, repet
         repetition_penalty=repetition,
     )  # fmt: skip
     sampler = Sampler(3, vocab_size, CPU, frozenset({EOS}))
-    for seat, number in enumerate(num_prompt_tokens):
-        sampler.assign(seat, params, number)
+    for batch_slot, number in enumerate(num_prompt_tokens):
+        sampler.assign(batch_slot, params, number)
     histories = np.random.default_rng(seed).integers(0, vocab_size + 4, (3, 60)).astype(np.int32)
-    seats, lengths = np.array([0, 1, 1, 2, 0, 2]), np.array([5, 1, 60, 33, 17, 11])
+    batch_slots, lengths = np.array([0, 1, 1, 2, 0, 2]), np.array([5, 1, 60, 33, 17, 11])
     logits = logits_of(6, vocab_size)
-    ids, scores = sampler.beam_candidates(logits, seats, lengths, histories, vocab_size)
-    for row, (seat, length) in enumerate(zip(seats, lengths, strict=True)):
+    ids, scores = sampler.beam_candidates(logits, batch_slots, lengths, histories, vocab_size)
+    for row, (batch_slot, length) in enumerate(zip(batch_slots, lengths, strict=True)):
         expected = logits[row].log_softmax(-1).numpy().copy()
-        everything = histories[seat, :length].tolist()
-        output = everything[num_prompt_tokens[seat] :]
+        everything = histories[batch_slot, :length].tolist()
+        output = everything[num_prompt_tokens[batch_slot] :]
         for token in range(vocab_size):
             if token in everything:
                 expected[token] *= np.float32(repetition)

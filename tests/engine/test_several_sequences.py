@@ -231,8 +231,8 @@ def test_none_of_those_that_are_ranked_is_ended(checkpoints, params):
     assert_idle(engine)
 
 
-def test_seats_promised_to_forks_are_not_given_away(checkpoints):
-    """A request of four that is still in its prompt, and others that would like the seats."""
+def test_slots_promised_to_forks_are_not_given_away(checkpoints):
+    """A request of four that is still in its prompt, and others that would like the slots."""
     path = checkpoints["llama"]
     settings = EngineConfig(device="cpu", num_blocks=96, max_num_seqs=5, max_num_batched_tokens=5)
     engine = Engine.from_pretrained(path, settings)

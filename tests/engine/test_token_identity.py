@@ -353,11 +353,13 @@ def test_random_numbers_are_counted_from_the_beginning_of_the_output(checkpoints
         ids = torch.tensor([prompt + result.token_ids[:-1]])
         logits = oracle.model(path)(ids).logits[0, len(prompt) - 1 :]
     sampler = Sampler(NUM_TOKENS, VOCAB_SIZE, logits.device, frozenset())
-    seats = np.arange(NUM_TOKENS)
-    for seat in range(NUM_TOKENS):
-        sampler.assign(seat, RANDOM, len(prompt))
+    batch_slots = np.arange(NUM_TOKENS)
+    for batch_slot in range(NUM_TOKENS):
+        sampler.assign(batch_slot, RANDOM, len(prompt))
     history = np.tile(np.array(prompt + result.token_ids, np.int32), (NUM_TOKENS, 1))
-    sampled = sampler.sample(logits, seats, np.zeros_like(seats), len(prompt) + seats, history)
+    sampled = sampler.sample(
+        logits, batch_slots, np.zeros_like(batch_slots), len(prompt) + batch_slots, history
+    )
     assert tuple(sampled.token_ids.tolist()) == result.token_ids
 
 

@@ -67,12 +67,12 @@ def dense(
 
 
 def ragged_batch(step: list[tuple[int, int, int]], table: np.ndarray) -> RaggedBatch:
-    """The batch of (seat, start, number of tokens), in this order; the single tokens that lead it
+    """The batch of (slot, start, number of tokens), in this order; the single tokens that lead it
     are plain decodes."""
-    seats, starts, counts = np.array(step, np.int64).T
+    batch_slots, starts, counts = np.array(step, np.int64).T
     longer = np.flatnonzero(counts > 1)
     num_decodes = int(longer[0]) if len(longer) else len(step)
-    return RaggedBatch(seats, starts, counts, num_decodes, [table])
+    return RaggedBatch(batch_slots, starts, counts, num_decodes, [table])
 
 
 class Tables:
@@ -86,8 +86,8 @@ class Tables:
         self._size = pool.layout.block_size
         shuffled = random.Random(seed)
         order = shuffled.sample(range(1, pool.num_blocks + 1), pool.num_blocks)
-        seats = shuffled.sample(range(len(lengths) + 2), len(lengths))
-        self.seat_of = dict(zip(lengths, seats, strict=True))
+        batch_slots = shuffled.sample(range(len(lengths) + 2), len(lengths))
+        self.slot_of = dict(zip(lengths, batch_slots, strict=True))
         self._blocks = {
             s: [order.pop() for _ in range(-(-n // self._size) + 1)] for s, n in lengths.items()
         }
@@ -98,13 +98,13 @@ class Tables:
 
     def grow(self, sequence: int, start: int, end: int) -> None:
         """Covers [0, end), of which queries from `start` on see what their window lets them."""
-        seat, blocks = self.seat_of[sequence], self._blocks[sequence]
+        batch_slot, blocks = self.slot_of[sequence], self._blocks[sequence]
         window = self._pool.layout.window
         needed = -(-end // self._size)
         held = needed + self._has_lookahead
-        self.table[seat, :held] = blocks[:held]
+        self.table[batch_slot, :held] = blocks[:held]
         if window is not None:
-            self.table[seat, : max(0, start - window + 1) // self._size] = NULL_BLOCK
+            self.table[batch_slot, : max(0, start - window + 1) // self._size] = NULL_BLOCK
         if end % self._size and self._num_held[sequence] < needed:
             self._pool.clear_blocks([blocks[needed - 1]])
         self._num_held[sequence] = needed
@@ -163,7 +163,7 @@ def check(
         for sequence, count in step:
             start, end = done[sequence], done[sequence] + count
             tables.grow(sequence, start, end)
-            spans.append((tables.seat_of[sequence], start, count))
+            spans.append((tables.slot_of[sequence], start, count))
             parts.append([t[start:end] for t in tensors[sequence]])
             ranges.append((sequence, start, end))
             done[sequence] = end

@@ -13,7 +13,7 @@ import torch
 
 from baton.engine.cache.kv_pool import KvPool
 from baton.errors import UnavailableError
-from kvtransfer.block_batch import Run, checksums_of
+from kvtransfer.block_batch import BlockBatch, checksums_of
 from kvtransfer.connector import Integrity
 from kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
 from kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcReceiver, IpcRegion, attach
@@ -69,7 +69,7 @@ async def receive_all(receiver: IpcReceiver, targets: list[KvPool], integrity: I
         block_bytes, checksums = target.layout.block_bytes, ()
         if integrity is Integrity.CHECKSUMS:
             checksums = checksums_of(expected[group].read_blocks(SOURCES), block_bytes)
-        run = Run(group, 0, checksums, source_blocks=SOURCES)
+        run = BlockBatch(group, 0, checksums, source_blocks=SOURCES)
         await receiver.receive(run, target, TARGETS, integrity)
 
 
@@ -113,7 +113,7 @@ def test_blocks_go_over_a_wire_through_the_host(device):
             for first in range(0, NUM_BLOCKS, step):
                 run = await sender.send(group, first, SOURCES[first : first + step], source)
                 arrived = memoryview(b"".join(run.payload))
-                copy = Run(group, first, run.checksums, (arrived,))
+                copy = BlockBatch(group, first, run.checksums, (arrived,))
                 await receiver.receive(
                     copy, target, TARGETS[first : first + step], Integrity.CHECKSUMS
                 )

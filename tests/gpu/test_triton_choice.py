@@ -16,7 +16,7 @@ from tests.support.kernels.comparison import pairwise
 VOCAB_SIZE, CAPACITY = 170, 64
 EOS = frozenset({3})
 BAD = ((), ((5,),), ((2, 7), (1,), (4, 2, 6)))
-# Any two of them meet on a seat. Few tokens are likely, so that histories repeat themselves.
+# Any two of them meet on a slot. Few tokens are likely, so that histories repeat themselves.
 CASES = pairwise(
     temperature=(0.0, 0.7, 1.5),
     truncation=((), (("top_k", 9),), (("top_p", 0.8123),), (("min_p", 0.05),)),
@@ -38,7 +38,7 @@ def params_of(case: dict[str, Any], seed: int) -> SamplingParams:
 
 
 class Pair:
-    """The two samplers, and the tokens of all seats as the host comes to know them."""
+    """The two samplers, and the tokens of all slots as the host comes to know them."""
 
     def __init__(self, device: str, seed: int) -> None:
         self.device = torch.device(device)
@@ -51,34 +51,36 @@ class Pair:
         self.lengths = np.zeros(NUM_SEATS, np.int64)
         self.has_grammar = np.zeros(NUM_SEATS, np.bool_)
         for i, case in enumerate(CASES):
-            self.seat(i, case)
+            self.batch_slot(i, case)
 
-    def seat(self, seat: int, case: dict[str, Any]) -> None:
-        """A sequence takes the seat; that it has some output already is as after a preemption."""
+    def batch_slot(self, batch_slot: int, case: dict[str, Any]) -> None:
+        """A sequence takes the slot; that it has some output already is as after a preemption."""
         num_prompt_tokens, num_output_tokens = self.dice.integers(1, 9), self.dice.integers(0, 4)
-        self.lengths[seat] = num_prompt_tokens + num_output_tokens
-        self.tokens[seat] = self.dice.integers(0, 12, CAPACITY)
-        self.has_grammar[seat] = case["has_grammar"]
+        self.lengths[batch_slot] = num_prompt_tokens + num_output_tokens
+        self.tokens[batch_slot] = self.dice.integers(0, 12, CAPACITY)
+        self.has_grammar[batch_slot] = case["has_grammar"]
         params = params_of(case, int(self.dice.integers(0, 2**63)))
         for sampler in (self.on_cpu, self.on_kernels):
-            sampler.assign(seat, params, int(num_prompt_tokens))
+            sampler.assign(batch_slot, params, int(num_prompt_tokens))
 
     def logits(self, num_rows: int) -> torch.Tensor:
         logits = torch.from_numpy(self.dice.normal(0, 1, (num_rows, VOCAB_SIZE)).astype(np.float32))
         logits[:, :9] += 4.0
         return logits
 
-    def allowed(self, seats: np.ndarray) -> Any:
-        under = np.flatnonzero(self.has_grammar[seats])
+    def allowed(self, batch_slots: np.ndarray) -> Any:
+        under = np.flatnonzero(self.has_grammar[batch_slots])
         shape = (len(under), -(-VOCAB_SIZE // 32))
         words = self.dice.integers(-(2**31), 2**31, shape, np.int32)
         words[::3, 1:] = 0  # so few that rules may ban them all
         words[::3, 0] = 1 << 5
         return (under, words) if len(under) else None
 
-    def choose(self, seats: Sequence[int], lengths: np.ndarray, known: np.ndarray) -> np.ndarray:
+    def choose(
+        self, batch_slots: Sequence[int], lengths: np.ndarray, known: np.ndarray
+    ) -> np.ndarray:
         """Asserts that both choose the same. `known`: the columns as the host has them."""
-        at, logits = np.array(seats), self.logits(len(seats))
+        at, logits = np.array(batch_slots), self.logits(len(batch_slots))
         indices = self.dice.integers(0, 3, len(at))
         allowed = self.allowed(at)
         expected = self.on_cpu.sample(logits, at, indices, lengths, self.tokens, allowed)
@@ -91,36 +93,38 @@ class Pair:
         return expected.token_ids
 
     def decode(self, *, ahead: bool) -> None:
-        """One more token for each seat. Ahead: the host lacks the tokens drawn last."""
-        seats = self.dice.permutation(len(CASES))
+        """One more token for each slot. Ahead: the host lacks the tokens drawn last."""
+        batch_slots = self.dice.permutation(len(CASES))
         known = self.tokens.copy()
         if ahead:
-            known[seats, self.lengths[seats] - 1] = VOCAB_SIZE - 2
-        chosen = self.choose(seats, self.lengths[seats], known)
-        self.tokens[seats, self.lengths[seats]] = chosen
-        self.lengths[seats] += 1
+            known[batch_slots, self.lengths[batch_slots] - 1] = VOCAB_SIZE - 2
+        chosen = self.choose(batch_slots, self.lengths[batch_slots], known)
+        self.tokens[batch_slots, self.lengths[batch_slots]] = chosen
+        self.lengths[batch_slots] += 1
 
     def verify_drafts(self) -> None:
-        """Seats with guesses behind them have a row for each, and keep as many as were right."""
-        seats, lengths = [], []
-        for seat in range(len(CASES)):
+        """Slots with guesses behind them have a row for each, and keep as many as were right."""
+        batch_slots, lengths = [], []
+        for batch_slot in range(len(CASES)):
             num_drafts = int(self.dice.integers(0, 4))
-            seats += [seat] * (num_drafts + 1)
-            lengths += range(self.lengths[seat], self.lengths[seat] + num_drafts + 1)
-        chosen = self.choose(seats, np.array(lengths), self.tokens)
-        is_right = dict.fromkeys(seats, True)
-        for seat, length, token_id in zip(seats, lengths, chosen.tolist(), strict=True):
-            if is_right[seat]:
-                is_right[seat] = token_id == self.tokens[seat, length]
-                self.tokens[seat, length] = token_id
-                self.lengths[seat] = length + 1
+            batch_slots += [batch_slot] * (num_drafts + 1)
+            lengths += range(self.lengths[batch_slot], self.lengths[batch_slot] + num_drafts + 1)
+        chosen = self.choose(batch_slots, np.array(lengths), self.tokens)
+        is_right = dict.fromkeys(batch_slots, True)
+        for batch_slot, length, token_id in zip(batch_slots, lengths, chosen.tolist(), strict=True):
+            if is_right[batch_slot]:
+                is_right[batch_slot] = token_id == self.tokens[batch_slot, length]
+                self.tokens[batch_slot, length] = token_id
+                self.lengths[batch_slot] = length + 1
 
     def fork(self) -> None:
-        """A seat with two rows at one place, the second of which goes on elsewhere."""
-        seat = int(self.dice.integers(len(CASES)))
-        chosen = self.choose([seat, seat], np.repeat(self.lengths[seat], 2), self.tokens)
-        self.tokens[seat, self.lengths[seat]] = chosen[0]
-        self.lengths[seat] += 1
+        """A slot with two rows at one place, the second of which goes on elsewhere."""
+        batch_slot = int(self.dice.integers(len(CASES)))
+        chosen = self.choose(
+            [batch_slot, batch_slot], np.repeat(self.lengths[batch_slot], 2), self.tokens
+        )
+        self.tokens[batch_slot, self.lengths[batch_slot]] = chosen[0]
+        self.lengths[batch_slot] += 1
 
 
 @pytest.mark.parametrize("num_steps", [5, pytest.param(14, marks=pytest.mark.slow)])
@@ -139,37 +143,37 @@ def test_tokens_are_those_of_the_cpus_sampler_in_random_schedules(
                 pair.fork()
                 pair.decode(ahead=False)
             case 2:
-                seat = int(pair.dice.integers(len(CASES)))
-                pair.seat(seat, CASES[int(pair.dice.integers(len(CASES)))])
+                batch_slot = int(pair.dice.integers(len(CASES)))
+                pair.batch_slot(batch_slot, CASES[int(pair.dice.integers(len(CASES)))])
                 pair.decode(ahead=False)
             case _:
                 pair.decode(ahead=True)
-        for seat in range(len(CASES)):  # none is as long as its columns
-            if pair.lengths[seat] > CAPACITY - 8:
-                pair.seat(seat, CASES[seat])
+        for batch_slot in range(len(CASES)):  # none is as long as its columns
+            if pair.lengths[batch_slot] > CAPACITY - 8:
+                pair.batch_slot(batch_slot, CASES[batch_slot])
         num_known = pair.chooser.history._num_known
         on_device = pair.chooser.history.token_ids.cpu().numpy()
-        for seat in range(len(CASES)):
-            known = slice(0, int(num_known[seat]))
-            assert np.array_equal(on_device[seat, known], pair.tokens[seat, known])
+        for batch_slot in range(len(CASES)):
+            known = slice(0, int(num_known[batch_slot]))
+            assert np.array_equal(on_device[batch_slot, known], pair.tokens[batch_slot, known])
 
 
 def test_beams_are_scored_as_on_the_cpu(device: str, seed: int) -> None:
     pair = Pair(device, seed)
-    seats = np.flatnonzero([case["temperature"] == 0.0 for case in CASES])
+    batch_slots = np.flatnonzero([case["temperature"] == 0.0 for case in CASES])
     for _ in range(3):
-        logits = pair.logits(len(seats))
+        logits = pair.logits(len(batch_slots))
         ids, scores = pair.on_cpu.beam_candidates(
-            logits, seats, pair.lengths[seats], pair.tokens, 4
+            logits, batch_slots, pair.lengths[batch_slots], pair.tokens, 4
         )
         found = pair.on_kernels.beam_candidates(
-            logits.to(pair.device), seats, pair.lengths[seats], pair.tokens, 4
+            logits.to(pair.device), batch_slots, pair.lengths[batch_slots], pair.tokens, 4
         )
         assert found[0].tolist() == ids.tolist()
         np.testing.assert_allclose(found[1], scores, atol=1e-4)
-        pair.tokens[seats] = pair.tokens[pair.dice.permutation(seats)]
-        pair.tokens[seats, pair.lengths[seats]] = ids[:, 0]
-        pair.lengths[seats] = pair.lengths[seats].min() + 1
+        pair.tokens[batch_slots] = pair.tokens[pair.dice.permutation(batch_slots)]
+        pair.tokens[batch_slots, pair.lengths[batch_slots]] = ids[:, 0]
+        pair.lengths[batch_slots] = pair.lengths[batch_slots].min() + 1
 
 
 def test_what_looks_at_its_history_needs_nothing_of_the_host(device: str, seed: int) -> None:

@@ -221,17 +221,17 @@ class Listening:
         engine._runner._sampler.choose = self.choose  # type: ignore[method-assign]
 
     def choose(
-        self, logits: torch.Tensor, seats: Any, indices: Any, lengths: Any, *rest: Any
+        self, logits: torch.Tensor, batch_slots: Any, indices: Any, lengths: Any, *rest: Any
     ) -> Any:
         requests = self._engine._scheduler.requests
         if self._request_id in requests:
             sequence = requests[self._request_id].sequences[0]
-            for row, (seat, length) in enumerate(
-                zip(seats.tolist(), lengths.tolist(), strict=True)
+            for row, (batch_slot, length) in enumerate(
+                zip(batch_slots.tolist(), lengths.tolist(), strict=True)
             ):
-                if sequence.seats is not None and seat == sequence.seat:
+                if sequence.batch_slots is not None and batch_slot == sequence.batch_slot:
                     self.logits[length] = logits[row].clone()
-        return self._choose(logits, seats, indices, lengths, *rest)
+        return self._choose(logits, batch_slots, indices, lengths, *rest)
 
 
 def logits_of(engine: Engine, others: list[list[int]]) -> dict[int, torch.Tensor]:

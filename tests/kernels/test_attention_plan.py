@@ -60,9 +60,9 @@ def test_tiles_cover_every_token_once_and_begin_with_the_longest(
     asked = batch(spans)
     tiles = plan_tiles(asked, tokens_per_tile).tolist()
     found = {}
-    for first, count, seat, position in tiles:
+    for first, count, batch_slot, position in tiles:
         assert 1 <= count <= tokens_per_tile
-        found |= {first + i: (seat, position + i) for i in range(count)}
+        found |= {first + i: (batch_slot, position + i) for i in range(count)}
     expected = [
         (3 + i, start + step) for i, (start, count) in enumerate(spans) for step in range(count)
     ]

@@ -11,7 +11,7 @@ from baton.engine.scheduler.scheduling.plan import TokenLogprobs
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import DataLossError, NotFoundError, UnavailableError
 from kvtransfer import service
-from kvtransfer.block_batch import Run
+from kvtransfer.block_batch import BlockBatch
 from kvtransfer.connector import Integrity
 from kvtransfer.connectors.grpc import payload
 from kvtransfer.connectors.shm import source
@@ -338,7 +338,7 @@ class Damaging:
         self._sender = sender
         self.max_blocks = sender.max_blocks
 
-    async def send(self, group, first_block, block_ids, pool) -> Run:
+    async def send(self, group, first_block, block_ids, pool) -> BlockBatch:
         run = await self._sender.send(group, first_block, block_ids, pool)
         pool._bytes[block_ids[-1], -1] ^= 1  # in the memory that is about to be read
         return run

@@ -10,7 +10,7 @@ import torch
 
 from baton.engine.cache.kv_pool import KvPool
 from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
-from kvtransfer.block_batch import Run, checksums_of
+from kvtransfer.block_batch import BlockBatch, checksums_of
 from kvtransfer.connector import Connector, Integrity
 from kvtransfer.connectors.cuda_ipc import memory_handles
 from kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
@@ -105,7 +105,7 @@ async def test_blocks_are_copied_from_each_pool_and_the_memory_is_let_go_of(sour
     memory = Memory(sources)
     receiver = attach(offer_of(sources), targets, memory)
     for group in (0, 1):
-        run = Run(group, 0, source_blocks=(5, 2, 7))
+        run = BlockBatch(group, 0, source_blocks=(5, 2, 7))
         await receiver.receive(run, targets[group], (1, 8, 3), Integrity.FENCE)
         assert contents(targets[group], (1, 8, 3)) == contents(sources[group], (5, 2, 7))
     assert len(memory.opened) == 2
@@ -126,7 +126,7 @@ async def test_pools_of_one_allocation_open_it_once(sources, targets):
 async def test_checksums_are_those_of_the_copy(sources, targets):
     receiver = attach(offer_of(sources), targets, Memory(sources))
     wanted = checksums_of(sources[0].read_blocks((5, 2)), HYBRID[0].block_bytes)
-    run = Run(0, 0, wanted, source_blocks=(5, 2))
+    run = BlockBatch(0, 0, wanted, source_blocks=(5, 2))
     await receiver.receive(run, targets[0], (1, 2), Integrity.CHECKSUMS)
     wrong = replace(run, source_blocks=(5, 3))
     with pytest.raises(DataLossError, match="checksum of block 1"):
@@ -138,7 +138,7 @@ async def test_places_outside_of_the_pool_or_of_another_number_are_data_loss(
     sources, targets, blocks
 ):
     receiver = attach(offer_of(sources), targets, Memory(sources))
-    run = Run(0, 0, source_blocks=blocks)
+    run = BlockBatch(0, 0, source_blocks=blocks)
     with pytest.raises(DataLossError):
         await receiver.receive(run, targets[0], (1, 2), Integrity.FENCE)
     assert not targets[0].content.any()
@@ -150,7 +150,7 @@ async def test_a_copy_that_is_called_off_is_waited_for_and_only_then_is_memory_l
     memory = Memory(sources)
     receiver = attach(offer_of(sources), targets, memory)
     memory.let_go.clear()
-    run = Run(0, 0, source_blocks=(5, 2))
+    run = BlockBatch(0, 0, source_blocks=(5, 2))
     receiving = asyncio.create_task(receiver.receive(run, targets[0], (1, 2), Integrity.FENCE))
     await asyncio.sleep(0.01)
     for _ in range(3):
@@ -169,7 +169,7 @@ async def test_what_cannot_be_read_any_more_is_unavailable(sources, targets):
     memory = Memory(sources)
     receiver = attach(offer_of(sources), targets, memory)
     memory.fails = True
-    run = Run(0, 0, source_blocks=(5,))
+    run = BlockBatch(0, 0, source_blocks=(5,))
     with pytest.raises(UnavailableError, match="the cat"):
         await receiver.receive(run, targets[0], (1,), Integrity.FENCE)
 

@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 
 from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
-from kvtransfer.block_range import Extent
+from kvtransfer.block_range import BlockRange
 
 sizes = st.integers(1, 9)
 windows = st.none() | st.integers(1, 40)
@@ -13,7 +13,7 @@ windows = st.none() | st.integers(1, 40)
 def test_what_is_due_holds_every_token_that_the_last_one_sees_and_no_block_more(
     num_tokens, block_size, window, num_held
 ):
-    extent = Extent(num_tokens, block_size)
+    extent = BlockRange(num_tokens, block_size)
     first_seen = 0 if window is None else max(0, num_tokens - window)
     seen = {token // block_size for token in range(first_seen, num_tokens)}
     assert set(extent.due(window, num_held)) == {b for b in seen if b >= num_held}
@@ -22,6 +22,6 @@ def test_what_is_due_holds_every_token_that_the_last_one_sees_and_no_block_more(
 @given(num_tokens=st.integers(1, 60), block_size=sizes, window=windows)
 def test_the_engine_needs_the_same_blocks(num_tokens, block_size, window):
     group = CacheGroup(BlockPool(1), window)
-    due = Extent(num_tokens, block_size).due(window, 0)
+    due = BlockRange(num_tokens, block_size).due(window, 0)
     assert due.start == group.first_block(num_tokens - 1, block_size)
     assert due.start >= group.first_block(num_tokens - 2, block_size)

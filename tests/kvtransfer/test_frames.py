@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import prefill_pb2
-from kvtransfer.block_batch import Run
+from kvtransfer.block_batch import BlockBatch
 from kvtransfer.frames import decode, encode
 
 numbers = st.integers(0, 2**32 - 1)
 runs = st.builds(
-    Run,
+    BlockBatch,
     group=numbers,
     first_block=numbers,
     checksums=st.lists(st.integers(0, 2**64 - 1), max_size=4).map(tuple),
@@ -38,7 +38,7 @@ others = st.one_of(
 )
 
 
-def message_of(run: Run) -> pb.FetchResponse:
+def message_of(run: BlockBatch) -> pb.FetchResponse:
     return pb.FetchResponse(
         blocks=pb.BlockRun(
             group=run.group,
@@ -50,7 +50,7 @@ def message_of(run: Run) -> pb.FetchResponse:
     )
 
 
-def same(one: Run, other: Run) -> bool:
+def same(one: BlockBatch, other: BlockBatch) -> bool:
     return message_of(one) == message_of(other)
 
 
@@ -72,7 +72,7 @@ def test_the_other_events_are_what_they_were(response):
 
 def test_a_payload_is_not_copied_on_its_way_in():
     content = bytes(2**20)
-    data = encode(Run(0, 3, (7,), (memoryview(content),)))
+    data = encode(BlockBatch(0, 3, (7,), (memoryview(content),)))
     tracemalloc.start()
     run = decode(data)
     _, peak = tracemalloc.get_traced_memory()
@@ -86,7 +86,7 @@ def test_the_last_of_several_payloads_counts_and_fields_may_come_in_any_order():
     body = pb.BlockRun(payload=b"first", checksums=[5]).SerializeToString() + part
     data = b"\x12" + bytes([len(body)]) + body
     assert pb.FetchResponse.FromString(data).blocks.payload == b"second"
-    assert same(decode(data), Run(1, 0, (5,), (memoryview(b"second"),)))
+    assert same(decode(data), BlockBatch(1, 0, (5,), (memoryview(b"second"),)))
 
 
 @given(data=st.binary(max_size=300))
@@ -116,7 +116,7 @@ def check_any(data: bytes) -> None:
         response = pb.FetchResponse.FromString(data)
     except DecodeError:
         response = None
-    if isinstance(found, Run) and response is not None:
+    if isinstance(found, BlockBatch) and response is not None:
         assert message_of(found) == without_unknown(response)
     if isinstance(found, pb.FetchResponse):
         assert found == response
@@ -129,6 +129,6 @@ def without_unknown(response: pb.FetchResponse) -> pb.FetchResponse:
 
 @pytest.mark.parametrize("size", [1, 127, 128, 2**14, 2**21])
 def test_payloads_of_every_length_have_their_length_before_them(size):
-    run = Run(1, 2, (3,), (memoryview(bytes(size)),))
+    run = BlockBatch(1, 2, (3,), (memoryview(bytes(size)),))
     assert pb.FetchResponse.FromString(encode(run)) == message_of(run)
     assert same(decode(encode(run)), run)

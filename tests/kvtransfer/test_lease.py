@@ -5,7 +5,7 @@ import pytest
 
 from baton.errors import DataLossError, FailedPreconditionError, NotFoundError, UnavailableError
 from kvtransfer import lease_table
-from kvtransfer.block_range import Extent
+from kvtransfer.block_range import BlockRange
 from kvtransfer.handle import FirstToken
 from kvtransfer.lease import Claim, Lease
 from kvtransfer.lease_machine import LeaseState
@@ -15,7 +15,7 @@ from tests.support.waiting import settled
 ID, OTHER_ID = b"a" * 16, b"b" * 16
 CLAIM = Claim(ID, "d", "acme")
 TOKEN = FirstToken(0, 42)
-EXTENT = Extent(num_tokens=11, block_size=4)
+EXTENT = BlockRange(num_tokens=11, block_size=4)
 TABLES = ((1, 2, 3),)
 
 

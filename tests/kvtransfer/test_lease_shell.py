@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from baton.errors import AlreadyExistsError, BatonError, FailedPreconditionError, NotFoundError
-from kvtransfer.block_range import Extent
+from kvtransfer.block_range import BlockRange
 from kvtransfer.handle import FirstToken
 from kvtransfer.lease import Claim, Lease
 from kvtransfer.lease_machine import LeaseState
@@ -19,7 +19,7 @@ from tests.support.waiting import settled
 
 IDS = [b"a" * 16, b"b" * 16]
 TOKEN = FirstToken(0, 42)
-EXTENT = Extent(num_tokens=11, block_size=4)
+EXTENT = BlockRange(num_tokens=11, block_size=4)
 TIME_LIMIT = 10.0
 ENDINGS = {LeaseState.RELEASED, LeaseState.EXPIRED, LeaseState.FAILED}
 

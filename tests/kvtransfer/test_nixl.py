@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
 from baton.v1.kv_transfer_pb2 import DescribeResponse
 from kvtransfer import sources
-from kvtransfer.block_batch import Run
+from kvtransfer.block_batch import BlockBatch
 from kvtransfer.connector import Connector, Integrity
 from kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion
 from kvtransfer.connectors.nixl import claimant as nixl_claimant
@@ -19,7 +19,7 @@ from kvtransfer.connectors.nixl.agent import MAX_METADATA_BYTES, NixlOffer, Regi
 from kvtransfer.connectors.nixl.claimant import NixlReader
 from kvtransfer.connectors.nixl.source import NixlSource
 from kvtransfer.connectors.shm import claimant as shm_claimant
-from kvtransfer.connectors.shm.unix_peer import Door
+from kvtransfer.connectors.shm.unix_peer import HandleEndpoint
 from kvtransfer.handle import FirstToken
 from kvtransfer.offers import Description, description_of, description_to_message
 from tests.support.kvtransfer.loopback import (
@@ -134,7 +134,7 @@ async def test_a_source_that_is_known_twice_is_forgotten_with_the_last_who_reads
 
 async def reads(receiver, reader) -> None:
     target = reader._pools[0]
-    run = Run(0, 0, source_blocks=(3, 5))
+    run = BlockBatch(0, 0, source_blocks=(3, 5))
     await receiver.receive(run, target, (1, 2), Integrity.FENCE)
     assert contents(target, (1, 2)) == contents(filled_pool(5, LAYOUT), (3, 5))
     target.content.zero_()
@@ -145,7 +145,7 @@ async def reads(receiver, reader) -> None:
 async def test_places_outside_of_the_pool_or_of_another_number_are_data_loss(blocks):
     with both_sides() as (source, reader):
         receiver = await reader.attach(await source.offer())
-        run = Run(0, 0, source_blocks=blocks)
+        run = BlockBatch(0, 0, source_blocks=blocks)
         with pytest.raises(DataLossError):
             await receiver.receive(run, reader._pools[0], (1, 2), Integrity.FENCE)
         assert not reader._pools[0].content.any()
@@ -155,7 +155,7 @@ async def test_places_outside_of_the_pool_or_of_another_number_are_data_loss(blo
 async def test_a_reader_that_is_closed_reads_no_more():
     with both_sides() as (source, reader):
         receiver = await reader.attach(await source.offer())
-        run = Run(0, 0, source_blocks=(1, 2))
+        run = BlockBatch(0, 0, source_blocks=(1, 2))
         reader.close()
         with pytest.raises(UnavailableError):
             await receiver.receive(run, reader._pools[0], (1, 2), Integrity.FENCE)
@@ -182,7 +182,7 @@ async def test_agents_that_were_left_are_few_and_end_in_time(monkeypatch):
 
 @given(
     st.integers(0, 2**64 - 1),
-    st.builds(Door, st.text(), st.text(), st.lists(COUNTS).map(tuple)) | PROBLEMS,
+    st.builds(HandleEndpoint, st.text(), st.text(), st.lists(COUNTS).map(tuple)) | PROBLEMS,
     st.builds(NixlOffer, st.binary(), st.lists(REGIONS).map(tuple)) | PROBLEMS,
     st.builds(IpcOffer, st.text(), st.lists(IPC_REGIONS).map(tuple)) | PROBLEMS,
 )

@@ -17,7 +17,7 @@ from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.engine.scheduler.sequences.config import SchedulerConfig
 from baton.engine.scheduler.sequences.sequence import Purpose, Request
 from baton.sampling import SamplingParams
-from kvtransfer.block_range import Extent
+from kvtransfer.block_range import BlockRange
 
 MAX_LEN = 64
 MAX_SEQS = 3
@@ -40,9 +40,9 @@ class Pools:
                 self._slots[move.group, move.target, offset] = source
         for span in plan.spans:
             sequence = span.sequence
-            for group, tables in enumerate(scheduler.seats.block_tables):
+            for group, tables in enumerate(scheduler.batch_slots.block_tables):
                 for position in range(span.start, span.end):
-                    block_id = int(tables[sequence.seat, position // size])
+                    block_id = int(tables[sequence.batch_slot, position // size])
                     assert block_id != NULL_BLOCK, "computed into no block"
                     content = int(sequence.tokens[0]), position
                     self._slots[group, block_id, position % size] = content
@@ -59,7 +59,7 @@ class Source:
 
     def __init__(self, request: Request, windows: Windows, block_size: int) -> None:
         self._first_token = request.token_ids[0]
-        self._extent = Extent(len(request.token_ids), block_size)
+        self._extent = BlockRange(len(request.token_ids), block_size)
         self._due = [self._extent.due(window, 0) for window in windows]
         self._tables: tuple[tuple[int, ...], ...] = ()
         self._num_filled = 0

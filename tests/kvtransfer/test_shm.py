@@ -16,14 +16,14 @@ import pytest
 from baton.engine.cache.kv_pool import KvPool
 from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
 from kvtransfer import sources
-from kvtransfer.block_batch import Run
+from kvtransfer.block_batch import BlockBatch
 from kvtransfer.connector import Connector, Integrity
 from kvtransfer.connectors.nixl.claimant import NixlReader
 from kvtransfer.connectors.shm import claimant as shm_claimant
 from kvtransfer.connectors.shm import source as source_side
 from kvtransfer.connectors.shm.claimant import attach
-from kvtransfer.connectors.shm.source import Doorkeeper, PlaceSender
-from kvtransfer.connectors.shm.unix_peer import GREETING, Door, abstract
+from kvtransfer.connectors.shm.source import HandleServer, PlaceSender
+from kvtransfer.connectors.shm.unix_peer import GREETING, HandleEndpoint, abstract
 from kvtransfer.handle import FirstToken
 from kvtransfer.offers import Description
 from tests.support.kvtransfer.held import abstract_sockets, num_mapped, open_files
@@ -58,7 +58,7 @@ def two_pools() -> list[KvPool]:
 
 async def test_a_reader_finds_the_pools_and_each_notices_when_the_other_goes():
     pools = two_pools()
-    async with Doorkeeper(pools) as keeper:
+    async with HandleServer(pools) as keeper:
         mapped = num_mapped()
         receiver = await attached(keeper.door)
         gone = asyncio.Event()
@@ -76,11 +76,13 @@ async def test_a_reader_finds_the_pools_and_each_notices_when_the_other_goes():
     receiver.close()
     assert num_mapped() == mapped
     with pytest.raises(UnavailableError):
-        await receiver.receive(Run(0, 0, source_blocks=(1,)), pools[0], (1,), Integrity.FENCE)
+        await receiver.receive(
+            BlockBatch(0, 0, source_blocks=(1,)), pools[0], (1,), Integrity.FENCE
+        )
 
 
 async def test_the_door_is_gone_with_its_keeper():
-    async with Doorkeeper(two_pools()) as keeper:
+    async with HandleServer(two_pools()) as keeper:
         assert any(keeper.door.address in name for name in abstract_sockets())
     assert not any(keeper.door.address in name for name in abstract_sockets())
     assert "refused" in await refusal(keeper.door)
@@ -89,11 +91,11 @@ async def test_the_door_is_gone_with_its_keeper():
 async def test_pools_of_memory_of_their_own_have_no_door():
     pool = KvPool(LAYOUT, 2, two_pools()[0].device)
     with pytest.raises(ValueError, match="not in shared memory"):
-        Doorkeeper([pool])
+        HandleServer([pool])
 
 
 async def test_a_worker_on_another_host_is_not_tried():
-    async with Doorkeeper(two_pools()) as keeper:
+    async with HandleServer(two_pools()) as keeper:
         assert "another host" in await refusal(replace(keeper.door, host="elsewhere"))
         assert keeper.num_readers == 0
 
@@ -101,7 +103,7 @@ async def test_a_worker_on_another_host_is_not_tried():
 @pytest.mark.parametrize("side", [source_side, shm_claimant], ids=["source", "claimant"])
 async def test_a_worker_of_another_user_is_refused_by_either_side(side, monkeypatch):
     monkeypatch.setattr(side, "is_same_user", lambda _connection: False)
-    async with Doorkeeper(two_pools()) as keeper:
+    async with HandleServer(two_pools()) as keeper:
         files = len(open_files())
         await refusal(keeper.door)
         await asyncio.sleep(0.01)
@@ -110,7 +112,7 @@ async def test_a_worker_of_another_user_is_refused_by_either_side(side, monkeypa
 
 
 async def test_pools_of_another_number_or_size_are_not_mapped():
-    async with Doorkeeper(two_pools()) as keeper:
+    async with HandleServer(two_pools()) as keeper:
         mapped = num_mapped()
         assert "2 pools" in await refusal(keeper.door, HYBRID[:1])
         assert "bytes where" in await refusal(replace(keeper.door, num_blocks=(5, 6)))
@@ -131,7 +133,7 @@ async def test_a_door_with_somebody_else_behind_it_is_left(greeting):
             with connection:
                 connection.sendall(greeting)
 
-        async with Doorkeeper(two_pools()) as keeper:
+        async with HandleServer(two_pools()) as keeper:
             answering = asyncio.create_task(asyncio.to_thread(answer))
             assert "0 descriptors for 2" in await refusal(replace(keeper.door, address=name))
             await answering
@@ -141,19 +143,21 @@ async def test_a_door_with_somebody_else_behind_it_is_left(greeting):
 async def test_places_outside_of_the_pool_or_of_another_number_are_data_loss(blocks):
     pools, target = two_pools(), filled_pool(5, HYBRID[0])
     before = contents(target, (1, 2, 3, 4, 5))
-    async with Doorkeeper(pools) as keeper:
+    async with HandleServer(pools) as keeper:
         receiver = await attached(keeper.door)
         for integrity in (Integrity.FENCE, Integrity.CHECKSUMS):
             with pytest.raises(DataLossError):
-                await receiver.receive(Run(0, 0, source_blocks=blocks), target, (1, 2), integrity)
+                await receiver.receive(
+                    BlockBatch(0, 0, source_blocks=blocks), target, (1, 2), integrity
+                )
         receiver.close()
     assert contents(target, (1, 2, 3, 4, 5)) == before
 
 
 async def test_blocks_without_checksums_are_data_loss_where_they_should_have_them():
-    async with Doorkeeper(two_pools()) as keeper:
+    async with HandleServer(two_pools()) as keeper:
         receiver = await attached(keeper.door)
-        run, target = Run(0, 0, source_blocks=(1, 2)), filled_pool(5, HYBRID[0])
+        run, target = BlockBatch(0, 0, source_blocks=(1, 2)), filled_pool(5, HYBRID[0])
         with pytest.raises(DataLossError, match="checksum of block 0"):
             await receiver.receive(run, target, (1, 2), Integrity.CHECKSUMS)
         receiver.close()
@@ -171,7 +175,7 @@ async def test_a_byte_that_is_another_anywhere_in_a_block_is_data_loss(block_byt
     places, into = (2, 5, 1, 6), (3, 4, 6, 1)
     piece = shm_claimant._PIECE_BYTES
     cuts = [at for cut in range(piece, block_bytes, piece) for at in (cut - 1, cut)]
-    async with Doorkeeper([source]) as keeper:
+    async with HandleServer([source]) as keeper:
         receiver = await attached(keeper.door, layouts)
         run = await PlaceSender(Integrity.CHECKSUMS).send(0, 0, places, source)
         await receiver.receive(run, target, into, Integrity.CHECKSUMS)
@@ -194,7 +198,7 @@ async def test_threads_share_the_blocks_of_a_run(num_blocks, integrity, monkeypa
     source, target = filled_pool(20), pool_of(20, LAYOUT)
     places = tuple(range(num_blocks, 0, -1))
     into = tuple(range(21 - num_blocks, 21))
-    async with Doorkeeper([source]) as keeper:
+    async with HandleServer([source]) as keeper:
         receiver = await attached(keeper.door, layouts)
         run = await PlaceSender(integrity).send(0, 0, places, source)
         await receiver.receive(run, target, into, integrity)
@@ -215,7 +219,7 @@ async def test_one_thread_that_fails_does_not_give_up_what_another_still_writes(
 
     first = target.content[1].data_ptr()
     monkeypatch.setattr(shm_claimant, "_copy_digested", slow_for_the_second)
-    async with Doorkeeper([source]) as keeper:
+    async with HandleServer([source]) as keeper:
         receiver = await attached(keeper.door, (LAYOUT,))
         run = await PlaceSender(Integrity.CHECKSUMS).send(0, 0, (1, 2), source)
         source.content[1, 0] ^= 1
@@ -332,7 +336,7 @@ async def test_pools_that_are_mapped_when_nobody_wants_them_any_more_are_let_go(
 
     monkeypatch.setattr(shm_claimant, "attach", attach_slowly)
     pools = two_pools()
-    async with Doorkeeper(two_pools()) as keeper:
+    async with HandleServer(two_pools()) as keeper:
         mapped = num_mapped()
 
         async def describe(_endpoint, _wanted):
@@ -360,7 +364,7 @@ def short_path() -> Iterator[Path]:
 
 async def test_a_folder_may_take_the_place_of_the_network_namespace(short_path):
     folder = str(short_path)
-    async with Doorkeeper(two_pools(), folder) as keeper:
+    async with HandleServer(two_pools(), folder) as keeper:
         assert [path.name for path in short_path.iterdir()] == [keeper.door.address]
         assert not any(keeper.door.address in name for name in abstract_sockets())
         receiver = await asyncio.to_thread(attach, keeper.door, HYBRID, folder)
@@ -390,7 +394,7 @@ async def test_a_worker_of_another_network_namespace_finds_the_pools_by_the_fold
     """Needs `unshare` (util-linux) and a kernel that gives its users namespaces."""
     python = [sys.executable, "-c", ELSEWHERE]
 
-    async def outcome(door: Door, *folder: str) -> tuple[int, str]:
+    async def outcome(door: HandleEndpoint, *folder: str) -> tuple[int, str]:
         command = [*APART, *python, door.address, door.host, *folder]
         ran = await asyncio.to_thread(
             subprocess.run,
@@ -402,11 +406,11 @@ async def test_a_worker_of_another_network_namespace_finds_the_pools_by_the_fold
         )
         return ran.returncode, ran.stderr
 
-    async with Doorkeeper(two_pools()) as without:
+    async with HandleServer(two_pools()) as without:
         code, said = await outcome(without.door)
         assert code != 0
         assert "refused" in said
-    async with Doorkeeper(two_pools(), str(short_path)) as keeper:
+    async with HandleServer(two_pools(), str(short_path)) as keeper:
         code, said = await outcome(keeper.door, str(short_path))
         assert code == 0, said
 
@@ -415,7 +419,7 @@ async def test_sockets_of_workers_that_were_killed_are_removed_and_others_left(s
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(short_path / "baton-kv-killed"))
     (short_path / "other").touch()
-    first, second = (Doorkeeper(two_pools(), str(short_path)) for _ in range(2))
+    first, second = (HandleServer(two_pools(), str(short_path)) for _ in range(2))
     async with first, second:
         names = {path.name for path in short_path.iterdir()}
         assert names == {"other", first.door.address, second.door.address}
@@ -425,7 +429,7 @@ async def test_sockets_of_workers_that_were_killed_are_removed_and_others_left(s
 
 @pytest.mark.parametrize("name", ["", "..", "../baton-kv-1", "/tmp/baton-kv-1", "baton-kv-/../1"])
 async def test_no_name_leads_out_of_the_folder(name, short_path):
-    async with Doorkeeper(two_pools(), str(short_path)) as keeper:
+    async with HandleServer(two_pools(), str(short_path)) as keeper:
         door = replace(keeper.door, address=name)
         with pytest.raises(UnavailableError, match="no name of a socket"):
             await asyncio.to_thread(attach, door, HYBRID, str(short_path))
@@ -433,7 +437,7 @@ async def test_no_name_leads_out_of_the_folder(name, short_path):
 
 async def test_a_folder_that_cannot_have_a_socket_is_an_error(short_path):
     for folder in (short_path / "missing", short_path / ("long" * 30)):
-        keeper = Doorkeeper(two_pools(), str(folder))
+        keeper = HandleServer(two_pools(), str(folder))
         with pytest.raises(OSError, match=r"No such file|too long"):
             async with keeper:
                 raise AssertionError("it has a socket")

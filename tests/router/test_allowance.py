@@ -5,25 +5,25 @@ from pathlib import Path
 import pytest
 
 from baton.errors import FailedPreconditionError
-from router.admission.quotas import Allowance, Allowances
+from router.admission.quotas import Quota, Quotas
 
 
-def read(tmp_path: Path, text: str, clock=None) -> Allowances:
+def read(tmp_path: Path, text: str, clock=None) -> Quotas:
     path = tmp_path / "allowances"
     path.write_text(text)
-    return Allowances.read(path)
+    return Quotas.read(path)
 
 
 def test_a_file_has_a_line_for_each_tenant_and_one_for_all_others(tmp_path):
-    allowances = read(tmp_path, "# ours\ngold weight=4 # the best\n\n* max_concurrent=1\n")
-    assert allowances.weight_of("gold") == 4.0
-    assert allowances.weight_of("other") == 1.0
+    quotas = read(tmp_path, "# ours\ngold weight=4 # the best\n\n* max_concurrent=1\n")
+    assert quotas.weight_of("gold") == 4.0
+    assert quotas.weight_of("other") == 1.0
     for tenant in ("gold", "other"):
-        allowances.enter(tenant, 10)
-    assert allowances.may_go("gold")
-    assert not allowances.may_go("other")
-    allowances.leave("other", 10)
-    assert allowances.may_go("other")
+        quotas.enter(tenant, 10)
+    assert quotas.may_go("gold")
+    assert not quotas.may_go("other")
+    quotas.leave("other", 10)
+    assert quotas.may_go("other")
 
 
 @pytest.mark.parametrize(
@@ -45,17 +45,17 @@ def test_what_is_wrong_with_a_file_is_named_with_its_line(tmp_path, text, says):
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(FailedPreconditionError, match="allowances-of-nobody"):
-        Allowances.read(tmp_path / "allowances-of-nobody")
+        Quotas.read(tmp_path / "allowances-of-nobody")
 
 
 def test_a_rate_allows_a_burst_and_then_its_rate():
     now = 0.0
-    allowances = Allowances({"a": Allowance(tokens_per_second=100.0)}, clock=lambda: now)
+    quotas = Quotas({"a": Quota(tokens_per_second=100.0)}, clock=lambda: now)
     taken = 0
     while now < 100.0:
-        if allowances.may_go("a"):
-            allowances.enter("a", 50)
-            allowances.leave("a", 150)
+        if quotas.may_go("a"):
+            quotas.enter("a", 50)
+            quotas.leave("a", 150)
             taken += 200
         now += 0.1
     assert taken == pytest.approx(100 * 110, abs=200), "ten seconds at once, and a hundred"
@@ -63,9 +63,9 @@ def test_a_rate_allows_a_burst_and_then_its_rate():
 
 def test_who_takes_nothing_saves_no_more_than_the_burst():
     now = 0.0
-    allowances = Allowances({"a": Allowance(tokens_per_second=100.0)}, clock=lambda: now)
-    assert allowances.may_go("a")
+    quotas = Quotas({"a": Quota(tokens_per_second=100.0)}, clock=lambda: now)
+    assert quotas.may_go("a")
     now = 1e6
-    allowances.enter("a", 3000)
-    allowances.leave("a", 0)
-    assert allowances.seconds_until_paid("a") == pytest.approx(20.0)
+    quotas.enter("a", 3000)
+    quotas.leave("a", 0)
+    assert quotas.seconds_until_paid("a") == pytest.approx(20.0)

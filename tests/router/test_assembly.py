@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.errors import UnavailableError
-from router.lifecycle.reorder_buffer import Assembly, Token
+from router.lifecycle.reorder_buffer import ReorderBuffer, Token
 
 
 def token(position: int) -> Token:
@@ -15,7 +15,7 @@ def positions(tokens: list[Token]) -> list[int]:
 
 
 def test_tokens_that_come_early_wait_for_the_one_before_them():
-    assembly = Assembly()
+    assembly = ReorderBuffer()
     assert assembly.accept([token(1), token(2)]) == []
     assert assembly.has_gap
     assert positions(assembly.accept([token(0)])) == [0, 1, 2]
@@ -23,27 +23,27 @@ def test_tokens_that_come_early_wait_for_the_one_before_them():
 
 
 def test_a_position_that_was_given_out_is_dropped():
-    assembly = Assembly()
+    assembly = ReorderBuffer()
     assembly.accept([token(0)])
     assert assembly.accept([token(0)]) == []
 
 
 def test_of_two_tokens_for_one_position_the_first_counts():
-    assembly = Assembly()
+    assembly = ReorderBuffer()
     assembly.accept([Token(1, 7, -1.0)])
     ready = assembly.accept([Token(1, 8, None), token(0)])
     assert [t.token_id for t in ready] == [100, 7]
 
 
 def test_a_repeated_position_with_another_token_is_no_repetition():
-    assembly = Assembly()
+    assembly = ReorderBuffer()
     assembly.accept([token(0), token(1)])
     with pytest.raises(UnavailableError, match="position 1 of the output is token 7, after 101"):
         assembly.accept([Token(1, 7, None)])
 
 
 def test_what_came_early_is_forgotten_and_what_was_given_out_is_not():
-    assembly = Assembly()
+    assembly = ReorderBuffer()
     assembly.accept([token(0), token(2)])
     assembly.forget_early()
     assert not assembly.has_gap
@@ -55,7 +55,7 @@ def test_what_came_early_is_forgotten_and_what_was_given_out_is_not():
 def test_any_order_with_any_repetition_gives_the_sequence_once(length, repeated, shuffled):
     arriving = [*range(length), *(p for p in repeated if p < length)]
     shuffled.shuffle(arriving)
-    assembly = Assembly()
+    assembly = ReorderBuffer()
     out: list[Token] = []
     while arriving:
         size = shuffled.randint(1, len(arriving))

@@ -5,15 +5,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from router.fleet.backoff import Backoff
-from router.fleet.circuit_breaker import Circuit, CircuitState
+from router.fleet.circuit_breaker import CircuitBreaker, CircuitState
 from tests.support.clock import Clock
 
 CLOSED, OPEN, HALF_OPEN = CircuitState.CLOSED, CircuitState.OPEN, CircuitState.HALF_OPEN
 
 
-def circuit_and_clock(chance: float = 0.999) -> tuple[Circuit, Clock]:
+def circuit_and_clock(chance: float = 0.999) -> tuple[CircuitBreaker, Clock]:
     clock = Clock()
-    return Circuit(Backoff(1.0, 8.0, lambda: chance), clock), clock
+    return CircuitBreaker(Backoff(1.0, 8.0, lambda: chance), clock), clock
 
 
 @given(st.integers(1, 100), st.floats(0.0, 1.0, exclude_max=True))
@@ -25,7 +25,7 @@ def test_a_delay_doubles_up_to_its_limit_and_is_at_least_half_of_that(n, chance)
 def test_a_worker_that_fails_is_probed_after_a_while_and_takes_work_once_it_is_well():
     circuit, clock = circuit_and_clock()
     assert circuit.state is CLOSED
-    circuit.lose()
+    circuit.trip()
     assert circuit.state is OPEN
     clock.now = 1.0
     assert circuit.state is HALF_OPEN
@@ -36,19 +36,19 @@ def test_a_worker_that_fails_is_probed_after_a_while_and_takes_work_once_it_is_w
 def test_a_worker_that_answers_may_fail_now_and_then_and_not_always():
     circuit, _ = circuit_and_clock()
     for _ in range(10):
-        circuit.fail()
-        circuit.fail()
+        circuit.record_failure()
+        circuit.record_failure()
         assert circuit.state is CLOSED
-        circuit.succeed()
+        circuit.record_success()
     for _ in range(3):
-        circuit.fail()
+        circuit.record_failure()
     assert circuit.state is OPEN
 
 
 def test_calls_that_end_together_count_as_one_loss():
     circuit, _ = circuit_and_clock()
     for _ in range(100):
-        circuit.lose()
+        circuit.trip()
     assert circuit.seconds_to_probe <= 1.0
 
 
@@ -56,13 +56,13 @@ def test_a_worker_that_only_says_that_it_is_well_stays_away_longer_each_time():
     circuit, clock = circuit_and_clock()
     waits = []
     for _ in range(5):
-        circuit.lose()
+        circuit.trip()
         waits.append(round(circuit.seconds_to_probe))
         clock.now += circuit.seconds_to_probe
         circuit.probe_succeeded()
     assert waits == [1, 2, 4, 8, 8]
-    circuit.succeed()
-    circuit.lose()
+    circuit.record_success()
+    circuit.trip()
     assert round(circuit.seconds_to_probe) == 1
 
 
@@ -75,19 +75,19 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule()
     def lose(self) -> None:
-        self.circuit.lose()
+        self.circuit.trip()
         assert self.circuit.state is not CLOSED
 
     @rule()
     def fail(self) -> None:
         was_closed = self.circuit.is_closed
-        self.circuit.fail()
+        self.circuit.record_failure()
         assert was_closed or not self.circuit.is_closed
 
     @rule()
     def succeed(self) -> None:
         before = self.circuit.state
-        self.circuit.succeed()
+        self.circuit.record_success()
         assert self.circuit.state is before
 
     @precondition(lambda self: self.circuit.state is HALF_OPEN)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.errors import InternalError
-from baton.serving.coalescer import Pace
+from baton.serving.coalescer import Coalescer
 from baton.v1 import inference_pb2 as pb
 from router.lifecycle.wire import coalesced
 from tests.support.router.scripted import (
@@ -20,9 +20,9 @@ from tests.support.router.scripted import (
     first,
     fleet_of,
     letter_ids,
+    lifecycle_of,
     prefill,
     run,
-    saga_of,
     tokens,
 )
 
@@ -31,7 +31,7 @@ async def test_tokens_that_come_at_once_go_out_together():
     decoder = decode(READY, *(tokens(i, i) for i in range(1, 5)), finished())
     async with fleet_of(prefill(first(), Forever()), decoder) as fleet:
         chunks, ids = 0, []
-        async for response in saga_of(fleet, pace=Pace(0.05)).run():
+        async for response in lifecycle_of(fleet, coalescer=Coalescer(0.05)).run():
             if response.HasField("tokens"):
                 chunks += 1
                 ids += response.tokens.token_ids
@@ -42,7 +42,7 @@ async def test_tokens_that_come_at_once_go_out_together():
 async def test_without_a_pace_each_message_goes_by_itself():
     decoder = decode(READY, *(tokens(i, i) for i in range(1, 5)), finished())
     async with fleet_of(prefill(first(), Forever()), decoder) as fleet:
-        responses = [r async for r in saga_of(fleet, pace=Pace(0)).run()]
+        responses = [r async for r in lifecycle_of(fleet, coalescer=Coalescer(0)).run()]
     assert [len(r.tokens.token_ids) for r in responses if r.HasField("tokens")] == [1] * 5
 
 
@@ -53,7 +53,7 @@ async def test_tokens_gathered_with_a_failure_behind_them_are_shown():
     heir = decode(READY, tokens(3, 3), tokens(4, 4), finished(), name="d1")
     ids: list[int] = []
     async with fleet_of(prefill(first(), Forever()), dying, heir) as fleet:
-        async for response in saga_of(fleet, pace=Pace(0.05)).run():
+        async for response in lifecycle_of(fleet, coalescer=Coalescer(0.05)).run():
             ids += response.tokens.token_ids
             if ids:  # without the first token, others would wait for it
                 shown.event.set()
@@ -69,13 +69,13 @@ async def test_a_slow_stream_never_waits(monkeypatch):
         waits.append(seconds)
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    pace = Pace(0.001)
+    coalescer = Coalescer(0.001)
     for _ in range(5):
-        await pace.turn()
+        await coalescer.turn()
         moment += 0.002
     assert not waits
     moment -= 0.0015
-    await pace.turn()
+    await coalescer.turn()
     assert waits == [pytest.approx(0.0005)]
 
 

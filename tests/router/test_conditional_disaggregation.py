@@ -24,9 +24,9 @@ from tests.support.router.scripted import (
     first,
     fleet_of,
     letter_ids,
+    lifecycle_of,
     prefill,
     run,
-    saga_of,
     seen_of,
     tokens,
 )
@@ -227,8 +227,8 @@ async def test_the_prompt_counts_as_the_decode_worker_s_load_until_its_first_tok
     cue = Cue()
     only = decode(started(), cue, *ALL)
     async with fleet_of(only) as fleet:
-        saga = saga_of(fleet, rules=DEFAULT_RULES)
-        running = saga.run()
+        lifecycle = lifecycle_of(fleet, rules=DEFAULT_RULES)
+        running = lifecycle.run()
         await anext(running)
         assert (only.load, only.num_queued) == (1, 3)
         cue.event.set()
@@ -240,10 +240,10 @@ async def test_the_prompt_counts_as_the_decode_worker_s_load_until_its_first_tok
 async def test_an_abort_ends_the_only_call():
     only = decode(started(), Forever())
     async with fleet_of(only) as fleet:
-        saga = saga_of(fleet, rules=DEFAULT_RULES)
-        running = saga.run()
+        lifecycle = lifecycle_of(fleet, rules=DEFAULT_RULES)
+        running = lifecycle.run()
         await anext(running)
-        saga.abort()
+        lifecycle.abort()
         with pytest.raises(Exception, match="aborted"):
             await anext(running)
 
@@ -252,6 +252,6 @@ async def test_prompt_logprobs_are_a_prefill_worker_s():
     source = prefill(first())
     other = decode(READY, *ALL)
     async with fleet_of(source, other) as fleet:
-        seen = await seen_of(saga_of(fleet, rules=DEFAULT_RULES, prompt_logprobs=0))
+        seen = await seen_of(lifecycle_of(fleet, rules=DEFAULT_RULES, prompt_logprobs=0))
     assert seen.accepted.placement.prefill_worker == "p0"
     assert other.requests[0].HasField("handle")

@@ -21,8 +21,8 @@ from tests.support.router.scripted import (
     first,
     fleet_of,
     letter_ids,
+    lifecycle_of,
     prefill_behind,
-    saga_of,
     tokens,
 )
 
@@ -48,7 +48,7 @@ async def test_a_decode_worker_that_is_cut_off_is_replaced_within_the_silence_bo
     ):
         seen: list[int] = []
         cut_at = 0.0
-        async for event in saga_of(fleet).run():
+        async for event in lifecycle_of(fleet).run():
             seen += event.tokens.token_ids
             if len(seen) == 2:
                 for direction in directions:
@@ -74,7 +74,7 @@ async def test_workers_that_cannot_reach_each_other_are_each_placed_with_others(
         Worker("d0", "decode", together),
     ]
     async with fleet_of(*workers) as fleet:
-        seen = [t async for event in saga_of(fleet).run() for t in event.tokens.token_ids]
+        seen = [t async for event in lifecycle_of(fleet).run() for t in event.tokens.token_ids]
     assert seen == letter_ids()[:2]
     assert [len(worker.requests) for worker in workers] == [1, 1, 2]
     assert all(worker.num_losses == 0 for worker in workers)

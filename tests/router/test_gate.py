@@ -11,8 +11,8 @@ from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Tenant
 from router.admission.admission_queue import Forecast
-from router.admission.controller import Gate
-from router.admission.quotas import Allowance, Allowances
+from router.admission.controller import AdmissionController
+from router.admission.quotas import Quota, Quotas
 from router.placement.decision import Decision, Question, Rules
 from router.request import ANONYMOUS, Request, RequestOutcome
 from router.usage import Account, Timings
@@ -32,15 +32,15 @@ class Cluster:
     room: int
     drain_seconds: float = 0.0
     ttft_seconds: float = 0.01
-    gate: Gate = field(init=False)
+    admission_controller: AdmissionController = field(init=False)
     order: list[str] = field(default_factory=list)
     most: int = 0
     num_running: int = 0
-    allowances: Allowances = field(default_factory=Allowances)
+    quotas: Quotas = field(default_factory=Quotas)
     max_waiting: int = 1024
 
     def __post_init__(self) -> None:
-        self.gate = Gate(self.allowances, self, self.max_waiting)
+        self.admission_controller = AdmissionController(self.quotas, self, self.max_waiting)
 
     def begin(self, _request: Request, _forecast: Forecast) -> None:
         self.num_running += 1
@@ -71,19 +71,19 @@ class Cluster:
     ) -> None:
         asked = request(name, tenant=Tenant(tenant), **of_request)
         account = Account(Timings(0.0), len(asked.token_ids), num_output_tokens)
-        await self.gate.admit(asked, tenant, Deadline.after(seconds))
+        await self.admission_controller.admit(asked, tenant, Deadline.after(seconds))
         try:
             self.order.append(name)
             await (until.wait() if until else asyncio.sleep(0.001))
         finally:
-            self.gate.end(RequestOutcome(asked, account))
+            self.admission_controller.end(RequestOutcome(asked, account))
 
 
 async def test_with_room_nobody_waits():
     cluster = Cluster(room=8)
     await asyncio.gather(*(cluster.run(str(i)) for i in range(8)))
     assert cluster.most == 8
-    assert cluster.gate.num_waiting == 0
+    assert cluster.admission_controller.num_waiting == 0
 
 
 async def test_requests_that_come_at_once_see_each_others_room():
@@ -100,10 +100,10 @@ async def test_a_tenant_with_many_does_not_hold_up_one_with_few():
     tasks += [
         asyncio.create_task(cluster.run(f"m{i}", tenant="many", num_tokens=1000)) for i in range(10)
     ]
-    await until(lambda: cluster.gate.num_waiting == 10, within=2.0)
+    await until(lambda: cluster.admission_controller.num_waiting == 10, within=2.0)
     tasks.append(asyncio.create_task(cluster.run("one", tenant="few", num_tokens=1000)))
-    await until(lambda: cluster.gate.num_waiting == 11, within=2.0)
-    assert cluster.gate.num_waiting_tokens == 11_000
+    await until(lambda: cluster.admission_controller.num_waiting == 11, within=2.0)
+    assert cluster.admission_controller.num_waiting_tokens == 11_000
     full.set()
     await asyncio.gather(*tasks)
     assert cluster.order.index("one") <= 3
@@ -115,7 +115,7 @@ async def test_smaller_priorities_go_first():
     await until(lambda: cluster.num_running == 1, within=2.0)
     for name, priority in (("late", 2), ("soon", -1), ("usual", 0)):
         tasks.append(asyncio.create_task(cluster.run(name, priority=priority)))
-    await until(lambda: cluster.gate.num_waiting == 3, within=2.0)
+    await until(lambda: cluster.admission_controller.num_waiting == 3, within=2.0)
     full.set()
     await asyncio.gather(*tasks)
     assert cluster.order == ["first", "soon", "usual", "late"]
@@ -128,14 +128,14 @@ async def test_what_cannot_meet_its_deadline_is_refused_now_with_the_time_of_the
     ) as refused:
         await cluster.run("r", seconds=1.0)
     assert refused.value.retry_after == 7.0
-    assert cluster.gate.num_waiting == 0
+    assert cluster.admission_controller.num_waiting == 0
 
 
 async def test_what_would_meet_it_waits_and_is_told_when_time_runs_out_all_the_same():
     cluster = Cluster(room=0, ttft_seconds=0.0)
     with pytest.raises(DeadlineExceededError, match="waited for room"):
         await cluster.run("r", seconds=0.05)
-    assert cluster.gate.num_waiting == 0
+    assert cluster.admission_controller.num_waiting == 0
 
 
 async def test_what_has_waited_until_its_first_token_would_be_late_makes_nobody_else_late():
@@ -144,7 +144,7 @@ async def test_what_has_waited_until_its_first_token_would_be_late_makes_nobody_
     await until(lambda: cluster.num_running == 1, within=2.0)
     with pytest.raises(OverloadedError, match=r"in 30\.0 s, and the deadline is in (29|30)\.\d s"):
         await cluster.run("late", seconds=30.2)
-    assert cluster.gate.num_waiting == 0
+    assert cluster.admission_controller.num_waiting == 0
     full.set()
     await asyncio.gather(*tasks)
     assert cluster.order == ["first"]
@@ -153,7 +153,7 @@ async def test_what_has_waited_until_its_first_token_would_be_late_makes_nobody_
 async def test_room_that_nobody_tells_of_is_found():
     cluster = Cluster(room=0)
     task = asyncio.create_task(cluster.run("r"))
-    await until(lambda: cluster.gate.num_waiting == 1, within=2.0)
+    await until(lambda: cluster.admission_controller.num_waiting == 1, within=2.0)
     cluster.room = 1
     await task
 
@@ -161,7 +161,7 @@ async def test_room_that_nobody_tells_of_is_found():
 async def test_too_many_that_wait_are_refused():
     cluster, full = Cluster(room=1, max_waiting=2), asyncio.Event()
     tasks = [asyncio.create_task(cluster.run(str(i), full)) for i in range(3)]
-    await until(lambda: cluster.gate.num_waiting == 2, within=2.0)
+    await until(lambda: cluster.admission_controller.num_waiting == 2, within=2.0)
     with pytest.raises(OverloadedError, match="2 requests wait") as refused:
         await cluster.run("r")
     assert refused.value.retry_after > 0
@@ -175,17 +175,17 @@ async def test_who_leaves_while_waiting_is_forgotten_and_holds_nobody_up():
     await until(lambda: cluster.num_running == 1, within=2.0)
     leaver = asyncio.create_task(cluster.run("leaver"))
     last = asyncio.create_task(cluster.run("last"))
-    await until(lambda: cluster.gate.num_waiting == 2, within=2.0)
+    await until(lambda: cluster.admission_controller.num_waiting == 2, within=2.0)
     leaver.cancel()
     full.set()  # at the same moment, so that its turn may be on its way
     await asyncio.gather(first, leaver, last, return_exceptions=True)
     assert cluster.order == ["first", "last"]
-    assert cluster.gate.num_waiting == 0
+    assert cluster.admission_controller.num_waiting == 0
 
 
 async def test_who_leaves_at_the_moment_of_its_turn_gives_its_allowance_back():
-    allowances = Allowances(default=Allowance(max_concurrent=1))
-    cluster = Cluster(room=1, allowances=allowances)
+    quotas = Quotas(default=Quota(max_concurrent=1))
+    cluster = Cluster(room=1, quotas=quotas)
     leaver = asyncio.create_task(cluster.run("leaver"))
     await asyncio.sleep(0)  # its turn was given, and it has not run on yet
     leaver.cancel()
@@ -195,12 +195,12 @@ async def test_who_leaves_at_the_moment_of_its_turn_gives_its_allowance_back():
 
 
 async def test_a_tenant_has_so_many_in_flight_and_others_go_past_it():
-    allowances = Allowances({"few": Allowance(max_concurrent=2)})
-    cluster, full = Cluster(room=10, allowances=allowances), asyncio.Event()
+    quotas = Quotas({"few": Quota(max_concurrent=2)})
+    cluster, full = Cluster(room=10, quotas=quotas), asyncio.Event()
     async with AsyncExitStack() as stack:
         stack.callback(full.set)
         tasks = [asyncio.create_task(cluster.run(f"f{i}", full, tenant="few")) for i in range(4)]
-        await until(lambda: cluster.gate.num_waiting == 2, within=2.0)
+        await until(lambda: cluster.admission_controller.num_waiting == 2, within=2.0)
         await cluster.run("other", tenant="other")
         assert cluster.order == ["f0", "f1", "other"]
     await asyncio.gather(*tasks)
@@ -209,8 +209,8 @@ async def test_a_tenant_has_so_many_in_flight_and_others_go_past_it():
 
 async def test_over_its_rate_a_tenant_is_told_when_it_may_ask_again():
     moment = 0.0
-    allowances = Allowances({"slow": Allowance(tokens_per_second=10.0)}, clock=lambda: moment)
-    cluster = Cluster(room=10, allowances=allowances)
+    quotas = Quotas({"slow": Quota(tokens_per_second=10.0)}, clock=lambda: moment)
+    cluster = Cluster(room=10, quotas=quotas)
     await cluster.run("r0", tenant="slow", num_tokens=50, num_output_tokens=250)
     with pytest.raises(OverloadedError, match="'slow' is over its rate") as refused:
         await cluster.run("r1", tenant="slow", seconds=5.0)
@@ -222,7 +222,7 @@ async def test_over_its_rate_a_tenant_is_told_when_it_may_ask_again():
 
 
 async def test_gate_has_room_again_when_a_request_is_cancelled():
-    cluster = Cluster(room=1, allowances=Allowances(default=Allowance(max_concurrent=1)))
+    cluster = Cluster(room=1, quotas=Quotas(default=Quota(max_concurrent=1)))
     first = asyncio.create_task(cluster.run("first", asyncio.Event()))
     await until(lambda: cluster.num_running == 1, within=2.0)
     first.cancel()
@@ -233,8 +233,8 @@ async def test_gate_returns_the_decision_made_when_the_request_came():
     cluster, full, asked = Cluster(room=1), asyncio.Event(), request("second")
     first = asyncio.create_task(cluster.run("first", full))
     await until(lambda: cluster.num_running == 1, within=2.0)
-    second = asyncio.create_task(cluster.gate.admit(asked, "", Deadline.after(5.0)))
-    await until(lambda: cluster.gate.num_waiting == 1, within=2.0)
+    second = asyncio.create_task(cluster.admission_controller.admit(asked, "", Deadline.after(5.0)))
+    await until(lambda: cluster.admission_controller.num_waiting == 1, within=2.0)
     full.set()
     await first
     decision = await second
@@ -249,16 +249,16 @@ async def test_a_request_that_is_aborted_while_it_waits_is_told_so():
     asked = request("second")
 
     async def wait() -> None:
-        await cluster.gate.admit(asked, "", Deadline.after(5.0))
+        await cluster.admission_controller.admit(asked, "", Deadline.after(5.0))
         raise AssertionError("it was admitted")
 
     second = asyncio.create_task(wait())
-    await until(lambda: cluster.gate.num_waiting == 1, within=2.0)
-    cluster.gate.abandon(asked, CancelledError("the request was aborted"))
-    cluster.gate.abandon(asked, CancelledError("and again"))
-    cluster.gate.abandon(request("nobody"), CancelledError("unknown"))
+    await until(lambda: cluster.admission_controller.num_waiting == 1, within=2.0)
+    cluster.admission_controller.abandon(asked, CancelledError("the request was aborted"))
+    cluster.admission_controller.abandon(asked, CancelledError("and again"))
+    cluster.admission_controller.abandon(request("nobody"), CancelledError("unknown"))
     with pytest.raises(CancelledError, match="the request was aborted"):
         await second
     full.set()
     await first
-    assert cluster.gate.num_waiting == 0
+    assert cluster.admission_controller.num_waiting == 0

@@ -26,16 +26,16 @@ from tests.support.router.scripted import (
     first,
     fleet_of,
     letter_ids,
+    lifecycle_of,
     prefill,
     prefill_behind,
     run,
-    saga_of,
     seen_of,
     suspended,
     tokens,
 )
 
-# The prompt of `saga_of` has three tokens.
+# The prompt of `lifecycle_of` has three tokens.
 BEFORE = [READY, tokens(0, 0, 1)]
 
 
@@ -145,12 +145,12 @@ async def test_a_request_moves_as_often_as_it_has_to():
 async def test_an_aborted_request_is_let_go_of_on_both_sides():
     giving, taking = giver(Forever()), decode(Forever(), name="d1")
     async with fleet_of(prefill(first(), RELEASED), giving, taking) as fleet:
-        saga = saga_of(fleet)
-        running = asyncio.create_task(seen_of(saga))
+        lifecycle = lifecycle_of(fleet)
+        running = asyncio.create_task(seen_of(lifecycle))
         async with asyncio.timeout(5.0):
             while not taking.num_said:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
-        saga.abort()
+        lifecycle.abort()
         with pytest.raises(CancelledError):
             await running
 
@@ -176,18 +176,21 @@ LONG = tuple(range(5, 105))
 async def test_a_prefix_is_lent_for_as_long_as_the_prompt_is_not_begun():
     computing, holder = prefill_of_long(), lender(lent(5), Forever())
     async with fleet_of(computing, holder) as fleet:
-        running = asyncio.create_task(seen_of(saga_of(fleet, prompt=LONG)))
+        running = asyncio.create_task(seen_of(lifecycle_of(fleet, prompt=LONG)))
         async with asyncio.timeout(5.0):
             # Admitted, begun, and the loan is over: what runs at the holder is the answer.
             while computing.num_said < 2 or holder.num_running > 1:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         computing.script[2].event.set()
         seen = await running
-    (loan,), (asked,) = holder.loans, computing.requests
-    assert (loan.claimant, len(loan.block_hashes)) == ("p0", 6 * 16)  # one token is left
+    (prefix_lease,), (asked,) = holder.loans, computing.requests
+    assert (prefix_lease.claimant, len(prefix_lease.block_hashes)) == (
+        "p0",
+        6 * 16,
+    )  # one token is left
     source = asked.source
     assert (source.worker, source.endpoint, source.epoch) == ("d0", holder.endpoint, 1)
-    assert (source.lease_id, source.num_blocks) == (loan.lease_id, 5)
+    assert (source.lease_id, source.num_blocks) == (prefix_lease.lease_id, 5)
     assert source.lease_id != asked.lease_id
     assert (seen.text, seen.accepted.placement.prefix_source) == ("abcde", "d0")
 
@@ -196,7 +199,7 @@ async def test_a_prefix_is_lent_for_as_long_as_the_prompt_is_not_begun():
 async def test_a_holder_that_lends_nothing_or_says_nothing_is_done_without(script):
     computing, holder = prefill(first(), RELEASED), lender(*script)
     async with fleet_of(computing, holder) as fleet:
-        assert (await seen_of(saga_of(fleet, prompt=LONG))).text == "abcde"
+        assert (await seen_of(lifecycle_of(fleet, prompt=LONG))).text == "abcde"
     assert not computing.requests[0].HasField("source")
 
 
@@ -206,5 +209,5 @@ async def test_nothing_is_borrowed_for_a_prompt_that_is_scored():
         prompt_logprobs=pb.PromptLogprobs(position=1, logprobs=[-1.0] * 99)
     )
     async with fleet_of(prefill(scores, first(), RELEASED), holder) as fleet:
-        assert (await seen_of(saga_of(fleet, prompt=LONG, prompt_logprobs=0))).text == "abcde"
+        assert (await seen_of(lifecycle_of(fleet, prompt=LONG, prompt_logprobs=0))).text == "abcde"
     assert not holder.loans

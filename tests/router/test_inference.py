@@ -1,11 +1,11 @@
 """Every part of the router that a request went through is told of its end, however it ends."""
 
-from router.admission.quotas import Allowance
+from router.admission.quotas import Quota
 from tests.support.router.front import front_of
 from tests.support.router.scripted import READY, decode, finished, prefill_behind, tokens
 
 ASKED = {"prompt": [5, 6, 7, 8, 9, 10], "max_tokens": 5}
-LIMITS = Allowance(tokens_per_minute=12)
+LIMITS = Quota(tokens_per_minute=12)
 
 
 async def test_request_that_admission_rejects_costs_no_tokens():

@@ -32,11 +32,11 @@ from tests.support.router.scripted import (
     first,
     fleet_of,
     letter_ids,
+    lifecycle_of,
     of,
     prefill,
     prefill_behind,
     run,
-    saga_of,
     seen_of,
     tokens,
 )
@@ -84,7 +84,7 @@ async def test_an_ending_goes_with_its_token_so_that_none_is_generated_behind_it
     reason = pb.FINISH_REASON_END_OF_SEQUENCE
     script = [READY, tokens(0, 0, 1, reason=reason), UnavailableError("gone before `finished`")]
     async with fleet_of(prefill(first(), RELEASED), decode(*script)) as fleet:
-        events = [event async for event in saga_of(fleet).run()]
+        events = [event async for event in lifecycle_of(fleet).run()]
         assert len(fleet.member("d0").requests) == 1
     chunks = [event.tokens for event in events if event.HasField("tokens")]
     assert [token for chunk in chunks for token in chunk.token_ids] == letter_ids()[:2]
@@ -170,7 +170,7 @@ async def test_prompt_logprobs_that_were_told_are_not_told_again():
     workers = Worker("p0", "prefill", told), Worker("p1", "prefill", again)
     scores: list[tuple[int, float]] = []
     async with fleet_of(*workers, decode(READY, tokens(0, 0), finished())) as fleet:
-        async for event in saga_of(fleet, prompt_logprobs=0).run():
+        async for event in lifecycle_of(fleet, prompt_logprobs=0).run():
             found = event.prompt_logprobs
             scores += [(found.position + i, p) for i, p in enumerate(found.logprobs)]
     assert scores == [(1, -0.5), (2, -0.25)]
@@ -211,13 +211,13 @@ async def test_an_abort_between_two_attempts_ends_the_request():
         [[ADMITTED, READY, tokens(0, 0), UnavailableError("gone")], [Go(cue), Forever()]]
     )
     async with fleet_of(prefill(first(), RELEASED), Worker("d0", "decode", scripts)) as fleet:
-        saga = saga_of(fleet)
-        events = saga.run()
+        lifecycle = lifecycle_of(fleet)
+        events = lifecycle.run()
         assert (await anext(events)).HasField("accepted")
         assert (await anext(events)).HasField("tokens")
         reading = asyncio.create_task(anext(events))
         await cue.event.wait()
-        saga.abort()
+        lifecycle.abort()
         with pytest.raises(CancelledError, match="r was aborted"):
             await reading
 
@@ -225,9 +225,9 @@ async def test_an_abort_between_two_attempts_ends_the_request():
 async def test_attempts_end_with_the_deadline():
     full = Scripts([[ADMITTED, UnavailableError("gone")], [OverloadedError("full")]])
     async with fleet_of(prefill(first(), RELEASED), Worker("d0", "decode", full)) as fleet:
-        saga = saga_of(fleet, seconds=0.3, pauses=Backoff(0.1, 0.1))
+        lifecycle = lifecycle_of(fleet, seconds=0.3, pauses=Backoff(0.1, 0.1))
         with pytest.raises(DeadlineExceededError):
-            await seen_of(saga)
+            await seen_of(lifecycle)
 
 
 @pytest.mark.parametrize(("seconds", "num_losses"), [(10.0, 1), (0.4, 0)])
@@ -237,12 +237,12 @@ async def test_a_call_that_the_deadline_may_have_ended_is_no_loss(seconds, num_l
         [[ADMITTED, READY, Vanish(0.32)], [ADMITTED, READY, tokens(0, 0), finished()]]
     )
     async with fleet_of(prefill(first(), RELEASED), Worker("d0", "decode", scripts)) as fleet:
-        saga = saga_of(fleet, seconds=seconds)
+        lifecycle = lifecycle_of(fleet, seconds=seconds)
         if num_losses:
-            await seen_of(saga)
+            await seen_of(lifecycle)
         else:
             with pytest.raises(DeadlineExceededError):
-                await seen_of(saga)
+                await seen_of(lifecycle)
         assert fleet.member("d0").num_losses == num_losses
 
 
@@ -293,8 +293,8 @@ async def test_a_client_that_has_all_of_one_sequence_and_not_of_the_other_is_tol
     script = [of(1, tokens(0, 2, 3)), of(0, tokens(0, 0, 1)), of(1, finished()), of(0, finished())]
     async with fleet_of(prefill(first(), RELEASED), decode(*script)) as fleet:
         received = (tuple(letter_ids()[:2]), tuple(letter_ids()[2:3]))
-        saga = saga_of(fleet, received=received, n=2, temperature=1.0, max_tokens=2)
-        events = [event async for event in saga.run()]
+        lifecycle = lifecycle_of(fleet, received=received, n=2, temperature=1.0, max_tokens=2)
+        events = [event async for event in lifecycle.run()]
     assert [event.WhichOneof("event") for event in events] == [
         *["accepted", "finished", "tokens", "finished"]
     ]

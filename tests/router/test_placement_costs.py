@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from router.fleet.candidate import Candidate
 from router.fleet.cost_rates import Rates
-from router.fleet.decayed_counter import RecentTokens
+from router.fleet.decayed_counter import DecayedCounter
 from router.placement.cost_model import CostModel
 from router.placement.placement import place
 from router.placement.prefix_source import with_sources
@@ -87,7 +87,7 @@ def test_a_cached_prefix_longer_than_the_prompt_costs_no_less_than_nothing():
 
 
 def test_half_of_recent_work_is_forgotten_in_each_half_life():
-    recent = RecentTokens(half_life=10.0)
+    recent = DecayedCounter(half_life=10.0)
     recent.add(100, now=5.0)
     assert recent.value(5.0) == 100
     assert recent.value(15.0) == pytest.approx(50)

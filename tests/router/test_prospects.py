@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from router.admission.forecast import QUEUE_SECONDS, Prospects
+from router.admission.forecast import QUEUE_SECONDS, Forecasts
 from router.admission.policy import admission_named
 from router.fleet.candidate import Candidate
 from router.fleet.cost_rates import Rates
@@ -28,7 +28,7 @@ class Setting:
         self.cached = 0
         self.room: int | None = 1000
         self.excluded = ""
-        self.prospects: Prospects[Demand] = Prospects(
+        self.forecasts: Forecasts[Demand] = Forecasts(
             self.decide, lambda demand: demand, admission_named(admission), lambda: self.now
         )
 
@@ -56,25 +56,25 @@ class Setting:
     @contextmanager
     def in_flight(self, asked: Demand) -> Iterator[None]:
         """The request is in flight, and never gets a token, for the length of the block."""
-        self.prospects.begin(asked, self.prospects.forecast(asked))
+        self.forecasts.begin(asked, self.forecasts.forecast(asked))
         yield
-        self.prospects.end(asked, 0, None)
+        self.forecasts.end(asked, 0, None)
 
     def answer(self, asked: Demand, num_output_tokens: int, seconds: float) -> None:
         first_token_at = self.now
-        self.prospects.begin(asked, self.prospects.forecast(asked))
+        self.forecasts.begin(asked, self.forecasts.forecast(asked))
         self.now += seconds
-        self.prospects.end(asked, num_output_tokens, first_token_at)
+        self.forecasts.end(asked, num_output_tokens, first_token_at)
 
 
 def test_forecast_keeps_the_decision_until_the_cluster_changes():
     setting, one = Setting(), request()
     with setting.in_flight(request()):
-        first = setting.prospects.forecast(one).decision
+        first = setting.forecasts.forecast(one).decision
         assert first is not None
-        assert setting.prospects.forecast(one, 0, first).decision is first
+        assert setting.forecasts.forecast(one, 0, first).decision is first
         setting.queues = [0, 10]
-        changed = setting.prospects.forecast(one, 0, first).decision
+        changed = setting.forecasts.forecast(one, 0, first).decision
         assert changed is not None
         assert changed.question.candidates[1].num_queued_tokens == 10
 
@@ -82,7 +82,7 @@ def test_forecast_keeps_the_decision_until_the_cluster_changes():
 def test_where_nothing_is_in_flight_there_is_room_whatever_is_expected():
     setting = Setting()
     setting.queues = [10**6, 10**6]
-    forecast = setting.prospects.forecast(request(num_tokens=10**6))
+    forecast = setting.forecasts.forecast(request(num_tokens=10**6))
     assert (forecast.has_room, forecast.ttft_seconds) == (True, 0.0)
 
 
@@ -90,10 +90,10 @@ def test_the_first_token_comes_after_the_shortest_queue_and_what_is_not_cached()
     setting = Setting()
     with setting.in_flight(request()):
         setting.queues = [400, 200]
-        assert setting.prospects.forecast(request()).ttft_seconds == pytest.approx(0.3)
+        assert setting.forecasts.forecast(request()).ttft_seconds == pytest.approx(0.3)
         setting.cached = 60
-        assert setting.prospects.forecast(request()).ttft_seconds == pytest.approx(0.24)
-        ahead = setting.prospects.forecast(request(), num_tokens_ahead=1000)
+        assert setting.forecasts.forecast(request()).ttft_seconds == pytest.approx(0.24)
+        ahead = setting.forecasts.forecast(request(), num_tokens_ahead=1000)
         assert ahead.ttft_seconds == pytest.approx(0.24 + 1.0 / 2), "two workers share it"
 
 
@@ -101,11 +101,11 @@ def test_prefill_workers_with_enough_to_do_get_no_more():
     setting = Setting()
     with setting.in_flight(request()):
         setting.queues = [2000, 700]
-        forecast = setting.prospects.forecast(request())
+        forecast = setting.forecasts.forecast(request())
         assert not forecast.has_room
         assert forecast.drain_seconds == pytest.approx(0.7 - QUEUE_SECONDS)
         setting.queues = [2000, 400]
-        assert setting.prospects.forecast(request()).has_room
+        assert setting.forecasts.forecast(request()).has_room
 
 
 def test_prompts_on_their_way_count_among_the_decodes():
@@ -113,22 +113,22 @@ def test_prompts_on_their_way_count_among_the_decodes():
     setting = Setting()
     with ExitStack() as stack:
         for _ in range(6):
-            assert setting.prospects.forecast(request()).has_room
+            assert setting.forecasts.forecast(request()).has_room
             stack.enter_context(setting.in_flight(request()))
-        forecast = setting.prospects.forecast(request())
+        forecast = setting.forecasts.forecast(request())
         assert not forecast.has_room
         assert 0 < forecast.drain_seconds < 2.0
         setting.now = 10.0
-        assert not setting.prospects.forecast(request()).has_room, "they have not ended"
+        assert not setting.forecasts.forecast(request()).has_room, "they have not ended"
     with setting.in_flight(request()):
-        assert setting.prospects.forecast(request()).has_room
+        assert setting.forecasts.forecast(request()).has_room
 
 
 def test_several_sequences_share_their_prompt_and_hold_their_answers():
     setting = Setting()
     with setting.in_flight(request(n=15)):
-        assert setting.prospects.forecast(request(n=1, num_tokens=20, max_tokens=10)).has_room
-        assert not setting.prospects.forecast(request()).has_room
+        assert setting.forecasts.forecast(request(n=1, num_tokens=20, max_tokens=10)).has_room
+        assert not setting.forecasts.forecast(request()).has_room
 
 
 @pytest.mark.parametrize("change", [{"room": None}, {"excluded": "draining"}])
@@ -137,14 +137,14 @@ def test_where_room_is_not_known_or_nobody_can_take_it_admission_says_nothing(ch
     with setting.placed(20):
         for name, value in change.items():
             setattr(setting, name, value)
-        assert setting.prospects.forecast(request()).has_room
+        assert setting.forecasts.forecast(request()).has_room
 
 
 def test_admission_can_be_turned_off():
     setting = Setting("none")
     with setting.placed(20):
         setting.queues = [10**6, 10**6]
-        assert setting.prospects.forecast(request()).has_room
+        assert setting.forecasts.forecast(request()).has_room
 
 
 def test_how_long_answers_are_is_learned():
@@ -153,7 +153,7 @@ def test_how_long_answers_are_is_learned():
     for _ in range(200):
         setting.answer(request(), num_output_tokens=10, seconds=0.1)
     with setting.placed(7):
-        assert setting.prospects.forecast(request()).has_room
+        assert setting.forecasts.forecast(request()).has_room
 
 
 def test_how_long_a_token_takes_is_learned():
@@ -161,7 +161,7 @@ def test_how_long_a_token_takes_is_learned():
     for _ in range(200):
         setting.answer(request(), num_output_tokens=100, seconds=20.0)
     with setting.placed(4):
-        forecast = setting.prospects.forecast(request())
+        forecast = setting.forecasts.forecast(request())
         assert not forecast.has_room
         assert forecast.drain_seconds == pytest.approx(20.0, rel=0.05)
 
@@ -171,4 +171,4 @@ def test_an_answer_that_never_began_teaches_nothing():
     with setting.in_flight(request()):
         setting.now += 1000.0
     with setting.placed(6):
-        assert 0 < setting.prospects.forecast(request()).drain_seconds < 2.0
+        assert 0 < setting.forecasts.forecast(request()).drain_seconds < 2.0

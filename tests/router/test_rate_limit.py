@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from baton.errors import OverloadedError
 from baton.sampling import SamplingParams
-from router.admission.quotas import Allowance
+from router.admission.quotas import Quota
 from router.admission.rate_limit import RateLimitedError, RateLimits
-from router.admission.token_bucket import Bucket
+from router.admission.token_bucket import TokenBucket
 from router.request import Request, RequestOutcome
 from router.usage import Account, Timings
 from tests.support.clock import Clock
@@ -26,7 +26,7 @@ STEPS = st.lists(
 @given(st.integers(1, 100), st.floats(0.01, 50), STEPS)
 def test_no_stretch_of_time_sees_more_than_the_capacity_and_what_flows_in(capacity, rate, steps):
     clock = Clock(1000.0)
-    bucket = Bucket(capacity, rate, clock)
+    bucket = TokenBucket(capacity, rate, clock)
     taken: list[tuple[float, float]] = []  # when, and how much was kept
     for seconds, amount, part in steps:
         clock.now += seconds
@@ -45,7 +45,7 @@ def test_no_stretch_of_time_sees_more_than_the_capacity_and_what_flows_in(capaci
 @given(st.integers(1, 100), st.floats(0.01, 50), STEPS)
 def test_what_does_not_fit_now_fits_when_it_is_said_to_and_not_much_before(capacity, rate, steps):
     clock = Clock(1000.0)
-    bucket = Bucket(capacity, rate, clock)
+    bucket = TokenBucket(capacity, rate, clock)
     for seconds, amount, _ in steps:
         clock.now += seconds
         wanted = min(amount, capacity)
@@ -62,7 +62,7 @@ def test_what_does_not_fit_now_fits_when_it_is_said_to_and_not_much_before(capac
 
 
 def limits(clock: Clock, **bounds: int) -> RateLimits:
-    return RateLimits(lambda tenant: Allowance(**bounds), clock)
+    return RateLimits(lambda tenant: Quota(**bounds), clock)
 
 
 def test_a_request_too_many_is_refused_with_the_time_after_which_one_fits():
@@ -74,7 +74,7 @@ def test_a_request_too_many_is_refused_with_the_time_after_which_one_fits():
         limited.count_request("acme")
     assert isinstance(caught.value, OverloadedError)
     assert caught.value.retry_after == pytest.approx(20.0)
-    standing = caught.value.standings["requests"]
+    standing = caught.value.statuses["requests"]
     assert (standing.limit, standing.remaining) == (3, 0)
     assert standing.reset_seconds == pytest.approx(60.0)
     clock.now += 20.0
@@ -106,16 +106,16 @@ def test_what_a_request_may_come_to_is_held_and_what_it_did_not_use_given_back()
         limited.reserve("acme", 200)
     assert caught.value.retry_after == pytest.approx(10.0)
     reservation.end(outcome(num_tokens=50))
-    assert limited.standings("acme")["tokens"].remaining == 550
+    assert limited.statuses("acme")["tokens"].remaining == 550
 
 
 def test_a_request_that_may_take_more_than_a_minute_s_needs_all_of_it_and_owes_the_rest():
     clock = Clock(1000.0)
     limited = limits(clock, tokens_per_minute=600)
     reservation = limited.reserve("acme", 5000)
-    assert limited.standings("acme")["tokens"].remaining == 0
+    assert limited.statuses("acme")["tokens"].remaining == 0
     reservation.end(outcome(num_tokens=900))
-    assert limited.standings("acme")["tokens"].remaining == 0
+    assert limited.statuses("acme")["tokens"].remaining == 0
     with pytest.raises(RateLimitedError) as caught:
         limited.reserve("acme", 1)
     assert caught.value.retry_after == pytest.approx(30.1)
@@ -131,7 +131,7 @@ def test_request_that_no_worker_takes_costs_no_tokens():
     limited = limits(Clock(1000.0), tokens_per_minute=600)
     request = Request("r", (1,) * 400, SamplingParams())
     limited.reserve("acme", 600).end(RequestOutcome(request, Account(Timings(0.0), 400)))
-    assert limited.standings("acme")["tokens"].remaining == 600
+    assert limited.statuses("acme")["tokens"].remaining == 600
 
 
 def test_without_limits_nothing_is_counted_or_kept():
@@ -139,7 +139,7 @@ def test_without_limits_nothing_is_counted_or_kept():
     for tenant in map(str, range(10)):
         limited.count_request(tenant)
         limited.reserve(tenant, 10**9).end(outcome(num_tokens=10**9))
-        assert limited.standings(tenant) == {}
+        assert limited.statuses(tenant) == {}
     assert not limited._buckets
 
 

@@ -12,8 +12,8 @@ import pytest
 from baton.cluster.embedded import EmbeddedRedis
 from baton.cluster.redis import connect
 from baton.errors import DeadlineExceededError
-from router.admission.controller import Gate
-from router.admission.forecast import Prospects
+from router.admission.controller import AdmissionController
+from router.admission.forecast import Forecasts
 from router.fleet.candidate import Candidate, Role
 from router.fleet.cost_rates import Rates
 from router.roles.pool_load import Objectives
@@ -24,8 +24,8 @@ from tests.support.waiting import until
 RATES = Rates(prefill_seconds_per_token=1e-3)
 OBJECTIVES = Objectives(ttft=1.0)
 MARKS = Hysteresis(dwell_seconds=0.3, cooldown_seconds=5.0)
-IDLE_GATE = cast("Gate", SimpleNamespace(num_waiting=0, num_waiting_tokens=0))
-NOTHING_PLACED = cast("Prospects", SimpleNamespace(num_in_flight=0, num_tokens_in_flight=0))
+IDLE_GATE = cast("AdmissionController", SimpleNamespace(num_waiting=0, num_waiting_tokens=0))
+NOTHING_PLACED = cast("Forecasts", SimpleNamespace(num_in_flight=0, num_tokens_in_flight=0))
 
 
 @dataclass

@@ -159,17 +159,17 @@ def test_a_full_disk_loses_lines_and_nothing_else(tmp_path, caplog):
 
 
 def test_a_disk_that_is_too_slow_is_not_waited_for(tmp_path):
-    gate = threading.Event()
+    admission_controller = threading.Event()
 
     def hashing() -> list[bytes]:
-        assert gate.wait(10)
+        assert admission_controller.wait(10)
         return []
 
     record = recorder(tmp_path / "r", max_bytes=2**24)
     for i in range(5000):
         record.decided(decided(f"r{i}"), hashing)
     assert record.num_lost >= 5000 - 4096 - 1
-    gate.set()
+    admission_controller.set()
     record.stop()
     assert len(list(read_record(tmp_path / "r"))) + record.num_lost == 5000
 

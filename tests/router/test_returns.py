@@ -9,7 +9,7 @@ from baton.v1 import decode_pb2, kv_sharing_pb2
 from router.fleet.backoff import Backoff
 from router.fleet.candidate import Candidate
 from router.fleet.cost_rates import PRIOR, Rates
-from router.lifecycle.recovery import MAX_RETURNS, MAX_SETBACKS
+from router.lifecycle.recovery import MAX_FAILURES, MAX_RETURNS
 from router.lifecycle.retry_budget import RetryBudget
 from router.lifecycle.return_cost import return_cost
 from router.placement.placer import Placer
@@ -140,13 +140,13 @@ async def test_a_worker_that_gives_back_what_it_may_not_has_failed():
         with pytest.raises(InternalError, match="d0 gave up the request"):
             await run(fleet)
     # Without a token it may give it back twice; then each time nobody is left for a moment.
-    assert len(alone.requests) == 2 + MAX_SETBACKS // 2 + 1
+    assert len(alone.requests) == 2 + MAX_FAILURES // 2 + 1
 
 
 async def test_it_waits_until_somebody_has_room():
     """More refusals than another request would bear."""
     scripts = [decode(READY, tokens(0, 0, 1), PREEMPTED).script]
-    scripts += [[OverloadedError("full")]] * (MAX_SETBACKS + 5)
+    scripts += [[OverloadedError("full")]] * (MAX_FAILURES + 5)
     scripts += [decode(READY, tokens(2, 2, 3, 4), finished()).script]
     alone = Worker("d0", "decode", Scripts(scripts))
     async with fleet_of(prefill_behind(0, 2), alone) as fleet:

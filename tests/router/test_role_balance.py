@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.roles.role_balance import Balance, Flip, Hysteresis, RoleBalance, Standing
+from router.roles.role_balance import Balance, Flip, Hysteresis, RoleBalance, WorkerState
 
 MARKS = Hysteresis(high=0.9, low=0.3, dwell_seconds=10.0, cooldown_seconds=60.0)
 PRESSED, BETWEEN, IDLE = 1.5, 0.5, 0.1
 
 
-def pools(num_prefill: int, num_decode: int) -> list[Standing]:
+def pools(num_prefill: int, num_decode: int) -> list[WorkerState]:
     return [
-        *(Standing(f"p{i}", "prefill", 1) for i in range(num_prefill)),
-        *(Standing(f"d{i}", "decode", 1) for i in range(num_decode)),
+        *(WorkerState(f"p{i}", "prefill", 1) for i in range(num_prefill)),
+        *(WorkerState(f"d{i}", "decode", 1) for i in range(num_decode)),
     ]
 
 
-def flipped(workers: list[Standing], flip: Flip) -> list[Standing]:
+def flipped(workers: list[WorkerState], flip: Flip) -> list[WorkerState]:
     """The workers once one of them has changed its role."""
     (worker,) = (one for one in workers if one.worker == flip.worker)
     assert worker.epoch == flip.epoch
@@ -31,12 +31,12 @@ def flipped(workers: list[Standing], flip: Flip) -> list[Standing]:
 
 
 def seen(
-    roles: RoleBalance, workers: list[Standing], prefill: float, decode: float, *moments: float
+    roles: RoleBalance, workers: list[WorkerState], prefill: float, decode: float, *moments: float
 ) -> list[Balance]:
     return [roles.observe(workers, prefill, decode, moment) for moment in moments]
 
 
-def num_of(role: str, workers: list[Standing]) -> int:
+def num_of(role: str, workers: list[WorkerState]) -> int:
     return sum(one.role == role for one in workers)
 
 
@@ -110,8 +110,12 @@ def test_nobody_changes_while_somebody_drains():
     "workers",
     [
         pools(2, 1),
-        [*pools(1, 1), Standing("d1", "decode", 1, is_ready=False)],
-        [*pools(1, 1), Standing("d1", "decode", 1, b"another"), Standing("p1", "prefill", 1, b"x")],
+        [*pools(1, 1), WorkerState("d1", "decode", 1, is_ready=False)],
+        [
+            *pools(1, 1),
+            WorkerState("d1", "decode", 1, b"another"),
+            WorkerState("p1", "prefill", 1, b"x"),
+        ],
         pools(0, 2),
     ],
 )
@@ -123,10 +127,10 @@ def test_nobody_is_taken_who_is_the_last_one_or_would_help_nobody(workers):
 def test_who_has_least_to_do_goes_and_of_those_who_has_least_cached():
     workers = [
         *pools(1, 0),
-        Standing("d0", "decode", 1, num_sequences=1, num_cached_blocks=0),
-        Standing("d1", "decode", 1, num_sequences=0, num_cached_blocks=50),
-        Standing("d2", "decode", 7, num_sequences=0, num_cached_blocks=20),
-        Standing("d3", "decode", 1, is_ready=False),
+        WorkerState("d0", "decode", 1, num_sequences=1, num_cached_blocks=0),
+        WorkerState("d1", "decode", 1, num_sequences=0, num_cached_blocks=50),
+        WorkerState("d2", "decode", 7, num_sequences=0, num_cached_blocks=20),
+        WorkerState("d3", "decode", 1, is_ready=False),
     ]
     balance = seen(RoleBalance(MARKS), workers, PRESSED, IDLE, *range(12))[-1]
     assert balance.flip == Flip("d2", "prefill", 7)
@@ -142,7 +146,7 @@ loads = st.floats(0.0, 20.0)
 
 
 def flips_under(
-    workers: list[Standing], prefill: float, decode: float, marks: Hysteresis
+    workers: list[WorkerState], prefill: float, decode: float, marks: Hysteresis
 ) -> Iterator[Flip]:
     """What is proposed, and done, while work of this much a second arrives and is shared evenly."""
     roles = RoleBalance(marks)

@@ -16,7 +16,7 @@ from baton.params_wire import from_proto, to_proto
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from baton.serving.tenant import Tenant
 from baton.v1 import inference_pb2 as pb
-from router.lifecycle.recovery import MAX_SETBACKS
+from router.lifecycle.recovery import MAX_FAILURES
 from router.lifecycle.retry_budget import RetryBudget
 from tests.support.router.scripted import (
     ADMITTED,
@@ -31,10 +31,10 @@ from tests.support.router.scripted import (
     first,
     fleet_of,
     letter_ids,
+    lifecycle_of,
     of,
     prefill,
     run,
-    saga_of,
     seen_of,
     tokens,
 )
@@ -64,10 +64,10 @@ async def test_a_sequence_that_is_over_for_the_client_is_over_for_its_worker():
     script = [READY, of(0, tokens(0, 0, 1)), of(1, tokens(0, 2)), cue, of(1, tokens(1, 3, 4))]
     async with fleet_of(prefill(first(), RELEASED), decode(*script, of(1, finished()))) as fleet:
         worker = fleet.member("d0")
-        saga = saga_of(fleet, n=2, temperature=1.0, stop=("b",))
+        lifecycle = lifecycle_of(fleet, n=2, temperature=1.0, stop=("b",))
         events = []
         async with asyncio.timeout(5.0):
-            async for event in saga.run():
+            async for event in lifecycle.run():
                 events.append(event)
                 if event.tokens.sequence_index == 1:
                     while not worker.ended:  # noqa: ASYNC110 - looks from outside
@@ -88,7 +88,7 @@ async def test_a_sequence_that_an_earlier_attempt_has_completed_is_not_generated
     again = [of(1, tokens(0, 2)), of(0, tokens(0, 0)), cue, of(0, tokens(1, 1)), of(1, finished())]
     second = decode(READY, *again, name="d1")
     async with fleet_of(prefill(first(), RELEASED), failing, second) as fleet:
-        saga = saga_of(fleet, n=2, temperature=1.0, stop=("b",))
+        lifecycle = lifecycle_of(fleet, n=2, temperature=1.0, stop=("b",))
 
         async def give_cue() -> None:
             while not second.ended:  # noqa: ASYNC110 - looks from outside
@@ -96,7 +96,7 @@ async def test_a_sequence_that_an_earlier_attempt_has_completed_is_not_generated
             cue.event.set()
 
         async with asyncio.timeout(5.0):
-            await asyncio.gather(seen_of(saga), give_cue())
+            await asyncio.gather(seen_of(lifecycle), give_cue())
         assert [said.sequence_index for said in second.ended] == [0]
 
 
@@ -128,9 +128,9 @@ async def test_a_lease_that_is_over_because_the_first_token_was_the_last_is_no_f
 
 async def test_a_lease_that_is_over_for_no_reason_is_a_retryable_failure():
     async with fleet_of(prefill(Forever()), decode(NotFoundError("the lease is over"))) as fleet:
-        saga = saga_of(fleet, budget=RetryBudget(largest=2.0, per_second=0.0))
+        lifecycle = lifecycle_of(fleet, budget=RetryBudget(largest=2.0, per_second=0.0))
         with pytest.raises(UnavailableError, match="this one is not: the lease is over"):
-            await seen_of(saga)
+            await seen_of(lifecycle)
         assert len(fleet.member("d0").requests) == 3
 
 
@@ -147,7 +147,7 @@ async def test_a_damaged_handoff_is_a_retryable_failure():
         with pytest.raises(UnavailableError, match="the handoff failed: bad"):
             await run(fleet)
         # Of these tries every second one finds the only pair avoided.
-        assert len(fleet.member("d0").requests) == 1 + MAX_SETBACKS // 2
+        assert len(fleet.member("d0").requests) == 1 + MAX_FAILURES // 2
 
 
 REFUSALS = [UnavailableError("draining"), OverloadedError("full")]
@@ -220,10 +220,10 @@ async def test_a_worker_that_leaves_while_the_request_is_admitted_does_no_harm()
 
 async def test_an_abort_ends_both_calls():
     async with fleet_of(prefill(Forever()), decode(Forever())) as fleet:
-        saga = saga_of(fleet)
-        events = saga.run()
+        lifecycle = lifecycle_of(fleet)
+        events = lifecycle.run()
         assert (await anext(events)).HasField("accepted")
-        saga.abort()
+        lifecycle.abort()
         with pytest.raises(CancelledError, match="r was aborted"):
             await anext(events)
 
@@ -232,10 +232,10 @@ async def test_an_abort_frees_both_workers_though_the_client_reads_no_more():
     chatter = [tokens(i, 1) for i in range(1, 200)]
     workers = prefill(first(), Forever()), decode(*chatter, Forever())
     async with fleet_of(*workers) as fleet:
-        saga = saga_of(fleet)
-        events = saga.run()
+        lifecycle = lifecycle_of(fleet)
+        events = lifecycle.run()
         assert (await anext(events)).HasField("accepted")
-        saga.abort()
+        lifecycle.abort()
         async with asyncio.timeout(2.0):
             while any(w.num_running for w in workers):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
@@ -251,7 +251,7 @@ async def test_of_what_the_client_does_not_read_little_is_read_of_the_workers():
         message.tokens.top_logprobs.extend(tops)
     talking = decode(*chatter, Forever())
     async with fleet_of(prefill(first(), Forever()), talking) as fleet:
-        events = saga_of(fleet, max_tokens=4000).run()
+        events = lifecycle_of(fleet, max_tokens=4000).run()
         await anext(events)
         said = -1
         while talking.num_said > said:
@@ -263,7 +263,7 @@ async def test_of_what_the_client_does_not_read_little_is_read_of_the_workers():
 
 async def test_leaving_early_ends_both_calls():
     async with fleet_of(prefill(first(), Forever()), decode(Forever())) as fleet:
-        events = saga_of(fleet).run()
+        events = lifecycle_of(fleet).run()
         await anext(events)
         await anext(events)
         await events.aclose()
@@ -341,7 +341,7 @@ async def test_both_workers_are_asked_the_same_of_one_sequence_but_for_the_promp
 
 async def test_both_workers_are_told_the_priority_and_the_decode_worker_every_layout():
     async with fleet_of(prefill(first(), RELEASED), decode(finished())) as fleet:
-        async for _ in saga_of(fleet, priority=-4).run():
+        async for _ in lifecycle_of(fleet, priority=-4).run():
             pass
         (at_prefill,), (at_decode,) = (fleet.member(name).requests for name in ("p0", "d0"))
     assert (at_prefill.priority, at_decode.priority) == (-4, -4)

@@ -38,7 +38,7 @@ from baton.v1 import inference_pb2 as pb
 from baton.worker.wire import engine_request
 from decode_worker.wire import outputs, return_cost
 from kvtransfer import frames
-from kvtransfer.block_batch import Run, checksums_of
+from kvtransfer.block_batch import BlockBatch, checksums_of
 from kvtransfer.connector import Integrity
 from kvtransfer.connectors.grpc.payload import PayloadReceiver
 from kvtransfer.handle import Handle, Pairing
@@ -150,7 +150,7 @@ def pool() -> KvPool:
 def payload(data: bytes) -> None:
     """One event of a Fetch, when it may come, all the way into the pool."""
     event = frames.decode(data)
-    kind = "blocks" if isinstance(event, Run) else event and event.WhichOneof("event")
+    kind = "blocks" if isinstance(event, BlockBatch) else event and event.WhichOneof("event")
     num_held = len(TABLE) if kind == "result" else 0
     handoff = Handoff(NUM_TOKENS, (LAYOUT,), ExternalAllocation("r", (TABLE,), num_held))
     handoff.ask()
@@ -158,7 +158,7 @@ def payload(data: bytes) -> None:
         handoff.open(event.manifest.generation, event.manifest.num_blocks)
         return
     handoff.open(1, len(TABLE))
-    if isinstance(event, Run):
+    if isinstance(event, BlockBatch):
         targets = handoff.place(event)
         asyncio.run(PayloadReceiver().receive(event, pool(), targets, Integrity.CHECKSUMS))
     elif kind == "result":
@@ -242,7 +242,7 @@ def _seeds() -> dict[str, tuple[bytes, ...]]:
     read = handle_of(handle)
     assert isinstance(read, Handle)
     blocks = tuple(memoryview(bytes([i]) * LAYOUT.block_bytes) for i in range(3))
-    run = Run(0, 0, checksums_of(blocks, LAYOUT.block_bytes), blocks)
+    run = BlockBatch(0, 0, checksums_of(blocks, LAYOUT.block_bytes), blocks)
     result = prefill_pb2.PrefillResult(
         first_tokens=[prefill_pb2.FirstToken(token_id=5, logprob=-0.5, position=0)]
     )

@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol, TypeVar
 
 from baton.cluster.events import KvEvents
-from baton.cluster.gossip import Notices
+from baton.cluster.gossip import Gossip
 from baton.cluster.index import LocalityIndex
 from baton.cluster.publisher import EventPublisher
 from baton.cluster.redis import connect
@@ -74,7 +74,7 @@ class WorkerAndRouter:
         self.subscriber = loops.start(EventSubscriber(theirs, self.index))
         self.subscriber.follow(record.id, record.epoch)
         self.router, _ = (
-            loops.start(Notices(redis, name, name.encode, interval=0.1))
+            loops.start(Gossip(redis, name, name.encode, interval=0.1))
             for redis, name in ((ours, "ours"), (theirs, self._theirs))
         )
 

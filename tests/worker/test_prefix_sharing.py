@@ -13,7 +13,7 @@ from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1 import kv_sharing_pb2
 from baton.v1.admin_pb2 import FlushCacheRequest
-from kvtransfer.block_range import Extent
+from kvtransfer.block_range import BlockRange
 from kvtransfer.lease import Claim
 from kvtransfer.lease_table import LeaseTable
 from kvtransfer.service import KvTransferService, ServedPools, add_to_server
@@ -213,7 +213,7 @@ async def test_a_source_that_ends_in_the_middle_is_done_without(checkpoint, endi
             served_apart(holder) as (server, leases),
             holder.worker.engine.pinned("test", hashes) as tables,
         ):
-            with leases.open(claim, Extent(96, 16)) as lease:
+            with leases.open(claim, BlockRange(96, 16)) as lease:
                 lease.advance(tables, 3)
                 source = holder.source(claim.lease_id, 6, endpoint=server.endpoint)
                 computing = asyncio.create_task(check_computes(crew, prompt, source))

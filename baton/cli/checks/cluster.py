@@ -23,7 +23,8 @@ _ROLES = ("prefill", "decode")
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What a process said of itself, and when: its clock is compared with ours."""
+    """Build info of a process, with the times around its answer: its clock is compared with
+    ours."""
 
     info: Info
     skew: float

@@ -1,4 +1,4 @@
-"""Who speaks TLS, as whom, and until when."""
+"""Checks of TLS: identities and expiry of the certificates that processes show."""
 
 import socket
 import ssl

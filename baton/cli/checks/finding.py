@@ -1,11 +1,11 @@
-"""What one check has found."""
+"""Result of one check."""
 
 import enum
 from dataclasses import dataclass
 
 
 class Level(enum.StrEnum):
-    """How it is. A `NOTE` is worth knowing, and may be meant so."""
+    """Severity of a finding. A `NOTE` is worth knowing, and may be intended."""
 
     OK = "ok"
     NOTE = "note"

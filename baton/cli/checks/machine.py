@@ -1,4 +1,4 @@
-"""What this machine and this installation give a cluster that would run here."""
+"""Checks of this machine and installation, for a cluster that would run here."""
 
 import os
 import platform

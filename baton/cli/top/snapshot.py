@@ -1,4 +1,4 @@
-"""What is seen of a cluster: asked of the router, and of each worker that it knows.
+"""Snapshot of a cluster, read from the router and from each worker that it knows.
 
 Knows nothing of how it is shown.
 """
@@ -22,7 +22,7 @@ NUM_REQUESTS = 50
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What happened in a second, of late."""
+    """Rates per second since the last snapshot."""
 
     tokens: float = 0.0
     transferred_bytes: float = 0.0

@@ -1,4 +1,4 @@
-"""What attention over the paged KV cache is given and gives back: one ragged batch a step.
+"""Interface of paged attention: one ragged batch per step in, attention outputs out.
 
 There is no padding: the queries of all sequences, prefill chunks and decodes alike, lie in one flat
 `[num_tokens]`. Knows nothing of how attention is computed (`torch_attention`, `triton_attention`),
@@ -24,15 +24,15 @@ class RaggedBatch:
     """The sequences of a step. Their tokens lie one behind the other in the flat batch.
 
     Attributes:
-        seats: `[num_spans]`, the row of each sequence in the block tables.
+        batch_slots: `[num_spans]`, the row of each sequence in the block tables.
         starts: `[num_spans]`, the position of its first token in this step.
         num_queries: `[num_spans]`, how many follow, that one included.
         num_decodes: the leading sequences that have one token each.
-        block_tables: per cache group, `[num_seats, blocks]`, all of one shape; they cover all
+        block_tables: per cache group, `[num_batch_slots, blocks]`, all of one shape; they cover all
             tokens of the step.
     """
 
-    seats: Int64Array
+    batch_slots: Int64Array
     starts: Int64Array
     num_queries: Int64Array
     num_decodes: int
@@ -40,24 +40,26 @@ class RaggedBatch:
 
     @classmethod
     def of_decodes(
-        cls, seats: Int64Array, starts: Int64Array, block_tables: Sequence[TokenArray]
+        cls, batch_slots: Int64Array, starts: Int64Array, block_tables: Sequence[TokenArray]
     ) -> "RaggedBatch":
-        """One token for each seat."""
-        return cls(seats, starts, np.ones(len(seats), np.int64), len(seats), block_tables)
+        """One token for each slot."""
+        return cls(
+            batch_slots, starts, np.ones(len(batch_slots), np.int64), len(batch_slots), block_tables
+        )
 
     def places(self) -> tuple[Int64Array, Int64Array]:
-        """Seat and position of each token of the flat batch, `[num_tokens]` each."""
-        if len(self.seats) == self.num_decodes:
-            return self.seats, self.starts
+        """Slot and position of each token of the flat batch, `[num_tokens]` each."""
+        if len(self.batch_slots) == self.num_decodes:
+            return self.batch_slots, self.starts
         counts = self.num_queries
         begins = np.cumsum(counts) - counts
         shifts = np.repeat(self.starts - begins, counts)
-        return np.repeat(self.seats, counts), np.arange(len(shifts)) + shifts
+        return np.repeat(self.batch_slots, counts), np.arange(len(shifts)) + shifts
 
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """What one layer's attention needs beside its tensors.
+    """Parameters of one layer's attention, beside its tensors.
 
     Attributes:
         scale: factor of the scores.
@@ -76,11 +78,11 @@ class StepBatch(Protocol):
     """One step's attention, the same for all layers of a cache group.
 
     Attributes:
-        token_seats, positions: of each token of the flat batch, `[num_tokens]`.
+        token_slots, positions: of each token of the flat batch, `[num_tokens]`.
     """
 
     @property
-    def token_seats(self) -> Int64Array: ...
+    def token_slots(self) -> Int64Array: ...
 
     @property
     def positions(self) -> Int64Array: ...

@@ -1,4 +1,4 @@
-"""Which earlier tokens a layer may see, recognised from the rule transformers builds masks by.
+"""Mask rule of a layer, recognised from the rule that transformers builds its masks by.
 
 transformers hands a mask builder a function (batch, head, query, key) -> bool. It is evaluated here
 on chosen positions and described; at run time only the description is used, never the function.

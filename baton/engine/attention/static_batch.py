@@ -62,8 +62,8 @@ class StaticTritonBatch:
         Returns False, and is not to be replayed, where the plan has no room: contexts that share
         most of their blocks may add up to more than the pool.
         """
-        attention, num_decodes = self._attention, len(ragged.seats)
-        seats, positions = ragged.places()
+        attention, num_decodes = self._attention, len(ragged.batch_slots)
+        batch_slots, positions = ragged.places()
         tables = visible_tables(ragged, positions, attention.block_size)
         plans = attention.plans(ragged, tables)
         work = self._of_size(num_rows)
@@ -71,7 +71,7 @@ class StaticTritonBatch:
             return False
         for kind, plan in plans.items():
             self._copy(work[kind].packed, pack(plan.splits, work[kind].capacity))
-        slots = slots_of(ragged, seats, positions, attention.block_size)
+        slots = slots_of(ragged, batch_slots, positions, attention.block_size)
         for target, places in zip(self._slots, slots, strict=True):
             self._copy(target[:num_rows], np.pad(places, (0, num_rows - num_decodes)))
         for table, rows in zip(self._tables, tables, strict=True):

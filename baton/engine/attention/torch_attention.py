@@ -107,11 +107,11 @@ class TorchBatch:
     def __init__(
         self, ragged: RaggedBatch, layouts: Sequence[KvLayout], device: torch.device
     ) -> None:
-        self.token_seats, self.positions = ragged.places()
+        self.token_slots, self.positions = ragged.places()
         tables = ragged.block_tables
         # Which block of its sequence each token is in, where in it, and where the table says so.
         indices, offsets = np.divmod(self.positions, layouts[0].block_size)
-        cells = self.token_seats * tables[0].shape[1] + indices
+        cells = self.token_slots * tables[0].shape[1] + indices
         upload = uploader(device)
         on_device = upload(offsets)
         self.cache_groups = [
@@ -271,15 +271,17 @@ def _groups(
         begins = np.maximum(ragged.starts - (layout.window - 1), 0) // size
 
     def group(rows: Rows, at: Rows, num_queries: int, width: int) -> _Group:
-        seats, starts = ragged.seats[at], ragged.starts[at]
+        batch_slots, starts = ragged.batch_slots[at], ragged.starts[at]
         if begins is None:
-            return _Group(rows, starts, num_queries, None, table[seats, :width], layout, upload)
+            return _Group(
+                rows, starts, num_queries, None, table[batch_slots, :width], layout, upload
+            )
         # What is read beside the window is masked out, but must not be another's.
         firsts = np.minimum(begins[at], num_blocks - width)
-        cells = (seats * num_blocks + firsts)[:, None] + np.arange(width)
+        cells = (batch_slots * num_blocks + firsts)[:, None] + np.arange(width)
         return _Group(rows, starts, num_queries, firsts * size, table.take(cells), layout, upload)
 
-    if ragged.num_decodes == len(ragged.seats):
+    if ragged.num_decodes == len(ragged.batch_slots):
         for members, width in _split(indices if begins is None else indices - begins, size):
             yield group(members, members, 1, width)
         return

@@ -25,7 +25,7 @@ from kernels.paged_decode import Workspace
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """What layers have in common that can share a plan.
+    """Properties shared by layers that can use one plan.
 
     Attributes:
         cache_group: whose blocks they read.
@@ -58,7 +58,7 @@ class LayerKind:
         if self.window is None and len(spans) > 1:
             is_decode = spans.num_queries == 1
             decodes = Spans(
-                spans.seats,
+                spans.batch_slots,
                 spans.starts,
                 is_decode.astype(np.int64),  # of the others, none asks
                 spans.first_tokens,
@@ -92,7 +92,7 @@ class TritonBatch:
         work: per kind of layer.
     """
 
-    token_seats: Int64Array
+    token_slots: Int64Array
     positions: Int64Array
     slots: tuple[torch.Tensor, ...]
     tables: tuple[torch.Tensor, ...]
@@ -153,7 +153,7 @@ class TritonAttention:
 
     def prepare(self, ragged: RaggedBatch) -> TritonBatch:
         """As `Attention.prepare`."""
-        seats, positions = ragged.places()
+        batch_slots, positions = ragged.places()
         tables = visible_tables(ragged, positions, self.block_size)
         work = {}
         for kind, plan in self.plans(ragged, tables).items():
@@ -162,9 +162,9 @@ class TritonAttention:
                 plan.splits.num_slots, kind.num_heads, kind.head_dim, self.device
             )
             work[kind] = KindWork(arrays, workspace)
-        slots = slots_of(ragged, seats, positions, self.block_size)
+        slots = slots_of(ragged, batch_slots, positions, self.block_size)
         return TritonBatch(
-            seats,
+            batch_slots,
             positions,
             tuple(map(self._upload, slots)),
             tuple(map(self._upload, tables)),
@@ -175,7 +175,7 @@ class TritonAttention:
         self, ragged: RaggedBatch, tables: Sequence[TokenArray]
     ) -> dict[LayerKind, AttentionPlan]:
         """What each kind of layer does in a step; the sequences are rows of `tables`."""
-        numbers = np.arange(len(ragged.seats))
+        numbers = np.arange(len(ragged.batch_slots))
         spans = Spans.of_batch(numbers, ragged.starts, ragged.num_queries)
         return {
             kind: kind.plan(spans, tables[kind.cache_group], self.block_size, tiling)
@@ -239,16 +239,18 @@ class TritonAttention:
 def visible_tables(ragged: RaggedBatch, positions: Int64Array, block_size: int) -> list[TokenArray]:
     """The rows of the step's sequences, per cache group, as wide as the longest."""
     width = int(positions.max(initial=0)) // block_size + 1
-    return [np.ascontiguousarray(table[ragged.seats, :width]) for table in ragged.block_tables]
+    return [
+        np.ascontiguousarray(table[ragged.batch_slots, :width]) for table in ragged.block_tables
+    ]
 
 
 def slots_of(
-    ragged: RaggedBatch, seats: Int64Array, positions: Int64Array, block_size: int
+    ragged: RaggedBatch, batch_slots: Int64Array, positions: Int64Array, block_size: int
 ) -> list[Int64Array]:
     """Where each token goes, per cache group."""
     indices, offsets = np.divmod(positions, block_size)
     return [
-        table[seats, indices].astype(np.int64) * block_size + offsets
+        table[batch_slots, indices].astype(np.int64) * block_size + offsets
         for table in ragged.block_tables
     ]
 

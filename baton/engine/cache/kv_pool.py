@@ -261,7 +261,7 @@ def pool_bytes(layout: KvLayout, num_blocks: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LayerPlace:
-    """Where a layer of the model keeps its KV: the cache group, and the layer of its pool."""
+    """Place of a layer's KV: the cache group, and the layer of its pool."""
 
     group: int
     index: int

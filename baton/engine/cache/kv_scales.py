@@ -28,7 +28,8 @@ _NAME: Final = re.compile(r"\D*?\.(\d+)\.(?:.*\.)?([kv])_scale")
 
 @dataclass(frozen=True, slots=True)
 class KvScales:
-    """Of one layer: float32 `[num_kv_heads]`, each above 0, on the cache's device."""
+    """Scales of one layer's K and V: float32 `[num_kv_heads]`, each above 0, on the cache's
+    device."""
 
     key: torch.Tensor
     value: torch.Tensor

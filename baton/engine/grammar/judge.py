@@ -40,7 +40,7 @@ _VERBOSE_FLAG: Final = re.compile(r"\(\?[a-zA-Z]*x")
 
 @dataclass(frozen=True, slots=True)
 class GrammarLimits:
-    """What one grammar may cost.
+    """Limits of what one grammar may cost.
 
     Attributes:
         time_s: seconds to compile and try it out.
@@ -67,7 +67,7 @@ class GrammarLimits:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a trial found.
+    """Result of a trial.
 
     Attributes:
         native: the grammar as llguidance takes it.

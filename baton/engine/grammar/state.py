@@ -1,4 +1,4 @@
-"""Which tokens a grammar allows next, given those that came before.
+"""Grammar state of one sequence: the tokens allowed next, given those that came before.
 
 A sequence with a grammar has a `GrammarState`, which fills the rows of bits that mask its logits
 and is told the tokens that were chosen. End-of-sequence tokens are allowed where the grammar may
@@ -79,7 +79,7 @@ class CompiledGrammar:
 
 
 class GrammarState:
-    """Where one sequence is in its grammar. Used by one thread at a time.
+    """Grammar state of one sequence. Used by one thread at a time.
 
     Attributes:
         failure: why it cannot go on, else None: the grammar leaves no token, or takes more

@@ -1,4 +1,6 @@
-"""What a model's KV cache looks like, and the memory for it, in whatever size."""
+"""Plan of a model's KV cache: cache groups, layouts, and the memory for a given number of
+blocks.
+"""
 
 import logging
 from dataclasses import dataclass

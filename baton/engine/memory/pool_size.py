@@ -1,4 +1,4 @@
-"""How many blocks the KV pools get: of a given number of bytes, or of what a GPU has left.
+"""Number of KV blocks, from a byte budget or from the free memory of a GPU.
 
 Knows nothing of tensors beyond their sizes; what a forward takes is measured by its caller.
 """

@@ -1,4 +1,4 @@
-"""What a model takes of a GPU's memory, measured by the largest step there can be."""
+"""Peak GPU memory of a model, measured by running the largest step."""
 
 from typing import Any
 
@@ -43,6 +43,6 @@ def largest_step(
     lengths = np.diff([*range(0, num_tokens, max_len), num_tokens]).astype(np.int64)
     per_sequence = -(-min(max_len, num_tokens) // block_size)
     table = 1 + np.arange(len(lengths) * per_sequence, dtype=np.int32).reshape(-1, per_sequence)
-    seats = np.arange(len(lengths))
-    batch = RaggedBatch(seats, np.zeros_like(seats), lengths, 0, [table] * num_groups)
+    batch_slots = np.arange(len(lengths))
+    batch = RaggedBatch(batch_slots, np.zeros_like(batch_slots), lengths, 0, [table] * num_groups)
     return batch, table.size

@@ -1,4 +1,4 @@
-"""Where an engine's thread spends the time of its steps, and how much of it since it started.
+"""Step timing: schedule, forward and sample time of each step, and totals since the start.
 
 A step is scheduled, computed (forward) and its tokens are chosen (sample); what becomes of them is
 booked, which counts as scheduling. On a GPU, which computes beside the thread, forward is what it

@@ -28,7 +28,7 @@ _EPS_NAMES: Final = ("variance_epsilon", "eps", "epsilon")
 
 @dataclass(frozen=True, slots=True)
 class Swapped:
-    """How many modules of a model our kernels compute."""
+    """Number of modules of a model that kernels compute."""
 
     num_norms: int
     num_mlps: int

@@ -1,4 +1,5 @@
-"""Which decoders have blocks that our own forms know: those of Llama, dense or with experts.
+"""Detection of Llama-shaped decoders, dense or with experts, which the engine's own modules
+replace.
 
 Knows nothing of how they are computed (`fused_model`, `triton_model`).
 """

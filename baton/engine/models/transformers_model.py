@@ -35,7 +35,7 @@ _names = count()
 
 @dataclass(frozen=True, slots=True)
 class ProbedLayer:
-    """What the probe saw of one layer. `num_heads`: of queries."""
+    """Properties of one layer, found by the probe. `num_heads`: of queries."""
 
     shape: KvShape
     num_heads: int

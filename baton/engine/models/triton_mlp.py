@@ -1,4 +1,4 @@
-"""What a decoder layer does behind its attention, on our kernels: a gated MLP, or experts.
+"""MLP of a decoder layer on Triton kernels: gated, or a mixture of experts.
 
 Products that all tokens share are given; those of experts are always our own, whose rows do not
 depend on the batch and which wait for nothing, so that decode steps can be recorded. Knows nothing

@@ -1,6 +1,6 @@
-"""The sampling parameters of all seats as columns, so that a step reads a batch of them at once.
+"""The sampling parameters of all slots as columns, so that a step reads a batch of them at once.
 
-Written when a sequence takes a seat. Knows nothing of logits, nor of torch.
+Written when a sequence takes a slot. Knows nothing of logits, nor of torch.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from baton.sampling import MAX_BAD_TOKEN_SEQUENCE_LENGTH, SamplingParams
 
 Int64Array = npt.NDArray[np.int64]
 
-# What a seat asks for beyond the most likely token; the bits of `SamplingColumns.uses`.
+# What a slot asks for beyond the most likely token; the bits of `SamplingColumns.uses`.
 RANDOM: Final = 1
 TRUNCATION: Final = 2  # top-k or top-p
 MIN_P: Final = 4
@@ -57,28 +57,28 @@ _BAD_TOKENS = np.dtype(
 
 
 class RaggedColumn:
-    """A list of records per seat, stored padded to the longest there has been."""
+    """A list of records per slot, stored padded to the longest there has been."""
 
-    def __init__(self, num_seats: int, dtype: np.dtype[Any]) -> None:
-        self._counts = np.zeros(num_seats, np.int64)
-        self._records = np.zeros((num_seats, 0), dtype)
+    def __init__(self, num_batch_slots: int, dtype: np.dtype[Any]) -> None:
+        self._counts = np.zeros(num_batch_slots, np.int64)
+        self._records = np.zeros((num_batch_slots, 0), dtype)
 
-    def assign(self, seat: int, records: Sequence[tuple[Any, ...]]) -> None:
-        """Replaces the seat's list."""
+    def assign(self, batch_slot: int, records: Sequence[tuple[Any, ...]]) -> None:
+        """Replaces the slot's list."""
         if len(records) > self._records.shape[1]:
             self._widen(2 * len(records))
-        self._counts[seat] = len(records)
+        self._counts[batch_slot] = len(records)
         if records:
-            self._records[seat, : len(records)] = np.array(records, self._records.dtype)
+            self._records[batch_slot, : len(records)] = np.array(records, self._records.dtype)
 
-    def gather(self, seats: Int64Array) -> tuple[Int64Array, npt.NDArray[Any]]:
-        """All records of all `seats`: (the index into `seats` of each, the records)."""
-        counts = self._counts[seats]
+    def gather(self, batch_slots: Int64Array) -> tuple[Int64Array, npt.NDArray[Any]]:
+        """All records of all `batch_slots`: (the index into `batch_slots` of each, the records)."""
+        counts = self._counts[batch_slots]
         rows, slots = np.nonzero(np.arange(counts.max(initial=0)) < counts[:, None])
-        return rows, self._records[seats[rows], slots]
+        return rows, self._records[batch_slots[rows], slots]
 
     def _widen(self, width: int) -> None:
-        # Zeros take no memory until they are written, so that only seats in use are copied.
+        # Zeros take no memory until they are written, so that only slots in use are copied.
         wider = np.zeros((len(self._counts), width), self._records.dtype)
         used = np.flatnonzero(self._counts)
         wider[used, : self._records.shape[1]] = self._records[used]
@@ -87,16 +87,16 @@ class RaggedColumn:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of scores to be worked on, and what their seats ask for; a seat may have several.
+    """Rows of scores to be worked on, and what their slots ask for; a slot may have several.
 
     Attributes:
-        seats: `[num_rows]`.
+        batch_slots: `[num_rows]`.
         lengths: `[num_rows]`, tokens before the one to be chosen, prompt included.
         uses: `[num_rows]`, the bits above.
         numbers: `[num_rows]`, one field for each plain number of the parameters.
     """
 
-    seats: Int64Array
+    batch_slots: Int64Array
     lengths: Int64Array
     uses: npt.NDArray[np.uint16]
     numbers: npt.NDArray[Any]
@@ -107,29 +107,34 @@ class Rows:
 
     def take(self, indices: Int64Array) -> "Rows":
         return Rows(
-            self.seats[indices], self.lengths[indices], self.uses[indices], self.numbers[indices]
+            self.batch_slots[indices],
+            self.lengths[indices],
+            self.uses[indices],
+            self.numbers[indices],
         )
 
 
 class SamplingColumns:
-    """One row per seat. `uses` is 0 for a seat that wants the most likely token and nothing else.
+    """One row per slot. `uses` is 0 for a slot that wants the most likely token and nothing else.
 
     Token ids outside the vocabulary, which no logit belongs to, are left out.
     """
 
-    def __init__(self, num_seats: int, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self, num_batch_slots: int, vocab_size: int, eos_token_ids: frozenset[int]
+    ) -> None:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
-        self._numbers = np.zeros(num_seats, _NUMBERS)
-        self.uses = np.zeros(num_seats, np.uint16)
-        self.biases = RaggedColumn(num_seats, _BIASED_TOKEN)
-        self.bad_tokens = RaggedColumn(num_seats, _BAD_TOKENS)
-        self.ends = RaggedColumn(num_seats, _TOKEN)
+        self._numbers = np.zeros(num_batch_slots, _NUMBERS)
+        self.uses = np.zeros(num_batch_slots, np.uint16)
+        self.biases = RaggedColumn(num_batch_slots, _BIASED_TOKEN)
+        self.bad_tokens = RaggedColumn(num_batch_slots, _BAD_TOKENS)
+        self.ends = RaggedColumn(num_batch_slots, _TOKEN)
 
-    def assign(self, seat: int, params: SamplingParams, num_prompt_tokens: int) -> None:
-        """Replaces what the seat asks for."""
-        self.uses[seat] = self._uses(params)
-        self._numbers[seat] = (
+    def assign(self, batch_slot: int, params: SamplingParams, num_prompt_tokens: int) -> None:
+        """Replaces what the slot asks for."""
+        self.uses[batch_slot] = self._uses(params)
+        self._numbers[batch_slot] = (
             num_prompt_tokens,
             num_prompt_tokens + params.min_tokens,
             params.temperature,
@@ -142,16 +147,18 @@ class SamplingColumns:
             params.frequency_penalty,
             params.top_logprobs,
         )
-        self.biases.assign(seat, [pair for pair in params.logit_bias if self._has(pair[0])])
-        self.bad_tokens.assign(seat, self._bad_tokens(params.bad_token_ids))
+        self.biases.assign(batch_slot, [pair for pair in params.logit_bias if self._has(pair[0])])
+        self.bad_tokens.assign(batch_slot, self._bad_tokens(params.bad_token_ids))
         ends = self._eos_token_ids.union(params.stop_token_ids) if params.min_tokens else ()
-        self.ends.assign(seat, [(token_id,) for token_id in ends if self._has(token_id)])
+        self.ends.assign(batch_slot, [(token_id,) for token_id in ends if self._has(token_id)])
 
-    def rows(self, seats: Int64Array, lengths: Int64Array, uses: npt.NDArray[np.uint16]) -> Rows:
-        """The rows of these seats. `uses` of rows that have their minimum of tokens is changed."""
-        numbers = self._numbers[seats]
+    def rows(
+        self, batch_slots: Int64Array, lengths: Int64Array, uses: npt.NDArray[np.uint16]
+    ) -> Rows:
+        """The rows of these slots. `uses` of rows that have their minimum of tokens is changed."""
+        numbers = self._numbers[batch_slots]
         uses[lengths >= numbers["min_length"]] &= ~np.uint16(MIN_TOKENS)
-        return Rows(seats, lengths, uses, numbers)
+        return Rows(batch_slots, lengths, uses, numbers)
 
     def _uses(self, params: SamplingParams) -> int:
         is_random = not params.is_greedy

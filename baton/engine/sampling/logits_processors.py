@@ -35,7 +35,7 @@ def process(
     Args:
         scores: `[num_rows, vocab_size]`, float32, contiguous; changed.
         rows: what is asked of each row of `scores`.
-        history: `[num_seats, capacity]`, the token ids of each seat.
+        history: `[num_batch_slots, capacity]`, the token ids of each slot.
     """
     uses = int(np.bitwise_or.reduce(rows.uses))
     if uses & BIAS:
@@ -79,7 +79,7 @@ def _unpack(bitmask: Bitmask, scores: torch.Tensor) -> torch.Tensor:
 
 def _add_bias(scores: torch.Tensor, rows: Rows, columns: SamplingColumns) -> None:
     at = rows.that_use(BIAS)
-    owners, records = columns.biases.gather(rows.seats[at])
+    owners, records = columns.biases.gather(rows.batch_slots[at])
     where = (to_tensor(at[owners], scores.device), to_tensor(records["token_id"], scores.device))
     scores[where] += to_tensor(records["bias"], scores.device)
 
@@ -119,7 +119,7 @@ def _occurrences(
     width = int((rows.lengths - begins).max())
     positions = begins[:, None] + np.arange(width)
     is_inside = positions < rows.lengths[:, None]
-    tokens = history[rows.seats[:, None], np.where(is_inside, positions, 0)].astype(np.int64)
+    tokens = history[rows.batch_slots[:, None], np.where(is_inside, positions, 0)].astype(np.int64)
     is_inside &= (tokens >= 0) & (tokens < scores.shape[-1])
     index = to_tensor(np.where(is_inside, tokens, 0), scores.device)
     counts = torch.zeros(len(at), scores.shape[-1], dtype=torch.int32, device=scores.device)
@@ -132,10 +132,10 @@ def _ban_bad_tokens(
 ) -> None:
     """Bans the last token of each bad sequence where the history ends with those before it."""
     at = rows.that_use(BAD_TOKENS)
-    owners, records = columns.bad_tokens.gather(rows.seats[at])
-    seats, lengths = rows.seats[at[owners]][:, None], rows.lengths[at[owners]][:, None]
+    owners, records = columns.bad_tokens.gather(rows.batch_slots[at])
+    batch_slots, lengths = rows.batch_slots[at[owners]][:, None], rows.lengths[at[owners]][:, None]
     distances = np.arange(records["prefix_length"].max(initial=0))
-    ends = history[seats, np.maximum(lengths - 1 - distances, 0)]
+    ends = history[batch_slots, np.maximum(lengths - 1 - distances, 0)]
     is_equal = (ends == records["prefix"][:, : len(distances)]) & (distances < lengths)
     is_beyond = distances >= records["prefix_length"][:, None]
     is_hit = (is_equal | is_beyond).all(axis=1)
@@ -144,7 +144,7 @@ def _ban_bad_tokens(
 
 def _ban_ends(scores: torch.Tensor, rows: Rows, columns: SamplingColumns) -> None:
     at = rows.that_use(MIN_TOKENS)
-    owners, records = columns.ends.gather(rows.seats[at])
+    owners, records = columns.ends.gather(rows.batch_slots[at])
     _ban(scores, at[owners], records["token_id"])
 
 

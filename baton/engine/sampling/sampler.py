@@ -34,7 +34,7 @@ Float32Array = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What `Sampler.sample` chose.
+    """Result of `Sampler.sample`.
 
     Attributes:
         token_ids: `[num_rows]`.
@@ -53,7 +53,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What was chosen, on the device, where nothing has waited for it yet.
+    """Chosen tokens on the device, not waited for yet.
 
     Attributes:
         token_ids: `[num_rows]`.
@@ -95,7 +95,7 @@ class DeviceScores:
 
 
 class Chooser(Protocol):
-    """How scores are processed and tokens chosen, on one kind of device.
+    """Processing of scores and choice of tokens, for one kind of device.
 
     Attributes:
         keeps_history: it knows the tokens that it has chosen itself, so that they need not be in
@@ -104,8 +104,8 @@ class Chooser(Protocol):
 
     keeps_history: bool
 
-    def forget(self, seat: int) -> None:
-        """Another sequence takes the seat, or its tokens have become others."""
+    def forget(self, batch_slot: int) -> None:
+        """Another sequence takes the slot, or its tokens have become others."""
         ...
 
     def process(
@@ -128,7 +128,7 @@ class Chooser(Protocol):
 
 
 class Sampler:
-    """The sampler of one model: knows what each seat asks for. What has been chosen is the business
+    """The sampler of one model: knows what each slot asks for. What has been chosen is the business
     of its chooser.
 
     `ignore_eos` is not looked at: who ignores an end of sequence may still be given one.
@@ -136,7 +136,7 @@ class Sampler:
 
     def __init__(
         self,
-        num_seats: int,
+        num_batch_slots: int,
         vocab_size: int,
         device: torch.device,
         eos_token_ids: frozenset[int],
@@ -144,37 +144,39 @@ class Sampler:
     ) -> None:
         """Args: chooser: torch's if None."""
         self._chooser = chooser or TorchChooser()
-        self._columns = SamplingColumns(num_seats, vocab_size, eos_token_ids)
+        self._columns = SamplingColumns(num_batch_slots, vocab_size, eos_token_ids)
         self._device = device
 
-    def assign(self, seat: int, params: SamplingParams, num_prompt_tokens: int) -> None:
-        """A sequence takes the seat; what was there before is forgotten."""
-        self._columns.assign(seat, params, num_prompt_tokens)
-        self._chooser.forget(seat)
+    def assign(self, batch_slot: int, params: SamplingParams, num_prompt_tokens: int) -> None:
+        """A sequence takes the slot; what was there before is forgotten."""
+        self._columns.assign(batch_slot, params, num_prompt_tokens)
+        self._chooser.forget(batch_slot)
 
-    def needs_history(self, seats: Int64Array) -> bool:
-        """Whether the choice for any of these seats needs all tokens before it to be in the host's
+    def needs_history(self, batch_slots: Int64Array) -> bool:
+        """Whether the choice for any of these slots needs all tokens before it to be in the host's
         columns."""
         if self._chooser.keeps_history:
             return False
-        return bool(np.any(self._columns.uses[seats] & HISTORY))
+        return bool(np.any(self._columns.uses[batch_slots] & HISTORY))
 
     def sample(
         self,
         logits: torch.Tensor,
-        seats: Int64Array,
+        batch_slots: Int64Array,
         sequence_indices: Int64Array,
         lengths: Int64Array,
         token_ids: Int32Array,
         allowed: tuple[Int64Array, Bitmask] | None = None,
     ) -> Sampled:
         """`choose`, waited for."""
-        return self.choose(logits, seats, sequence_indices, lengths, token_ids, allowed).fetch()
+        return self.choose(
+            logits, batch_slots, sequence_indices, lengths, token_ids, allowed
+        ).fetch()
 
     def choose(
         self,
         logits: torch.Tensor,
-        seats: Int64Array,
+        batch_slots: Int64Array,
         sequence_indices: Int64Array,
         lengths: Int64Array,
         token_ids: Int32Array,
@@ -184,18 +186,19 @@ class Sampler:
 
         Args:
             logits: `[num_rows, vocab_size]` of any float type; not changed.
-            seats: `[num_rows]`; a seat may have several rows.
+            batch_slots: `[num_rows]`; a slot may have several rows.
             sequence_indices: `[num_rows]`, which of its request's sequences each row belongs to.
             lengths: `[num_rows]`, tokens before the one to be chosen, prompt included.
-            token_ids: `[num_seats, capacity]`; `[seats[r], :lengths[r]]` is the history of row r.
+            token_ids: `[num_batch_slots, capacity]`; `[batch_slots[r], :lengths[r]]` is the history
+                of row r.
             allowed: the rows under a grammar, and what it allows each.
         """
-        uses = self._columns.uses.take(seats)
+        uses = self._columns.uses.take(batch_slots)
         if allowed is not None:
             uses[allowed[0]] |= GRAMMAR
         if not np.count_nonzero(uses):
             return Choice(logits.argmax(-1))
-        rows = self._columns.rows(seats, lengths, uses)
+        rows = self._columns.rows(batch_slots, lengths, uses)
         chosen = self._chooser.choose(
             logits, rows, self._columns, sequence_indices, token_ids, allowed
         )
@@ -204,7 +207,7 @@ class Sampler:
     def beam_candidates(
         self,
         logits: torch.Tensor,
-        seats: Int64Array,
+        batch_slots: Int64Array,
         lengths: Int64Array,
         token_ids: Int32Array,
         k: int,
@@ -215,10 +218,12 @@ class Sampler:
         search; it is -inf where fewer than `k` tokens are left. `k` is at most the vocabulary.
         """
         scores = logits.log_softmax(-1, dtype=torch.float32)
-        rows = self._columns.rows(seats, lengths, self._columns.uses.take(seats))
+        rows = self._columns.rows(batch_slots, lengths, self._columns.uses.take(batch_slots))
         self._chooser.process(scores, rows, self._columns, token_ids)
-        for seat in np.unique(seats).tolist():  # beams change places, and their tokens with them
-            self._chooser.forget(seat)
+        for batch_slot in np.unique(
+            batch_slots
+        ).tolist():  # beams change places, and their tokens with them
+            self._chooser.forget(batch_slot)
         ids = largest(scores, min(k, scores.shape[-1]))
         return ids.cpu().numpy(), scores.gather(-1, ids).cpu().numpy()
 
@@ -247,7 +252,7 @@ def _with_logprobs(logits: torch.Tensor, rows: Rows, chosen: torch.Tensor) -> Ch
         return Choice(chosen)
     k = int(rows.numbers["num_top_logprobs"][at].max())
     targets = chosen
-    if at.size < len(rows.seats):
+    if at.size < len(rows.batch_slots):
         index = uploader(logits.device)(at)
         logits, targets = logits[index], chosen[index]
     return Choice(chosen, at, _score(logits, targets, k))

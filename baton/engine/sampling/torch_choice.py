@@ -19,7 +19,7 @@ class TorchChooser:
 
     keeps_history = False
 
-    def forget(self, seat: int) -> None:
+    def forget(self, batch_slot: int) -> None:
         """Nothing is known of it."""
 
     def process(

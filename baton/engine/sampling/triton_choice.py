@@ -37,15 +37,15 @@ class TritonChooser:
 
     keeps_history = True
 
-    def __init__(self, num_seats: int, vocab_size: int, device: torch.device) -> None:
-        self.history = DeviceHistory(num_seats, device)
+    def __init__(self, num_batch_slots: int, vocab_size: int, device: torch.device) -> None:
+        self.history = DeviceHistory(num_batch_slots, device)
         self._upload = uploader(device)
         # Scratch of `penalise`, as high as the most rows there have been.
         self._counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
 
-    def forget(self, seat: int) -> None:
+    def forget(self, batch_slot: int) -> None:
         """As `Chooser.forget`."""
-        self.history.forget(seat)
+        self.history.forget(batch_slot)
 
     def choose(
         self,
@@ -79,7 +79,7 @@ class TritonChooser:
             chosen.index_copy_(0, at, drawn)
         if (looking := rows.that_use(HISTORY)).size:
             of_looking = chosen if looking.size == len(logits) else chosen[self._upload(looking)]
-            self.history.append(rows.seats[looking], rows.lengths[looking], of_looking)
+            self.history.append(rows.batch_slots[looking], rows.lengths[looking], of_looking)
         return chosen
 
     def process(
@@ -98,11 +98,11 @@ class TritonChooser:
     def _past(self, rows: Rows, history: Int32Array) -> History:
         """Of all rows; those that do not look at theirs have none."""
         looking = rows.that_use(HISTORY)
-        self.history.update(rows.seats[looking], rows.lengths[looking], history)
+        self.history.update(rows.batch_slots[looking], rows.lengths[looking], history)
         lengths = np.where(rows.uses & HISTORY, rows.lengths, 0)
         return History(
             self.history.token_ids,
-            self._upload(rows.seats),
+            self._upload(rows.batch_slots),
             self._upload(lengths),
             self._upload(np.ascontiguousarray(rows.numbers["num_prompt_tokens"])),
             int(lengths.max()),
@@ -110,7 +110,7 @@ class TritonChooser:
 
     def _add_biases(self, scores: torch.Tensor, rows: Rows, columns: SamplingColumns) -> None:
         at = rows.that_use(BIAS)
-        owners, records = columns.biases.gather(rows.seats[at])
+        owners, records = columns.biases.gather(rows.batch_slots[at])
         cells = (at[owners], records["token_id"], records["bias"])
         add_biases(scores, Biases(*map(self._column, cells)))
 
@@ -131,8 +131,8 @@ class TritonChooser:
     ) -> None:
         """Bad tokens, and ends where the output is too short, as one list."""
         bad, ending = rows.that_use(BAD_TOKENS), rows.that_use(MIN_TOKENS)
-        of_bad, sequences = columns.bad_tokens.gather(rows.seats[bad])
-        of_ending, ends = columns.ends.gather(rows.seats[ending])
+        of_bad, sequences = columns.bad_tokens.gather(rows.batch_slots[bad])
+        of_ending, ends = columns.ends.gather(rows.batch_slots[ending])
         width = int(sequences["prefix_length"].max(initial=0))
         prefixes = np.zeros((len(sequences) + len(ends), width), np.int32)
         prefixes[: len(sequences)] = sequences["prefix"][:, :width]

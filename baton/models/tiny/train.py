@@ -68,7 +68,7 @@ Conversation = list[Message]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one run trains; every field has a command-line option or a fixed value."""
+    """Recipe of one training run; every field has a command-line option or a fixed value."""
 
     out: Path
     minutes: float

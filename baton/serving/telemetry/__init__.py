@@ -1,1 +1,1 @@
-"""What a process tells of itself to those who watch it."""
+"""Telemetry of a process: metrics, traces and their endpoints."""

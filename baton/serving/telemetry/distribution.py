@@ -1,4 +1,4 @@
-"""How large the things are that happen often: counted as they happen, told when somebody asks.
+"""Histograms of frequent values: counted as they occur, rendered when scraped.
 
 A number costs a search in a tuple and two additions. Belongs to one thread, the event loop's, so
 there is no lock. Knows nothing of how it is told.

@@ -16,7 +16,7 @@ FRESH_SECONDS = 0.1
 
 
 class Collector(Protocol):
-    """Who knows some metrics. Asked in the event loop's thread, and must be quick."""
+    """Source of metrics. Called in the event loop's thread, and must be quick."""
 
     def collect(self) -> Iterable[Metric]: ...
 

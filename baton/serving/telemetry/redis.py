@@ -1,4 +1,4 @@
-"""What a process tells of its dealings with Redis."""
+"""Metrics of a process's Redis client."""
 
 from collections.abc import Iterable, Mapping
 from typing import Protocol
@@ -9,7 +9,7 @@ from baton.serving.telemetry.families import counter, gauge
 
 
 class RoundTrips(Protocol):
-    """What is counted, each by the kind of the round trip (`baton.cluster.round_trips`)."""
+    """Counts of Redis round trips, by their kind (`baton.cluster.round_trips`)."""
 
     @property
     def num_answered(self) -> Mapping[str, int]: ...

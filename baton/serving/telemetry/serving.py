@@ -1,4 +1,4 @@
-"""What makes a process's metrics readable, if its settings say so, and its health beside them.
+"""HTTP endpoint of a process's metrics, if its settings ask for one, with its health checks.
 
 Health is gRPC's own on every gRPC port; over HTTP it is for those who have no certificate to show
 there, such as Kubernetes' probes. The paths are those of Kubernetes' own components.

@@ -1,4 +1,4 @@
-"""Whether a process traces, and where its spans go, as the standard `OTEL_*` variables say.
+"""Trace exporter of a process, as the standard `OTEL_*` variables configure it.
 
 Off unless one of them names an exporter or an endpoint. What is sampled, how spans are batched and
 which headers go with them the SDK reads from its variables itself. Spans wait in a queue that is

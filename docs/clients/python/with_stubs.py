@@ -33,7 +33,7 @@ OPTIONS = [
 
 @dataclass
 class Sequence:
-    """What has come of one sequence."""
+    """Output of one sequence so far."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""

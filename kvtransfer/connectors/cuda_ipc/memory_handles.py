@@ -16,7 +16,7 @@ import torch
 from baton.engine.cache.kv_pool import KvLayout, KvPool, pool_bytes
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import DataLossError, UnavailableError
-from kvtransfer.block_batch import Run, check
+from kvtransfer.block_batch import BlockBatch, check
 from kvtransfer.cancellation import ended
 from kvtransfer.connector import Connector, Integrity
 from kvtransfer.connectors.shm.unix_peer import host_id
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class IpcRegion:
-    """Where a pool lies.
+    """Memory region of a pool.
 
     Attributes:
         handle: of the device's allocation, for other processes.
@@ -43,7 +43,7 @@ class IpcRegion:
 
 @dataclass(frozen=True, slots=True)
 class IpcOffer:
-    """What lets a process of the same host read pools on a GPU."""
+    """Memory handles by which a process of the same host reads pools on a GPU."""
 
     host: str
     regions: tuple[IpcRegion, ...]
@@ -136,7 +136,7 @@ class IpcReceiver:
         self._pools.append(content.view(-1, layout.block_bytes))
 
     async def receive(
-        self, run: Run, pool: KvPool, targets: Sequence[int], integrity: Integrity
+        self, run: BlockBatch, pool: KvPool, targets: Sequence[int], integrity: Integrity
     ) -> None:
         if not self.is_open:
             raise UnavailableError("the worker whose memory was being read is gone")
@@ -164,7 +164,7 @@ class IpcReceiver:
 
     def _copy(
         self,
-        run: Run,
+        run: BlockBatch,
         rows: torch.Tensor,
         pool: KvPool,
         targets: Sequence[int],

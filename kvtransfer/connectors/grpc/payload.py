@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from baton.engine.cache.kv_pool import KvLayout, KvPool
 from baton.errors import DataLossError
-from kvtransfer.block_batch import Run, check, checksums_of
+from kvtransfer.block_batch import BlockBatch, check, checksums_of
 from kvtransfer.connector import Connector, Integrity
 
 # Larger messages are slower: their buffers come fresh from the system each time.
@@ -25,9 +25,9 @@ class PayloadSender:
 
     async def send(
         self, group: int, first_block: int, block_ids: Sequence[int], pool: KvPool
-    ) -> Run:
+    ) -> BlockBatch:
         pieces = tuple(pool.read_blocks(block_ids))
-        return Run(group, first_block, checksums_of(pieces, pool.layout.block_bytes), pieces)
+        return BlockBatch(group, first_block, checksums_of(pieces, pool.layout.block_bytes), pieces)
 
 
 class PayloadReceiver:
@@ -40,7 +40,7 @@ class PayloadReceiver:
         """It holds nothing."""
 
     async def receive(
-        self, run: Run, pool: KvPool, targets: Sequence[int], _integrity: Integrity
+        self, run: BlockBatch, pool: KvPool, targets: Sequence[int], _integrity: Integrity
     ) -> None:
         if run.num_bytes != len(targets) * pool.layout.block_bytes:
             raise DataLossError(f"{run.num_bytes} bytes arrived for {len(targets)} blocks")

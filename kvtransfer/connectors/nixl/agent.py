@@ -43,7 +43,7 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Where a pool lies: its block 0, and the blocks behind it.
+    """Memory region of a pool: its block 0, and the blocks after it.
 
     Attributes:
         address: in its process, or on its device.
@@ -58,7 +58,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class NixlOffer:
-    """What lets another agent read pools: who this one is, and where they lie."""
+    """Metadata by which another agent reads pools: this agent's name, and the regions."""
 
     metadata: bytes
     regions: tuple[Region, ...]

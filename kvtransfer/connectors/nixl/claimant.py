@@ -21,7 +21,7 @@ import numpy.typing as npt
 from baton.engine.cache.kv_pool import KvPool
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import DataLossError, UnavailableError
-from kvtransfer.block_batch import Run, check
+from kvtransfer.block_batch import BlockBatch, check
 from kvtransfer.cancellation import ended
 from kvtransfer.connector import Connector, Integrity
 from kvtransfer.connectors.nixl.agent import Agent, NixlOffer, Peer
@@ -150,7 +150,7 @@ class NixlReceiver:
         return not self._is_closed and self._agent.is_open
 
     async def receive(
-        self, run: Run, pool: KvPool, targets: Sequence[int], integrity: Integrity
+        self, run: BlockBatch, pool: KvPool, targets: Sequence[int], integrity: Integrity
     ) -> None:
         if not self.is_open:
             raise UnavailableError("the worker whose memory was being read is gone")
@@ -186,7 +186,7 @@ class NixlReceiver:
                 await ended(asyncio.ensure_future(self._reader.abandon(self._agent)))
                 await ended(reading)
 
-    def _sources(self, run: Run, targets: Sequence[int]) -> "npt.NDArray[np.int64]":
+    def _sources(self, run: BlockBatch, targets: Sequence[int]) -> "npt.NDArray[np.int64]":
         if len(run.source_blocks) != len(targets):
             raise DataLossError(f"{len(run.source_blocks)} blocks came for {len(targets)}")
         places = np.asarray(run.source_blocks, np.int64)
@@ -199,6 +199,6 @@ class NixlReceiver:
             self._reader.forget(self._agent, self._peer)
 
 
-def _check(run: Run, pool: KvPool, targets: Sequence[int]) -> None:
+def _check(run: BlockBatch, pool: KvPool, targets: Sequence[int]) -> None:
     """In a thread. What is checked is the copy."""
     check(run, pool.read_blocks(targets), pool.layout.block_bytes)

@@ -19,10 +19,16 @@ from baton.engine.cache.kv_pool import KvLayout, KvPool, pool_bytes
 from baton.engine.cache.shared_memory import map_readonly
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import DataLossError, UnavailableError
-from kvtransfer.block_batch import Run
+from kvtransfer.block_batch import BlockBatch
 from kvtransfer.cancellation import ended
 from kvtransfer.connector import Connector, Integrity
-from kvtransfer.connectors.shm.unix_peer import GREETING, Door, address_of, host_id, is_same_user
+from kvtransfer.connectors.shm.unix_peer import (
+    GREETING,
+    HandleEndpoint,
+    address_of,
+    host_id,
+    is_same_user,
+)
 
 _PATIENCE = 1.0
 # Copied and then digested while both ends of it are still in a core's second-level cache.
@@ -46,7 +52,7 @@ class SharedReceiver:
         self.is_open = True
 
     async def receive(
-        self, run: Run, pool: KvPool, targets: Sequence[int], integrity: Integrity
+        self, run: BlockBatch, pool: KvPool, targets: Sequence[int], integrity: Integrity
     ) -> None:
         if not self.is_open:
             raise UnavailableError("the worker whose memory was being read is gone")
@@ -82,7 +88,7 @@ class SharedReceiver:
 
 
 def attach(
-    door: Door, layouts: Sequence[KvLayout], socket_dir: str | None = None
+    door: HandleEndpoint, layouts: Sequence[KvLayout], socket_dir: str | None = None
 ) -> SharedReceiver:
     """Maps a source's pools, whose layouts are these. Blocks, for a second at most.
 
@@ -112,7 +118,7 @@ def attach(
 
 
 def _receive_pools(
-    connection: socket.socket, door: Door, layouts: Sequence[KvLayout]
+    connection: socket.socket, door: HandleEndpoint, layouts: Sequence[KvLayout]
 ) -> list[Rows]:
     greeting, fds, _, _ = socket.recv_fds(
         connection, len(GREETING), len(layouts), socket.MSG_CMSG_CLOEXEC
@@ -137,12 +143,12 @@ def _parts(num_blocks: int, block_bytes: int) -> list[slice]:
     return [slice(*part) for part in pairwise(bounds)]
 
 
-def _copying(run: Run, rows: Rows, pool: KvPool, targets: Sequence[int]) -> Copy:
+def _copying(run: BlockBatch, rows: Rows, pool: KvPool, targets: Sequence[int]) -> Copy:
     places = _places(run, rows)
     return lambda part: pool.copy_rows(rows, places[part], targets[part])
 
 
-def _checked_copying(run: Run, rows: Rows, pool: KvPool, targets: Sequence[int]) -> Copy:
+def _checked_copying(run: BlockBatch, rows: Rows, pool: KvPool, targets: Sequence[int]) -> Copy:
     """What is checked is the copy."""
     sources = rows.view(np.uint8).reshape(len(rows), -1)
     blocks: Any = pool.content.numpy()
@@ -170,7 +176,7 @@ def _copy_digested(source: Rows, target: Any) -> int:
     return digest.intdigest()
 
 
-def _places(run: Run, rows: Rows) -> Places:
+def _places(run: BlockBatch, rows: Rows) -> Places:
     places = np.asarray(run.source_blocks, np.int64)
     if places.min() <= NULL_BLOCK or places.max() >= len(rows):
         raise DataLossError(f"blocks of group {run.group} lie outside of the source's pool")

@@ -9,12 +9,12 @@ from functools import partial
 
 from baton.engine.cache.kv_pool import KvLayout, KvPool
 from baton.engine.cache.shared_memory import SharedMemory
-from kvtransfer.block_batch import Run, checksums_of
+from kvtransfer.block_batch import BlockBatch, checksums_of
 from kvtransfer.connector import Integrity
 from kvtransfer.connectors.shm.unix_peer import (
     GREETING,
     PREFIX,
-    Door,
+    HandleEndpoint,
     host_id,
     is_same_user,
     listen,
@@ -32,7 +32,7 @@ CHECKED_RUN_BYTES = 32 * 2**20
 logger = logging.getLogger(__name__)
 
 
-class Doorkeeper:
+class HandleServer:
     """Passes the descriptors of shared pools to processes of this user that ask for them.
 
     Use as `async with`. What a reader has mapped it keeps; a connection stays open so that each end
@@ -49,7 +49,7 @@ class Doorkeeper:
             raise ValueError("the pools of this worker are not in shared memory")
         self._memories: list[SharedMemory] = [p.shared for p in pools if p.shared is not None]
         num_blocks = tuple(pool.num_blocks for pool in pools)
-        self.door = Door(f"{PREFIX}{secrets.token_hex(16)}", host_id(), num_blocks)
+        self.door = HandleEndpoint(f"{PREFIX}{secrets.token_hex(16)}", host_id(), num_blocks)
         self._folder = socket_dir
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._readers: set[socket.socket] = set()
@@ -59,7 +59,7 @@ class Doorkeeper:
     def num_readers(self) -> int:
         return len(self._readers)
 
-    async def __aenter__(self) -> "Doorkeeper":
+    async def __aenter__(self) -> "HandleServer":
         self._socket.setblocking(False)
         try:
             await asyncio.to_thread(listen, self._socket, self.door.address, self._folder)
@@ -125,9 +125,9 @@ class PlaceSender:
 
     async def send(
         self, group: int, first_block: int, block_ids: Sequence[int], pool: KvPool
-    ) -> Run:
+    ) -> BlockBatch:
         checksums: tuple[int, ...] = ()
         if self._checked:
             pieces = pool.read_blocks(block_ids)
             checksums = await asyncio.to_thread(checksums_of, pieces, pool.layout.block_bytes)
-        return Run(group, first_block, checksums, source_blocks=tuple(block_ids))
+        return BlockBatch(group, first_block, checksums, source_blocks=tuple(block_ids))

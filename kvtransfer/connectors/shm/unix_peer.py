@@ -1,4 +1,5 @@
-"""What both ends of the descriptors' socket check and share. Knows nothing of blocks.
+"""Unix socket for file descriptors: what source and claimant check of each other. Knows nothing of
+blocks.
 
 The socket is abstract: it has no file, so nothing is left of it however its owner ends, and it is
 seen only inside one network namespace. Workers that have none in common, such as pods, may have a
@@ -19,8 +20,8 @@ PREFIX = "baton-kv-"
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
-    """Where a source passes the descriptors of its pools.
+class HandleEndpoint:
+    """Socket at which a source passes the descriptors of its pools.
 
     Attributes:
         address: the name of its socket, that nobody can guess.

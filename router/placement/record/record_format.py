@@ -1,4 +1,4 @@
-"""What a record of placements says, line by line: JSON, never a text or a token id.
+"""Format of placement records: one JSON object per line, never a text or a token id.
 
     {"baton_record": 1, "rules": {...}}                                     the first line of a file
     {"at", "id", "tokens", "hashes", "workers", "gone", "broken", "needs_prefill", "prefill",

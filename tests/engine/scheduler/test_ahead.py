@@ -67,7 +67,7 @@ def test_a_prompt_for_somebody_else_is_not_decoded():
 @pytest.mark.parametrize(
     ("config", "num_tokens"), [({"max_num_seqs": 2}, 6), ({"max_num_batched_tokens": 7}, 40)]
 )
-def test_who_waits_for_a_seat_or_for_tokens_of_a_step_holds_nobody_up(config, num_tokens):
+def test_who_waits_for_a_slot_or_for_tokens_of_a_step_holds_nobody_up(config, num_tokens):
     harness = Harness(60, **config)
     harness.add(*(request(name, [i] * num_tokens, max_tokens=5) for i, name in enumerate("abc")))
     assert harness.step_ahead() is not None
@@ -84,7 +84,7 @@ def test_a_prompt_without_a_free_block_waits_for_one():
     assert spans_of(plan) == [("a", 0, 3), ("b", 0, 5)]
     ahead = harness.scheduler.schedule_ahead(plan)
     assert ahead is not None
-    assert len(ahead.decode_seats) == 1
+    assert len(ahead.decode_slots) == 1
     assert spans_of(ahead) == []
     harness.apply(plan, result)
     harness.apply(ahead, harness.runner.run(ahead))
@@ -128,7 +128,7 @@ def test_what_certainly_ends_with_a_step_is_not_in_the_one_behind():
     harness.step()
     ahead = harness.step_ahead()
     assert ahead is not None
-    assert len(ahead.decode_seats) == 1
+    assert len(ahead.decode_slots) == 1
     assert list(harness.live) == ["goes on"]
 
 
@@ -151,7 +151,7 @@ def test_what_ends_unforeseen_is_computed_in_vain_and_passed_over():
     harness.step()
     ahead = harness.step_ahead()
     assert ahead is not None
-    assert len(ahead.decode_seats) == 1
+    assert len(ahead.decode_slots) == 1
     assert not harness.live
     harness.run()
     harness.check_empty()

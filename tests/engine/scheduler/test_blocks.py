@@ -72,13 +72,13 @@ def test_without_a_block_to_copy_to_a_sibling_makes_room():
     assert sum(len(plan.copies) for plan in plans) < 2
 
 
-def test_forks_wait_for_seats_for_all_of_them():
+def test_forks_wait_for_slots_for_all_of_them():
     harness = Harness(40, max_num_seqs=4)
     harness.add(request("two", range(5), n=2, temperature=1.0, max_tokens=3))
     harness.add(request("three", range(6), n=3, temperature=1.0))
     harness.add(request("one", range(7)))
     harness.step()
-    assert list(harness.computed) == ["two"]  # two seats are left: not enough for the next
+    assert list(harness.computed) == ["two"]  # two slots are left: not enough for the next
     harness.step()
     assert list(harness.computed) == ["two", "two1"]
     harness.step()

@@ -177,6 +177,6 @@ def test_an_id_may_be_used_again_at_once():
     harness.add(request("a", [3, 4]))
     plan = harness.step()
     assert plan.forgotten == (("a", 0),)
-    assert [s.key for s in plan.seated] == [("a", 0)]
+    assert [s.key for s in plan.new_slots] == [("a", 0)]
     harness.run()
     assert not harness.live

@@ -30,11 +30,11 @@ def _forget_a_hash(scheduler: Scheduler, _: Sequence) -> None:
 
 
 def _change_the_column(scheduler: Scheduler, sequence: Sequence) -> None:
-    scheduler.seats.block_tables[0][sequence.seat, 0] += 1
+    scheduler.batch_slots.block_tables[0][sequence.batch_slot, 0] += 1
 
 
 def _lengthen_the_column(scheduler: Scheduler, sequence: Sequence) -> None:
-    scheduler.seats.block_tables[1][sequence.seat, len(sequence.block_ids[1])] = 1
+    scheduler.batch_slots.block_tables[1][sequence.batch_slot, len(sequence.block_ids[1])] = 1
 
 
 def _shorten_a_table(_: Scheduler, sequence: Sequence) -> None:
@@ -42,7 +42,7 @@ def _shorten_a_table(_: Scheduler, sequence: Sequence) -> None:
 
 
 def _cover_more(scheduler: Scheduler, sequence: Sequence) -> None:
-    scheduler.seats.num_covered[sequence.seat] += 4
+    scheduler.batch_slots.num_covered[sequence.batch_slot] += 4
 
 
 def _compute_beyond(_: Scheduler, sequence: Sequence) -> None:
@@ -53,28 +53,28 @@ def _reserve_for_nobody(scheduler: Scheduler, _: Sequence) -> None:
     scheduler._kv.reservations._num_reserved[0] += 1
 
 
-def _lose_a_seat(scheduler: Scheduler, _: Sequence) -> None:
-    scheduler.seats.take()
+def _lose_a_slot(scheduler: Scheduler, _: Sequence) -> None:
+    scheduler.batch_slots.acquire()
 
 
-def _unseat(scheduler: Scheduler, sequence: Sequence) -> None:
-    scheduler.seats.owners[sequence.seat] = None
+def _release_slot(scheduler: Scheduler, sequence: Sequence) -> None:
+    scheduler.batch_slots.owners[sequence.batch_slot] = None
 
 
 def _be_in_two_places(scheduler: Scheduler, sequence: Sequence) -> None:
-    scheduler._roster.special[sequence] = None
+    scheduler._states.special[sequence] = None
 
 
 def _be_in_no_place(scheduler: Scheduler, sequence: Sequence) -> None:
-    scheduler.seats.is_decoding[sequence.seat] = False
+    scheduler.batch_slots.is_decoding[sequence.batch_slot] = False
 
 
 def _miscount_a_queue(scheduler: Scheduler, _: Sequence) -> None:
-    scheduler._roster.waiting.leave()
+    scheduler._states.waiting.leave()
 
 
-def _promise_seats(scheduler: Scheduler, _: Sequence) -> None:
-    scheduler._roster.num_promised_seats += 5
+def _promise_slots(scheduler: Scheduler, _: Sequence) -> None:
+    scheduler._states.num_promised_slots += 5
 
 
 def _leave_a_host_block_behind(scheduler: Scheduler, _: Sequence) -> None:
@@ -96,12 +96,12 @@ def _leave_a_host_block_behind(scheduler: Scheduler, _: Sequence) -> None:
         _cover_more,
         _compute_beyond,
         _reserve_for_nobody,
-        _lose_a_seat,
-        _unseat,
+        _lose_a_slot,
+        _release_slot,
         _be_in_two_places,
         _be_in_no_place,
         _miscount_a_queue,
-        _promise_seats,
+        _promise_slots,
         _leave_a_host_block_behind,
     ],
 )

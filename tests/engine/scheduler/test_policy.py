@@ -30,7 +30,7 @@ def order_served(policy: str, **requests: dict[str, Any]) -> list[str]:
         harness.add(request(name, [1] * kind.pop("length", 5), max_tokens=2, **kind))
     started = []
     while harness.live:
-        started += [sequence.request.request_id for sequence in harness.step().seated]
+        started += [sequence.request.request_id for sequence in harness.step().new_slots]
     return started
 
 
@@ -94,7 +94,7 @@ def test_what_made_room_goes_on_before_those_that_wait():
     harness.add(*(request(name, [i] * 7) for i, name in enumerate(["first", "second", "third"])))
     started: list[str] = []
     while harness.live:
-        started += [sequence.request.request_id for sequence in harness.step().seated]
+        started += [sequence.request.request_id for sequence in harness.step().new_slots]
     assert started.count("first") == 1
     assert started.index("third") > started.index("second", started.index("second") + 1)
 
@@ -135,7 +135,7 @@ def test_patience_stands_in_for_a_deadline():
     ],
 )
 def test_nobody_starves_in_a_flood_of_better_ones(policy, kind, flood):
-    """One seat, and in every step a new request that ranks before the one that waits."""
+    """One slot, and in every step a new request that ranks before the one that waits."""
     config = SchedulerConfig(
         max_num_batched_tokens=50,
         max_num_seqs=1,

@@ -109,10 +109,10 @@ def test_beams_leave_their_last_token_to_a_step_of_all_of_them():
     harness.step_until(lambda: num_waiting(harness) == len(beams))
     caught_up = []
     plan = harness.step()
-    while not len(plan.beam_seats):
+    while not len(plan.beam_slots):
         caught_up += [name for name in harness.computed if name.startswith("beams")]
         plan = harness.step()
-    assert len(plan.beam_seats) == len(beams)
+    assert len(plan.beam_slots) == len(beams)
     assert len(caught_up) > 2 * len(beams)
     harness.run()
     assert not harness.live
@@ -151,14 +151,14 @@ def test_beams_of_which_all_is_cached_start_again_with_nothing_to_compute():
     assert not harness.live
 
 
-def test_a_fork_takes_the_seat_of_beams_that_ended_meanwhile():
-    """The result of beams is theirs by who computed it, not by the seat."""
+def test_a_fork_takes_the_slot_of_beams_that_ended_meanwhile():
+    """The result of beams is theirs by who computed it, not by the slot."""
     harness = Harness(40, max_num_seqs=4)
     harness.add(request("beams", [1] * 5, beam_width=2))
     harness.step()
     harness.add(request("forks", [2] * 5, n=2, temperature=1.0))
     plan = harness.schedule()
-    assert len(plan.beam_seats) == 2
+    assert len(plan.beam_slots) == 2
     result = harness.runner.run(plan)
     harness.abort("beams")
     harness.apply(plan, result)

@@ -192,10 +192,10 @@ def test_who_speculates_and_has_no_drafts_is_a_plain_decode():
     assert harness.scheduler.stats().num_running == 2
     plan = harness.step()
     assert [span.sequence for span in plan.spans] == [sequence]
-    assert len(plan.decode_seats) == 1
+    assert len(plan.decode_slots) == 1
     plan = harness.step()
     assert plan.is_pure_decode
-    assert len(plan.decode_seats) == 2
+    assert len(plan.decode_slots) == 2
     harness.run()
 
 

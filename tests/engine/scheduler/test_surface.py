@@ -23,7 +23,7 @@ def test_several_requests_come_and_end_at_once():
 
 def test_what_ended_is_told_once_in_a_step_that_may_be_empty_otherwise():
     harness = Harness(40)
-    harness.add(*(request(name, [1, 2]) for name in "abcd"), request("never seated", [1, 2]))
+    harness.add(*(request(name, [1, 2]) for name in "abcd"), request("never in a slot", [1, 2]))
     harness.step()
     assert not harness.scheduler.has_unreported
     harness.scheduler.shutdown()

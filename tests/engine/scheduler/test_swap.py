@@ -84,10 +84,10 @@ def test_what_was_swapped_comes_back_before_those_that_wait():
     step_until_swapped(harness)
     harness.add(request("small", [3], max_tokens=1))
     harness.step()
-    assert list(harness.computed) == ["a"]  # though there is a seat and a block for "small"
+    assert list(harness.computed) == ["a"]  # though there is a slot and a block for "small"
     started = []
     while harness.live:
-        started += [s.request.request_id for s in harness.step().seated]
+        started += [s.request.request_id for s in harness.step().new_slots]
     assert started == ["b", "small"]
 
 
@@ -98,7 +98,7 @@ def test_of_those_swapped_the_best_comes_back_first():
         harness.step()
     back = []
     while harness.live:
-        back += [s.request.request_id for s in harness.step().seated]
+        back += [s.request.request_id for s in harness.step().new_slots]
     assert back[:2] == ["b", "c"]
 
 
@@ -140,7 +140,7 @@ def test_siblings_go_and_come_together_and_each_block_moves_once():
     while not plan.swap_in:
         plan = harness.step()
     assert len(plan.swap_in) == 4
-    assert [s.index for s in plan.seated] == [0, 1]
+    assert [s.index for s in plan.new_slots] == [0, 1]
     harness.run()
     assert not harness.live
 

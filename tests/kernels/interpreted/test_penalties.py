@@ -25,16 +25,18 @@ def test_scores_are_bitwise_those_of_the_cpus_sampler(
 ) -> None:
     # Some tokens have no score, as those of an image; some rows have no output yet, or no history.
     tokens = torch.randint(-2, vocab_size + 3, (num_rows + 2, capacity), dtype=torch.int32)
-    seats = torch.randperm(num_rows + 2)[:num_rows]
+    batch_slots = torch.randperm(num_rows + 2)[:num_rows]
     lengths = torch.randint(capacity + 1, (num_rows,))
     num_prompt_tokens = torch.minimum(torch.randint(1, capacity, (num_rows,)), lengths)
     columns = SamplingColumns(num_rows + 2, vocab_size, frozenset())
-    for row, seat in enumerate(seats.tolist()):
-        columns.assign(seat, params_of(row), int(num_prompt_tokens[row]))
+    for row, batch_slot in enumerate(batch_slots.tolist()):
+        columns.assign(batch_slot, params_of(row), int(num_prompt_tokens[row]))
     scores = 5 * torch.randn(num_rows, vocab_size)
     expected, by_reference = scores.clone(), scores.clone()
-    uses = columns.uses.take(seats.numpy())
-    process(expected, columns.rows(seats.numpy(), lengths.numpy(), uses), columns, tokens.numpy())
+    uses = columns.uses.take(batch_slots.numpy())
+    process(
+        expected, columns.rows(batch_slots.numpy(), lengths.numpy(), uses), columns, tokens.numpy()
+    )
 
     every = [params_of(row) for row in range(num_rows)]
     penalties = Penalties(
@@ -42,7 +44,7 @@ def test_scores_are_bitwise_those_of_the_cpus_sampler(
         torch.tensor([p.presence_penalty for p in every]),
         torch.tensor([p.frequency_penalty for p in every]),
     )
-    history = History(tokens, seats, lengths, num_prompt_tokens, int(lengths.max()))
+    history = History(tokens, batch_slots, lengths, num_prompt_tokens, int(lengths.max()))
     counts = torch.zeros(num_rows + 1, vocab_size, dtype=torch.int32)
     penalise(scores, history, penalties, counts)
     assert np.array_equal(scores.numpy(), expected.numpy())

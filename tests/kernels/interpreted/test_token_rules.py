@@ -40,8 +40,8 @@ def history_of(num_rows: int, num_tokens: int) -> History:
     """Few different tokens, so that endings recur; some rows have no history."""
     tokens = torch.randint(2, (num_rows + 3, 40), dtype=torch.int32)
     lengths = torch.randint(num_tokens + 1, (num_rows,))
-    seats = torch.randperm(num_rows + 3)[:num_rows]
-    return History(tokens, seats, lengths, torch.zeros_like(lengths), num_tokens)
+    batch_slots = torch.randperm(num_rows + 3)[:num_rows]
+    return History(tokens, batch_slots, lengths, torch.zeros_like(lengths), num_tokens)
 
 
 @each_case(
@@ -62,7 +62,7 @@ def test_tokens_are_banned_where_the_history_ends_so(case: dict) -> None:
     )
     for i in range(0, count, 3):  # some long endings that are there
         num = min(int(history.lengths[rows[i]]), width)
-        ending = history.token_ids[history.seats[rows[i]], : history.lengths[rows[i]]]
+        ending = history.token_ids[history.batch_slots[rows[i]], : history.lengths[rows[i]]]
         bans.prefixes[i, :num] = ending.flip(0)[:num]
         bans.prefix_lengths[i] = num
     scores = torch.randn(num_rows, 90)

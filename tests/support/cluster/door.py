@@ -40,7 +40,7 @@ class Cut:
 Trouble = Exception | Cut | None
 
 
-class Door(InferenceServicer):
+class HandleEndpoint(InferenceServicer):
     """Forwards `Generate`; the first calls meet with the troubles, one each.
 
     Attributes:
@@ -82,10 +82,10 @@ class Door(InferenceServicer):
 @asynccontextmanager
 async def door_to(
     router: str, troubles: list[Trouble], clock: Callable[[], float]
-) -> AsyncIterator[tuple[Door, str]]:
+) -> AsyncIterator[tuple[HandleEndpoint, str]]:
     """One before the router at this address, and its own address."""
     async with grpc.aio.insecure_channel(router) as channel:
-        door = Door(InferenceStub(channel), troubles, clock)
+        door = HandleEndpoint(InferenceStub(channel), troubles, clock)
         server = grpc.aio.server(interceptors=[ErrorInterceptor()])
         add_InferenceServicer_to_server(door, server)
         port = server.add_insecure_port("127.0.0.1:0")

@@ -78,12 +78,12 @@ def make_case(
     cache_dtype = FP8 if is_fp8 else dtype
     pool = poisoned(len(ids) + 1, 4 * width, dtype=cache_dtype, device=device)
     parts = pool[:, width : 2 * width], pool[:, 2 * width : 3 * width]
-    seats = np.random.default_rng(torch.initial_seed() % 2**32).permutation(len(starts))
+    batch_slots = np.random.default_rng(torch.initial_seed() % 2**32).permutation(len(starts))
     taken = 0
-    for seat, length, count in zip(seats, lengths, num_blocks, strict=True):
+    for batch_slot, length, count in zip(batch_slots, lengths, num_blocks, strict=True):
         mine = ids[taken : taken + count]
         taken += count
-        tables[seat, :count] = mine
+        tables[batch_slot, :count] = mine
         for part in parts:
             tokens = part.view(len(pool), block_size, -1)[mine.long()].flatten(0, 1)
             tokens[:length] = random(int(length), tokens.shape[1], dtype=cache_dtype, device=device)
@@ -100,7 +100,7 @@ def make_case(
         PagedKv(*parts, block_size, num_kv_heads, head_dim, *scales),
         ScoreRule(1.5 * head_dim**-0.5, window, softcap, sinks),
         tables.to(device),
-        Spans.of_batch(seats, starts, counts),
+        Spans.of_batch(batch_slots, starts, counts),
     )
 
 
@@ -152,28 +152,28 @@ def every_token(case: Case) -> Spans:
     of = np.repeat(np.arange(len(spans)), spans.num_queries)
     tokens = np.arange(len(of))
     steps = tokens - spans.first_tokens[of]
-    return Spans(spans.seats[of], spans.starts[of] + steps, np.ones_like(of), tokens)
+    return Spans(spans.batch_slots[of], spans.starts[of] + steps, np.ones_like(of), tokens)
 
 
 def cut_at_random(spans: Spans) -> Spans:
     """The same tokens in chunks of any size, shuffled."""
     pieces = []
-    for seat, start, count, first in zip(
-        spans.seats, spans.starts, spans.num_queries, spans.first_tokens, strict=True
+    for batch_slot, start, count, first in zip(
+        spans.batch_slots, spans.starts, spans.num_queries, spans.first_tokens, strict=True
     ):
         inner = np.flatnonzero(torch.rand(max(count - 1, 0)).numpy() < 0.1) + 1
         edges = [0, *inner.tolist(), int(count)]
         for begin, end in itertools.pairwise(edges):
-            pieces.append((seat, start + begin, end - begin, first + begin))
+            pieces.append((batch_slot, start + begin, end - begin, first + begin))
     order = torch.randperm(len(pieces)).tolist()
     return Spans(*np.array([pieces[i] for i in order]).T)
 
 
 def share(case: Case, members: Sequence[int], num_tokens: int) -> SharedPrefix:
     """Lets the members begin with the blocks of the first of them."""
-    seats = torch.from_numpy(case.spans.seats[list(members)])
+    batch_slots = torch.from_numpy(case.spans.batch_slots[list(members)])
     num_blocks = num_tokens // case.kv.block_size
-    case.tables[seats, :num_blocks] = case.tables[seats[0], :num_blocks]
+    case.tables[batch_slots, :num_blocks] = case.tables[batch_slots[0], :num_blocks]
     return SharedPrefix(np.array(members), num_tokens)
 
 

@@ -78,8 +78,8 @@ def chosen_by_the_cpu(
 ) -> torch.Tensor:
     num_rows, vocab_size = logits.shape
     sampler = Sampler(num_rows, vocab_size, torch.device("cpu"), frozenset())
-    for seat, each in enumerate(params):
-        sampler.assign(seat, each, 0)
+    for batch_slot, each in enumerate(params):
+        sampler.assign(batch_slot, each, 0)
     history = np.zeros((num_rows, 1), np.int32)
     sampled = sampler.sample(
         logits.cpu(), np.arange(num_rows), indices.numpy(), positions.numpy(), history

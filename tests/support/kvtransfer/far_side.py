@@ -16,11 +16,11 @@ import torch
 from baton.serving.channels import Channels
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
-from kvtransfer.block_range import Extent
+from kvtransfer.block_range import BlockRange
 from kvtransfer.client import KvFetcher
 from kvtransfer.connector import Integrity
 from kvtransfer.connectors.nixl.source import NixlSource
-from kvtransfer.connectors.shm.source import Doorkeeper
+from kvtransfer.connectors.shm.source import HandleServer
 from kvtransfer.handle import FirstToken, Handle, Pairing
 from kvtransfer.lease import Claim, Lease
 from kvtransfer.lease_table import LeaseTable
@@ -59,7 +59,7 @@ class Source:
         self._pools = [filled_pool(NUM_BLOCKS, layout) for layout in HYBRID]
         self._leases = LeaseTable()
         self._stack = ExitStack()
-        self._doorkeeper = Doorkeeper(self._pools)
+        self._doorkeeper = HandleServer(self._pools)
         nixl = NixlSource(self._pools, "lo")
         served = ServedPools(self._pools, PAIRING, EPOCH, self._doorkeeper.door, nixl)
         self._service = HoldingService(self._leases, lambda: served)
@@ -74,7 +74,7 @@ class Source:
 
     async def open(self, lease_id: str, num_tokens: int) -> None:
         claim = Claim(bytes.fromhex(lease_id), CLAIMANT)
-        extent = Extent(num_tokens, HYBRID[0].block_size)
+        extent = BlockRange(num_tokens, HYBRID[0].block_size)
         self._lease = self._stack.enter_context(self._leases.open(claim, extent))
 
     async def advance(self, tables: list[list[int]], num_filled: int) -> None:

@@ -17,10 +17,10 @@ from baton.serving.channels import Channels
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1.kv_transfer_pb2_grpc import add_KvTransferServicer_to_server
-from kvtransfer.block_range import Extent
+from kvtransfer.block_range import BlockRange
 from kvtransfer.client import KvFetcher
 from kvtransfer.connectors.nixl.source import NixlSource
-from kvtransfer.connectors.shm.source import Doorkeeper
+from kvtransfer.connectors.shm.source import HandleServer
 from kvtransfer.handle import Handle, Pairing
 from kvtransfer.lease import Claim, Lease
 from kvtransfer.lease_table import LeaseTable
@@ -87,7 +87,7 @@ class Transfer:
     targets: list[KvPool]
     fetcher: KvFetcher
     channels: Channels
-    doorkeeper: Doorkeeper
+    doorkeeper: HandleServer
     service: KvTransferService
     nixl: NixlSource
 
@@ -104,7 +104,7 @@ class Transfer:
         return self.lease_of(num_blocks * BLOCK_SIZE)
 
     def lease_of(self, num_tokens: int, lease_id: bytes = LEASE) -> AbstractContextManager[Lease]:
-        return self.leases.open(Claim(lease_id, CLAIMANT), Extent(num_tokens, BLOCK_SIZE))
+        return self.leases.open(Claim(lease_id, CLAIMANT), BlockRange(num_tokens, BLOCK_SIZE))
 
     def handle(self, num_blocks: int = 4, **changes: Any) -> Handle:
         fields = {
@@ -135,7 +135,7 @@ async def transfer(
     sources = [filled_pool(num_blocks, layout) for layout in ours.layouts]
     targets = [pool_of(num_blocks, layout) for layout in theirs.layouts]
     leases = LeaseTable() if leases is None else leases
-    doorkeeper = Doorkeeper(sources)
+    doorkeeper = HandleServer(sources)
     nixl = NixlSource(sources, "lo")
     served = ServedPools(sources, ours, EPOCH, doorkeeper.door, nixl)
     service = KvTransferService(leases, lambda: served)

@@ -9,10 +9,10 @@ import httpx
 
 from baton.serving.tenant import Tenants
 from router.admission.admission_queue import MAX_WAITING
-from router.admission.controller import Gate
-from router.admission.forecast import Prospects
+from router.admission.controller import AdmissionController
+from router.admission.forecast import Forecasts
 from router.admission.policy import admission_named
-from router.admission.quotas import Allowance, Allowances
+from router.admission.quotas import Quota, Quotas
 from router.admission.rate_limit import RateLimits
 from router.http.app import Routes
 from router.http.generation import Generations
@@ -29,7 +29,7 @@ from tests.support.router.scripted import HANDOFFS, FakeFleet, Worker, card, fle
 MAX_PROMPT_BYTES = 2**20
 MAX_BODY_BYTES = 8 * 2**20
 SECONDS = 20.0
-NO_LIMITS = Allowance()
+NO_LIMITS = Quota()
 
 
 class _FrontFleet(FakeFleet):
@@ -46,19 +46,19 @@ class _FrontFleet(FakeFleet):
 
 
 def routes_to(
-    fleet: FakeFleet, model: ModelCard, allowances: Allowances, max_waiting: int = MAX_WAITING
+    fleet: FakeFleet, model: ModelCard, quotas: Quotas, max_waiting: int = MAX_WAITING
 ) -> Routes:
     """The routes of a router without tenants."""
     known = _FrontFleet(fleet, model.max_model_len)
     intake, tenants = Intake(model, MAX_PROMPT_BYTES), Tenants()
     placer = Placer(known, HANDOFFS)  # type: ignore[arg-type]
-    prospects = Prospects[Request](
+    forecasts = Forecasts[Request](
         lambda request: placer.explain(work_of(request)),
         lambda request: request.demand,
         admission_named("none"),
     )
-    gate = Gate(allowances, prospects, max_waiting)
-    requests, limits = Requests(gate), RateLimits(allowances.of)
+    admission_controller = AdmissionController(quotas, forecasts, max_waiting)
+    requests, limits = Requests(admission_controller), RateLimits(quotas.of)
     inference = Inference(
         model,
         intake,
@@ -66,7 +66,7 @@ def routes_to(
         requests,
         tenants,
         limits,
-        gate,
+        admission_controller,
         placer,
         RequestMeter(model.name),
         0.0,
@@ -80,13 +80,13 @@ def routes_to(
 async def front_of(
     *workers: Worker,
     model: ModelCard | None = None,
-    limits: Allowance = NO_LIMITS,
+    limits: Quota = NO_LIMITS,
     max_waiting: int = MAX_WAITING,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a front over these workers, which serve the shipped model or another one."""
     async with fleet_of(*workers) as fleet:
-        allowances = Allowances(default=limits)
-        routes = routes_to(fleet, model or card(), allowances, max_waiting)
+        quotas = Quotas(default=limits)
+        routes = routes_to(fleet, model or card(), quotas, max_waiting)
         transport = httpx.ASGITransport(routes.app())
         async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
             yield client

@@ -14,7 +14,7 @@ from baton.errors import BatonError
 from baton.models import locate
 from baton.sampling import SamplingParams
 from baton.serving.channels import Channels
-from baton.serving.coalescer import Pace
+from baton.serving.coalescer import Coalescer
 from baton.serving.deadline import Deadline
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
@@ -30,13 +30,13 @@ from baton.v1 import (
 )
 from baton.v1 import inference_pb2 as pb
 from router.fleet.backoff import Backoff
-from router.fleet.circuit_breaker import Circuit
+from router.fleet.circuit_breaker import CircuitBreaker
 from router.fleet.pending_prefixes import PendingPrefixes
 from router.fleet.worker_model import PoolModel, WorkerModel
 from router.intake.model_card import ModelCard, read_model_card
 from router.lifecycle.answer import Answer
 from router.lifecycle.recovery import Recovery
-from router.lifecycle.request_lifecycle import Saga
+from router.lifecycle.request_lifecycle import RequestLifecycle
 from router.lifecycle.retry_budget import RetryBudget
 from router.placement.decision import Rules
 from router.placement.placement import Candidate
@@ -107,7 +107,7 @@ class Worker(
     num_queued: int = 0
     num_losses: int = 0
     num_failures: int = 0
-    circuit: Circuit = field(default_factory=Circuit)
+    circuit: CircuitBreaker = field(default_factory=CircuitBreaker)
     model: WorkerModel = field(default_factory=lambda: WorkerModel(PoolModel()))
     bytes_per_token: float = 0.0
     orders: list[decode_pb2.HandOverRequest] = field(default_factory=list)
@@ -275,7 +275,7 @@ async def fleet_of(*workers: Worker) -> AsyncIterator[FakeFleet]:
             await server.stop(0.0)
 
 
-def saga_of(
+def lifecycle_of(
     fleet: FakeFleet,
     priority: int = 0,
     received: tuple[tuple[int, ...], ...] = (),
@@ -284,18 +284,18 @@ def saga_of(
     budget: RetryBudget | None = None,
     pauses: Backoff = NO_PAUSES,
     seconds: float = 10.0,
-    pace: Pace | None = None,
+    coalescer: Coalescer | None = None,
     rules: Rules = HANDOFFS,
     prompt: tuple[int, ...] = (5, 6, 7),
     **params: Any,
-) -> Saga:
+) -> RequestLifecycle:
     sampling = SamplingParams(**{"max_tokens": 5, **params})
     request = Request("r", prompt, sampling, priority, received, endings, tenant)
     recovery = Recovery("r", budget or RetryBudget(), pauses)
     answer = Answer(request, card(), time.monotonic())
     deadline = Deadline.after(seconds)
     placer = Placer(fleet, rules)  # type: ignore[arg-type]
-    return Saga(request, fleet, placer, answer, recovery, deadline, pace)  # type: ignore[arg-type]
+    return RequestLifecycle(request, fleet, placer, answer, recovery, deadline, coalescer)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -307,12 +307,12 @@ class Seen:
 
 
 async def run(fleet: FakeFleet, **params: Any) -> Seen:
-    return await seen_of(saga_of(fleet, **params))
+    return await seen_of(lifecycle_of(fleet, **params))
 
 
-async def seen_of(saga: Saga) -> Seen:
+async def seen_of(lifecycle: RequestLifecycle) -> Seen:
     seen = Seen([], "", pb.Finished(), pb.Accepted())
-    async for event in saga.run():
+    async for event in lifecycle.run():
         seen.token_ids += event.tokens.token_ids
         seen.text += event.tokens.text
         if event.HasField("finished"):

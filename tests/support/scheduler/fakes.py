@@ -18,7 +18,7 @@ from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.kv.memory_operations import BlockMove
 from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult, TokenLogprobs
-from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK, Seats
+from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK, BatchSlots
 from baton.engine.scheduler.sequences.beam import BeamSearch
 from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput
 from baton.engine.scheduler.sequences.sequence import FinishReason, Request, Sequence
@@ -181,12 +181,14 @@ class Work:
 class FakeRunner:
     """Follows plans as the real one does, and asserts all that a plan promises."""
 
-    def __init__(self, seats: Seats, groups: SequenceOf[CacheGroup], block_size: int) -> None:
+    def __init__(
+        self, batch_slots: BatchSlots, groups: SequenceOf[CacheGroup], block_size: int
+    ) -> None:
         self.block_size = block_size
         self.groups = tuple(groups)
         self.known: dict[tuple[str, int], Sequence] = {}
         self.encoded: set[bytes] = set()
-        self._seats = seats
+        self._batch_slots = batch_slots
         self._pools = [FakePool(group.pool, block_size) for group in groups]
         self._hosts = [FakePool(g.host, block_size) if g.host else None for g in groups]
 
@@ -198,7 +200,7 @@ class FakeRunner:
         here = [(item, item.sequence) for item in work if item.sequence is not None]
         self._write(here)
         for i, (item, sequence) in enumerate(here):
-            self._check_reads(item, sequence, is_decode=i < len(plan.decode_seats))
+            self._check_reads(item, sequence, is_decode=i < len(plan.decode_slots))
         return self._choose(plan, work)
 
     # Content, for tests to look at and for other workers to fill.
@@ -227,10 +229,10 @@ class FakeRunner:
 
     def _introduce(self, plan: StepPlan) -> None:
         for key in plan.forgotten:
-            assert key in self.known, "forgotten, but never seated"
+            assert key in self.known, "forgotten, but never in a slot"
             del self.known[key]
-        for sequence in plan.seated:
-            assert sequence.key not in self.known, "seated twice"
+        for sequence in plan.new_slots:
+            assert sequence.key not in self.known, "in a slot twice"
             self.known[sequence.key] = sequence
 
     def _move_blocks(self, plan: StepPlan) -> None:
@@ -282,14 +284,14 @@ class FakeRunner:
     def _work(self, plan: StepPlan) -> list[Work]:
         """What is computed, in the order of the flat batch."""
         work = [
-            Work(self._seats.owners[seat], start, start + 1)
-            for seat, start in zip(
-                plan.decode_seats.tolist(), plan.decode_starts.tolist(), strict=True
+            Work(self._batch_slots.owners[batch_slot], start, start + 1)
+            for batch_slot, start in zip(
+                plan.decode_slots.tolist(), plan.decode_starts.tolist(), strict=True
             )
         ]
         for span in plan.spans:
             assert 0 <= span.start < span.end, "nothing to compute"
-            sequence = span.sequence if span.sequence.seats is not None else None
+            sequence = span.sequence if span.sequence.batch_slots is not None else None
             work.append(Work(sequence, span.start, span.end))
         for item in work:
             if item.sequence is not None:
@@ -299,7 +301,7 @@ class FakeRunner:
 
     def _states(self, sequence: Sequence, length: int) -> tuple[int, ...]:
         """Of the first tokens in a sequence's row, drafts among them."""
-        tokens = self._seats.token_ids[sequence.seat, :length].tolist()
+        tokens = self._batch_slots.token_ids[sequence.batch_slot, :length].tolist()
         return prefix_states(sequence.request.root, tuple(tokens), sequence.request.encoder_inputs)
 
     def _write(self, work: list[tuple[Work, Sequence]]) -> None:
@@ -308,9 +310,9 @@ class FakeRunner:
         for item, sequence in work:
             states = self._states(sequence, item.end)
             self._check_encoded(item, sequence)
-            for g, table in enumerate(self._seats.block_tables):
+            for g, table in enumerate(self._batch_slots.block_tables):
                 for p in range(item.start, item.end):
-                    block_id = int(table[sequence.seat, p // self.block_size])
+                    block_id = int(table[sequence.batch_slot, p // self.block_size])
                     slot = g, block_id, p % self.block_size
                     assert block_id != NULL_BLOCK, "a token without a block"
                     assert slot not in written, "two sequences write one slot"
@@ -326,7 +328,7 @@ class FakeRunner:
     def _check_reads(self, item: Work, sequence: Sequence, *, is_decode: bool) -> None:
         """What the queries see is right, and the blocks it is in can be read as a whole: of a
         decode up to the end of its table, since decodes are read to one width."""
-        tables = [t[sequence.seat].tolist() for t in self._seats.block_tables]
+        tables = [t[sequence.batch_slot].tolist() for t in self._batch_slots.block_tables]
         self.check_content(tables, self._states(sequence, item.end), item.start)
         for g, (group, table) in enumerate(zip(self.groups, tables, strict=True)):
             first = group.first_block(item.start, self.block_size)
@@ -346,14 +348,18 @@ class FakeRunner:
             endings=endings,
             beam_token_ids=beam_tokens,
             beam_scores=beam_scores,
-            prompt_logprobs=dict(self._scored(plan, work[len(plan.decode_seats) :])),
+            prompt_logprobs=dict(self._scored(plan, work[len(plan.decode_slots) :])),
         )
 
-    def _state_of_row(self, row: tuple[Sequence | None, int], seat: int, length: int) -> int | None:
+    def _state_of_row(
+        self, row: tuple[Sequence | None, int], batch_slot: int, length: int
+    ) -> int | None:
         sequence, position = row
         if sequence is None:
             return None
-        assert (seat, length) == (sequence.seat, position + 1), "a row of another sequence"
+        assert (batch_slot, length) == (sequence.batch_slot, position + 1), (
+            "a row of another sequence"
+        )
         return self._states(sequence, length)[-1]
 
     def _sampled(
@@ -362,14 +368,14 @@ class FakeRunner:
         rows: list[tuple[Sequence | None, int]],
         endings: dict[int, str | None],
     ) -> Iterator[int]:
-        columns = plan.sample_rows, plan.sample_seats, plan.sample_indices, plan.sample_lengths
+        columns = plan.sample_rows, plan.sample_slots, plan.sample_indices, plan.sample_lengths
         of_each = zip(*(column.tolist() for column in columns), strict=True)
-        for i, (row, seat, index, length) in enumerate(of_each):
+        for i, (row, batch_slot, index, length) in enumerate(of_each):
             sequence, _ = rows[row]
-            state = self._state_of_row(rows[row], seat, length)
+            state = self._state_of_row(rows[row], batch_slot, length)
             token = 0 if state is None else next_token(state, index)
             if sequence is not None:
-                tokens = [*self._seats.token_ids[seat, :length].tolist(), token]
+                tokens = [*self._batch_slots.token_ids[batch_slot, :length].tolist(), token]
                 ending = ending_of(sequence.request, states_of(sequence.request, tokens)[-1])
                 if ending is not None:
                     endings[i] = "why" if ending is FinishReason.FAILED else None
@@ -379,13 +385,13 @@ class FakeRunner:
         self, plan: StepPlan, rows: list[tuple[Sequence | None, int]]
     ) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
         found = []
-        for row, seat, length in zip(
+        for row, batch_slot, length in zip(
             plan.beam_rows.tolist(),
-            plan.beam_seats.tolist(),
+            plan.beam_slots.tolist(),
             plan.beam_lengths.tolist(),
             strict=True,
         ):
-            found.append(candidates(self._state_of_row(rows[row], seat, length) or 0))
+            found.append(candidates(self._state_of_row(rows[row], batch_slot, length) or 0))
         if not found:
             return None, None
         k = plan.num_beam_candidates

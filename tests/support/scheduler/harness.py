@@ -145,7 +145,7 @@ class Harness:
         self.config = SchedulerConfig(**sizes)
         self.groups = [cache_group(groups)] if isinstance(groups, int) else list(groups)
         self.scheduler = Scheduler(self.config, self.groups)
-        self.runner = FakeRunner(self.scheduler.seats, self.groups, self.config.block_size)
+        self.runner = FakeRunner(self.scheduler.batch_slots, self.groups, self.config.block_size)
         self.live: dict[str, Expected] = {}
         self.kept: dict[str, Expected] = {}
         self.returned: dict[str, Expected] = {}
@@ -192,10 +192,12 @@ class Harness:
     def preempt(self, request_id: str) -> None:
         """As if somebody had needed the blocks of all its sequences in a step of its own."""
         self._note_command()
-        roster = self.scheduler._roster
+        states = self.scheduler._states
         for sequence in self.live[request_id].request.sequences:
-            roster.requeue(sequence)
-        roster.seated = [sequence for sequence in roster.seated if sequence.seats is not None]
+            states.requeue(sequence)
+        states.new_slots = [
+            sequence for sequence in states.new_slots if sequence.batch_slots is not None
+        ]
 
     def release(self, request_id: str) -> None:
         self._note_command()
@@ -287,10 +289,10 @@ class Harness:
 
     def _work(self, plan: StepPlan) -> Iterator[tuple[Sequence, int, int]]:
         """What a plan computes, in the order of the flat batch."""
-        for seat, start in zip(
-            plan.decode_seats.tolist(), plan.decode_starts.tolist(), strict=True
+        for batch_slot, start in zip(
+            plan.decode_slots.tolist(), plan.decode_starts.tolist(), strict=True
         ):
-            owner = self.scheduler.seats.owners[seat]
+            owner = self.scheduler.batch_slots.owners[batch_slot]
             assert owner is not None, "a decode of nobody"
             yield owner, start, start + 1
         for span in plan.spans:
@@ -356,7 +358,7 @@ class Harness:
         self.cancelled.clear()
         plan = self.scheduler.schedule()
         self.scheduler.check_integrity()
-        for sequence in self.scheduler._roster.returned:
+        for sequence in self.scheduler._states.returned:
             self._give_back(sequence)
         self.computed = {name_of(s): (start, end) for s, start, end in self._work(plan)}
         self._check_budgets(plan)
@@ -484,7 +486,7 @@ class Harness:
         """Counts the drafts that are what comes next."""
         for span in plan.spans:
             sequence, first = span.sequence, span.end - span.num_drafts
-            if not span.num_drafts or sequence.seats is None:
+            if not span.num_drafts or sequence.batch_slots is None:
                 continue
             states = states_of(sequence.request, sequence.tokens[: span.end])
             for p in range(first, span.end):
@@ -525,8 +527,8 @@ class Harness:
         assert all(group.host is None or not group.host.num_held_blocks for group in self.groups)
         assert not self.scheduler.requests
         assert not self.scheduler.has_work
-        assert self.scheduler._roster.encoder.num_held_tokens == 0
-        assert self.scheduler.seats.num_free == self.config.max_num_seqs
+        assert self.scheduler._states.encoder.num_held_tokens == 0
+        assert self.scheduler.batch_slots.num_free == self.config.max_num_seqs
 
     def _check_findable(self) -> None:
         """What can be found was computed for true tokens, and one hash stands for one content."""
@@ -556,15 +558,15 @@ class Harness:
 
     def _check_budgets(self, plan: StepPlan) -> None:
         config = self.config
-        seats = [*plan.decode_seats.tolist(), *(s.sequence.seat for s in plan.spans)]
-        assert len(seats) == len(set(seats)) <= config.max_num_seqs
-        counted = len(plan.decode_seats) + sum(s.end - s.start for s in plan.spans)
+        batch_slots = [*plan.decode_slots.tolist(), *(s.sequence.batch_slot for s in plan.spans)]
+        assert len(batch_slots) == len(set(batch_slots)) <= config.max_num_seqs
+        counted = len(plan.decode_slots) + sum(s.end - s.start for s in plan.spans)
         assert plan.num_tokens == counted <= config.max_num_batched_tokens
         assert plan.is_pure_decode == (not plan.spans)
         reads = int((plan.decode_starts + 1).sum()) + sum(s.end for s in plan.spans)
         if config.max_cache_reads is not None and reads > config.max_cache_reads:
-            owners = [self.scheduler.seats.owners[seat] for seat in seats]
-            several = len(seats) if owners[0] is None or not owners[0].request.beams else 1
+            owners = [self.scheduler.batch_slots.owners[batch_slot] for batch_slot in batch_slots]
+            several = len(batch_slots) if owners[0] is None or not owners[0].request.beams else 1
             assert several == 1, "more cache reads than allowed, and not by a single sequence"
         most = config.long_prefill_threshold
         for span in plan.spans:
@@ -576,12 +578,12 @@ class Harness:
 
     def _check_margin(self, plan: StepPlan, num_running: int) -> None:
         """What was let in last has left the margin free."""
-        if self.config.policy == "prefill-first" or not plan.seated:
+        if self.config.policy == "prefill-first" or not plan.new_slots:
             return  # decodes take blocks after what is new
-        last = plan.seated[-1]
+        last = plan.new_slots[-1]
         is_fork = last.index > last.request.sequence_index and not last.num_preemptions
         runs = SequenceStatus.RUNNING
-        others = num_running or any(s.status is runs for s in plan.seated[:-1])
+        others = num_running or any(s.status is runs for s in plan.new_slots[:-1])
         if others and not is_fork and len(last.request.sequences) == 1:
             for i in range(len(self.groups)):
                 free = self.scheduler._kv.reservations.num_free_blocks(i)

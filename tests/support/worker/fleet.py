@@ -21,12 +21,12 @@ from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
 from kvtransfer.wire import layouts_to_messages
 from router.fleet.candidate import Candidate
-from router.fleet.circuit_breaker import Circuit
+from router.fleet.circuit_breaker import CircuitBreaker
 from router.fleet.worker_model import PoolModel, WorkerModel
 from router.intake.intake import Intake
 from router.lifecycle.answer import Answer
 from router.lifecycle.recovery import Recovery
-from router.lifecycle.request_lifecycle import Saga
+from router.lifecycle.request_lifecycle import RequestLifecycle
 from router.lifecycle.retry_budget import RetryBudget
 from router.placement.decision import Rules
 from router.placement.placer import Placer
@@ -54,7 +54,7 @@ class FleetMember:
         self.version = pairing.version
         self.fingerprint = pairing.fingerprint
         self.layouts = layouts_to_messages(pairing.layouts)
-        self.circuit = Circuit()
+        self.circuit = CircuitBreaker()
         self.model = WorkerModel(PoolModel())
         self.is_lost = False
         self.num_sequences = 0
@@ -200,10 +200,10 @@ class Request:
             self._message, self.progress.accepted, self.progress.received
         )
 
-    async def _lifecycle(self) -> Saga:
+    async def _lifecycle(self) -> RequestLifecycle:
         asked = await Intake(card(), 2**20).read(self._message, card().max_model_len)
         recovery = Recovery(asked.request_id, RetryBudget(), NO_PAUSES)
         answer = Answer(asked, card(), time.monotonic())
         placer = Placer(self._fleet, self._rules)  # type: ignore[arg-type]
         deadline = Deadline.after(SECONDS)
-        return Saga(asked, self._fleet, placer, answer, recovery, deadline)  # type: ignore[arg-type]
+        return RequestLifecycle(asked, self._fleet, placer, answer, recovery, deadline)  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""Which KV blocks are free, held or cached. Knows block numbers and hashes, not their content.
+"""Block pool: KV blocks that are free, held or cached. Knows block numbers and hashes, not their
+content.
 
 Every block is in exactly one state: held (reference count > 0) or free (count 0). A free block may
 still be cached: its hash is in the map, so it can be found and held again until it is evicted.
@@ -15,7 +16,7 @@ from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 
 @dataclass(frozen=True, slots=True)
 class CacheEvents:
-    """Which hashes became findable or stopped being so, since the last drain.
+    """Hashes that became findable, or stopped being so, since the last drain.
 
     `cleared` happened before `stored`; a hash is in one of the two tuples at most.
     """

@@ -1,4 +1,4 @@
-"""Which encoder outputs (of images, say) are cached, held or due. Accounting only: no tensor here.
+"""Cache of encoder outputs (of images, say): cached, held or due. Accounting only: no tensor here.
 
 The spans of a prompt that an encoder fills are its encoder inputs. The encoder computes one as a
 whole, and its output is needed until the last token of its span is computed. So a sequence holds an
@@ -25,7 +25,7 @@ from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput, passed
 
 @dataclass(frozen=True, slots=True)
 class EncoderStep:
-    """What the runner is to do before the step's forward pass, in this order.
+    """Encoder work of the runner before a step's forward pass, in this order.
 
     Attributes:
         freed: content hashes to forget; one may be among the computed again.

@@ -1,4 +1,5 @@
-"""Which blocks a sequence has, gets and gives back. Decides nothing about order or priority.
+"""KV cache manager: allocates and frees the blocks of sequences. Decides nothing about order or
+priority.
 
 A sequence's tokens are covered, left to right, by
 
@@ -19,11 +20,11 @@ import numpy as np
 
 from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.kv.memory_operations import MemoryOperations
-from baton.engine.scheduler.kv.pinned_blocks import Pins
+from baton.engine.scheduler.kv.pinned_blocks import PinnedBlocks
 from baton.engine.scheduler.kv.prefix_cache import PrefixCache, PrefixHit
 from baton.engine.scheduler.kv.reservations import Reservations
 from baton.engine.scheduler.kv.swap import Swap
-from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK, Int64Array, Seats
+from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK, BatchSlots, Int64Array
 from baton.engine.scheduler.sequences.sequence import Sequence
 
 
@@ -41,7 +42,7 @@ class KvCacheManager:
     def __init__(
         self,
         groups: SequenceOf[CacheGroup],
-        seats: Seats,
+        batch_slots: BatchSlots,
         block_size: int,
         *,
         max_chunk: int,
@@ -52,19 +53,21 @@ class KvCacheManager:
         self.operations = MemoryOperations()
         self.prefixes = PrefixCache(self.groups, block_size, is_enabled=prefix_caching)
         self.reservations = Reservations(self.groups, block_size, max_chunk)
-        self.swap = Swap(self.groups, seats, self.prefixes, self.reservations, self.operations)
-        self.pins = Pins(self.groups, self.prefixes, self.reservations)
-        self._seats = seats
+        self.swap = Swap(
+            self.groups, batch_slots, self.prefixes, self.reservations, self.operations
+        )
+        self.pins = PinnedBlocks(self.groups, self.prefixes, self.reservations)
+        self._batch_slots = batch_slots
         self._windowed = [(i, g) for i, g in enumerate(groups) if g.window is not None]
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def common_prefix_blocks(self, seats: Int64Array, group: int = 0) -> int:
-        """Leading blocks that the sequences on these seats all share."""
-        if len(seats) < 2:
+    def common_prefix_blocks(self, batch_slots: Int64Array, group: int = 0) -> int:
+        """Leading blocks that the sequences on these slots all share."""
+        if len(batch_slots) < 2:
             return 0
-        tables = self._seats.block_tables[group][seats]
+        tables = self._batch_slots.block_tables[group][batch_slots]
         alike = (tables == tables[0]).all(0) & (tables[0] != NULL_BLOCK)
         return int(np.argmin(np.append(alike, False)))
 
@@ -111,11 +114,11 @@ class KvCacheManager:
         for i, begin in enumerate(begins):
             table = self._first_table(i, hit, begin, num_blocks)
             sequence.block_ids.append(table)
-            self._seats.block_tables[i][sequence.seat, :num_blocks] = table
+            self._batch_slots.block_tables[i][sequence.batch_slot, :num_blocks] = table
         sequence.num_trimmed = begins
         sequence.num_committed_blocks = len(hit.block_ids[0]) - hit.copies_last
         sequence.num_computed_tokens = hit.num_tokens
-        self._seats.num_covered[sequence.seat] = num_blocks * self.block_size
+        self._batch_slots.num_covered[sequence.batch_slot] = num_blocks * self.block_size
         if reserve_to:
             self.reservations.reserve(sequence, reserve_to)
         return True
@@ -131,18 +134,18 @@ class KvCacheManager:
         return [NULL_BLOCK] * begin + held + new
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Shares the parent's blocks of computed tokens with a child that has a seat and none."""
+        """Shares the parent's blocks of computed tokens with a child that has a slot and none."""
         num_blocks = self.num_blocks_for(parent.num_computed_tokens)
         for i, group in enumerate(self.groups):
             table = parent.block_ids[i][:num_blocks]
             group.pool.hold(b for b in table if b != NULL_BLOCK)
             child.block_ids.append(table)
-            self._seats.block_tables[i][child.seat, :num_blocks] = table
+            self._batch_slots.block_tables[i][child.batch_slot, :num_blocks] = table
         child.num_trimmed = list(parent.num_trimmed)
         child.block_hashes = parent.block_hashes[:]
         child.num_committed_blocks = parent.num_committed_blocks
         child.num_computed_tokens = parent.num_computed_tokens
-        self._seats.num_covered[child.seat] = num_blocks * self.block_size
+        self._batch_slots.num_covered[child.batch_slot] = num_blocks * self.block_size
         parent.shares_tail = child.shares_tail = True
 
     # More blocks.
@@ -170,35 +173,37 @@ class KvCacheManager:
             for i, group in enumerate(self.groups):
                 new = group.pool.allocate(missing)
                 sequence.block_ids[i] += new
-                self._seats.block_tables[i][sequence.seat, have:num_blocks] = new
-            self._seats.num_covered[sequence.seat] = num_blocks * self.block_size
+                self._batch_slots.block_tables[i][sequence.batch_slot, have:num_blocks] = new
+            self._batch_slots.num_covered[sequence.batch_slot] = num_blocks * self.block_size
             self.clear_tail(sequence, num_tokens)
         if own:
             self.reservations.reserve(sequence, sequence.num_tokens)
         return True
 
-    def grow_decodes(self, seats: Int64Array) -> bool:
+    def grow_decodes(self, batch_slots: Int64Array) -> bool:
         """One more block, in every group, for each of these plain decodes, whose blocks are full.
 
         Returns False, and changes nothing, if a pool has too few free blocks.
         """
-        count, columns = len(seats), self._seats
+        count, columns = len(batch_slots), self._batch_slots
         for i in range(len(self.groups)):
             if count > self.reservations.num_free_blocks(i):
                 return False
         new = [group.pool.allocate(count) for group in self.groups]
-        covered, cleared = columns.num_covered[seats], self.operations.cleared
-        for n, (seat, position) in enumerate(zip(seats.tolist(), covered.tolist(), strict=True)):
-            sequence, place = columns.owners[seat], position // self.block_size
+        covered, cleared = columns.num_covered[batch_slots], self.operations.cleared
+        for n, (batch_slot, position) in enumerate(
+            zip(batch_slots.tolist(), covered.tolist(), strict=True)
+        ):
+            sequence, place = columns.owners[batch_slot], position // self.block_size
             assert sequence is not None, "a decode without a sequence"
             for i, group in self._windowed:
                 self._trim(sequence, i, group, position)
             for i, (table, block_ids) in enumerate(zip(columns.block_tables, new, strict=True)):
                 block_id = block_ids[n]
-                table[seat, place] = block_id
+                table[batch_slot, place] = block_id
                 sequence.block_ids[i].append(block_id)
                 cleared[i, block_id] = None
-        columns.num_covered[seats] = covered + self.block_size
+        columns.num_covered[batch_slots] = covered + self.block_size
         return True
 
     def clear_tail(self, sequence: Sequence, num_tokens: int) -> None:
@@ -227,7 +232,7 @@ class KvCacheManager:
         self.operations.copy(group_index, table[index], target)
         pool.release([table[index]])
         table[index] = target
-        self._seats.block_tables[group_index][sequence.seat, index] = target
+        self._batch_slots.block_tables[group_index][sequence.batch_slot, index] = target
 
     # Fewer blocks.
 
@@ -238,7 +243,7 @@ class KvCacheManager:
             table = sequence.block_ids[index]
             group.pool.release(table[begin:first])
             table[begin:first] = [NULL_BLOCK] * (first - begin)
-            self._seats.block_tables[index][sequence.seat, begin:first] = NULL_BLOCK
+            self._batch_slots.block_tables[index][sequence.batch_slot, begin:first] = NULL_BLOCK
             sequence.num_trimmed[index] = first
 
     def free(self, sequence: Sequence) -> None:
@@ -254,7 +259,7 @@ class KvCacheManager:
             self._release_blocks(sequence)
 
     def swap_in(self, sequences: list[Sequence], *, margin: int = 0) -> bool:
-        """Brings swapped sequences back; they have seats.
+        """Brings swapped sequences back; they have slots.
 
         Returns False, and changes nothing, if a pool has too few free blocks.
         """
@@ -262,7 +267,7 @@ class KvCacheManager:
             return False
         for sequence in sequences:
             num_covered = len(sequence.block_ids[0]) * self.block_size
-            self._seats.num_covered[sequence.seat] = num_covered
+            self._batch_slots.num_covered[sequence.batch_slot] = num_covered
         return True
 
     def _release_blocks(self, sequence: Sequence) -> None:
@@ -292,10 +297,10 @@ class KvCacheManager:
         if sequence.block_ids:
             covered = lengths.pop() * self.block_size
             assert sequence.num_computed_tokens <= covered, "computed beyond its blocks"
-            if sequence.seats is not None:
-                assert covered == self._seats.num_covered[sequence.seat]
-        if sequence.seats is not None:
+            if sequence.batch_slots is not None:
+                assert covered == self._batch_slots.num_covered[sequence.batch_slot]
+        if sequence.batch_slots is not None:
             for i, ids in enumerate(sequence.block_ids):
-                row = self._seats.block_tables[i][sequence.seat]
-                assert row[: len(ids)].tolist() == ids, "the seat's table is another"
-                assert not row[len(ids) :].any(), "the seat's table goes on"
+                row = self._batch_slots.block_tables[i][sequence.batch_slot]
+                assert row[: len(ids)].tolist() == ids, "the slot's table is another"
+                assert not row[len(ids) :].any(), "the slot's table goes on"

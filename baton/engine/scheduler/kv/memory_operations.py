@@ -1,4 +1,4 @@
-"""What a step does to the pools before it computes. Knows block numbers only."""
+"""Block copies, clears and swaps that precede a step's forward pass. Knows block numbers only."""
 
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ class BlockMove:
 
 @dataclass(slots=True)
 class MemoryOperations:
-    """What is to be done to the pools before a step computes, in the order of the fields.
+    """Operations on the pools before a step computes, in the order of the fields.
 
     Attributes:
         copies: the source of each (group, target).

@@ -1,4 +1,4 @@
-"""How the blocks are used: shared, and wasted."""
+"""Report of block usage: shared and wasted."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
@@ -11,7 +11,7 @@ from baton.engine.scheduler.sequences.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """How the blocks of all groups are used.
+    """Block usage of all groups.
 
     Attributes:
         num_logical_blocks: entries of all block tables.

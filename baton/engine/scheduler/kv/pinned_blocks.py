@@ -12,8 +12,8 @@ from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 Tables = tuple[tuple[int, ...], ...]
 
 
-class Pins:
-    """What is held, by name. Pinned blocks are full, so nobody writes to them."""
+class PinnedBlocks:
+    """Pinned blocks, by name. They are full, so that no sequence writes to them."""
 
     def __init__(
         self, groups: SequenceOf[CacheGroup], prefixes: PrefixCache, reservations: Reservations

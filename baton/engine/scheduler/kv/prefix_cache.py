@@ -1,4 +1,4 @@
-"""Which leading blocks of a sequence are cached, and which become so. Holds and frees no block.
+"""Prefix cache lookup and commit for the leading blocks of a sequence. Holds and frees no block.
 
 A prefix is cached if every cache group can go on behind it: one without a window needs all of its
 blocks, one with a window those that the next token sees.
@@ -20,7 +20,7 @@ from baton.engine.scheduler.sequences.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """What of a sequence is cached: KV of [0, num_tokens), in these blocks of each group.
+    """Cached prefix of a sequence: KV of [0, num_tokens), in these blocks of each group.
 
     With `copies_last`, one token of the last block is yet to be computed, so it will be copied.
     """

@@ -1,4 +1,6 @@
-"""How many blocks are free, and for whom. Knows numbers of blocks, not which."""
+"""Block reservations: free blocks, less those that are promised. Knows numbers of blocks, not
+which.
+"""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf

@@ -1,4 +1,5 @@
-"""Which blocks go to host memory and come back. Decides nothing about who goes, or when.
+"""Swap of a sequence's blocks to host memory and back. Decides nothing about which sequence, or
+when.
 
 Sequences that share blocks go together, so that each block is moved once. What comes in reads host
 blocks, and what goes out writes them: those that are read in a step are free from the next one on,
@@ -12,7 +13,7 @@ from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.kv.memory_operations import BlockMove, MemoryOperations
 from baton.engine.scheduler.kv.prefix_cache import PrefixCache
 from baton.engine.scheduler.kv.reservations import Reservations
-from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK, Seats
+from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK, BatchSlots
 from baton.engine.scheduler.sequences.sequence import Sequence
 
 
@@ -22,13 +23,13 @@ class Swap:
     def __init__(
         self,
         groups: SequenceOf[CacheGroup],
-        seats: Seats,
+        batch_slots: BatchSlots,
         prefixes: PrefixCache,
         reservations: Reservations,
         operations: MemoryOperations,
     ) -> None:
         self._groups = groups
-        self._seats = seats
+        self._batch_slots = batch_slots
         self._prefixes = prefixes
         self._reservations = reservations
         self._operations = operations
@@ -82,7 +83,7 @@ class Swap:
     # In.
 
     def bring_back(self, sequences: list[Sequence], *, margin: int = 0) -> bool:
-        """Gives swapped sequences, which have seats, blocks again. What is still cached is not
+        """Gives swapped sequences, which have slots, blocks again. What is still cached is not
         copied.
 
         Returns False, and changes nothing, if a pool has too few free blocks.
@@ -133,7 +134,7 @@ class Swap:
             table = [blocks[p] for p in places]
             sequence.block_ids.append(table)
             sequence.num_trimmed.append(table.count(NULL_BLOCK))
-            self._seats.block_tables[index][sequence.seat, : len(table)] = table
+            self._batch_slots.block_tables[index][sequence.batch_slot, : len(table)] = table
             self._releases.append((index, [p for p in places if p != NULL_BLOCK]))
 
     # Ending.

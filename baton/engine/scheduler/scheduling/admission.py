@@ -1,10 +1,12 @@
-"""Which sequences that wait are let in, and with what. Takes seats and blocks, preempts nobody."""
+"""Admission of waiting sequences to the running batch: acquires batch slots and blocks, preempts
+nothing.
+"""
 
 from baton.engine.scheduler.kv.prefix_cache import PrefixHit
-from baton.engine.scheduler.scheduling.chunking import SpanCutter
+from baton.engine.scheduler.scheduling.chunking import Chunker
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation
-from baton.engine.scheduler.scheduling.request_states import Roster
-from baton.engine.scheduler.scheduling.step import PlannedSpan, Step
+from baton.engine.scheduler.scheduling.request_states import RequestStates
+from baton.engine.scheduler.scheduling.step import PlannedRange, Step
 from baton.engine.scheduler.scheduling.waiting_queue import WaitingQueue, order_of
 from baton.engine.scheduler.sequences.config import SchedulerConfig
 from baton.engine.scheduler.sequences.sequence import (
@@ -24,25 +26,25 @@ class Admission:
         num_hit_tokens, num_prompt_tokens: of the sequences let in since the start.
     """
 
-    def __init__(self, config: SchedulerConfig, roster: Roster, spans: SpanCutter) -> None:
+    def __init__(self, config: SchedulerConfig, states: RequestStates, spans: Chunker) -> None:
         self.is_paused = False
         self.num_hit_tokens = 0
         self.num_prompt_tokens = 0
         self._config = config
-        self._roster = roster
+        self._states = states
         self._spans = spans
-        self._kv = roster.kv
+        self._kv = states.kv
 
     def add_new(self, step: Step) -> None:
         """Swapped sequences, then those that wait, until a budget or the blocks are used up.
 
         Who comes first is not passed over, or it might never find room.
         """
-        roster = self._roster
-        while roster.swapped and not step.num_preempted:
-            if not self._swap_in(step, roster.swapped[0]):
+        states = self._states
+        while states.swapped and not step.num_preempted:
+            if not self._swap_in(step, states.swapped[0]):
                 return
-            del roster.swapped[0]
+            del states.swapped[0]
         while not step.num_preempted:
             queue = self._next_queue()
             sequence = queue.head() if queue is not None else None
@@ -52,38 +54,38 @@ class Admission:
 
     def _next_queue(self) -> WaitingQueue | None:
         """Where the next sequence to start is. What was preempted has begun: no pause holds it."""
-        new = None if self.is_paused else self._roster.waiting.head()
-        again = self._roster.preempted.head()
+        new = None if self.is_paused else self._states.waiting.head()
+        again = self._states.preempted.head()
         if new is None:
-            return self._roster.preempted if again is not None else None
+            return self._states.preempted if again is not None else None
         if again is None or order_of(new) < order_of(again):
-            return self._roster.waiting
-        return self._roster.preempted
+            return self._states.waiting
+        return self._states.preempted
 
     def _start(self, step: Step, sequence: Sequence) -> bool:
-        """Gives a waiting sequence a seat and blocks. False, and no change: there is no room."""
-        roster, request = self._roster, sequence.request
-        if roster.num_free_seats < 1 + request.num_unforked:
+        """Gives a waiting sequence a slot and blocks. False, and no change: there is no room."""
+        states, request = self._states, sequence.request
+        if states.num_free_slots < 1 + request.num_unforked:
             return False
         if request.steps_together and not self._have_room(request):
             return False
         if request.kv_source is KvSource.LOCAL and step.num_tokens <= 0:
             return False
-        roster.sit(sequence)
+        states.acquire_slot(sequence)
         if request.kv_source is KvSource.EXTERNAL and self._lacks_prefix(step, sequence):
             started = self._start_external(step, sequence)
         else:
             started = self._start_local(step, sequence)
         if not started:
-            roster.stand(sequence)
+            states.release_slot(sequence)
             return False
-        roster.start(sequence)
+        states.start(sequence)
         return True
 
     def _have_room(self, beams: Request) -> bool:
         """Whether all beams that wait could start, since none goes on without the others."""
         waiting = [s for s in beams.sequences if s.status is SequenceStatus.WAITING]
-        return self._roster.num_free_seats >= len(waiting) and all(
+        return self._states.num_free_slots >= len(waiting) and all(
             sum(self._kv.reservations.peak_blocks(group, s.num_tokens) for s in waiting)
             <= self._kv.reservations.num_free_blocks(i)
             for i, group in enumerate(self._kv.groups)
@@ -117,7 +119,7 @@ class Admission:
         ):
             return False
         self._note_hit(sequence, hit)
-        self._roster.await_kv(sequence)
+        self._states.await_kv(sequence)
         tables = tuple(map(tuple, sequence.block_ids))
         num_hit_blocks = hit.num_tokens // self._config.block_size
         step.external.append(
@@ -141,14 +143,14 @@ class Admission:
             return False
         self._note_hit(sequence, hit)
         self._kv.clear_tail(sequence, span.end)
-        self._roster.run(sequence)
+        self._states.run(sequence)
         if span.num_tokens:
             self._spans.add(step, span)
         else:
             step.resumed.add(sequence)
         return True
 
-    def _admit(self, step: Step, sequence: Sequence, hit: PrefixHit) -> PlannedSpan | None:
+    def _admit(self, step: Step, sequence: Sequence, hit: PrefixHit) -> PlannedRange | None:
         """Blocks for the first span behind a hit, and for all of the prompt where it must fit."""
         span = self._spans.cut(step, sequence, hit.num_tokens, step.num_tokens)
         if span is None:
@@ -164,7 +166,7 @@ class Admission:
 
     def _margin(self, sequence: Sequence) -> int:
         """Blocks that must stay free for what runs; the rest of a request that runs needs none."""
-        if not self._roster.num_running or len(sequence.request.sequences) > 1:
+        if not self._states.num_running or len(sequence.request.sequences) > 1:
             return 0
         return self._config.free_block_margin
 
@@ -176,21 +178,21 @@ class Admission:
 
     def _swap_in(self, step: Step, sequences: list[Sequence]) -> bool:
         """Brings sequences back that went together. False, and no change: there is no room."""
-        roster = self._roster
+        states = self._states
         needed = len(sequences) + sum(s.request.num_unforked for s in sequences)
-        if roster.num_free_seats < needed:
+        if states.num_free_slots < needed:
             return False
         margin = 0
-        if roster.num_running:  # each must be able to go on, or it would have to leave again
+        if states.num_running:  # each must be able to go on, or it would have to leave again
             margin = max(self._margin(sequences[0]), len(sequences))
         for sequence in sequences:
-            roster.sit(sequence)
+            states.acquire_slot(sequence)
         if not self._kv.swap_in(sequences, margin=margin):
             for sequence in sequences:
-                roster.stand(sequence)
+                states.release_slot(sequence)
             return False
         for sequence in sequences:
-            roster.start(sequence)
-            roster.run(sequence)
+            states.start(sequence)
+            states.run(sequence)
         step.resumed.update(sequences)
         return True

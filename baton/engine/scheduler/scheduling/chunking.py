@@ -1,21 +1,21 @@
-"""How many tokens of one sequence a step computes: what the budgets leave of what is missing."""
+"""Chunk size of one sequence in a step: the missing tokens, limited by the step's budgets."""
 
 from baton.engine.scheduler.scheduling.encoder_schedule import limit_chunk
-from baton.engine.scheduler.scheduling.request_states import Roster
-from baton.engine.scheduler.scheduling.step import PlannedSpan, Step
+from baton.engine.scheduler.scheduling.request_states import RequestStates
+from baton.engine.scheduler.scheduling.step import PlannedRange, Step
 from baton.engine.scheduler.sequences.config import SchedulerConfig
 from baton.engine.scheduler.sequences.sequence import Sequence
 
 
-class SpanCutter:
+class Chunker:
     """Cuts the next span of a sequence to the budgets of a step. Takes no blocks."""
 
-    def __init__(self, config: SchedulerConfig, roster: Roster) -> None:
+    def __init__(self, config: SchedulerConfig, states: RequestStates) -> None:
         self.num_drafted_tokens = 0
         self._config = config
-        self._roster = roster
+        self._states = states
 
-    def cut(self, step: Step, sequence: Sequence, start: int, budget: int) -> PlannedSpan | None:
+    def cut(self, step: Step, sequence: Sequence, start: int, budget: int) -> PlannedRange | None:
         """What of a sequence, from `start` on, fits the budgets; or None.
 
         A beam leaves its last token to the step that all of them take together, and a prompt that
@@ -26,7 +26,7 @@ class SpanCutter:
         if sequence.request.leaves_last_token:
             num_tokens -= 1
             if start == num_tokens:
-                return PlannedSpan(sequence, start, start)
+                return PlannedRange(sequence, start, start)
         num_drafts = 0
         if sequence.drafts is not None and num_tokens == start + 1:
             num_drafts = max(0, min(len(sequence.drafts), budget - 1, limit - num_tokens - 1))
@@ -34,21 +34,21 @@ class SpanCutter:
         end = min(num_tokens + num_drafts, start + budget)
         if self._config.long_prefill_threshold is not None and not num_drafts:
             end = min(end, start + self._config.long_prefill_threshold)
-        span = PlannedSpan(sequence, start, end, num_drafts)
+        span = PlannedRange(sequence, start, end, num_drafts)
         if sequence.request.encoder_inputs:
             self._limit_to_encoder(span)
         return span if span.end > start and step.takes_reads(span.end) else None
 
-    def add(self, step: Step, span: PlannedSpan) -> None:
+    def add(self, step: Step, span: PlannedRange) -> None:
         """Puts a span, whose blocks are there, into the step."""
         if span.encoder is not None:
-            self._roster.encoder.take(span.sequence.encoder_id, span.encoder.to_hold)
+            self._states.encoder.take(span.sequence.encoder_id, span.encoder.to_hold)
         self.num_drafted_tokens += span.num_drafts
         step.add(span)
 
-    def _limit_to_encoder(self, span: PlannedSpan) -> None:
+    def _limit_to_encoder(self, span: PlannedRange) -> None:
         """Shortens a span to end before an encoder input that does not fit this step."""
-        request, encoder = span.sequence.request, self._roster.encoder
+        request, encoder = span.sequence.request, self._states.encoder
         span.encoder = limit_chunk(
             request.encoder_inputs,
             span.start,

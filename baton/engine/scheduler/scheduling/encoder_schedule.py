@@ -1,4 +1,4 @@
-"""Where a chunk of a prompt has to end because of what the encoder can compute and keep."""
+"""Chunk limits of prompts with encoder inputs: the encoder's budget and the room in its cache."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput
 
 @dataclass(frozen=True, slots=True)
 class EncoderSchedule:
-    """What a chunk of one sequence needs of the encoder. Valid until another sequence takes.
+    """Encoder inputs that a chunk of one sequence needs. Valid until another sequence is scheduled.
 
     Attributes:
         end: where the chunk ends; its start if nothing of it can be computed in this step.

@@ -2,9 +2,14 @@
 
 import numpy as np
 
-from baton.engine.scheduler.scheduling.plan import Span, StepPlan, StepResult, TokenLogprobs
+from baton.engine.scheduler.scheduling.plan import (
+    ScheduledRange,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 from baton.engine.scheduler.scheduling.progress import DecodeProgress, SequenceProgress
-from baton.engine.scheduler.scheduling.request_states import Roster
+from baton.engine.scheduler.scheduling.request_states import RequestStates
 from baton.engine.scheduler.sequences.sequence import (
     FinishReason,
     Purpose,
@@ -14,14 +19,14 @@ from baton.engine.scheduler.sequences.sequence import (
 )
 
 
-class Booking:
+class OutputProcessor:
     """Brings the roster up to date with a result."""
 
-    def __init__(self, roster: Roster, vocab_size: int, block_size: int) -> None:
+    def __init__(self, states: RequestStates, vocab_size: int, block_size: int) -> None:
         self.num_accepted_tokens = 0
-        self._roster = roster
-        self._seats = roster.seats
-        self._kv = roster.kv
+        self._states = states
+        self._batch_slots = states.batch_slots
+        self._kv = states.kv
         self._block_size = block_size
         # Tokens that end some sequence; the sequence itself says whether it ends.
         self._may_end = np.zeros(vocab_size, np.bool_)
@@ -37,31 +42,33 @@ class Booking:
     # Decodes, by columns.
 
     def book_decodes(self, plan: StepPlan, result: StepResult) -> DecodeProgress:
-        columns, seats = self._seats, plan.decode_seats
-        rows = columns.is_decoding[seats].nonzero()[0]
-        tokens, ends = result.token_ids[: len(seats)], plan.decode_starts + 1
-        if len(rows) < len(seats):  # some have ended since the plan was made
-            seats, tokens, ends = seats[rows], tokens[rows], ends[rows]
+        columns, batch_slots = self._batch_slots, plan.decode_slots
+        rows = columns.is_decoding[batch_slots].nonzero()[0]
+        tokens, ends = result.token_ids[: len(batch_slots)], plan.decode_starts + 1
+        if len(rows) < len(batch_slots):  # some have ended since the plan was made
+            batch_slots, tokens, ends = batch_slots[rows], tokens[rows], ends[rows]
         lengths = ends + 1
-        columns.token_ids[seats, ends] = tokens
-        columns.num_computed[seats] = ends
-        columns.num_tokens[seats] = lengths
+        columns.token_ids[batch_slots, ends] = tokens
+        columns.num_computed[batch_slots] = ends
+        columns.num_tokens[batch_slots] = lengths
         owners = columns.owners
-        sequences: list[Sequence] = [owners[s] for s in seats.tolist()]
+        sequences: list[Sequence] = [owners[s] for s in batch_slots.tolist()]
         progress = DecodeProgress(sequences, rows, tokens, lengths)
         for i in (ends % self._block_size == 0).nonzero()[0].tolist():
             self._kv.prefixes.commit(sequences[i])
-        may_end = self._may_end[tokens] | (lengths >= columns.length_limit[seats])
+        may_end = self._may_end[tokens] | (lengths >= columns.length_limit[batch_slots])
         for i in may_end.nonzero()[0].tolist():
             sequence = sequences[i]
             reason = sequence.request.reason_to_end(int(tokens[i]), int(lengths[i]))
             if reason is not None:
-                self._roster.finish(sequence, reason)
+                self._states.finish(sequence, reason)
         return progress
 
     # Spans, one by one.
 
-    def book_span(self, index: int, span: Span, result: StepResult) -> list[SequenceProgress]:
+    def book_span(
+        self, index: int, span: ScheduledRange, result: StepResult
+    ) -> list[SequenceProgress]:
         """One span, and the sequences that fork at its end."""
         sequence = span.sequence
         num_drafts, num_accepted = span.num_drafts, 0
@@ -76,7 +83,7 @@ class Booking:
             sequence.num_computed_tokens = span.end
         sequence.drafts = None
         self._kv.prefixes.commit(sequence)
-        self._roster.encoder.release_passed(sequence.encoder_id, sequence.num_computed_tokens)
+        self._states.encoder.release_passed(sequence.encoder_id, sequence.num_computed_tokens)
         scores = result.prompt_logprobs.get(index, ())
         sequence.num_scored = max(sequence.num_scored, span.scored.stop if scores else 0)
         if span.num_samples == 0:
@@ -100,7 +107,7 @@ class Booking:
 
     def end(self, sequence: Sequence) -> SequenceProgress:
         """A sequence, in whatever place, is wanted no more; those beside it go on."""
-        self._roster.finish(sequence, FinishReason.ABORTED)
+        self._states.finish(sequence, FinishReason.ABORTED)
         return self._progress(sequence, ())
 
     def suspended(self, sequence: Sequence) -> SequenceProgress:
@@ -110,13 +117,13 @@ class Booking:
 
     def returned(self) -> list[SequenceProgress]:
         """The sequences that were given back since the last call. All their tokens were told."""
-        return [self._progress(sequence, ()) for sequence in self._roster.take_returned()]
+        return [self._progress(sequence, ()) for sequence in self._states.take_returned()]
 
     def _fork(self, parent: Sequence, count: int) -> list[Sequence]:
         if count:
-            self._roster.num_promised_seats -= parent.request.num_unforked
+            self._states.num_promised_slots -= parent.request.num_unforked
             parent.request.num_unforked = 0
-        return [self._roster.fork(parent) for _ in range(count)]
+        return [self._states.fork(parent) for _ in range(count)]
 
     def _append(
         self,
@@ -143,9 +150,9 @@ class Booking:
 
     def _settle(self, sequence: Sequence) -> None:
         if sequence.finish_reason is not None:
-            self._roster.finish(sequence, sequence.finish_reason)
+            self._states.finish(sequence, sequence.finish_reason)
         else:
-            self._roster.settle(sequence)
+            self._states.settle(sequence)
 
     def _progress(
         self,
@@ -202,18 +209,18 @@ class Booking:
         logprobs = None if result.beam_logprobs is None else result.beam_logprobs[rows]
         step = beams.advance(result.beam_token_ids[rows], result.beam_scores[rows], logprobs)
         if request.num_unforked:
-            self._roster.num_promised_seats -= request.num_unforked
+            self._states.num_promised_slots -= request.num_unforked
             request.num_unforked = 0
         if step.is_done:
             return self._finish_beams(request, parents)
         alive = {c.parent for c in step.beams}
         for i, parent in enumerate(parents):
             if i not in alive:
-                self._roster.finish(parent, FinishReason.ABORTED)
+                self._states.finish(parent, FinishReason.ABORTED)
         # All forks before any token is added: a parent goes on as its own first child.
         free = dict(enumerate(parents))
         children = [
-            free.pop(c.parent) if c.parent in free else self._roster.fork(parents[c.parent])
+            free.pop(c.parent) if c.parent in free else self._states.fork(parents[c.parent])
             for c in step.beams
         ]
         for child, continuation in zip(children, step.beams, strict=True):
@@ -229,7 +236,7 @@ class Booking:
         assert search is not None, "a result without beams"
         num_cached = beams[0].num_cached_tokens or 0
         for sequence in beams:
-            self._roster.finish(sequence, FinishReason.LENGTH)
+            self._states.finish(sequence, FinishReason.LENGTH)
         found = search.results(request.params.n)
         progress = [
             SequenceProgress(

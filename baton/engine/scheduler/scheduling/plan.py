@@ -1,7 +1,7 @@
-"""What crosses between the thinking and the computing half of the engine. Plain frozen data.
+"""Step plan and step result: the data between scheduler and model runner. Plain and frozen.
 
-The tokens themselves and the block tables are in the columns of `Seats`; a plan says which rows,
-from where to where, and what is to be done to the pools before.
+Tokens and block tables are in the arrays of `BatchSlots`; a plan names rows, the range of each, and
+the block moves that come before.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ScheduledRange:
     """The tokens [start, end) of one sequence that is not a plain decode.
 
     Attributes:
@@ -62,16 +62,16 @@ class StepPlan:
     The batch is flat: the tokens of the plain decodes, one each, then those of `spans` in order.
 
     Attributes:
-        decode_seats: `[num_decodes]`, the seats that advance by one token.
+        decode_slots: `[num_decodes]`, the slots that advance by one token.
         decode_starts: `[num_decodes]`, the position of that token.
         made_progress: whether the next step could do more than this one; if nothing was planned
             and nobody moved, only a command can change that.
-        seated: sequences that took their seat since the last plan.
+        new_slots: sequences that acquired a slot since the last plan.
         forgotten: sequences that ended or left since the last plan, each exactly once.
         sample_rows: `[num_rows]`, of the flat batch, whose logits choose a token.
-        sample_seats, sample_indices, sample_lengths: `[num_rows]`, the seat, the sequence index
+        sample_slots, sample_indices, sample_lengths: `[num_rows]`, the slot, the sequence index
             and the number of tokens before the chosen one.
-        beam_rows, beam_seats, beam_lengths: `[num_beams]`, the same for rows that yield
+        beam_rows, beam_slots, beam_lengths: `[num_beams]`, the same for rows that yield
             candidates.
         num_beam_candidates: per such row.
         swap_out, copies, cleared, swap_in: to be done to the pools first, in this order. Copies
@@ -80,20 +80,20 @@ class StepPlan:
         preempted: for each sequence that had to make room its request, and what became of its KV.
     """
 
-    decode_seats: Int64Array
+    decode_slots: Int64Array
     decode_starts: Int64Array
-    spans: tuple[Span, ...]
-    seated: "tuple[Sequence, ...]"
+    spans: tuple[ScheduledRange, ...]
+    new_slots: "tuple[Sequence, ...]"
     forgotten: tuple[tuple[str, int], ...]
     external: tuple[ExternalAllocation, ...]
     num_tokens: int
     made_progress: bool
     sample_rows: Int64Array
-    sample_seats: Int64Array
+    sample_slots: Int64Array
     sample_indices: Int64Array
     sample_lengths: Int64Array
     beam_rows: Int64Array
-    beam_seats: Int64Array
+    beam_slots: Int64Array
     beam_lengths: Int64Array
     num_beam_candidates: int
     swap_out: tuple[BlockMove, ...]
@@ -124,7 +124,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step chose.
+    """Result of one step: the chosen tokens.
 
     Attributes:
         token_ids: `[num_rows]`, for the plan's sampled rows.

@@ -4,12 +4,12 @@ import numpy as np
 import numpy.typing as npt
 
 from baton.engine.scheduler.scheduling.admission import Admission
-from baton.engine.scheduler.scheduling.chunking import SpanCutter
-from baton.engine.scheduler.scheduling.plan import Span, StepPlan
+from baton.engine.scheduler.scheduling.chunking import Chunker
+from baton.engine.scheduler.scheduling.plan import ScheduledRange, StepPlan
 from baton.engine.scheduler.scheduling.policy import DecodeTurn, Policy
 from baton.engine.scheduler.scheduling.preemptor import Preemptor
-from baton.engine.scheduler.scheduling.request_states import Roster
-from baton.engine.scheduler.scheduling.step import PlannedSpan, Step
+from baton.engine.scheduler.scheduling.request_states import RequestStates
+from baton.engine.scheduler.scheduling.step import PlannedRange, Step
 from baton.engine.scheduler.scheduling.waiting_queue import order_of
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
 from baton.engine.scheduler.sequences.config import PreemptionCosts, SchedulerConfig
@@ -32,19 +32,19 @@ class Planner:
     """
 
     def __init__(
-        self, config: SchedulerConfig, policy: Policy, roster: Roster, costs: PreemptionCosts
+        self, config: SchedulerConfig, policy: Policy, states: RequestStates, costs: PreemptionCosts
     ) -> None:
-        self.spans = SpanCutter(config, roster)
-        self.admission = Admission(config, roster, self.spans)
-        self.preemptor = Preemptor(config, roster, costs)
+        self.spans = Chunker(config, states)
+        self.admission = Admission(config, states, self.spans)
+        self.preemptor = Preemptor(config, states, costs)
         self._config = config
         self._policy = policy
-        self._roster = roster
-        self._seats = roster.seats
-        self._kv = roster.kv
+        self._states = states
+        self._batch_slots = states.batch_slots
+        self._kv = states.kv
 
     def fill(self) -> Step:
-        """The next step. Takes seats and blocks, and preempts, as it needs to."""
+        """The next step. Takes slots and blocks, and preempts, as it needs to."""
         config = self._config
         reads = np.inf if config.max_cache_reads is None else config.max_cache_reads
         step = Step(config.max_num_batched_tokens, reads)
@@ -58,11 +58,11 @@ class Planner:
                 self.admission.add_new(step)
                 self._add_decodes(step)
             case DecodeTurn.BY_RANK:
-                self._add_special(step, np.sort(self._seats.rank[self._roster.decoding]))
+                self._add_special(step, np.sort(self._batch_slots.rank[self._states.decoding]))
                 self._add_decodes(step)
                 self.admission.add_new(step)
         if step.num_preempted:
-            step.keep_decodes(self._seats.is_decoding[step.decode_seats])
+            step.keep_decodes(self._batch_slots.is_decoding[step.decode_slots])
         if step.is_empty and step.num_preempted:
             self._add_special(step)  # whoever was passed over may go on with what was given up
         if step.is_empty and not step.resumed:
@@ -75,44 +75,46 @@ class Planner:
         the others. What `plan` certainly ends is left out. None: it must be waited for, or somebody
         who waits could be let in.
         """
-        roster, columns, config = self._roster, self._seats, self._config
+        states, columns, config = self._states, self._batch_slots, self._config
         of_spans = [span.sequence for span in plan.spans]
-        if len(plan.decode_seats) != len(roster.decoding) or not roster.only_goes_on(of_spans):
+        if len(plan.decode_slots) != len(states.decoding) or not states.only_goes_on(of_spans):
             return None
         if of_spans and not (self._puts_decodes_first and all(map(_goes_on_plainly, plan.spans))):
             return None
-        seats, starts = self._decodes_behind(plan)
+        batch_slots, starts = self._decodes_behind(plan)
         reads = np.inf if config.max_cache_reads is None else config.max_cache_reads
-        if int((starts + 1).sum()) > reads or len(seats) > config.max_num_batched_tokens:
+        if int((starts + 1).sum()) > reads or len(batch_slots) > config.max_num_batched_tokens:
             return None
         num_missing = sum(s.sequence.num_tokens - s.end for s in plan.spans)
-        if self._could_let_in(len(seats) + num_missing):
+        if self._could_let_in(len(batch_slots) + num_missing):
             return None
-        due = seats[starts >= columns.num_covered[seats]]
+        due = batch_slots[starts >= columns.num_covered[batch_slots]]
         if len(due) and not self._kv.grow_decodes(due):
             return None
         step = Step(config.max_num_batched_tokens, reads)
-        step.add_decodes(seats, starts, columns.sequence_index[seats])
+        step.add_decodes(batch_slots, starts, columns.sequence_index[batch_slots])
         for span in sorted(plan.spans, key=lambda s: order_of(s.sequence)):
             if not span.num_samples:
                 self._add_next_chunk(step, span.sequence, span.end)
         return None if step.is_empty else step
 
     def _decodes_behind(self, plan: StepPlan) -> tuple[Int64Array, Int64Array]:
-        """Which seats have one more token behind `plan`, in its order, and where: its decodes and
+        """Which slots have one more token behind `plan`, in its order, and where: its decodes and
         the prompts that it ends, without what certainly ends with it."""
         ended = [span for span in plan.spans if span.num_samples]
-        seats = np.append(plan.decode_seats, [s.sequence.seat for s in ended]).astype(np.int64)
+        batch_slots = np.append(plan.decode_slots, [s.sequence.batch_slot for s in ended]).astype(
+            np.int64
+        )
         starts = np.append(plan.decode_starts + 1, [s.end for s in ended]).astype(np.int64)
-        goes_on = starts + 1 < self._seats.length_limit[seats]
+        goes_on = starts + 1 < self._batch_slots.length_limit[batch_slots]
         generates = [s.sequence.request.purpose is Purpose.GENERATE for s in ended]
-        goes_on[len(plan.decode_seats) :] &= np.array(generates, np.bool_)
-        return seats[goes_on], starts[goes_on]
+        goes_on[len(plan.decode_slots) :] &= np.array(generates, np.bool_)
+        return batch_slots[goes_on], starts[goes_on]
 
     def _could_let_in(self, num_due: int) -> bool:
         """Whether a step in which so many tokens are due might have a place for who waits."""
-        config, head = self._config, self._roster.waiting.head()
-        if head is None or self._roster.num_free_seats < 1:
+        config, head = self._config, self._states.waiting.head()
+        if head is None or self._states.num_free_slots < 1:
             return False
         is_full = num_due >= config.max_num_batched_tokens and config.long_prefill_threshold is None
         return not is_full or head.request.kv_source is KvSource.EXTERNAL
@@ -132,38 +134,40 @@ class Planner:
 
     def _add_decodes(self, step: Step) -> None:
         """One token for each plain decode, as far as the budgets reach."""
-        columns, seats = self._seats, self._roster.decoding
+        columns, batch_slots = self._batch_slots, self._states.decoding
         if step.num_preempted:
-            seats = seats[columns.is_decoding[seats]]
-        if not len(seats) or step.num_tokens <= 0:
+            batch_slots = batch_slots[columns.is_decoding[batch_slots]]
+        if not len(batch_slots) or step.num_tokens <= 0:
             return
-        if step.num_tokens < len(seats):
-            seats = seats[np.argsort(columns.rank[seats], kind="stable")[: step.num_tokens]]
-        starts = columns.num_computed[seats]
+        if step.num_tokens < len(batch_slots):
+            batch_slots = batch_slots[
+                np.argsort(columns.rank[batch_slots], kind="stable")[: step.num_tokens]
+            ]
+        starts = columns.num_computed[batch_slots]
         if step.num_cache_reads != np.inf:
             fitting = np.cumsum(starts + 1) <= step.num_cache_reads
             fitting[0] |= step.is_empty
-            seats, starts = seats[fitting], starts[fitting]
-        due = seats[starts >= columns.num_covered[seats]]
+            batch_slots, starts = batch_slots[fitting], starts[fitting]
+        due = batch_slots[starts >= columns.num_covered[batch_slots]]
         if len(due) and not self._kv.grow_decodes(due):
             preempted = step.num_preempted
-            for seat in due.tolist():
-                sequence = columns.owners[seat]
-                if sequence is not None and columns.is_decoding[seat]:
+            for batch_slot in due.tolist():
+                sequence = columns.owners[batch_slot]
+                if sequence is not None and columns.is_decoding[batch_slot]:
                     self.preemptor.grow(step, sequence, sequence.num_computed_tokens + 1)
             if step.num_preempted != preempted:
-                left = columns.is_decoding[seats]
-                seats, starts = seats[left], starts[left]
-        step.add_decodes(seats, starts, columns.sequence_index[seats])
+                left = columns.is_decoding[batch_slots]
+                batch_slots, starts = batch_slots[left], starts[left]
+        step.add_decodes(batch_slots, starts, columns.sequence_index[batch_slots])
 
     # Everything else that runs, one by one.
 
     def _add_special(self, step: Step, decode_ranks: _Ranks | None = None) -> None:
         """In the policy's order; with `decode_ranks` the decodes that rank before a sequence are
         left their tokens."""
-        if not self._roster.special:
+        if not self._states.special:
             return
-        for sequence in sorted(self._roster.special, key=order_of):
+        for sequence in sorted(self._states.special, key=order_of):
             if sequence.status is not SequenceStatus.RUNNING or sequence in step.spans:
                 continue
             request, budget = sequence.request, step.num_tokens
@@ -190,7 +194,7 @@ class Planner:
             if not self.preemptor.grow(step, sequence, sequence.num_tokens):
                 return
         for sequence in members:
-            step.add(PlannedSpan(sequence, sequence.num_computed_tokens, sequence.num_tokens))
+            step.add(PlannedRange(sequence, sequence.num_computed_tokens, sequence.num_tokens))
 
 
 def _is_level(sequence: Sequence) -> bool:
@@ -199,7 +203,7 @@ def _is_level(sequence: Sequence) -> bool:
     return is_running and sequence.num_tokens == sequence.num_computed_tokens + 1
 
 
-def _goes_on_plainly(span: Span) -> bool:
+def _goes_on_plainly(span: ScheduledRange) -> bool:
     """What comes behind this span is known but for the token: no forks, drafts, scores or images,
     and nothing that its grammar or its beams decide."""
     sequence, request = span.sequence, span.sequence.request

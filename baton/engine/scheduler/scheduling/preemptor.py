@@ -1,4 +1,5 @@
-"""Who has to make room for whom, and what becomes of its KV. Lets nobody in.
+"""Preemption: which sequence is preempted, and whether its KV is recomputed, swapped or returned.
+Admits nothing.
 
 There are three ways. A sequence is *computed again* here, its KV is *swapped* to host memory and
 back, or its request is *given back* to be placed anew: a worker that has its prompt cached computes
@@ -15,7 +16,7 @@ figures compare best that come from one source, and a worker that has prompts co
 measures little itself. That each way has to wait for room is left out.
 """
 
-from baton.engine.scheduler.scheduling.request_states import Roster
+from baton.engine.scheduler.scheduling.request_states import RequestStates
 from baton.engine.scheduler.scheduling.step import Step
 from baton.engine.scheduler.scheduling.waiting_queue import order_of
 from baton.engine.scheduler.sequences.config import Preemption, PreemptionCosts, SchedulerConfig
@@ -30,14 +31,16 @@ class Preemptor:
             given back is among the first.
     """
 
-    def __init__(self, config: SchedulerConfig, roster: Roster, costs: PreemptionCosts) -> None:
+    def __init__(
+        self, config: SchedulerConfig, states: RequestStates, costs: PreemptionCosts
+    ) -> None:
         self.num_preemptions = 0
         self.num_swaps = 0
         self.num_returns = 0
         self._config = config
-        self._roster = roster
+        self._states = states
         self._costs = costs
-        self._kv = roster.kv
+        self._kv = states.kv
 
     def grow(self, step: Step, sequence: Sequence, num_tokens: int) -> bool:
         """Blocks for a running sequence, at the cost of those that rank behind it. False: it was
@@ -61,7 +64,7 @@ class Preemptor:
     def _victim(self) -> Sequence | None:
         """The last in the policy's order. Never a prefill for another worker, whose blocks may be
         on their way; it has what it needs reserved, unless others share what its window passes."""
-        running = self._roster.running()
+        running = self._states.running()
         may_leave = (s for s in running if s.request.purpose is Purpose.GENERATE)
         return max(may_leave, key=order_of, default=None)
 
@@ -84,13 +87,13 @@ class Preemptor:
         match way:
             case Preemption.SWAP:
                 self.num_swaps += len(together)
-                self._roster.swap_out(together)
+                self._states.swap_out(together)
             case Preemption.RETURN:
                 self.num_returns += 1
-                self._roster.give_back(victim)
+                self._states.give_back(victim)
             case _:
                 for sequence in together:
-                    self._roster.requeue(sequence)
+                    self._states.requeue(sequence)
 
     def _way(self, siblings: list[Sequence], *, may_swap: bool) -> Preemption:
         """The one that was set, where it is open; else to compute again. Of all that are open the

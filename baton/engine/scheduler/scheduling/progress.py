@@ -1,4 +1,4 @@
-"""What a step changed about its sequences. Plain data."""
+"""Progress of sequences in one step. Plain data."""
 
 from dataclasses import dataclass
 
@@ -29,7 +29,7 @@ class DecodeProgress:
 
 @dataclass(frozen=True, slots=True)
 class SequenceProgress:
-    """What happened to one sequence that was not a plain decode.
+    """Progress of one sequence that was not a plain decode.
 
     Attributes:
         index: of the sequence in its request; of a finished beam, its place.

@@ -1,10 +1,11 @@
-"""Where every sequence is, and the moves from place to place. Decides nothing.
+"""States of all requests: waiting, running, swapped, kept, and the transitions between them.
+Decides nothing.
 
 A sequence that has not ended is in exactly one place:
 
     waiting, preempted    no blocks
-    awaiting_kv           a seat and blocks that another worker fills
-    decoding, special     a seat and blocks, running: plain decodes, and everything else, such as
+    awaiting_kv           a slot and blocks that another worker fills
+    decoding, special     a slot and blocks, running: plain decodes, and everything else, such as
                           decodes that have drafts
     swapped               blocks in host memory
     kept                  finished or suspended, blocks held until released
@@ -17,7 +18,7 @@ import numpy as np
 from baton.engine.scheduler.kv.encoder_cache import NO_ENCODER_STEP, EncoderCache, EncoderStep
 from baton.engine.scheduler.kv.kv_cache_manager import KvCacheManager
 from baton.engine.scheduler.scheduling.waiting_queue import WaitingQueue, order_of
-from baton.engine.scheduler.sequences.batch_slots import Int64Array, Seats
+from baton.engine.scheduler.sequences.batch_slots import BatchSlots, Int64Array
 from baton.engine.scheduler.sequences.sequence import (
     FinishReason,
     Purpose,
@@ -29,11 +30,11 @@ from baton.engine.scheduler.sequences.sequence import (
 NO_SEATS: Int64Array = np.zeros(0, np.int64)
 
 
-class Roster:
+class RequestStates:
     """All sequences of one engine."""
 
-    def __init__(self, seats: Seats, kv: KvCacheManager, encoder: EncoderCache) -> None:
-        self.seats = seats
+    def __init__(self, batch_slots: BatchSlots, kv: KvCacheManager, encoder: EncoderCache) -> None:
+        self.batch_slots = batch_slots
         self.kv = kv
         self.encoder = encoder
         self.requests: dict[str, Request] = {}
@@ -46,10 +47,10 @@ class Roster:
         self.resuming: dict[Sequence, None] = {}
         self.awaiting_kv: dict[str, Sequence] = {}
         self.kept: dict[str, Sequence] = {}
-        self.seated: list[Sequence] = []
+        self.new_slots: list[Sequence] = []
         self.forgotten: list[tuple[str, int]] = []
         self.returned: list[Sequence] = []
-        self.num_promised_seats = 0
+        self.num_promised_slots = 0
         self._known_to_runner: set[tuple[str, int]] = set()
         self._joining: list[int] = []
         self._has_left = False
@@ -68,25 +69,25 @@ class Roster:
 
     # Moving.
 
-    def sit(self, sequence: Sequence) -> None:
-        """Takes a free seat; until it is `seated`, it may be given back by `stand`."""
-        sequence.sit(self.seats)
+    def acquire_slot(self, sequence: Sequence) -> None:
+        """Takes a free slot; until it is `new_slots`, it may be given back by `release_slot`."""
+        sequence.acquire_slot(self.batch_slots)
 
-    def stand(self, sequence: Sequence) -> None:
-        """Takes back what `sit` did."""
-        sequence.leave()
+    def release_slot(self, sequence: Sequence) -> None:
+        """Takes back what `acquire_slot` did."""
+        sequence.release_slot()
 
     def start(self, sequence: Sequence) -> None:
-        """A sequence that waited has a seat and blocks now, or comes back from host memory."""
-        self.num_promised_seats += sequence.request.num_unforked
-        self.seated.append(sequence)
+        """A sequence that waited has a slot and blocks now, or comes back from host memory."""
+        self.num_promised_slots += sequence.request.num_unforked
+        self.new_slots.append(sequence)
 
     def await_kv(self, sequence: Sequence) -> None:
         sequence.status = SequenceStatus.AWAITING_KV
         self.awaiting_kv[sequence.request.request_id] = sequence
 
     def run(self, sequence: Sequence) -> None:
-        """It has a seat and blocks, and something to compute."""
+        """It has a slot and blocks, and something to compute."""
         sequence.status = SequenceStatus.RUNNING
         self.special[sequence] = None
         if sequence.request.speculates:
@@ -99,20 +100,20 @@ class Roster:
         if sequence.is_plain and sequence.num_tokens == sequence.num_computed_tokens + 1:
             self.kv.reservations.release(sequence)
             del self.special[sequence]
-            self.seats.is_decoding[sequence.seat] = True
-            self._joining.append(sequence.seat)
+            self.batch_slots.is_decoding[sequence.batch_slot] = True
+            self._joining.append(sequence.batch_slot)
 
     def single_out(self, sequence: Sequence) -> None:
         """Takes a running sequence, which has drafts now, from the plain decodes, if it is one."""
         if sequence.status is SequenceStatus.RUNNING and sequence not in self.special:
-            self.seats.is_decoding[sequence.seat] = False
+            self.batch_slots.is_decoding[sequence.batch_slot] = False
             self._has_left = True
             self.special[sequence] = None
 
     def requeue(self, sequence: Sequence) -> None:
         """Gives up its blocks, to be computed again from what is still cached."""
         self.kv.free(sequence)
-        self._leave_seat(sequence)
+        self._release_slot(sequence)
         sequence.status = SequenceStatus.WAITING
         sequence.num_preemptions += 1
         self.preempted.push(sequence)
@@ -121,7 +122,7 @@ class Roster:
         """Sequences that share blocks go to host memory together."""
         self.kv.swap_out(sequences)
         for sequence in sequences:
-            self._leave_seat(sequence)
+            self._release_slot(sequence)
             sequence.status = SequenceStatus.SWAPPED
             sequence.num_preemptions += 1
         self.swapped.append(sequences)
@@ -135,9 +136,9 @@ class Roster:
         child.num_cached_tokens = parent.num_cached_tokens
         child.num_scored = parent.num_scored
         self._enter(child)
-        child.sit(self.seats)
+        child.acquire_slot(self.batch_slots)
         self.kv.fork(parent, child)
-        self.seated.append(child)
+        self.new_slots.append(child)
         self.run(child)
         return child
 
@@ -149,7 +150,7 @@ class Roster:
             if first.num_tokens > first.num_computed_tokens + 1:
                 continue
             outputs, request.outputs = request.outputs, ()
-            self.num_promised_seats -= request.num_unforked
+            self.num_promised_slots -= request.num_unforked
             request.num_unforked = 0
             for index, output in enumerate(outputs, request.sequence_index):
                 if output is not None and index != first.index:
@@ -162,8 +163,8 @@ class Roster:
     def refresh(self) -> None:
         """Brings `decoding` up to date with `settle` and with those that have left."""
         if self._has_left:
-            self.decoding = self.decoding[self.seats.is_decoding[self.decoding]]
-            self._joining = [s for s in self._joining if self.seats.is_decoding[s]]
+            self.decoding = self.decoding[self.batch_slots.is_decoding[self.decoding]]
+            self._joining = [s for s in self._joining if self.batch_slots.is_decoding[s]]
             self._has_left = False
         if self._joining:
             joining = np.array(self._joining, np.int64)
@@ -189,7 +190,7 @@ class Roster:
                 self._keep(sequence)
                 return
             self.kv.free(sequence)
-            self._leave_seat(sequence)
+            self._release_slot(sequence)
         self._forget(sequence)
 
     def give_back(self, sequence: Sequence) -> None:
@@ -206,7 +207,7 @@ class Roster:
 
     def _keep(self, sequence: Sequence) -> None:
         self.kv.reservations.release(sequence)
-        self._leave_seat(sequence)
+        self._release_slot(sequence)
         sequence.status = SequenceStatus.KEPT
         self.kept[sequence.request.request_id] = sequence
 
@@ -217,17 +218,17 @@ class Roster:
             self.kv.free(sequence)
             self._forget(sequence)
 
-    def take_seated(self) -> list[Sequence]:
-        """Sequences that took a seat since the last call, and still have it."""
-        if not self.seated:
+    def take_new_slots(self) -> list[Sequence]:
+        """Sequences that took a slot since the last call, and still have it."""
+        if not self.new_slots:
             return []
-        seated = [s for s in self.seated if s.seats is not None]
-        self.seated = []
-        self._known_to_runner.update(s.key for s in seated)
-        return seated
+        new_slots = [s for s in self.new_slots if s.batch_slots is not None]
+        self.new_slots = []
+        self._known_to_runner.update(s.key for s in new_slots)
+        return new_slots
 
     def take_forgotten(self) -> list[tuple[str, int]]:
-        """Sequences the runner knew that have lost their seat since the last call."""
+        """Sequences the runner knew that have lost their slot since the last call."""
         forgotten, self.forgotten = self.forgotten, []
         return forgotten
 
@@ -244,15 +245,15 @@ class Roster:
         due = tuple((holder.partition(".")[2], item) for holder, item in step.to_compute)
         return EncoderStep(step.freed, due)
 
-    def _leave_seat(self, sequence: Sequence) -> None:
-        if self.seats.is_decoding[sequence.seat]:
+    def _release_slot(self, sequence: Sequence) -> None:
+        if self.batch_slots.is_decoding[sequence.batch_slot]:
             self._has_left = True
         self.special.pop(sequence, None)
         self.speculating.pop(sequence, None)
         self.resuming.pop(sequence, None)
         self.encoder.release_all(sequence.encoder_id)
-        self.num_promised_seats -= sequence.request.num_unforked
-        sequence.leave()
+        self.num_promised_slots -= sequence.request.num_unforked
+        sequence.release_slot()
         if sequence.key in self._known_to_runner:
             self._known_to_runner.remove(sequence.key)
             self.forgotten.append(sequence.key)
@@ -273,9 +274,9 @@ class Roster:
     # Questions.
 
     @property
-    def num_free_seats(self) -> int:
-        """Seats that are neither taken nor promised to forks."""
-        return self.seats.num_free - self.num_promised_seats
+    def num_free_slots(self) -> int:
+        """Slots that are neither taken nor promised to forks."""
+        return self.batch_slots.num_free - self.num_promised_slots
 
     def only_goes_on(self, special: Collection[Sequence]) -> bool:
         """Whether the plain decodes and these others are all that runs or comes back: none joins
@@ -285,20 +286,20 @@ class Roster:
 
     @property
     def num_running(self) -> int:
-        return int(np.count_nonzero(self.seats.is_decoding)) + len(self.special)
+        return int(np.count_nonzero(self.batch_slots.is_decoding)) + len(self.special)
 
     def sequences(self) -> list[Sequence]:
         return [s for request in self.requests.values() for s in request.sequences]
 
     def running(self) -> Iterable[Sequence]:
-        for seat in (*self.decoding.tolist(), *self._joining):
-            sequence = self.seats.owners[seat]
-            if sequence is not None and self.seats.is_decoding[seat]:
+        for batch_slot in (*self.decoding.tolist(), *self._joining):
+            sequence = self.batch_slots.owners[batch_slot]
+            if sequence is not None and self.batch_slots.is_decoding[batch_slot]:
                 yield sequence
         yield from self.special
 
     def check_integrity(self) -> None:
-        """Asserts that each sequence is in one place, and that places, seats and blocks agree."""
+        """Asserts that each sequence is in one place, and that places, slots and blocks agree."""
         sequences = self.sequences()
         self.kv.check_integrity(sequences)
         self.encoder.check_integrity()
@@ -315,9 +316,13 @@ class Roster:
         runs = {s for s in sequences if s.status is SequenceStatus.RUNNING}
         assert self.speculating.keys() == {s for s in runs if s.request.speculates}
         assert self.resuming.keys() == {s for s in runs if s.request.outputs}
-        seated = {s for s in sequences if s.seats is not None}
-        assert seated == {s for s in self.seats.owners if s is not None}, "a seat without its owner"
-        assert len(seated) + self.seats.num_free == len(self.seats.owners), "a seat is lost"
-        assert self.num_free_seats >= 0, "more seats promised than free"
+        new_slots = {s for s in sequences if s.batch_slots is not None}
+        assert new_slots == {s for s in self.batch_slots.owners if s is not None}, (
+            "a slot without its owner"
+        )
+        assert len(new_slots) + self.batch_slots.num_free == len(self.batch_slots.owners), (
+            "a slot is lost"
+        )
+        assert self.num_free_slots >= 0, "more slots promised than free"
         assert len(self.waiting) == sum(1 for _ in self.waiting), "the queue miscounts"
         assert len(self.preempted) == sum(1 for _ in self.preempted), "the queue miscounts"

@@ -1,13 +1,13 @@
-"""Who computes how many tokens in the next step. Pure policy: no torch, clock, thread or I/O.
+"""Scheduler: plans the tokens of each sequence in the next step. Pure policy: no torch, clock,
+thread or I/O.
 
 There are no phases. Each sequence has `num_tokens` and `num_computed_tokens`, and the scheduler
 lets the second catch up with the first under budgets. A prefill is a sequence that is far behind,
 a decode one that is one token behind; both go into one step. Plain decodes advance by array
-operations over the columns of `Seats`; whatever is special about a sequence is a `Span`.
+operations over `BatchSlots`; every other sequence has a `ScheduledRange`.
 
-The work is in three rooms: `Roster` knows where every sequence is; `Planner` fills a step, with
-what `Admission` lets in and the room that `Preemptor` makes; `Booking` brings the roster up to date
-with what the step has computed.
+`RequestStates` holds the state of every sequence; `Planner` fills a step, with what `Admission`
+admits and the room that `Preemptor` makes; `OutputProcessor` applies the results of the step.
 """
 
 from collections import deque
@@ -22,15 +22,15 @@ from baton.engine.scheduler.kv.encoder_cache import EncoderCache
 from baton.engine.scheduler.kv.kv_cache_manager import KvCacheManager
 from baton.engine.scheduler.kv.memory_report import MemoryReport, report_memory
 from baton.engine.scheduler.kv.pinned_blocks import Tables
-from baton.engine.scheduler.scheduling.output_processing import Booking
+from baton.engine.scheduler.scheduling.output_processing import OutputProcessor
 from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult
 from baton.engine.scheduler.scheduling.planner import Planner
 from baton.engine.scheduler.scheduling.policy import POLICIES
 from baton.engine.scheduler.scheduling.progress import SequenceProgress, StepProgress
-from baton.engine.scheduler.scheduling.request_states import Roster
+from baton.engine.scheduler.scheduling.request_states import RequestStates
 from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
 from baton.engine.scheduler.scheduling.step import Step
-from baton.engine.scheduler.sequences.batch_slots import Seats, TokenArray
+from baton.engine.scheduler.sequences.batch_slots import BatchSlots, TokenArray
 from baton.engine.scheduler.sequences.config import PreemptionCosts, SchedulerConfig
 from baton.engine.scheduler.sequences.encoder_inputs import check_encoder_inputs
 from baton.engine.scheduler.sequences.sequence import (
@@ -50,18 +50,20 @@ class Scheduler:
         self.config = config
         self.costs = PreemptionCosts()
         capacity = config.max_model_len + config.max_drafts + 1
-        self.seats = Seats(config.max_num_seqs, capacity, config.block_size, len(groups))
+        self.batch_slots = BatchSlots(config.max_num_seqs, capacity, config.block_size, len(groups))
         self._kv = KvCacheManager(
             groups,
-            self.seats,
+            self.batch_slots,
             config.block_size,
             max_chunk=config.max_num_batched_tokens,
             prefix_caching=config.prefix_caching,
         )
         self._policy = POLICIES[config.policy]
-        self._roster = Roster(self.seats, self._kv, EncoderCache(config.encoder_cache_tokens))
-        self._planner = Planner(config, self._policy, self._roster, self.costs)
-        self._booking = Booking(self._roster, config.vocab_size, config.block_size)
+        self._states = RequestStates(
+            self.batch_slots, self._kv, EncoderCache(config.encoder_cache_tokens)
+        )
+        self._planner = Planner(config, self._policy, self._states, self.costs)
+        self._outputs_of_steps = OutputProcessor(self._states, config.vocab_size, config.block_size)
         self._cancelled: deque[str] = deque()
         self._num_arrived = 0
         self._num_steps = 0
@@ -84,15 +86,15 @@ class Scheduler:
                     self.config.encoder_cache_tokens,
                     self.config.encoder_budget,
                 )
-            assert request.request_id not in self._roster.requests, "a request id twice"
+            assert request.request_id not in self._states.requests, "a request id twice"
             request.arrival = self._num_arrived
             request.rank = self._policy.rank(request, self._num_arrived, self._num_steps)
             self._num_arrived += 1
-            self._booking.watch(request.stop_token_ids | request.eos_token_ids)
-            self._roster.add(request)
+            self._outputs_of_steps.watch(request.stop_token_ids | request.eos_token_ids)
+            self._states.add(request)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._roster.requests
+        return request_id in self._states.requests
 
     def cancel(self, *request_ids: str) -> None:
         """Ends requests at the next `schedule` or `apply`. From any thread; idempotent."""
@@ -103,13 +105,13 @@ class Scheduler:
         were here."""
         ended = []
         for request_id in request_ids:
-            request = self._roster.requests.get(request_id)
+            request = self._states.requests.get(request_id)
             if request is not None:
-                self._roster.release(request_id)
+                self._states.release(request_id)
                 for sequence in tuple(request.sequences):
-                    self._roster.finish(sequence, FinishReason.ABORTED)
+                    self._states.finish(sequence, FinishReason.ABORTED)
                 ended.append(request)
-        self._roster.refresh()
+        self._states.refresh()
         return ended
 
     def end_sequence(self, request_id: str, index: int) -> SequenceProgress | None:
@@ -119,19 +121,19 @@ class Scheduler:
         Does nothing and returns None where it has ended, stopped or not begun, and for sequences
         that are ranked in the end, of which none can be missing.
         """
-        request = self._roster.requests.get(request_id)
+        request = self._states.requests.get(request_id)
         if request is None or request.awaits_fork or request.params.is_ranked:
             return None
         for sequence in request.sequences:
             if sequence.index == index and sequence.status is not SequenceStatus.KEPT:
-                progress = self._booking.end(sequence)
-                self._roster.refresh()
+                progress = self._outputs_of_steps.end(sequence)
+                self._states.refresh()
                 return progress
         return None
 
     def release(self, request_id: str) -> None:
         """Frees the blocks of a finished request that kept them. Idempotent."""
-        self._roster.release(request_id)
+        self._states.release(request_id)
 
     def pause(self) -> None:
         """Starts nothing new from now on; what has begun goes on."""
@@ -143,7 +145,7 @@ class Scheduler:
     def shutdown(self) -> list[Request]:
         """Ends everything, and starts nothing any more. Returns what was here."""
         self.pause()
-        return self.abort(*self._roster.requests)
+        return self.abort(*self._states.requests)
 
     # KV that another worker computes, or takes over.
 
@@ -157,7 +159,7 @@ class Scheduler:
 
         Returns None if the request has ended meanwhile, or no token was given.
         """
-        sequence = self._roster.awaiting_kv.pop(request_id, None)
+        sequence = self._states.awaiting_kv.pop(request_id, None)
         if sequence is None:
             return None
         request = sequence.request
@@ -169,11 +171,11 @@ class Scheduler:
         sequence.num_computed_tokens = sequence.num_tokens - (token_id is None)
         sequence.num_scored = request.num_prompt_tokens  # by whoever computed them
         self._kv.prefixes.commit(sequence)
-        self._roster.run(sequence)
+        self._states.run(sequence)
         if token_id is None:
             sequence.shares_tail = True
             return None
-        return self._booking.append_given(sequence, token_id, logprob)
+        return self._outputs_of_steps.append_given(sequence, token_id, logprob)
 
     def _commit_prefix(self, sequence: Sequence) -> None:
         """The beginning of a sequence was cached elsewhere and is here now: an external hit."""
@@ -183,14 +185,14 @@ class Scheduler:
         self._planner.admission.num_hit_tokens += num_pulled
         sequence.num_cached_tokens = sequence.num_computed_tokens = num_tokens
         self._kv.prefixes.commit(sequence)
-        self._roster.run(sequence)
+        self._states.run(sequence)
 
     def fail_external(self, request_id: str) -> None:
         """The awaited KV will not come: it is computed here. Idempotent."""
-        sequence = self._roster.awaiting_kv.pop(request_id, None)
+        sequence = self._states.awaiting_kv.pop(request_id, None)
         if sequence is not None:
             sequence.request.kv_source = KvSource.LOCAL
-            self._roster.requeue(sequence)
+            self._states.requeue(sequence)
 
     def suspend(self, request_id: str) -> SequenceProgress | None:
         """Stops a request of one sequence behind its last token. Its blocks stay as they are until
@@ -198,19 +200,19 @@ class Scheduler:
 
         None, and no change, unless it runs and the KV of all but that token is computed.
         """
-        request = self._roster.requests.get(request_id)
+        request = self._states.requests.get(request_id)
         if request is None or request.awaits_fork or len(request.sequences) > 1:
             return None
         (sequence,) = request.sequences
         is_level = sequence.num_tokens == sequence.num_computed_tokens + 1
         if sequence.status is not SequenceStatus.RUNNING or not is_level:
             return None
-        self._roster.suspend(sequence)
-        self._roster.refresh()
-        return self._booking.suspended(sequence)
+        self._states.suspend(sequence)
+        self._states.refresh()
+        return self._outputs_of_steps.suspended(sequence)
 
     def pin(self, name: str, hashes: SequenceOf[BlockHash]) -> Tables:
-        """Holds the longest cached run of these blocks until `unpin`; see `Pins.pin`."""
+        """Holds the longest cached run of these blocks until `unpin`; see `PinnedBlocks.pin`."""
         return self._kv.pins.pin(name, hashes)
 
     def unpin(self, name: str) -> None:
@@ -224,14 +226,14 @@ class Scheduler:
         drafts = np.array(token_ids[: self.config.max_drafts], np.int32)
         if len(drafts):
             sequence.drafts = drafts
-            self._roster.single_out(sequence)
+            self._states.single_out(sequence)
 
     def schedule(self) -> StepPlan:
         """Plans the next step. The plan holds until `apply`; nothing else may be called between,
         except what ends requests, and `schedule_ahead`."""
         self._end_cancelled()
-        self._roster.fork_resuming()
-        self._roster.refresh()
+        self._states.fork_resuming()
+        self._states.refresh()
         self._kv.begin_step()
         return self._finished(self._planner.fill())
 
@@ -253,9 +255,9 @@ class Scheduler:
         self._num_steps += 1
         plan = step.plan(
             self._kv.operations,
-            self._roster.take_seated(),
-            self._roster.take_forgotten(),
-            self._roster.take_encoder_step(),
+            self._states.take_new_slots(),
+            self._states.take_forgotten(),
+            self._states.take_encoder_step(),
         )
         self._num_step_tokens = plan.num_tokens
         self._num_computed_tokens += plan.num_tokens
@@ -268,15 +270,15 @@ class Scheduler:
     def apply(self, plan: StepPlan, result: StepResult) -> StepProgress:
         """Books a computed step. Requests that ended since the plan was made are passed over."""
         self._end_cancelled()
-        decoded = self._booking.book_decodes(plan, result)
+        decoded = self._outputs_of_steps.book_decodes(plan, result)
         others: list[SequenceProgress] = []
         for i, span in enumerate(plan.spans):
             if span.sequence.status is SequenceStatus.RUNNING:
-                others += self._booking.book_span(i, span, result)
-        if len(plan.beam_seats):
-            others += self._booking.book_beams(plan, result)
-        others += self._booking.returned()
-        self._roster.refresh()
+                others += self._outputs_of_steps.book_span(i, span, result)
+        if len(plan.beam_slots):
+            others += self._outputs_of_steps.book_beams(plan, result)
+        others += self._outputs_of_steps.returned()
+        self._states.refresh()
         return StepProgress(decoded, others)
 
     def reset_prefix_cache(self) -> int:
@@ -297,25 +299,25 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether `schedule` could do anything: something runs, waits or is to be told."""
-        roster = self._roster
-        waits = len(roster.waiting) > 0 and not self._planner.admission.is_paused
-        runs = bool(roster.num_running or roster.swapped or roster.preempted)
-        return runs or waits or bool(roster.forgotten or self._cancelled)
+        states = self._states
+        waits = len(states.waiting) > 0 and not self._planner.admission.is_paused
+        runs = bool(states.num_running or states.swapped or states.preempted)
+        return runs or waits or bool(states.forgotten or self._cancelled)
 
     @property
     def has_unfinished(self) -> bool:
         """Whether a request is here that has not ended."""
-        return len(self._roster.requests) > len(self._roster.kept)
+        return len(self._states.requests) > len(self._states.kept)
 
     @property
     def has_unreported(self) -> bool:
         """Whether something ended that the runner was not told yet."""
-        return bool(self._roster.forgotten)
+        return bool(self._states.forgotten)
 
     @property
     def requests(self) -> dict[str, Request]:
         """All requests by id, kept ones among them. To be read only."""
-        return self._roster.requests
+        return self._states.requests
 
     @property
     def speculating(self) -> list[Sequence]:
@@ -323,21 +325,21 @@ class Scheduler:
         where one token is all that is asked for."""
         return [
             s
-            for s in self._roster.speculating
+            for s in self._states.speculating
             if s.num_tokens == s.num_computed_tokens + 1
             and not s.request.awaits_fork
             and s.request.purpose is Purpose.GENERATE
         ]
 
     def stats(self) -> SchedulerStats:
-        roster, planner = self._roster, self._planner
+        states, planner = self._states, self._planner
         pools = [group.pool for group in self._kv.groups]
         return SchedulerStats(
-            num_waiting=len(roster.waiting) + len(roster.preempted),
-            num_running=roster.num_running,
-            num_awaiting_kv=len(roster.awaiting_kv),
-            num_swapped=sum(map(len, roster.swapped)),
-            num_kept=len(roster.kept),
+            num_waiting=len(states.waiting) + len(states.preempted),
+            num_running=states.num_running,
+            num_awaiting_kv=len(states.awaiting_kv),
+            num_swapped=sum(map(len, states.swapped)),
+            num_kept=len(states.kept),
             num_held_blocks=sum(pool.num_held_blocks for pool in pools),
             num_cached_blocks=sum(pool.num_cached_blocks for pool in pools),
             num_blocks=sum(pool.num_blocks for pool in pools),
@@ -348,23 +350,23 @@ class Scheduler:
             num_hit_tokens=planner.admission.num_hit_tokens,
             num_prompt_tokens=planner.admission.num_prompt_tokens,
             num_drafted_tokens=planner.spans.num_drafted_tokens,
-            num_accepted_tokens=self._booking.num_accepted_tokens,
+            num_accepted_tokens=self._outputs_of_steps.num_accepted_tokens,
             num_computed_tokens=self._num_computed_tokens,
             num_pulled_tokens=self._num_pulled_tokens,
         )
 
     def memory_report(self) -> MemoryReport:
         """How the blocks are used, sharing and waste among it."""
-        return report_memory(self._kv.groups, self._roster.sequences(), self.config.block_size)
+        return report_memory(self._kv.groups, self._states.sequences(), self.config.block_size)
 
     def common_prefix_blocks(self, group: int = 0) -> int:
         """Leading blocks that all running sequences share: what cascade attention can use."""
-        seats = [sequence.seat for sequence in self._roster.running()]
-        return self._kv.common_prefix_blocks(np.array(seats, np.int64), group)
+        batch_slots = [sequence.batch_slot for sequence in self._states.running()]
+        return self._kv.common_prefix_blocks(np.array(batch_slots, np.int64), group)
 
     def check_integrity(self) -> None:
         """Asserts that block tables, counts, columns and places agree. For tests."""
-        self._roster.check_integrity()
+        self._states.check_integrity()
 
     def _end_cancelled(self) -> None:
         while self._cancelled:

@@ -1,4 +1,4 @@
-"""What a scheduler has and does, in numbers. Plain data."""
+"""Scheduler statistics. Plain data."""
 
 from dataclasses import dataclass
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from baton.engine.scheduler.kv.encoder_cache import EncoderStep
 from baton.engine.scheduler.kv.memory_operations import BlockMove, MemoryOperations
 from baton.engine.scheduler.scheduling.encoder_schedule import EncoderSchedule
-from baton.engine.scheduler.scheduling.plan import ExternalAllocation, Span, StepPlan
+from baton.engine.scheduler.scheduling.plan import ExternalAllocation, ScheduledRange, StepPlan
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
 from baton.engine.scheduler.sequences.config import Preemption
 from baton.engine.scheduler.sequences.sequence import Sequence
@@ -17,7 +17,7 @@ NO_ROWS: Int64Array = np.zeros(0, np.int64)
 
 
 @dataclass(slots=True)
-class PlannedSpan:
+class PlannedRange:
     """The tokens [start, end) of a sequence, the last `num_drafts` of them guesses."""
 
     sequence: Sequence
@@ -63,9 +63,9 @@ class Step:
         self.num_cache_reads = num_cache_reads
         self.preempted: list[tuple[str, Preemption]] = []
         self.resumed: set[Sequence] = set()
-        self.spans: dict[Sequence, PlannedSpan] = {}
+        self.spans: dict[Sequence, PlannedRange] = {}
         self.external: list[ExternalAllocation] = []
-        self.decode_seats = NO_ROWS
+        self.decode_slots = NO_ROWS
         self.decode_starts = NO_ROWS
         self.decode_indices = NO_ROWS
 
@@ -76,27 +76,27 @@ class Step:
 
     @property
     def is_empty(self) -> bool:
-        return not self.spans and not self.external and not len(self.decode_seats)
+        return not self.spans and not self.external and not len(self.decode_slots)
 
     def takes_reads(self, num_reads: int) -> bool:
         """Whether they fit. An empty step takes any number, since it must be taken at some time."""
         return num_reads <= self.num_cache_reads or self.is_empty
 
-    def add(self, span: PlannedSpan) -> None:
+    def add(self, span: PlannedRange) -> None:
         self.spans[span.sequence] = span
         self.num_tokens -= span.end - span.start
         self.num_cache_reads -= span.end
 
-    def add_decodes(self, seats: Int64Array, starts: Int64Array, indices: Int64Array) -> None:
-        """The sequences on these seats advance by the token at `starts`."""
-        self.decode_seats, self.decode_starts, self.decode_indices = seats, starts, indices
-        self.num_tokens -= len(seats)
+    def add_decodes(self, batch_slots: Int64Array, starts: Int64Array, indices: Int64Array) -> None:
+        """The sequences on these slots advance by the token at `starts`."""
+        self.decode_slots, self.decode_starts, self.decode_indices = batch_slots, starts, indices
+        self.num_tokens -= len(batch_slots)
         if self.num_cache_reads != np.inf:
             self.num_cache_reads -= float((starts + 1).sum())
 
     def keep_decodes(self, still: "npt.NDArray[np.bool_]") -> None:
         """Drops the decodes that have lost their blocks since."""
-        self.decode_seats = self.decode_seats[still]
+        self.decode_slots = self.decode_slots[still]
         self.decode_starts = self.decode_starts[still]
         self.decode_indices = self.decode_indices[still]
 
@@ -110,7 +110,7 @@ class Step:
     def plan(
         self,
         operations: MemoryOperations,
-        seated: list[Sequence],
+        new_slots: list[Sequence],
         forgotten: list[tuple[str, int]],
         encoder: EncoderStep,
     ) -> StepPlan:
@@ -119,20 +119,20 @@ class Step:
         spans = tuple(map(rows.add, self.spans.values()))
         sampled, beams = rows.sampled(), rows.beams()
         return StepPlan(
-            decode_seats=self.decode_seats,
+            decode_slots=self.decode_slots,
             decode_starts=self.decode_starts,
             spans=spans,
-            seated=tuple(seated),
+            new_slots=tuple(new_slots),
             forgotten=tuple(forgotten),
             external=tuple(self.external),
             num_tokens=rows.num_tokens,
             made_progress=not self.is_empty or self.num_preempted + len(self.resumed) > 0,
             sample_rows=sampled[0],
-            sample_seats=sampled[1],
+            sample_slots=sampled[1],
             sample_indices=sampled[2],
             sample_lengths=sampled[3],
             beam_rows=beams[0],
-            beam_seats=beams[1],
+            beam_slots=beams[1],
             beam_lengths=beams[3],
             num_beam_candidates=rows.num_candidates,
             swap_out=tuple(operations.swap_out),
@@ -148,23 +148,23 @@ class _Rows:
     """Places the spans behind the decodes in the flat batch, and says whose logits are wanted."""
 
     def __init__(self, step: Step) -> None:
-        self._decode_seats = step.decode_seats
+        self._decode_slots = step.decode_slots
         self._decode_starts = step.decode_starts
         self._decode_indices = step.decode_indices
-        self._sampled: list[tuple[int, int, int, int]] = []  # row, seat, sequence index, length
+        self._sampled: list[tuple[int, int, int, int]] = []  # row, slot, sequence index, length
         self._beams: list[tuple[int, int, int, int]] = []
-        self.num_tokens = len(step.decode_seats)
+        self.num_tokens = len(step.decode_slots)
         self.num_candidates = 0
 
-    def add(self, planned: PlannedSpan) -> Span:
+    def add(self, planned: PlannedRange) -> ScheduledRange:
         sequence, request = planned.sequence, planned.sequence.request
         begin = self.num_tokens - planned.start  # flat row of position 0
         self.num_tokens += planned.end - planned.start
-        first_row = len(self._decode_seats) + len(self._sampled)
+        first_row = len(self._decode_slots) + len(self._sampled)
         num_samples = 0
         if planned.samples and request.beams is not None:
             row = begin + planned.end - 1
-            self._beams.append((row, sequence.seat, sequence.index, planned.end))
+            self._beams.append((row, sequence.batch_slot, sequence.index, planned.end))
             self.num_candidates = max(self.num_candidates, request.beams.num_candidates)
         elif planned.samples:
             num_samples = 1 + request.num_unforked
@@ -172,8 +172,8 @@ class _Rows:
             for length in range(first, planned.end + 1):
                 for i in range(num_samples):
                     row = begin + length - 1
-                    self._sampled.append((row, sequence.seat, sequence.index + i, length))
-        return Span(
+                    self._sampled.append((row, sequence.batch_slot, sequence.index + i, length))
+        return ScheduledRange(
             sequence,
             planned.start,
             planned.end,
@@ -184,8 +184,8 @@ class _Rows:
         )
 
     def sampled(self) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
-        seats, starts = self._decode_seats, self._decode_starts
-        decodes = (np.arange(len(seats)), seats, self._decode_indices, starts + 1)
+        batch_slots, starts = self._decode_slots, self._decode_starts
+        decodes = (np.arange(len(batch_slots)), batch_slots, self._decode_indices, starts + 1)
         if not self._sampled:
             return decodes
         columns = np.array(self._sampled, np.int64).T

@@ -1,4 +1,4 @@
-"""Which beams live on, which end, and when to stop: the beam search of transformers 5.23.
+"""Beam search, as in transformers 5.23: which beams continue, which end, and when to stop.
 
 Knows token ids and their log-probabilities, nothing of models, blocks or how a beam is forked. All
 scores are float32 and are added in transformers' order, so that equal inputs give equal outputs.
@@ -42,7 +42,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class BeamStep:
-    """What one step decided.
+    """Decision of one beam search step.
 
     Attributes:
         beams: the running beams of the next step, best first: at most `width`, none if `is_done`.
@@ -94,7 +94,7 @@ class _Candidates:
 
 @dataclass(frozen=True, slots=True)
 class _Beams:
-    """What the running beams have so far; n is their number of output tokens."""
+    """Running beams; n is their number of output tokens."""
 
     token_ids: npt.NDArray[np.int32]  # [num_running, n]
     logprobs: FloatArray  # [num_running, n]

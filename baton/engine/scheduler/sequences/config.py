@@ -5,7 +5,7 @@ from enum import Enum
 
 
 class Preemption(Enum):
-    """What becomes of the KV of a sequence that makes room."""
+    """Handling of a preempted sequence's KV."""
 
     RECOMPUTE = "recompute"
     """It is dropped and computed again."""
@@ -19,7 +19,7 @@ class Preemption(Enum):
 
 @dataclass(slots=True)
 class PreemptionCosts:
-    """What swapping and recomputing take here, in seconds; kept current by whoever can measure.
+    """Costs of swapping and recomputing, in seconds, as they are measured.
 
     Attributes:
         swap_block: to copy one block of one group, one way.
@@ -32,8 +32,8 @@ class PreemptionCosts:
 
 @dataclass(frozen=True, slots=True)
 class ReturnCost:
-    """What it takes to go on elsewhere with a request that is given back, in seconds; from whoever
-    would place it anew.
+    """Cost of resuming a request elsewhere after it is given back, in seconds, estimated by the
+    router.
 
     Attributes:
         fixed: with the tokens that it arrived with.
@@ -56,7 +56,7 @@ class SchedulerConfig:
 
     Attributes:
         max_num_batched_tokens: tokens computed in one step.
-        max_num_seqs: sequences that have a seat at once.
+        max_num_seqs: sequences that have a slot at once.
         max_cache_reads: tokens attended to in one step, summed over its sequences. None: no limit.
         long_prefill_threshold: prompt tokens of one sequence in one step. None: no limit.
         free_block_margin: free blocks of each cache group that must remain when something new is

@@ -8,7 +8,7 @@ from baton.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True)
 class EncoderInput:
-    """What an encoder puts into the tokens [start, start + length) of a sequence.
+    """Encoder output for the tokens [start, start + length) of a sequence.
 
     `content_hash` stands for all that the encoder's output depends on, so for equal lengths too.
     """

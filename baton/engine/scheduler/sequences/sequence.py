@@ -14,7 +14,7 @@ from itertools import takewhile
 import numpy as np
 
 from baton.cluster.prefix import BlockHash
-from baton.engine.scheduler.sequences.batch_slots import Seats, TokenArray
+from baton.engine.scheduler.sequences.batch_slots import BatchSlots, TokenArray
 from baton.engine.scheduler.sequences.beam import BeamSearch
 from baton.engine.scheduler.sequences.config import ReturnCost
 from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput
@@ -26,7 +26,7 @@ MAX_DRAFT_ALLOWANCE = 64.0
 
 
 class SequenceStatus(Enum):
-    """Where a sequence stands.
+    """Status of a sequence.
 
     `AWAITING_KV`: blocks allocated, another worker fills them. `SWAPPED`: its KV is in host memory.
     `KEPT`: it computes nothing any more, its blocks are held until released.
@@ -41,10 +41,10 @@ class SequenceStatus(Enum):
 
 
 class FinishReason(Enum):
-    """Why a sequence ended. `END_OF_SEQUENCE`: with such a token, or its grammar was matched to its
-    end. `PREFILLED`: its first token was all that was asked for. `SUSPENDED`: it goes on elsewhere,
-    with its KV. `RETURNED`: it had to make room, and goes on elsewhere or here, as whoever gave it
-    decides. `FAILED`: its grammar cannot be followed any further."""
+    """Reason for which a sequence ended. `END_OF_SEQUENCE`: with such a token, or its grammar was
+    matched to its end. `PREFILLED`: only its first token was requested. `SUSPENDED`: it resumes
+    elsewhere, with its KV. `RETURNED`: it was preempted and given back to the router. `FAILED`: its
+    grammar allows no further token."""
 
     END_OF_SEQUENCE = auto()
     STOP_TOKEN = auto()
@@ -57,14 +57,14 @@ class FinishReason(Enum):
 
 
 class KvSource(Enum):
-    """Who computes the KV of the tokens that a sequence arrives with."""
+    """Source of the KV of the tokens that a sequence arrives with."""
 
     LOCAL = auto()
     EXTERNAL = auto()
 
 
 class Purpose(Enum):
-    """What a request is for. `PREFILL` ends after one token and keeps its blocks till released."""
+    """Purpose of a request. `PREFILL` ends after one token and keeps its blocks until released."""
 
     GENERATE = auto()
     PREFILL = auto()
@@ -72,7 +72,7 @@ class Purpose(Enum):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request:
-    """What one caller asked for.
+    """Request of one caller.
 
     Attributes:
         token_ids: the prompt, and any output generated so far.
@@ -179,7 +179,7 @@ class Request:
 class Sequence:
     """One stream of tokens and how far its KV is computed.
 
-    While it has a seat its tokens and counts are in the columns there; else they are its own.
+    While it has a slot its tokens and counts are in the columns there; else they are its own.
 
     Attributes:
         block_ids: per cache group, the blocks that hold its tokens in order; `NULL_BLOCK` where a
@@ -203,8 +203,8 @@ class Sequence:
     own_num_computed: int = 0
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
-    seats: Seats | None = None
-    seat: int = 0
+    batch_slots: BatchSlots | None = None
+    batch_slot: int = 0
     block_ids: list[list[int]] = field(default_factory=list)
     block_hashes: list[BlockHash] = field(default_factory=list)
     num_committed_blocks: int = 0
@@ -244,28 +244,32 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        return self.own_num_tokens if self.seats is None else int(self.seats.num_tokens[self.seat])
+        return (
+            self.own_num_tokens
+            if self.batch_slots is None
+            else int(self.batch_slots.num_tokens[self.batch_slot])
+        )
 
     @num_tokens.setter
     def num_tokens(self, value: int) -> None:
-        if self.seats is None:
+        if self.batch_slots is None:
             self.own_num_tokens = value
         else:
-            self.seats.num_tokens[self.seat] = value
+            self.batch_slots.num_tokens[self.batch_slot] = value
 
     @property
     def num_computed_tokens(self) -> int:
         """KV of [0, this) is in the blocks."""
-        if self.seats is None:
+        if self.batch_slots is None:
             return self.own_num_computed
-        return int(self.seats.num_computed[self.seat])
+        return int(self.batch_slots.num_computed[self.batch_slot])
 
     @num_computed_tokens.setter
     def num_computed_tokens(self, value: int) -> None:
-        if self.seats is None:
+        if self.batch_slots is None:
             self.own_num_computed = value
         else:
-            self.seats.num_computed[self.seat] = value
+            self.batch_slots.num_computed[self.batch_slot] = value
 
     @property
     def token_ids(self) -> TokenArray:
@@ -300,30 +304,40 @@ class Sequence:
             self.draft_allowance = num_drafts / 2
         self.allowed_at = self.num_tokens
 
-    def sit(self, seats: Seats) -> None:
-        """Takes a free seat."""
-        seat = seats.take()
-        seats.token_ids[seat, : self.own_num_tokens] = self.tokens[: self.own_num_tokens]
-        seats.num_tokens[seat] = self.own_num_tokens
-        seats.num_computed[seat] = self.own_num_computed
-        seats.length_limit[seat] = self.request.length_limit
-        seats.sequence_index[seat] = self.index
-        seats.rank[seat] = self.request.rank
-        seats.owners[seat] = self
-        self.seats, self.seat, self.tokens = seats, seat, seats.token_ids[seat]
+    def acquire_slot(self, batch_slots: BatchSlots) -> None:
+        """Takes a free slot."""
+        batch_slot = batch_slots.acquire()
+        batch_slots.token_ids[batch_slot, : self.own_num_tokens] = self.tokens[
+            : self.own_num_tokens
+        ]
+        batch_slots.num_tokens[batch_slot] = self.own_num_tokens
+        batch_slots.num_computed[batch_slot] = self.own_num_computed
+        batch_slots.length_limit[batch_slot] = self.request.length_limit
+        batch_slots.sequence_index[batch_slot] = self.index
+        batch_slots.rank[batch_slot] = self.request.rank
+        batch_slots.owners[batch_slot] = self
+        self.batch_slots, self.batch_slot, self.tokens = (
+            batch_slots,
+            batch_slot,
+            batch_slots.token_ids[batch_slot],
+        )
 
-    def leave(self) -> None:
-        """Gives its seat back and takes its tokens along. Its tables have been emptied."""
-        seats = self.seats
-        assert seats is not None, "leave() without a seat"
+    def release_slot(self) -> None:
+        """Gives its slot back and takes its tokens along. Its tables have been emptied."""
+        batch_slots = self.batch_slots
+        assert batch_slots is not None, "leave() without a slot"
         num_tokens, num_computed = self.num_tokens, self.num_computed_tokens
         self.tokens = self.tokens[:num_tokens].copy()
-        self.seats, self.own_num_tokens, self.own_num_computed = None, num_tokens, num_computed
-        seats.leave(self.seat, seats.block_tables[0].shape[1])
+        self.batch_slots, self.own_num_tokens, self.own_num_computed = (
+            None,
+            num_tokens,
+            num_computed,
+        )
+        batch_slots.release(self.batch_slot, batch_slots.block_tables[0].shape[1])
 
     def extend(self, token_ids: SequenceOf[int]) -> None:
         """Goes on behind tokens that were chosen elsewhere, with which it did not end. It has a
-        seat."""
+        slot."""
         begin, end = self.num_tokens, self.num_tokens + len(token_ids)
         self.tokens[begin:end] = token_ids
         self.num_tokens = self.allowed_at = end
@@ -331,7 +345,7 @@ class Sequence:
     def append(self, token_id: int) -> None:
         """Adds a chosen token and decides whether the sequence ends with it."""
         num_tokens = self.num_tokens
-        if self.seats is None and num_tokens == len(self.tokens):
+        if self.batch_slots is None and num_tokens == len(self.tokens):
             self.tokens = np.append(self.tokens, np.int32(0))
         self.tokens[num_tokens] = token_id
         self.num_tokens = num_tokens + 1

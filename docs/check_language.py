@@ -1,0 +1,58 @@
+"""Language check of names and docstrings, by the glossary: `python docs/check_language.py`.
+
+Modules and classes of the product are read; tests and generated stubs are not.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = "*_worker baton bench docs helm kernels kvtransfer protos router"
+GENERATED = ROOT / "baton/v1"
+NOT_A_NOUN = {"What", "Who", "Whose", "How", "Where", "Which", "Of", "Whether", "Why"}
+PRIVATE_FILE = re.compile(
+    "about|bucket|calling_off|edges|extent|extras|keeping|loan|mirror|notices|pace|patience|pending|"
+    "pieces|pins|pressure|prospects|pulling|recent|roster|saga|seats|setback|shapes|targets|turns?|"
+    "work"
+)
+
+
+def private_names(glossary: str) -> set[str]:
+    """The last column of the glossary's second table."""
+    rows = re.findall(r"^\|[^|\n]+\|[^|\n]+\|([^|\n]*)\|$", glossary, re.MULTILINE)
+    return {name.strip() for row in rows for name in row.split(",")} - {"", "not", "---"}
+
+
+def findings(path: str, source: str, private: set[str]) -> Iterator[str]:
+    """One sentence for each violation in a file."""
+    if PRIVATE_FILE.fullmatch(Path(path).stem):
+        yield f"{path}: the file's name is a private word; use one of docs/glossary.md"
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Module | ast.ClassDef):
+            continue
+        line = getattr(node, "lineno", 1)
+        if isinstance(node, ast.ClassDef) and node.name.lstrip("_") in private:
+            yield f"{path}:{line}: class {node.name}; docs/glossary.md has the word for it"
+        first = (ast.get_docstring(node) or "A").split()[0].strip("`,.:")
+        if first in NOT_A_NOUN:
+            yield f"{path}:{line}: docstring begins with {first!r}; begin with a noun"
+
+
+def main() -> int:
+    private = private_names((ROOT / "docs/glossary.md").read_text())
+    folders = [folder for name in FOLDERS.split() for folder in ROOT.glob(name)]
+    found = [
+        finding
+        for path in sorted(path for folder in folders for path in folder.rglob("*.py"))
+        if GENERATED not in path.parents
+        for finding in findings(str(path.relative_to(ROOT)), path.read_text(), private)
+    ]
+    print("\n".join(found) or f"Language: {len(private)} private names, none in use.")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

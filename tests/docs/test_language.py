@@ -1,0 +1,36 @@
+"""The language check finds what it is to find."""
+
+import pytest
+
+from docs.check_language import findings, private_names
+
+GLOSSARY = """
+| use | meaning | not |
+|---|---|---|
+| admission controller | admits | Gate, Turns |
+| chunk | tokens of a step | |
+"""
+
+
+def test_private_names_are_the_last_column_of_the_glossary():
+    assert private_names(GLOSSARY) == {"Gate", "Turns"}
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "finding"),
+    [
+        ("router/gate.py", '"""What waits."""', "begins with 'What'"),
+        ("router/a.py", 'class A:\n    """Of one router."""', "begins with 'Of'"),
+        ("router/a.py", "class _Gate: ...", "class _Gate"),
+        ("router/turns.py", '"""Admission queue."""', "private word"),
+    ],
+)
+def test_findings_name_file_and_reason(path, source, finding):
+    (found,) = findings(path, source, {"Gate"})
+    assert found.startswith(path)
+    assert finding in found
+
+
+def test_findings_accept_nouns():
+    source = '"""Admission queue."""\nclass Queue:\n    """Queue of requests."""'
+    assert not list(findings("router/admission_queue.py", source, {"Gate"}))

@@ -1,0 +1,17 @@
+"""Paths in the architecture page lead to files."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# Where the page's paths begin.
+BASES = ("", "baton", "baton/cli", "baton/engine", "baton/serving/telemetry", "protos", "router")
+
+
+def test_paths_of_the_architecture_page_exist():
+    page = (ROOT / "docs/architecture.md").read_text()
+    paths = set(re.findall(r"`([a-z_/]+\.py)`", page))
+    assert len(paths) > 40
+    generic = {"service.py", "wire.py", "generate.py", "compile.py"}
+    missing = {p for p in paths - generic if not any((ROOT / b / p).exists() for b in BASES)}
+    assert not missing
