@@ -4,7 +4,7 @@ notices."""
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -38,7 +38,7 @@ SEVERAL = replace(SEEDED, n=2, max_tokens=40)
 LONG = replace(GREEDY, max_tokens=1900)
 
 NUM_READERS = 6
-NUM_LONG = 3
+NUM_LONG, APART_SECONDS = 6, 4.0
 OLD, NEW = version(), release.VERSION
 
 
@@ -130,18 +130,22 @@ async def upgrade(running: Pools, processes: list[Process], packages: Path, toll
 
 @asynccontextmanager
 async def going_on(running: Pools, question: Question) -> AsyncIterator[list[tuple[int, ...]]]:
-    """Long answers are being written for the length of the block; those that are done."""
+    """Long answers are being written for the length of the block; those that are done. They begin
+    one after the other: if all ended at once, none might be in flight when the last decode worker
+    of the old version is replaced."""
     answers: list[tuple[int, ...]] = []
     over = asyncio.Event()
 
-    async def read(client: AsyncClient) -> None:
+    async def read(client: AsyncClient, delay: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(over.wait(), delay)
         while not over.is_set():
             generation = client.generate(list(question.prompt), question.params)
             answers.append(tuple(await generation.token_ids()))
 
     async with AsyncClient(running.addresses, timeout=120.0) as client, asyncio.TaskGroup() as all_:
-        for _ in range(NUM_LONG):
-            all_.create_task(read(client))
+        for i in range(NUM_LONG):
+            all_.create_task(read(client, i * APART_SECONDS))
         try:
             yield answers
         finally:
