@@ -118,7 +118,7 @@ class RouterSettings(ServingSettings):
         ge=1,
         description="Requests that may wait at the router for room; more are refused.",
     )
-    quotas: str | None = Field(
+    allowances: str | None = Field(
         None,
         description="File of lines `TENANT weight=1 max_concurrent=8 tokens_per_second=1000 "
         "requests_per_minute=60 tokens_per_minute=60000`: each tenant's share of what is served, "
@@ -205,9 +205,9 @@ class RouterSettings(ServingSettings):
         default = Quota(
             requests_per_minute=self.requests_per_minute, tokens_per_minute=self.tokens_per_minute
         )
-        if self.quotas is None:
+        if self.allowances is None:
             return Quotas(default=default)
-        return Quotas.read(Path(self.quotas), default)
+        return Quotas.read(Path(self.allowances), default)
 
     def objectives(self) -> Objectives:
         return Objectives(self.slo_ttft_ms / 1000, self.slo_itl_ms / 1000)

@@ -379,10 +379,10 @@ ELSEWHERE = """
 import sys
 from tests.support.kvtransfer.loopback import HYBRID
 from kvtransfer.connectors.shm.claimant import attach
-from kvtransfer.connectors.shm.unix_peer import Door
+from kvtransfer.connectors.shm.unix_peer import HandleEndpoint
 
 address, host, *folder = sys.argv[1:]
-attach(Door(address, host, (5, 5)), HYBRID, *folder)
+attach(HandleEndpoint(address, host, (5, 5)), HYBRID, *folder)
 """
 
 

@@ -40,10 +40,14 @@ async def test_tokens_that_come_at_once_go_out_together():
 
 
 async def test_without_a_pace_each_message_goes_by_itself():
-    decoder = decode(READY, *(tokens(i, i) for i in range(1, 5)), finished())
+    shown, sizes = Cue(), []
+    decoder = decode(READY, shown, *(tokens(i, i) for i in range(1, 5)), finished())
     async with fleet_of(prefill(first(), Forever()), decoder) as fleet:
-        responses = [r async for r in lifecycle_of(fleet, coalescer=Coalescer(0)).run()]
-    assert [len(r.tokens.token_ids) for r in responses if r.HasField("tokens")] == [1] * 5
+        async for response in lifecycle_of(fleet, coalescer=Coalescer(0)).run():
+            if response.HasField("tokens"):
+                sizes.append(len(response.tokens.token_ids))
+                shown.event.set()  # tokens that overtake the first one wait for it
+    assert sizes == [1] * 5
 
 
 async def test_tokens_gathered_with_a_failure_behind_them_are_shown():
