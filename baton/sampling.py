@@ -34,7 +34,7 @@ MAX_GRAMMAR_BYTES = 65_536
 
 
 class EarlyStopping(Enum):
-    """When a beam search that has `beam_width` finished sequences ends."""
+    """Stopping rule of a beam search that has `beam_width` finished sequences."""
 
     HEURISTIC = "heuristic"
     """When no running beam would beat the worst finished one if it ended now (False of

@@ -12,11 +12,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = "*_worker baton bench docs helm kernels kvtransfer protos router"
 GENERATED = ROOT / "baton/v1"
-NOT_A_NOUN = {"What", "Who", "Whose", "How", "Where", "Which", "Of", "Whether", "Why"}
+NOT_A_NOUN = {"What", "Who", "Whose", "How", "Where", "Which", "Of", "Whether", "Why", "When"}
 PRIVATE_FILE = re.compile(
-    "about|bucket|calling_off|edges|extent|extras|keeping|loan|mirror|notices|pace|patience|pending|"
-    "pieces|pins|pressure|prospects|pulling|recent|roster|saga|seats|setback|shapes|targets|turns?|"
-    "work"
+    "about|bucket|calling_off|edges|extent|extras|gate|keeping|loan|mirror|notices|pace|patience|"
+    "pending|pieces|pins|pressure|prospects|pulling|recent|roster|saga|seats|setback|shapes|targets|"
+    "turns?|work"
 )
 
 

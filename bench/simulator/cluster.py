@@ -14,10 +14,10 @@ from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.engine.scheduler.sequences.sequence import FinishReason
 from baton.errors import BatonError, OverloadedError, UnavailableError
 from baton.sampling import check_length
+from bench.simulator.admission import AdmissionController
 from bench.simulator.clock import Clock
 from bench.simulator.engine import SimulatedEngine
 from bench.simulator.gaps import Gaps
-from bench.simulator.gate import AdmissionController
 from bench.simulator.job import Job
 from bench.simulator.rates import rates_of
 from bench.simulator.setup import Setup

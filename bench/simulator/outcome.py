@@ -18,7 +18,7 @@ _NUM_POINTS = 100  # of a distribution
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """When a request is served well, in seconds."""
+    """Latency objectives of a request, in seconds."""
 
     ttft: float
     itl: float

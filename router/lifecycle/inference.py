@@ -129,6 +129,7 @@ class Inference:
             finally:
                 self._requests.remove(lifecycle)
                 outcome = answer.outcome(recovery.failures)
+                # What holds capacity comes first: nothing that only counts can keep it.
                 for observe in reversed(observers):
                     observe(outcome)
 

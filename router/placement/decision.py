@@ -6,12 +6,10 @@ record come to the same. Knows nothing of where questions come from.
 
 from dataclasses import dataclass
 
+from router.failure import Pair
 from router.fleet.candidate import Candidate
 from router.placement.placement import Placement, has_version_gap, place, place_again
 from router.placement.policy import Policy, PolicyName, alone_policy_named, policy_named
-
-Pair = tuple[str, str]
-"""The ids of a prefill and a decode worker."""
 
 
 @dataclass(frozen=True, slots=True)

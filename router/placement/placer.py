@@ -11,9 +11,10 @@ from functools import partial
 from baton.cluster.prefix import BlockHash
 from baton.errors import NotFoundError
 from baton.serving.tenant import DEFAULT_TENANT
+from router.failure import Pair
 from router.fleet.candidate import Candidate
 from router.fleet.fleet import Fleet
-from router.placement.decision import DEFAULT_RULES, Decision, Pair, Question, Rules
+from router.placement.decision import DEFAULT_RULES, Decision, Question, Rules
 from router.placement.placement_span import placing
 from router.placement.prefix_source import with_sources
 from router.placement.record.recorder import Recorder

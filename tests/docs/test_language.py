@@ -19,7 +19,7 @@ def test_private_names_are_the_last_column_of_the_glossary():
 @pytest.mark.parametrize(
     ("path", "source", "finding"),
     [
-        ("router/gate.py", '"""What waits."""', "begins with 'What'"),
+        ("router/queue.py", '"""What waits."""', "begins with 'What'"),
         ("router/a.py", 'class A:\n    """Of one router."""', "begins with 'Of'"),
         ("router/a.py", "class _Gate: ...", "class _Gate"),
         ("router/turns.py", '"""Admission queue."""', "private word"),

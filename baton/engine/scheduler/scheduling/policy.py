@@ -21,7 +21,7 @@ DEFAULT_PATIENCE = 30.0
 
 
 class DecodeTurn(Enum):
-    """When the sequences that are one token behind get their share of a step."""
+    """Place of decodes in the order in which a step is filled."""
 
     FIRST = auto()
     LAST = auto()

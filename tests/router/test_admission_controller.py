@@ -221,7 +221,7 @@ async def test_over_its_rate_a_tenant_is_told_when_it_may_ask_again():
     assert cluster.order == ["r0", "other", "r2"]
 
 
-async def test_gate_has_room_again_when_a_request_is_cancelled():
+async def test_controller_has_room_again_when_a_request_is_cancelled():
     cluster = Cluster(room=1, quotas=Quotas(default=Quota(max_concurrent=1)))
     first = asyncio.create_task(cluster.run("first", asyncio.Event()))
     await until(lambda: cluster.num_running == 1, within=2.0)
@@ -229,7 +229,7 @@ async def test_gate_has_room_again_when_a_request_is_cancelled():
     await cluster.run("next")
 
 
-async def test_gate_returns_the_decision_made_when_the_request_came():
+async def test_controller_returns_the_decision_made_when_the_request_came():
     cluster, full, asked = Cluster(room=1), asyncio.Event(), request("second")
     first = asyncio.create_task(cluster.run("first", full))
     await until(lambda: cluster.num_running == 1, within=2.0)
