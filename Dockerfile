@@ -44,7 +44,7 @@ FROM runtime AS router
 COPY --from=router-root /opt/baton /opt/baton
 EXPOSE 8080
 USER 10001:10001
-CMD ["python", "-m", "router"]
+CMD ["baton", "router"]
 
 FROM runtime AS worker
 # Triton builds its launchers, when a kernel is used for the first time, with a C compiler.
@@ -53,4 +53,4 @@ COPY --from=worker-root /opt/baton /opt/baton
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility
 EXPOSE 50052
 USER 10001:10001
-CMD ["python", "-m", "decode_worker"]
+CMD ["baton", "decode-worker"]

@@ -84,8 +84,9 @@ check-generated: $(VENV)/.dev
 	$(BIN)/python helm/generate.py --check
 
 check-kernels: $(VENV)/.dev
-	$(BIN)/python -m kernels.compile
+	$(BIN)/python -m baton_kernels.compile
 
+gpu: export PYTHONPATH := .:router:kernels:kvtransfer:prefill_worker:decode_worker:bench/simulator
 gpu:  ## on a machine with a GPU: its tests, then its benchmark; 8 minutes, installs nothing
 	BATON_TEST_SECONDS=210 $(PYTHON) -m pytest -c tests/gpu.ini --rootdir . tests/kernels/gpu tests/gpu
 	$(PYTHON) -m bench gpu --json

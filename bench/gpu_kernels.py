@@ -11,9 +11,9 @@ from baton.engine.attention.interface import LayerAttention, RaggedBatch
 from baton.engine.attention.mask_rule import MaskRule
 from baton.engine.attention.triton_attention import TritonAttention, TritonBatch
 from baton.engine.cache.kv_pool import KvCache, KvPool, KvShape, plan_groups
+from baton_kernels.block_copy import copy_blocks
 from bench.gpu_timing import copy_bandwidth, rate
 from bench.report import Row, interleaved
-from kernels.block_copy import copy_blocks
 
 _GPU = torch.device("cuda")
 _DTYPE = torch.bfloat16
@@ -138,7 +138,7 @@ def _cache_write(num_tokens: int) -> Callable[[], float]:
         torch.randn(num_tokens, _NUM_KV_HEADS, _HEAD_DIM, dtype=_DTYPE, device=_GPU)
         for _ in range(2)
     )
-    from kernels.cache_write import write_kv
+    from baton_kernels.cache_write import write_kv
 
     blocks, slots = attention.blocks(0), attention.slots(0, batch)
     return rate(lambda: write_kv(key, value, blocks, slots), 2 * num_tokens * _TOKEN_BYTES, 50)

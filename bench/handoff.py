@@ -29,12 +29,12 @@ from baton.cluster.registry import WorkerRecord
 from baton.serving.channels import Channels
 from baton.v1.decode_pb2_grpc import DecodeStub
 from baton.v1.prefill_pb2_grpc import PrefillStub
+from baton_router.fleet.fleet import Member
+from baton_router.fleet.worker_model import PoolModel
+from baton_router.lifecycle import wire
+from baton_router.request import Request, work_of
 from bench.report import Row
 from bench.workload import VOCAB_SIZE, save_model
-from router.fleet.fleet import Member
-from router.fleet.worker_model import PoolModel
-from router.lifecycle import wire
-from router.request import Request, work_of
 
 CHUNK = 128
 NUM_CHUNKS = 15

@@ -19,13 +19,13 @@ from itertools import count
 from baton.cluster.events import KvEvents
 from baton.cluster.index import LocalityIndex
 from baton.cluster.prefix import BlockHash
+from baton_router.fleet.candidate import Candidate, Role
+from baton_router.placement.placement import place
+from baton_router.placement.policy import POLICY_NAMES
+from baton_simulator.traces import MOONCAKE_BLOCK_SIZE, TraceRow, read_mooncake, trace_folder
 from bench import warm
 from bench.replay import chain_of, replay
 from bench.report import NotPossibleError, Row, medians
-from bench.traces import MOONCAKE_BLOCK_SIZE, TraceRow, read_mooncake, trace_folder
-from router.fleet.candidate import Candidate, Role
-from router.placement.placement import place
-from router.placement.policy import POLICY_NAMES
 
 TRACE = "mooncake_conversation.jsonl"
 NUM_REUSABLE_BLOCKS = 105_710

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from baton.cluster.events import KvEvents
 from baton.cluster.index import LocalityIndex
 from baton.cluster.prefix import BlockHash
-from bench.traces import MOONCAKE_BLOCK_SIZE, TraceRow
-from router.fleet.candidate import Candidate
-from router.fleet.decayed_counter import DecayedCounter
-from router.placement.cost_model import PULL
-from router.placement.placement import place
-from router.placement.policy import PolicyName, policy_named
-from router.placement.prefix_source import with_sources
+from baton_router.fleet.candidate import Candidate
+from baton_router.fleet.decayed_counter import DecayedCounter
+from baton_router.placement.cost_model import PULL
+from baton_router.placement.placement import place
+from baton_router.placement.policy import PolicyName, policy_named
+from baton_router.placement.prefix_source import with_sources
+from baton_simulator.traces import MOONCAKE_BLOCK_SIZE, TraceRow
 
 _DECODE = Candidate("decode-0", "decode", b"")
 

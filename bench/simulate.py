@@ -5,7 +5,7 @@ steps in one go brings on a made-up workload. Error: the shipped model on one pr
 worker of real processes, at three loads, against the simulator with a machine that was fitted to
 the idle cluster just before (`bench.steps`). The load is the part of the rate at which the
 simulated cluster could serve all requests if they came at once. In between, what admission does to
-prefill and decode where too much is asked (`bench.simulator.oscillation`).
+prefill and decode where too much is asked (`baton_simulator.oscillation`).
 """
 
 import asyncio
@@ -20,20 +20,20 @@ import numpy as np
 from baton import AsyncClient, SamplingParams
 from baton.cli.local_cluster import LocalCluster
 from baton.cluster.prefix import hash_chain
+from baton_simulator.cluster import Cluster
+from baton_simulator.disaggregated import Disaggregated
+from baton_simulator.fit import fit_machine
+from baton_simulator.gaps import FloatArray, Gaps
+from baton_simulator.job import Job
+from baton_simulator.latency import Machine
+from baton_simulator.machines import h200_8b
+from baton_simulator.oscillation import swings
+from baton_simulator.outcome import Objectives
+from baton_simulator.setup import Setup
+from baton_simulator.study import simulate
+from baton_simulator.traces import TraceRow, read_mooncake, trace_folder
 from bench.report import Row
-from bench.simulator.cluster import Cluster
-from bench.simulator.disaggregated import Disaggregated
-from bench.simulator.fit import fit_machine
-from bench.simulator.gaps import FloatArray, Gaps
-from bench.simulator.job import Job
-from bench.simulator.latency import Machine
-from bench.simulator.machines import h200_8b
-from bench.simulator.oscillation import swings
-from bench.simulator.outcome import Objectives
-from bench.simulator.setup import Setup
-from bench.simulator.study import simulate
 from bench.steps import VOCAB_SIZE, WORKER_FLAGS, measure
-from bench.traces import TraceRow, read_mooncake, trace_folder
 
 TRACE = "mooncake_conversation.jsonl"
 NUM_WORKERS = 1000

@@ -17,8 +17,7 @@ from baton.cli.local_cluster import LocalCluster
 from baton.engine import Engine, EngineConfig
 from baton.engine.messages import EngineRequest
 from baton.models import locate
-from bench.report import Row, medians
-from bench.simulator.fit import (
+from baton_simulator.fit import (
     MAX_NUM_BATCHED_TOKENS,
     MAX_NUM_SEQS,
     decodes,
@@ -27,7 +26,8 @@ from bench.simulator.fit import (
     load_of,
     prompt_steps,
 )
-from bench.simulator.latency import Machine
+from baton_simulator.latency import Machine
+from bench.report import Row, medians
 
 VOCAB_SIZE = 3072
 SHORT_PROMPTS = (8, 32, 64)

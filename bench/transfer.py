@@ -24,8 +24,14 @@ import torch
 
 from baton.engine.cache.kv_pool import KvPool
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation
-from baton.serving.channels import Channels
+from baton.serving.channels import LARGE_FRAMES, Channels
 from baton.worker.memory import keep_freed_memory
+from baton_kvtransfer.client import KvFetcher
+from baton_kvtransfer.connector import Integrity
+from baton_kvtransfer.connectors.grpc.payload import MESSAGE_BYTES
+from baton_kvtransfer.connectors.nixl.agent import is_installed
+from baton_kvtransfer.handle import Handle, TransferReport
+from baton_kvtransfer.sources import Choice
 from bench import transfer_bare
 from bench.child import Child
 from bench.report import Row, medians
@@ -40,12 +46,6 @@ from bench.transfer_source import (
     pool_of,
     source_blocks,
 )
-from kvtransfer.client import KvFetcher
-from kvtransfer.connector import Integrity
-from kvtransfer.connectors.grpc.payload import CHANNEL_OPTIONS, MESSAGE_BYTES
-from kvtransfer.connectors.nixl.agent import is_installed
-from kvtransfer.handle import Handle, TransferReport
-from kvtransfer.sources import Choice
 
 SIZES = {"1 MiB": 2**20, "64 KiB": 2**16}
 MEMCPY, SOCKET = "memcpy into shared memory", "a raw socket"
@@ -133,7 +133,7 @@ class _Claimant:
         self._expected = pool_of(block_bytes)
         fill(self._expected)
         self._private = _bytes_of(self._expected).copy()
-        self._channels = Channels(options=CHANNEL_OPTIONS)
+        self._channels = Channels(options=LARGE_FRAMES)
         self._fetchers = {c: self._fetcher(c) for c in ("shm", "grpc", "nixl")}
 
     def _fetcher(self, connector: Choice) -> KvFetcher:
@@ -213,7 +213,7 @@ class _Claimant:
 
     async def bare_tuned(self) -> float:
         endpoint = self._endpoint
-        async with grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS) as channel:
+        async with grpc.aio.insecure_channel(endpoint, options=LARGE_FRAMES) as channel:
             return await transfer_bare.seconds(channel, MESSAGE_BYTES)
 
 

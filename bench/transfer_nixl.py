@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from baton_kvtransfer.connectors.nixl.agent import load
 from bench.transfer_bare import NUM_BYTES
-from kvtransfer.connectors.nixl.agent import load
 
 
 def _registered(name: str, memory: "np.ndarray[Any, np.dtype[np.uint8]]") -> Any:

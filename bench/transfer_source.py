@@ -24,14 +24,15 @@ from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.version import version
 from baton.worker.memory import keep_freed_memory
+from baton.worker.pairing import Pairing
+from baton_kvtransfer.block_range import BlockRange
+from baton_kvtransfer.connectors.nixl.source import NixlSource
+from baton_kvtransfer.connectors.shm.source import HandleServer
+from baton_kvtransfer.handle import FirstToken
+from baton_kvtransfer.lease import Claim
+from baton_kvtransfer.lease_table import LeaseTable
+from baton_kvtransfer.service import KvTransferService, ServedPools, add_to_server
 from bench import transfer_bare
-from kvtransfer.block_range import BlockRange
-from kvtransfer.connectors.nixl.source import NixlSource
-from kvtransfer.connectors.shm.source import HandleServer
-from kvtransfer.handle import FirstToken, Pairing
-from kvtransfer.lease import Claim
-from kvtransfer.lease_table import LeaseTable
-from kvtransfer.service import KvTransferService, ServedPools, add_to_server
 
 NUM_BYTES = transfer_bare.NUM_BYTES
 BLOCK_SIZE = 16

@@ -13,17 +13,16 @@ import torch
 
 from baton.cli import certs
 from baton.cli.tls_folder import TlsFolder
-from baton.serving.channels import Channels
+from baton.serving.channels import LARGE_FRAMES, Channels
 from baton.tls import Tls
 from baton.worker.memory import keep_freed_memory
+from baton_kvtransfer.client import KvFetcher
+from baton_kvtransfer.connector import Integrity
+from baton_kvtransfer.sources import Choice
 from bench.child import Child
 from bench.report import Row, medians
 from bench.transfer import SIZES, check, handoff
 from bench.transfer_source import CLAIMANT, NUM_BYTES, fill, pairing_of, pool_of
-from kvtransfer.client import KvFetcher
-from kvtransfer.connector import Integrity
-from kvtransfer.connectors.grpc.payload import CHANNEL_OPTIONS
-from kvtransfer.sources import Choice
 
 CONNECTORS: tuple[Choice, ...] = ("grpc", "shm")
 
@@ -49,7 +48,7 @@ async def _run(name: str, block_bytes: int, repeats: int, tls: TlsFolder) -> lis
     plain = Child("bench.transfer_source", str(block_bytes))
     secured = Child("bench.transfer_source", str(block_bytes), str(tls.path))
     channels = {
-        "in the clear": (plain, Channels(options=CHANNEL_OPTIONS)),
+        "in the clear": (plain, Channels(options=LARGE_FRAMES)),
         "over TLS": (secured, _channels(tls.to_worker("worker"))),
     }
     rates: dict[str, list[float]] = {}
@@ -86,7 +85,7 @@ async def _run(name: str, block_bytes: int, repeats: int, tls: TlsFolder) -> lis
 
 
 def _channels(tls: Tls) -> Channels:
-    return Channels(tls=tls, options=CHANNEL_OPTIONS)
+    return Channels(tls=tls, options=LARGE_FRAMES)
 
 
 def _row(connector: str, name: str, rates: dict[str, float]) -> Row:

@@ -34,8 +34,8 @@ _TABLE = re.compile(r"(<!-- values -->\n).*(<!-- end of values -->)", re.DOTALL)
 
 def generate() -> dict[str, str]:
     """The contents of both files, by name."""
-    from decode_worker.settings import DecodeSettings
-    from router.settings import RouterSettings
+    from baton_decode_worker.settings import DecodeSettings
+    from baton_router.settings import RouterSettings
 
     schema = json.loads((CHART / SCHEMA).read_text())
     definitions = schema["definitions"]

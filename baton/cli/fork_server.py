@@ -5,7 +5,7 @@ So a process imports them once, and every worker of this machine is a fork of it
 line, an environment and a log of its own.
 
     server = ForkServer.shared()
-    child = server.start("decode_worker", ["--port", "7001"], log)
+    child = server.start("baton", ["decode-worker", "--port", "7001"], log)
     child.wait(10.0)
 
 What is said over the sockets: a request with the descriptors of the child's log and of its line to
@@ -29,11 +29,11 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import IO
 
 from setproctitle import setproctitle
 
-_PRELOADED = ("prefill_worker.service", "decode_worker.service")
 # By what is imported; workers ask later, of their own.
 _NOT_ASKED = ("BATON_", "PYTEST_", "OTEL_BSP_", "OTEL_EXPORTER_", "OTEL_SERVICE_", "OTEL_TRACES_")
 _MAX_REQUEST = 1 << 20
@@ -115,8 +115,10 @@ class ForkServer:
     _shared: "ForkServer | None" = None
     _lock = threading.Lock()
 
-    def __init__(self, preload: Sequence[str] = _PRELOADED) -> None:
-        """`preload` are the modules that it imports; one that cannot be is left to its children."""
+    def __init__(self, preload: Sequence[str] | None = None) -> None:
+        """`preload`: modules that it imports, if it can; None: those of the workers' roles."""
+        if preload is None:
+            preload = [point.module for point in entry_points(group="baton.roles")]
         self._environment = _asked_by_imports()
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:

@@ -1,13 +1,15 @@
-"""The `baton` command. Each room is imported inside its command, so that `--help` costs nothing."""
+"""The `baton` command. Each command imports its implementation when it runs, so that `--help` is
+fast.
+"""
 
 from typing import Annotated
 
 import typer
 
-from baton.cli.commands import ask, local, look_after, study
-from baton.cli.sampling_options import GroupedCommand
+from baton.cli.command import Sections, add_commands
 
 app = typer.Typer(
+    cls=Sections,
     help="Serve large language models with prefill and decode apart.",
     epilog="Try it: `baton demo`.",
     add_completion=False,
@@ -38,23 +40,7 @@ _VERSION = typer.Option(
 
 @app.callback()
 def _baton(_version: Annotated[bool, _VERSION] = False) -> None:
-    """What comes before the command."""
+    """Options before the command."""
 
 
-app.command()(local.up)
-app.command()(local.demo)
-app.command(cls=GroupedCommand)(ask.generate)
-app.command(cls=GroupedCommand)(ask.chat)
-app.command()(look_after.workers)
-app.command()(look_after.top)
-app.command()(look_after.role)
-app.command()(look_after.explain)
-app.command()(look_after.doctor)
-app.command()(look_after.token)
-app.command()(local.certs)
-app.command()(study.replay)
-app.command()(study.simulate)
-
-
-if __name__ == "__main__":
-    main()
+add_commands(app)

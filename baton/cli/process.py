@@ -21,10 +21,10 @@ Role = Literal["router", "prefill", "decode"]
 Flags = Mapping[str, object]
 """Settings by field name: `{"num_blocks": 64, "prefix_caching": False}`. None: not said."""
 
-_MODULES: dict[Role, str] = {
+_COMMANDS: dict[Role, str] = {
     "router": "router",
-    "prefill": "prefill_worker",
-    "decode": "decode_worker",
+    "prefill": "prefill-worker",
+    "decode": "decode-worker",
 }
 _TAIL_LINES = 15
 _TAIL_BYTES = 8192
@@ -129,8 +129,8 @@ class Process:
 
     @property
     def command(self) -> list[str]:
-        """What runs it. -P: a `router` folder where the user stands is not ours."""
-        return [sys.executable, "-P", "-m", _MODULES[self.role], *self._arguments]
+        """Its command line. -P: no module of the working directory is imported."""
+        return [sys.executable, "-P", "-m", "baton", *self._arguments]
 
     @property
     def _arguments(self) -> list[str]:
@@ -142,7 +142,7 @@ class Process:
             "http_port": self.http_port,
         }
         flags = {name: v for name, v in {**own, **self._flags}.items() if name not in self._secrets}
-        return _flags(flags)
+        return [_COMMANDS[self.role], *_flags(flags)]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -191,7 +191,7 @@ class Process:
         with self._log_path.open("ab") as log, signals_deferred():
             server = None if self.role == "router" else ForkServer.shared()
             if server is not None:
-                self._popen = server.start(_MODULES[self.role], self._arguments, environment, log)
+                self._popen = server.start("baton", self._arguments, environment, log)
                 return
             self._popen = subprocess.Popen(  # noqa: S603 - a command line of our own
                 dying_with_parent(self.command),

@@ -100,7 +100,7 @@ def _why_no_kernels(
 ) -> str | None:
     import triton
 
-    from kernels.attention_inputs import check_model
+    from baton_kernels.attention_inputs import check_model
 
     if model.device.type != "cuda" and not triton.knobs.runtime.interpret:
         return "they run on a GPU and the device is a CPU: use kernels=torch there"

@@ -15,6 +15,9 @@ from baton.tls import Pem, PemFiles, Tls
 MAX_MESSAGE_BYTES = 16 * 2**20
 MAX_EARLY_PINGS = 100
 
+# For a channel that carries KV blocks: one HTTP/2 frame per payload in place of one per 16 KiB.
+LARGE_FRAMES = [("grpc.http2.max_frame_size", 2**24 - 1)]
+
 # Between `Channels.get` and the call that it is for, at most.
 _HANDOUT_SECONDS = 2.0
 _LONGEST_CALL_SECONDS = 24 * 3600.0

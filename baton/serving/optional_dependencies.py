@@ -2,7 +2,6 @@
 install it.
 """
 
-import sys
 from importlib.util import find_spec
 
 from baton.errors import FailedPreconditionError
@@ -15,9 +14,14 @@ _MODULES = {
 }
 
 
+def has_extra(extra: str) -> bool:
+    """Returns whether everything that an extra names is installed."""
+    return not _missing(extra)
+
+
 def check_extra(extra: str, needed_by: str) -> None:
-    """Raises `FailedPreconditionError`, which says what to install, unless all of it is there."""
-    missing = [module for module in _MODULES[extra] if find_spec(module) is None]
+    """Raises `FailedPreconditionError`, saying what to install, unless the extra is installed."""
+    missing = _missing(extra)
     if missing:
         *most, last = missing
         named = f"{', '.join(most)} and {last}" if most else last
@@ -26,9 +30,5 @@ def check_extra(extra: str, needed_by: str) -> None:
         )
 
 
-def exit_without(extra: str, role: str) -> None:
-    """Ends this process, as any other error would, unless all of the extra is there."""
-    try:
-        check_extra(extra, f"a {role} worker")
-    except FailedPreconditionError as error:
-        sys.exit(f"{role}: {error}")
+def _missing(extra: str) -> list[str]:
+    return [module for module in _MODULES[extra] if find_spec(module) is None]

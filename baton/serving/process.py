@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from baton.errors import BatonError
@@ -18,15 +18,20 @@ def main(
     settings_class: type[_Settings],
     role: str,
     serve: Callable[[_Settings], Awaitable[None]],
+    *,
     new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
+    arguments: Sequence[str] | None = None,
+    program: str | None = None,
 ) -> None:
-    """Runs one process until it is told to stop.
+    """Runs one process until a signal.
 
     A `BatonError` ends it with code 1 and its sentence on stderr, without a traceback.
 
-    `new_loop`: makes the event loop; None: it is asyncio's own.
+    Args:
+        new_loop: makes the event loop; None: asyncio's own.
+        arguments: of the command line, after `program`; None: both as in `sys.argv`.
     """
-    settings = load(settings_class)
+    settings = load(settings_class, arguments, program)
     configure_logging(settings.log_level, settings.log_format, role)
     try:
         with tracing(role), asyncio.Runner(loop_factory=new_loop) as runner:

@@ -172,12 +172,18 @@ _Settings = TypeVar("_Settings", bound=ServingSettings)
 _Values = dict[str, Any]
 
 
-def load(settings_class: type[_Settings], argv: Sequence[str] | None = None) -> _Settings:
-    """The settings from flags, environment and file. `argv` is without the program; None: sys.argv.
+def load(
+    settings_class: type[_Settings],
+    argv: Sequence[str] | None = None,
+    program: str | None = None,
+) -> _Settings:
+    """Returns the settings from flags, environment and file.
+
+    `argv` follows `program` on the command line; None: both as in `sys.argv`.
 
     What cannot be used ends the process with code 2 and a sentence on stderr; `--help` with code 0.
     """
-    parser = _parser(settings_class)
+    parser = _parser(settings_class, program or Path(sys.argv[0]).name)
     flags, unknown = parser.parse_known_args(argv)
     if unknown:
         parser.error(_unknown("flag", unknown[0].split("=")[0], _flags_of(settings_class)))
@@ -225,15 +231,9 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\n")
 
 
-def _program() -> str:
-    """What the user typed: `python -m router`, or the name of a script."""
-    path = Path(sys.argv[0])
-    return f"python -m {path.parent.name}" if path.name == "__main__.py" else path.name
-
-
-def _parser(settings_class: type[ServingSettings]) -> _Parser:
+def _parser(settings_class: type[ServingSettings], program: str) -> _Parser:
     parser = _Parser(
-        prog=_program(),
+        prog=program,
         description=(settings_class.__doc__ or "").split("\n\n")[0],
         epilog="A flag goes before the environment, the environment before the file.",
         argument_default=argparse.SUPPRESS,

@@ -9,20 +9,17 @@ from baton.role_wire import role_of
 from baton.serving import build_info
 from baton.v1 import admin_pb2 as pb
 from baton.v1 import admin_pb2_grpc as pb_grpc
-from baton.worker.exchange import BlockPromises, KvExchange
+from baton.worker.pairing import describe_layouts
 from baton.worker.role_changes import RoleChanges
 from baton.worker.worker import Worker
-from kvtransfer.handle import describe_layouts
 
 
 class WorkerAdmin(pb_grpc.AdminServicer):
     """Looks after one worker. `ListWorkers`, `ExplainPlacement` and `GetRoleBalance` are the
     router's."""
 
-    def __init__(self, worker: Worker, exchange: KvExchange, promises: BlockPromises) -> None:
+    def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._exchange = exchange
-        self._promises = promises
         self._role_changes = RoleChanges(worker)
 
     async def GetLoad(self, _request: pb.GetLoadRequest, _context: Any) -> pb.GetLoadResponse:
@@ -31,8 +28,7 @@ class WorkerAdmin(pb_grpc.AdminServicer):
             return pb.GetLoadResponse(
                 state=pb.WORKER_STATE_STARTING, phase=worker.phase, progress=worker.progress
             )
-        stats, transfers = worker.engine.stats(), self._exchange.transfers
-        draining = worker.is_draining
+        stats, draining = worker.engine.stats(), worker.is_draining
         return pb.GetLoadResponse(
             state=pb.WORKER_STATE_DRAINING if draining else pb.WORKER_STATE_READY,
             progress=1.0,
@@ -41,9 +37,7 @@ class WorkerAdmin(pb_grpc.AdminServicer):
             num_blocks=stats.num_blocks,
             num_held_blocks=stats.num_held_blocks,
             num_cached_blocks=stats.num_cached_blocks,
-            num_leases=len(self._exchange.leases),
             num_preemptions=stats.num_preemptions,
-            num_promised_blocks=self._promises.num_promised_blocks,
             num_steps=worker.engine.num_steps,
             num_swaps=stats.num_swaps,
             num_returns=stats.num_returns,
@@ -52,9 +46,7 @@ class WorkerAdmin(pb_grpc.AdminServicer):
             num_accepted_tokens=stats.num_accepted_tokens,
             num_computed_tokens=stats.num_computed_tokens,
             num_pulled_tokens=stats.num_pulled_tokens,
-            num_transferred_bytes=transfers.num_bytes.total(),
-            num_transfers=transfers.num_done,
-            num_failed_transfers=transfers.num_failures.total(),
+            **worker.load_report(),  # type: ignore[arg-type] # fields by name
         )
 
     async def GetInfo(self, _request: pb.GetInfoRequest, _context: Any) -> pb.GetInfoResponse:

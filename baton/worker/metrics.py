@@ -5,12 +5,10 @@ from collections.abc import Iterable
 from prometheus_client.core import Metric
 
 from baton.engine.scheduler.scheduling.scheduler_stats import SchedulerStats
-from baton.serving.telemetry.families import counter, gauge, histogram
+from baton.serving.telemetry.families import counter, gauge
 from baton.serving.telemetry.redis import redis_metrics
-from baton.worker.exchange import BlockPromises, KvExchange
 from baton.worker.role_totals import RoleTotals, Totals
 from baton.worker.worker import Worker
-from kvtransfer.meter import REASONS
 
 _STEPS, _STEP_TOKENS = "baton_steps_total", "baton_step_tokens_total"
 _STEP_SECONDS = "baton_step_seconds_total"
@@ -51,10 +49,8 @@ class WorkerMetrics:
     """A collector (`baton.serving.telemetry.exposition`). A worker that loads its model tells that
     alone."""
 
-    def __init__(self, worker: Worker, exchange: KvExchange, promises: BlockPromises) -> None:
+    def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._exchange = exchange
-        self._promises = promises
         self._totals = RoleTotals()
         worker.on_new_life(self._settle)
 
@@ -78,7 +74,6 @@ class WorkerMetrics:
             yield from self._sequences(stats)
             yield from self._blocks(stats)
             yield from self._counted()
-        yield from self._transfers()
 
     def _settle(self) -> None:
         """Brings the totals up to date, as part of the worker's present role."""
@@ -157,7 +152,7 @@ class WorkerMetrics:
         )
 
     def _blocks(self, stats: SchedulerStats) -> Iterable[Metric]:
-        role, leases = self._worker.role, self._exchange.leases
+        role = self._worker.role
         num_free = stats.num_blocks - stats.num_held_blocks - stats.num_cached_blocks
         yield gauge(
             "baton_kv_blocks",
@@ -168,59 +163,6 @@ class WorkerMetrics:
                 (role, "free"): num_free,
             },
             ("role", "state"),
-        )
-        yield gauge(
-            "baton_promised_kv_blocks",
-            "KV blocks that admitted requests were promised to arrive with.",
-            {(role,): self._promises.num_promised_blocks},
-            ("role",),
-        )
-        yield gauge(
-            "baton_leases",
-            "Leases that are not over: what other workers are to fetch here.",
-            {(role,): len(leases)},
-            ("role",),
-        )
-        yield gauge(
-            "baton_oldest_lease_age_seconds",
-            "Since the oldest lease that is not over was opened; 0 where there is none.",
-            {(role,): leases.oldest_age},
-            ("role",),
-        )
-
-    def _transfers(self) -> Iterable[Metric]:
-        transfers = self._exchange.transfers
-        yield histogram(
-            "baton_kv_transfer_seconds",
-            "From asking another worker for blocks until they are confirmed; those that are yet "
-            "to be computed are waited for.",
-            transfers.seconds.by_labels,
-            ("connector",),
-        )
-        yield histogram(
-            "baton_kv_transfer_exposed_seconds",
-            "The part of a transfer after the last block was computed: what a request waits for.",
-            transfers.exposed.by_labels,
-            ("connector",),
-        )
-        yield counter(
-            "baton_kv_transfer_bytes_total",
-            "KV that has come from other workers, in bytes.",
-            {(connector,): n for connector, n in transfers.num_bytes.items()},
-            ("connector",),
-        )
-        yield counter(
-            "baton_kv_transfer_blocks_total",
-            "KV blocks that have come from other workers.",
-            {(connector,): n for connector, n in transfers.num_blocks.items()},
-            ("connector",),
-        )
-        yield counter(
-            "baton_kv_transfer_failures_total",
-            "Transfers that brought nothing, by reason: the lease was over, bytes were damaged or "
-            "late, the workers may not pair, the source was lost, the request was called off.",
-            {(reason,): transfers.num_failures[reason] for reason in REASONS},
-            ("reason",),
         )
 
 

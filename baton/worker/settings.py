@@ -8,7 +8,6 @@ from baton.engine.config import EngineConfig
 from baton.models import DEFAULT_MODEL, locate
 from baton.serving.listening import is_loopback
 from baton.serving.settings import ServingSettings
-from kvtransfer.lease_table import DEFAULT_TIME_LIMIT
 
 
 class WorkerSettings(ServingSettings):
@@ -153,7 +152,7 @@ class WorkerSettings(ServingSettings):
         "Unset: lo where --host is a loopback address, else all.",
     )
     lease_timeout_s: float = Field(
-        DEFAULT_TIME_LIMIT,
+        60.0,
         gt=0,
         description="Seconds that blocks are kept for the worker that is to fetch them.",
     )

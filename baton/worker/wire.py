@@ -12,7 +12,6 @@ from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Pu
 from baton.params_wire import from_proto
 from baton.v1 import decode_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
-from kvtransfer.wire import top_logprobs_to_message
 
 _FINISH_REASONS = {
     FinishReason.END_OF_SEQUENCE: pb.FINISH_REASON_END_OF_SEQUENCE,
@@ -73,6 +72,10 @@ def work_done_to_message(done: WorkDone) -> prefill_pb2.WorkDone:
     )
     message.busy.FromNanoseconds(int(done.seconds * 1e9))
     return message
+
+
+def top_logprobs_to_message(logprobs: TokenLogprobs) -> pb.TopLogprobs:
+    return pb.TopLogprobs(token_ids=logprobs.top_token_ids, logprobs=logprobs.top_logprobs)
 
 
 def top_logprobs_to_messages(

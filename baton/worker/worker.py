@@ -9,8 +9,9 @@ engine is there once `engine` no longer raises.
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from typing import TypeVar, cast
 
 from redis.asyncio import Redis
 
@@ -25,19 +26,20 @@ from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.errors import UnavailableError
 from baton.serving.access import WORKER_NAME
 from baton.serving.certificates import check_role
-from baton.serving.channels import Channels
+from baton.serving.channels import LARGE_FRAMES, Channels
 from baton.serving.process import settle
 from baton.serving.server import Server
 from baton.serving.telemetry.exposition import Exposition
 from baton.serving.telemetry.serving import serve_metrics
 from baton.version import version
+from baton.worker.layout_wire import serialize_layouts
 from baton.worker.memory import keep_freed_memory
+from baton.worker.pairing import Pairing
 from baton.worker.settings import WorkerSettings
-from kvtransfer.connectors.grpc.payload import CHANNEL_OPTIONS
-from kvtransfer.handle import Pairing
-from kvtransfer.wire import serialize_layouts
 
 logger = logging.getLogger(__name__)
+
+_Component = TypeVar("_Component")
 
 # The engine's thread asks for the interpreter some hundred times a step. At Python's 5 ms it would
 # stand still whenever the event loop sends a step's tokens; shorter still costs more than it gives.
@@ -45,8 +47,8 @@ SWITCH_INTERVAL = 0.0005
 
 
 class Worker:
-    """One worker process. Both roles add their services to `server`, and what hands blocks over to
-    `kv_server`; then `run` is called.
+    """One worker process. Roles and components add services to `server` and `kv_server`, metrics to
+    `exposition` and callbacks; then `run` is called (`baton.worker.roles`).
 
     Attributes:
         role: the pool it belongs to now.
@@ -68,7 +70,7 @@ class Worker:
         self.channels = Channels(
             max(settings.max_message_bytes, settings.kv_max_message_bytes),
             tls=settings.tls_to_workers,
-            options=CHANNEL_OPTIONS,
+            options=LARGE_FRAMES,
         )
         self.epoch = new_epoch()
         self.phase = "starting"
@@ -78,6 +80,8 @@ class Worker:
         self._engine: AsyncEngine | None = None
         self._on_load: list[Callable[[AsyncExitStack], Awaitable[None]]] = []
         self._on_new_life: list[Callable[[], None]] = []
+        self._components: dict[object, object] = {}
+        self._load_reports: list[Callable[[], Mapping[str, int]]] = []
         self._metrics_endpoint = ""
         self._first_role = role
         self._is_leaving = False
@@ -151,6 +155,23 @@ class Worker:
     def on_new_life(self, callback: Callable[[], None]) -> None:
         """Has `callback` called when a life ends and another one, in another role, is to begin."""
         self._on_new_life.append(callback)
+
+    def component(self, kind: "Callable[[Worker], _Component]") -> _Component:
+        """Returns this worker's `kind`, such as the KV exchange that both roles share.
+
+        The first call makes it, before the worker runs.
+        """
+        if kind not in self._components:
+            self._components[kind] = kind(self)
+        return cast("_Component", self._components[kind])
+
+    def on_load_report(self, report: Callable[[], Mapping[str, int]]) -> None:
+        """Adds fields of `GetLoadResponse` by name, read whenever the load is asked for."""
+        self._load_reports.append(report)
+
+    def load_report(self) -> dict[str, int]:
+        """Returns what components report of their load, as fields of `GetLoadResponse`."""
+        return {name: value for report in self._load_reports for name, value in report().items()}
 
     @property
     def staleness(self) -> dict[str, float]:

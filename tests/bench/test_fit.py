@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from baton_simulator.fit import decodes, fit_machine, fit_steps, machine_from, prompt, prompt_steps
+from baton_simulator.latency import Linear, Network, transfer_end
 from bench.report import Row, show
-from bench.simulator.fit import decodes, fit_machine, fit_steps, machine_from, prompt, prompt_steps
-from bench.simulator.latency import Linear, Network, transfer_end
 
 STEPS = Linear(2e-3, 5e-5, 3e-4, 2e-8, 1e-7)
 SERVED = Linear(5e-3, 5e-5, 9e-4, 2e-8, 1e-7)

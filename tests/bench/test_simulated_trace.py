@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.simulator.machines import h200_8b
-from bench.simulator.outcome import Objectives, Outcome, outcome_of
-from bench.simulator.setup import Setup, jobs_of
-from bench.simulator.study import simulate
-from bench.traces import MOONCAKE_BLOCK_SIZE, TraceRow, read_mooncake
-from router.placement.policy import POLICY_NAMES
+from baton_router.placement.policy import POLICY_NAMES
+from baton_simulator.machines import h200_8b
+from baton_simulator.outcome import Objectives, Outcome, outcome_of
+from baton_simulator.setup import Setup, jobs_of
+from baton_simulator.study import simulate
+from baton_simulator.traces import MOONCAKE_BLOCK_SIZE, TraceRow, read_mooncake
 
 NUM_REQUESTS = 2500
 OBJECTIVES = Objectives(ttft=2.0, itl=0.05)

@@ -8,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.errors import InvalidArgumentError
-from bench.simulator.cluster import Cluster
-from bench.simulator.colocated import Colocated
-from bench.simulator.disaggregated import Disaggregated
-from bench.simulator.job import Job
-from bench.simulator.latency import Linear, Machine, Network
-from bench.simulator.oscillation import swings
-from bench.simulator.outcome import Objectives
-from bench.simulator.setup import Setup, jobs_of
-from bench.traces import MOONCAKE_BLOCK_SIZE, TraceRow
-from router.admission.policy import ADMISSION_NAMES
-from router.placement.decision import Decision
-from router.placement.policy import POLICY_NAMES
+from baton_router.admission.policy import ADMISSION_NAMES
+from baton_router.placement.decision import Decision
+from baton_router.placement.policy import POLICY_NAMES
+from baton_simulator.cluster import Cluster
+from baton_simulator.colocated import Colocated
+from baton_simulator.disaggregated import Disaggregated
+from baton_simulator.job import Job
+from baton_simulator.latency import Linear, Machine, Network
+from baton_simulator.oscillation import swings
+from baton_simulator.outcome import Objectives
+from baton_simulator.setup import Setup, jobs_of
+from baton_simulator.traces import MOONCAKE_BLOCK_SIZE, TraceRow
 
 KINDS = (Disaggregated, Colocated)
 STEPS = Linear(3e-3, 1e-5, 7e-4, 1e-9, 1e-7)

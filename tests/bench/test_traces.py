@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from bench.traces import MOONCAKE_BLOCK_SIZE, TraceError, TraceRow, read_trace, trace_folder
+from baton_simulator.traces import (
+    MOONCAKE_BLOCK_SIZE,
+    TraceError,
+    TraceRow,
+    read_trace,
+    trace_folder,
+)
 from tests.support.recorded_traces import SOURCES, recorded_trace
 
 GOOD = {"timestamp": 1500, "input_length": 513, "output_length": 7, "hash_ids": [0, 3]}

@@ -14,7 +14,7 @@ import pytest
 from tests.support.cluster.fixtures import *  # noqa: F403
 from tests.support.waiting import wait_until
 
-BATON = [sys.executable, "-m", "baton.cli.main"]
+BATON = [sys.executable, "-m", "baton"]
 
 
 @pytest.fixture

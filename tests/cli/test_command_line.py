@@ -84,11 +84,11 @@ def test_a_dry_run_prints_the_commands_and_starts_nothing() -> None:
     redis, router, *workers = result.stdout.splitlines()
     url = redis.split()[-1]
     assert redis.startswith("# an embedded Redis at redis://127.0.0.1:")
-    assert "-m router --host 127.0.0.1 --port 50051" in router
-    assert [line.split(" -m ")[1].split()[0] for line in workers] == [
-        "prefill_worker",
-        "prefill_worker",
-        "decode_worker",
+    assert "-m baton router --host 127.0.0.1 --port 50051" in router
+    assert [line.split(" -m baton ")[1].split()[0] for line in workers] == [
+        "prefill-worker",
+        "prefill-worker",
+        "decode-worker",
     ]
     for line in workers:
         assert f"--redis-url {url} --model tiny" in line

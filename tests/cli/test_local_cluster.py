@@ -121,7 +121,7 @@ def test_flags_are_written_as_the_processes_read_them() -> None:
     flags = {"num_blocks": 4, "prefix_caching": False, "reflection": True, "dtype": None}
     process = Process("decode-0", "decode", 1234, flags, admin_port=1235)
     assert process.command[1:] == [
-        *("-P", "-m", "decode_worker", "--host", "127.0.0.1", "--port", "1234"),
+        *("-P", "-m", "baton", "decode-worker", "--host", "127.0.0.1", "--port", "1234"),
         *("--admin-port", "1235"),
         *("--num-blocks", "4", "--no-prefix-caching", "--reflection"),
     ]

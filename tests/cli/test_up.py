@@ -17,14 +17,14 @@ ARGUMENTS = ["up", "--port", "0", "--admin-port", "0", "--device", "cpu"]
 ARGUMENTS += ["--num-blocks", "64"]
 
 
-def named(processes: list[psutil.Process], module: str) -> psutil.Process:
-    """Waits for the process that runs a module: one that was just forked still bears the command
+def named(processes: list[psutil.Process], command: str) -> psutil.Process:
+    """Waits for the process that runs a command: one that was just forked still bears the command
     line of the process that forked it."""
 
     def found() -> list[psutil.Process]:
-        return [p for p in processes if module in " ".join(p.cmdline())]
+        return [p for p in processes if command in " ".join(p.cmdline())]
 
-    wait_until(found, what=module, ignoring=(psutil.NoSuchProcess,))
+    wait_until(found, what=command, ignoring=(psutil.NoSuchProcess,))
     (process,) = found()
     return process
 
@@ -53,7 +53,7 @@ def test_up_serves_until_it_is_told_to_stop_and_leaves_nothing_running() -> None
 def test_a_child_that_dies_takes_the_cluster_down_with_its_log() -> None:
     with running(*ARGUMENTS) as up:
         processes = started(up, 5)
-        named(processes, "decode_worker").kill()
+        named(processes, "decode-worker").kill()
         _, stderr = up.communicate(timeout=30)
         assert up.returncode == 1
         assert stderr.startswith("baton: decode-0 was killed by SIGKILL; its log")
@@ -81,7 +81,7 @@ def test_http_is_at_its_port_unless_that_is_taken_or_nobody_wants_it() -> None:
         return next(
             line
             for line in baton(*ARGUMENTS, "--dry-run", *flags).stdout.splitlines()
-            if "-m router" in line
+            if "-m baton router" in line
         )
 
     assert "--http-port 8123" in command_of_router("--http-port", "8123")

@@ -6,7 +6,7 @@ import pytest
 
 from baton.cluster.events import KvEvents
 from baton.cluster.index import LocalityIndex
-from bench.traces import read_mooncake
+from baton_simulator.traces import read_mooncake
 
 NUM_REUSABLE = 105_710
 NUM_BLOCKS = 288_500

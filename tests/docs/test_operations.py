@@ -9,8 +9,8 @@ import yaml
 from typer.testing import CliRunner
 
 from baton.cli.main import app
-from baton.roles import RoleSettings
-from router.settings import RouterSettings
+from baton.worker.roles import settings_class
+from baton_router.settings import RouterSettings
 from tests.support.repository import ROOT
 
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
@@ -70,7 +70,7 @@ def test_what_it_leads_to_is_there():
 
 
 def test_the_options_that_it_names_exist():
-    known = {*RouterSettings.model_fields, *RoleSettings.model_fields}
+    known = {*RouterSettings.model_fields, *settings_class().model_fields}
     simulated = CliRunner().invoke(app, ["simulate", "--help"], env={"COLUMNS": "200"}).stdout
     for option in re.findall(r"--([a-z][a-z-]+)", PAGE):
         assert option.replace("-", "_") in known or f"--{option}" in simulated, option

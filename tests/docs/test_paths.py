@@ -5,7 +5,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 # Where the page's paths begin.
-BASES = ("", "baton", "baton/cli", "baton/engine", "baton/serving/telemetry", "protos", "router")
+FOLDERS = ("router", "prefill_worker", "decode_worker", "kvtransfer", "kernels")
+BASES = (
+    *("", "protos", "baton", "baton/cli", "baton/engine", "baton/serving/telemetry"),
+    *FOLDERS,
+    *(f"{folder}/baton_{folder}" for folder in FOLDERS),
+)
 
 
 def test_paths_of_the_architecture_page_exist():

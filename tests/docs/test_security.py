@@ -3,8 +3,8 @@
 import re
 
 from baton.serving.settings import ServingSettings
-from decode_worker.settings import DecodeSettings
-from router.settings import RouterSettings
+from baton_decode_worker.settings import DecodeSettings
+from baton_router.settings import RouterSettings
 from tests.support.repository import ROOT
 
 DOCUMENT = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")

@@ -310,7 +310,7 @@ def router(*flags: str, **variables: str) -> str:
     paths = [variables.pop("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "router", "--port", "0"),
+            *(sys.executable, "-m", "baton", "router", "--port", "0"),
             *("--redis-url", f"redis://{HOST}:{free_port(set())}/0", *flags),
         ],
         capture_output=True,

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +14,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from baton.cli.local_cluster import LocalCluster
 from tests.support.cluster.watch import loads, until_nothing_is_held
+from tests.support.repository import ROOT
 from tests.support.waiting import until_observed
 
 pytestmark = pytest.mark.e2e
@@ -178,9 +178,7 @@ def test_a_browser_may_run_nothing_but_the_page_s_own(page, cluster):
 
 @pytest.mark.slow
 def test_the_page_needs_nothing_from_elsewhere():
-    import router.http
-
-    text = (Path(router.http.__path__[0]) / "page.html").read_text()
+    text = (ROOT / "router/baton_router/http/page.html").read_text()
     assert "http://" not in text
     assert "https://" not in text
     assert "innerHTML" not in text

@@ -10,7 +10,7 @@ from baton.cli.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
 from baton.models import locate
 from baton.sampling import SamplingParams
-from router.lifecycle.recovery import MAX_RETURNS
+from baton_router.lifecycle.recovery import MAX_RETURNS
 from tests.support.cluster.checkpoints import is_greedy, prompt_of
 from tests.support.cluster.watch import loads, until_nothing_is_held
 from tests.support.cluster.ways import CODE, THREE_WAYS, answer_of, check_same

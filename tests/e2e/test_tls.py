@@ -238,16 +238,16 @@ def test_over_https_replaced_certificates_are_shown(by_token, authority):
 
 
 @pytest.mark.parametrize(
-    "module", ["router", pytest.param("decode_worker", marks=pytest.mark.nightly)]
+    "process", ["router", pytest.param("decode-worker", marks=pytest.mark.nightly)]
 )
-def test_a_process_with_the_certificate_of_another_role_ends_with_a_sentence(module, tmp_path):
+def test_a_process_with_the_certificate_of_another_role_ends_with_a_sentence(process, tmp_path):
     authority = Authority()
-    issues = {"router": authority.issue("worker"), "decode_worker": authority.issue("prefill")}
-    write(tmp_path, {"ca": authority.own, "wrong": issues[module]})
+    issues = {"router": authority.issue("worker"), "decode-worker": authority.issue("prefill")}
+    write(tmp_path, {"ca": authority.own, "wrong": issues[process]})
     files = {"cert": "wrong.pem", "key": "wrong.key", "ca": "ca.pem"}
     flags = [f"--tls-{of}={tmp_path / file}" for of, file in files.items()]
     ended = subprocess.run(
-        [sys.executable, "-P", "-m", module, "--redis-url=redis://127.0.0.1:1/0", *flags],
+        [sys.executable, "-P", "-m", "baton", process, "--redis-url=redis://127.0.0.1:1/0", *flags],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -15,7 +15,7 @@ import torch  # noqa: F401 - imported first, so that it is not instrumented
 MOST_BYTES_PER_BYTE = 400
 MOST_BYTES_BESIDE = 2**20
 
-with atheris.instrument_imports(include=["baton", "kvtransfer", "router"]):
+with atheris.instrument_imports(include=["baton", "baton_kvtransfer", "baton_router"]):
     from tests.support.fuzz_targets import TARGETS, check
 
 

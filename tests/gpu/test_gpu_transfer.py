@@ -13,11 +13,16 @@ import torch
 
 from baton.engine.cache.kv_pool import KvPool
 from baton.errors import UnavailableError
-from kvtransfer.block_batch import BlockBatch, checksums_of
-from kvtransfer.connector import Integrity
-from kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
-from kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcReceiver, IpcRegion, attach
-from kvtransfer.connectors.grpc.payload import PayloadReceiver, PayloadSender
+from baton_kvtransfer.block_batch import BlockBatch, checksums_of
+from baton_kvtransfer.connector import Integrity
+from baton_kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
+from baton_kvtransfer.connectors.cuda_ipc.memory_handles import (
+    IpcOffer,
+    IpcReceiver,
+    IpcRegion,
+    attach,
+)
+from baton_kvtransfer.connectors.grpc.payload import PayloadReceiver, PayloadSender
 from tests.support.kernels.far_pool import NUM_BLOCKS, filled, layouts
 from tests.support.repository import ROOT
 

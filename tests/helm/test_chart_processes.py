@@ -87,13 +87,16 @@ class Pod:
 
     @contextmanager
     def running(self):
-        program = {"python": sys.executable, "redis-server": str(_server_binary())}
+        program = {
+            "baton": [sys.executable, "-m", "baton"],
+            "redis-server": [str(_server_binary())],
+        }
         command, *rest = self.container["command"]
         arguments = [*rest, *self.container.get("args", ())]
         path = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         with (self.folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
-                dying_with_parent([program[command], *self._placed(arguments)]),
+                dying_with_parent([*program[command], *self._placed(arguments)]),
                 cwd=self.folder,
                 env={**path, **self._env},
                 stdout=log,
@@ -199,7 +202,7 @@ def test_the_demo_serves_is_probed_and_drains(is_encrypted, tmp_path):
         address, admin_address = (f"localhost:{port}" for port in ports)
         with Client(address, admin_address=admin_address, tls=own) as client:
             wait_until(lambda: [w.state for w in client.list_workers()] == ["ready"] * 2, 30.0)
-            assert {w.id for w in client.list_workers()} == {"prefill_worker", "decode_worker"}
+            assert {w.id for w in client.list_workers()} == {"prefill-worker", "decode-worker"}
             generation = client.generate("import os\n", SamplingParams(max_tokens=8))
             assert generation.text()
         request = urllib.request.Request(

@@ -6,8 +6,8 @@ import yaml
 from baton.serving.server import LIVENESS, READINESS
 from baton.serving.settings import load
 from baton.serving.telemetry.serving import CHECKS
-from decode_worker.settings import DecodeSettings
-from router.settings import RouterSettings
+from baton_decode_worker.settings import DecodeSettings
+from baton_router.settings import RouterSettings
 from tests.support.cluster.prometheus import promtool
 from tests.support.rendered_chart import (
     EVERYTHING,

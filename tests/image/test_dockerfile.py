@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import tomllib
+from importlib.metadata import entry_points
 
 import pytest
 import yaml
@@ -63,8 +64,9 @@ def test_kubernetes_asks_after_their_health():
 def test_what_an_image_runs_is_there(image):
     commands = [json.loads(c) for stage in lineage(image) for c in stage.all("CMD")]
     (command,) = commands
-    assert command[:2] == ["python", "-m"]
-    assert importlib.util.find_spec(f"{command[2]}.__main__") is not None
+    program, name = command
+    assert program in {point.name for point in entry_points(group="console_scripts")}
+    assert name in {point.name for point in entry_points(group="baton.commands")}
     assert environment(image)["PATH"].startswith("/opt/baton/bin:")
 
 
@@ -79,7 +81,7 @@ def test_pods_of_the_chart_run_what_their_image_has():
         text = template.read_text()
         assert f'"image" "{image}"' in text
         assert image in stages
-        assert re.findall(r"command: \[python, -m, ", text)
+        assert re.findall(r"command: \[baton, ", text)
     made = subprocess.run(["make", "-n", "images"], cwd=ROOT, capture_output=True, text=True)
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     for image in IMAGES:
@@ -117,7 +119,8 @@ def test_what_is_sent_to_the_builder_is_what_the_images_are_made_of(tmp_path):
     context(tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
-    made_of = {p.lstrip("/") for p in packages["targets"]["sdist"]["include"]}
+    made_of = {p.split("/")[1] for p in packages["targets"]["sdist"]["include"]}
     assert names == made_of | {"helm", "LICENSE", "README.md", "pyproject.toml"}
     assert [p.name for p in (tmp_path / "helm").iterdir()] == ["image"]
+    assert [p.name for p in (tmp_path / "bench").iterdir()] == ["simulator"]
     assert not list(tmp_path.rglob("__pycache__"))

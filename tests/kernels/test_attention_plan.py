@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.attention_plan import SharedPrefix, Spans, plan_splits, plan_tiles
-from kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack
-from kernels.attention_tiling import choose_tiling
-from kernels.cascade import find_shared, pays
+from baton_kernels.attention_plan import SharedPrefix, Spans, plan_splits, plan_tiles
+from baton_kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack
+from baton_kernels.attention_tiling import choose_tiling
+from baton_kernels.cascade import find_shared, pays
 
 SPLIT, KEYS = 64, 16
 SPANS = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 9)), min_size=1, max_size=8)

@@ -8,9 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import compile as tool
-from kernels.launch import check_fp8
-from kernels.variant import Variant
+from baton_kernels import compile as tool
+from baton_kernels.launch import check_fp8
+from baton_kernels.variant import Variant
 from tests.support.repository import ROOT
 
 
@@ -35,13 +35,13 @@ HOARDING = Variant(
 
 
 def linear(dtype: str) -> Variant:
-    return next(v for v in tool.variants("kernels.linear") if v.name == f"linear {dtype}")
+    return next(v for v in tool.variants("baton_kernels.linear") if v.name == f"linear {dtype}")
 
 
 def test_every_kernel_module_is_compiled() -> None:
-    paths = sorted((ROOT / "kernels").glob("*.py"))
-    names = [f"kernels.{path.stem}" for path in paths if "VARIANTS: Final" in path.read_text()]
-    assert sorted(tool.MODULES) == names
+    paths = sorted((ROOT / "kernels/baton_kernels").glob("*.py"))
+    stems = [path.stem for path in paths if "VARIANTS: Final" in path.read_text()]
+    assert sorted(tool.MODULES) == [f"baton_kernels.{stem}" for stem in stems]
 
 
 def test_names_of_variants_are_unique() -> None:

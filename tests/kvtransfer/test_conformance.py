@@ -10,14 +10,14 @@ import pytest
 from baton.engine.scheduler.scheduling.plan import TokenLogprobs
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import DataLossError, NotFoundError, UnavailableError
-from kvtransfer import service
-from kvtransfer.block_batch import BlockBatch
-from kvtransfer.connector import Integrity
-from kvtransfer.connectors.grpc import payload
-from kvtransfer.connectors.shm import source
-from kvtransfer.handle import FirstToken, Handle
-from kvtransfer.lease_machine import LeaseState
-from kvtransfer.lease_table import LeaseTable
+from baton_kvtransfer import service
+from baton_kvtransfer.block_batch import BlockBatch
+from baton_kvtransfer.connector import Integrity
+from baton_kvtransfer.connectors.grpc import payload
+from baton_kvtransfer.connectors.shm import source
+from baton_kvtransfer.handle import FirstToken, Handle
+from baton_kvtransfer.lease_machine import LeaseState
+from baton_kvtransfer.lease_table import LeaseTable
 from tests.support.failures import failure_of
 from tests.support.kvtransfer.clock import HeldClock
 from tests.support.kvtransfer.held import num_mapped, open_files

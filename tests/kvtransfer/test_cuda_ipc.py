@@ -10,13 +10,13 @@ import torch
 
 from baton.engine.cache.kv_pool import KvPool
 from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
-from kvtransfer.block_batch import BlockBatch, checksums_of
-from kvtransfer.connector import Connector, Integrity
-from kvtransfer.connectors.cuda_ipc import memory_handles
-from kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
-from kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion, attach
-from kvtransfer.connectors.shm.unix_peer import host_id
-from kvtransfer.handle import FirstToken
+from baton_kvtransfer.block_batch import BlockBatch, checksums_of
+from baton_kvtransfer.connector import Connector, Integrity
+from baton_kvtransfer.connectors.cuda_ipc import memory_handles
+from baton_kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
+from baton_kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion, attach
+from baton_kvtransfer.connectors.shm.unix_peer import host_id
+from baton_kvtransfer.handle import FirstToken
 from tests.support.kvtransfer.loopback import (
     HYBRID,
     allocation,

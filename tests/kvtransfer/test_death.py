@@ -17,9 +17,10 @@ from baton.errors import BatonError, NotFoundError, UnavailableError
 from baton.serving.channels import Channels
 from baton.v1.kv_transfer_pb2 import ConfirmRequest
 from baton.v1.kv_transfer_pb2_grpc import KvTransferStub
-from kvtransfer.client import KvFetcher
-from kvtransfer.handle import FirstToken, Handle, Pairing
-from kvtransfer.lease_machine import LeaseState
+from baton.worker.pairing import Pairing
+from baton_kvtransfer.client import KvFetcher
+from baton_kvtransfer.handle import FirstToken, Handle
+from baton_kvtransfer.lease_machine import LeaseState
 from tests.support.failures import failure_of
 from tests.support.kvtransfer.far_sides import PATIENCE, FarSide, FarSides
 from tests.support.kvtransfer.held import (

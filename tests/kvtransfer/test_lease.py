@@ -4,12 +4,12 @@ from dataclasses import replace
 import pytest
 
 from baton.errors import DataLossError, FailedPreconditionError, NotFoundError, UnavailableError
-from kvtransfer import lease_table
-from kvtransfer.block_range import BlockRange
-from kvtransfer.handle import FirstToken
-from kvtransfer.lease import Claim, Lease
-from kvtransfer.lease_machine import LeaseState
-from kvtransfer.lease_table import LeaseTable
+from baton_kvtransfer import lease_table
+from baton_kvtransfer.block_range import BlockRange
+from baton_kvtransfer.handle import FirstToken
+from baton_kvtransfer.lease import Claim, Lease
+from baton_kvtransfer.lease_machine import LeaseState
+from baton_kvtransfer.lease_table import LeaseTable
 from tests.support.waiting import settled
 
 ID, OTHER_ID = b"a" * 16, b"b" * 16

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from baton.errors import AlreadyExistsError, BatonError, FailedPreconditionError, NotFoundError
-from kvtransfer.block_range import BlockRange
-from kvtransfer.handle import FirstToken
-from kvtransfer.lease import Claim, Lease
-from kvtransfer.lease_machine import LeaseState
-from kvtransfer.lease_table import LeaseTable
+from baton_kvtransfer.block_range import BlockRange
+from baton_kvtransfer.handle import FirstToken
+from baton_kvtransfer.lease import Claim, Lease
+from baton_kvtransfer.lease_machine import LeaseState
+from baton_kvtransfer.lease_table import LeaseTable
 from tests.support.kvtransfer.clock import HeldClock
 from tests.support.waiting import settled
 

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
 from baton.v1.kv_transfer_pb2 import DescribeResponse
-from kvtransfer import sources
-from kvtransfer.block_batch import BlockBatch
-from kvtransfer.connector import Connector, Integrity
-from kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion
-from kvtransfer.connectors.nixl import claimant as nixl_claimant
-from kvtransfer.connectors.nixl.agent import MAX_METADATA_BYTES, NixlOffer, Region
-from kvtransfer.connectors.nixl.claimant import NixlReader
-from kvtransfer.connectors.nixl.source import NixlSource
-from kvtransfer.connectors.shm import claimant as shm_claimant
-from kvtransfer.connectors.shm.unix_peer import HandleEndpoint
-from kvtransfer.handle import FirstToken
-from kvtransfer.offers import Description, description_of, description_to_message
+from baton_kvtransfer import sources
+from baton_kvtransfer.block_batch import BlockBatch
+from baton_kvtransfer.connector import Connector, Integrity
+from baton_kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion
+from baton_kvtransfer.connectors.nixl import claimant as nixl_claimant
+from baton_kvtransfer.connectors.nixl.agent import MAX_METADATA_BYTES, NixlOffer, Region
+from baton_kvtransfer.connectors.nixl.claimant import NixlReader
+from baton_kvtransfer.connectors.nixl.source import NixlSource
+from baton_kvtransfer.connectors.shm import claimant as shm_claimant
+from baton_kvtransfer.connectors.shm.unix_peer import HandleEndpoint
+from baton_kvtransfer.handle import FirstToken
+from baton_kvtransfer.offers import Description, description_of, description_to_message
 from tests.support.kvtransfer.loopback import (
     HYBRID,
     LAYOUT,

@@ -15,17 +15,17 @@ import pytest
 
 from baton.engine.cache.kv_pool import KvPool
 from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
-from kvtransfer import sources
-from kvtransfer.block_batch import BlockBatch
-from kvtransfer.connector import Connector, Integrity
-from kvtransfer.connectors.nixl.claimant import NixlReader
-from kvtransfer.connectors.shm import claimant as shm_claimant
-from kvtransfer.connectors.shm import source as source_side
-from kvtransfer.connectors.shm.claimant import attach
-from kvtransfer.connectors.shm.source import HandleServer, PlaceSender
-from kvtransfer.connectors.shm.unix_peer import GREETING, HandleEndpoint, abstract
-from kvtransfer.handle import FirstToken
-from kvtransfer.offers import Description
+from baton_kvtransfer import sources
+from baton_kvtransfer.block_batch import BlockBatch
+from baton_kvtransfer.connector import Connector, Integrity
+from baton_kvtransfer.connectors.nixl.claimant import NixlReader
+from baton_kvtransfer.connectors.shm import claimant as shm_claimant
+from baton_kvtransfer.connectors.shm import source as source_side
+from baton_kvtransfer.connectors.shm.claimant import attach
+from baton_kvtransfer.connectors.shm.source import HandleServer, PlaceSender
+from baton_kvtransfer.connectors.shm.unix_peer import GREETING, HandleEndpoint, abstract
+from baton_kvtransfer.handle import FirstToken
+from baton_kvtransfer.offers import Description
 from tests.support.kvtransfer.held import abstract_sockets, num_mapped, open_files
 from tests.support.kvtransfer.loopback import (
     HYBRID,
@@ -378,8 +378,8 @@ async def test_a_folder_may_take_the_place_of_the_network_namespace(short_path):
 ELSEWHERE = """
 import sys
 from tests.support.kvtransfer.loopback import HYBRID
-from kvtransfer.connectors.shm.claimant import attach
-from kvtransfer.connectors.shm.unix_peer import HandleEndpoint
+from baton_kvtransfer.connectors.shm.claimant import attach
+from baton_kvtransfer.connectors.shm.unix_peer import HandleEndpoint
 
 address, host, *folder = sys.argv[1:]
 attach(HandleEndpoint(address, host, (5, 5)), HYBRID, *folder)

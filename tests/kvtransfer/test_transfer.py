@@ -20,8 +20,9 @@ from baton.errors import (
 from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import kv_transfer_pb2_grpc as pb_grpc
 from baton.v1 import prefill_pb2
-from kvtransfer.handle import FirstToken, Pairing
-from kvtransfer.wire import fetch_request
+from baton.worker.pairing import Pairing
+from baton_kvtransfer.handle import FirstToken
+from baton_kvtransfer.wire import fetch_request
 from tests.support.failures import failure_of
 from tests.support.kvtransfer.loopback import (
     BLOCK_SIZE,

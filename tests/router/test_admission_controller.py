@@ -10,12 +10,12 @@ from baton.errors import CancelledError, DeadlineExceededError, OverloadedError
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Tenant
-from router.admission.admission_queue import Forecast
-from router.admission.controller import AdmissionController
-from router.admission.quotas import Quota, Quotas
-from router.placement.decision import Decision, Question, Rules
-from router.request import ANONYMOUS, Request, RequestOutcome
-from router.usage import Account, Timings
+from baton_router.admission.admission_queue import Forecast
+from baton_router.admission.controller import AdmissionController
+from baton_router.admission.quotas import Quota, Quotas
+from baton_router.placement.decision import Decision, Question, Rules
+from baton_router.request import ANONYMOUS, Request, RequestOutcome
+from baton_router.usage import Account, Timings
 from tests.support.waiting import until
 
 

@@ -11,9 +11,9 @@ from baton.models import locate
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
-from router.intake.model_card import ModelCard, read_model_card
-from router.lifecycle.answer import Answer
-from router.request import Request
+from baton_router.intake.model_card import ModelCard, read_model_card
+from baton_router.lifecycle.answer import Answer
+from baton_router.request import Request
 
 LENGTH, END = pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_END_OF_SEQUENCE
 STOP_STRING = pb.FINISH_REASON_STOP_STRING

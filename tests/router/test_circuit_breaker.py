@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.fleet.backoff import Backoff
-from router.fleet.circuit_breaker import CircuitBreaker, CircuitState
+from baton_router.fleet.backoff import Backoff
+from baton_router.fleet.circuit_breaker import CircuitBreaker, CircuitState
 from tests.support.clock import Clock
 
 CLOSED, OPEN, HALF_OPEN = CircuitState.CLOSED, CircuitState.OPEN, CircuitState.HALF_OPEN

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from baton.errors import InternalError, UnavailableError
 from baton.v1 import decode_pb2, prefill_pb2
-from router.fleet.candidate import Candidate
-from router.fleet.cost_rates import Rates
-from router.placement.cost_model import CostModel
-from router.placement.decision import DEFAULT_RULES, Question, Rules
-from router.placement.policy import POLICY_NAMES
+from baton_router.fleet.candidate import Candidate
+from baton_router.fleet.cost_rates import Rates
+from baton_router.placement.cost_model import CostModel
+from baton_router.placement.decision import DEFAULT_RULES, Question, Rules
+from baton_router.placement.policy import POLICY_NAMES
 from tests.support.router.scripted import (
     ADMITTED,
     READY,

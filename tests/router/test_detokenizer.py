@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from baton.models import locate
-from router.lifecycle.detokenizer import Detokenizer, StopStrings
+from baton_router.lifecycle.detokenizer import Detokenizer, StopStrings
 
 
 @cache

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from baton.errors import NotFoundError
 from baton.sampling import SamplingParams
-from router.fleet.candidate import Candidate
-from router.placement.decision import DEFAULT_RULES, Decision, Question, Rules
-from router.placement.explanation import choices, why
-from router.placement.placer import Placer
-from router.request import Request, Work, work_of
+from baton_router.fleet.candidate import Candidate
+from baton_router.placement.decision import DEFAULT_RULES, Decision, Question, Rules
+from baton_router.placement.explanation import choices, why
+from baton_router.placement.placer import Placer
+from baton_router.request import Request, Work, work_of
 
 HOLDER = Candidate("holder", "prefill", b"", num_cached_tokens=512)
 OTHER = Candidate("other", "prefill", b"")

@@ -23,8 +23,8 @@ from baton.serving.channels import Channels
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1.kv_transfer_pb2 import KvLayout, KvLayouts
-from router.fleet.fleet import Fleet, Member
-from router.fleet.worker_model import PoolModel, WorkDone, WorkerModel
+from baton_router.fleet.fleet import Fleet, Member
+from baton_router.fleet.worker_model import PoolModel, WorkDone, WorkerModel
 from tests.support.router.records import RECORD, TOKENIZER
 from tests.support.waiting import until
 

@@ -5,12 +5,12 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from router.admission.forecast import QUEUE_SECONDS, Forecasts
-from router.admission.policy import admission_named
-from router.fleet.candidate import Candidate
-from router.fleet.cost_rates import Rates
-from router.placement.decision import Decision, Question, Rules
-from router.request import Demand
+from baton_router.admission.forecast import QUEUE_SECONDS, Forecasts
+from baton_router.admission.policy import admission_named
+from baton_router.fleet.candidate import Candidate
+from baton_router.fleet.cost_rates import Rates
+from baton_router.placement.decision import Decision, Question, Rules
+from baton_router.request import Demand
 
 RATES = Rates(prefill_seconds_per_token=1e-3)
 

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
+from baton_simulator.traces import MOONCAKE_BLOCK_SIZE, TraceRow
 from bench.replay import Replayed, replay
-from bench.traces import MOONCAKE_BLOCK_SIZE, TraceRow
 
 NUM_WORKERS = 4
 # As the router assumes before it has learned anything.

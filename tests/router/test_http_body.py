@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from baton.errors import InvalidArgumentError
-from router.http.body import BODY_SECONDS, parse, read_body
-from router.http.errors import BodyTooLargeError, MediaTypeError
-from router.http.schemas import ChatRequest, CompletionRequest
+from baton_router.http.body import BODY_SECONDS, parse, read_body
+from baton_router.http.errors import BodyTooLargeError, MediaTypeError
+from baton_router.http.schemas import ChatRequest, CompletionRequest
 
 HEADERS = {"content-type": "application/json; charset=utf-8"}
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from router.http.connection import ConnectionLimits
-from router.http.server import HttpServer
+from baton_router.http.connection import ConnectionLimits
+from baton_router.http.server import HttpServer
 
 WHOLE = b"GET /%s HTTP/1.1\r\nhost: x\r\n\r\n"
 PATIENCE = 10.0

@@ -6,9 +6,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from baton.models import locate
-from router.http.openai_responses import CompletionShape
-from router.http.sequence_reader import Piece, ScoredToken
-from router.http.tokens import TokenBytes
+from baton_router.http.openai_responses import CompletionShape
+from baton_router.http.sequence_reader import Piece, ScoredToken
+from baton_router.http.tokens import TokenBytes
 
 TEXTS = ["def main():\n\treturn 'é' + \"漢字\"", "🙂🙃", " \x00\x7f\xa0\xad"]
 

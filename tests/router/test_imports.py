@@ -3,9 +3,9 @@ import sys
 
 SCRIPT = """
 import sys
-import router.__main__
+import baton_router.process
 from baton.models import locate
-from router.intake.model_card import read_model_card
+from baton_router.intake.model_card import read_model_card
 
 read_model_card(locate("tiny")).render([{"role": "user", "content": "hi"}])
 print(sorted(name for name in ("torch", "triton", "baton.engine") if name in sys.modules))

@@ -1,6 +1,6 @@
 """Every part of the router that a request went through is told of its end, however it ends."""
 
-from router.admission.quotas import Quota
+from baton_router.admission.quotas import Quota
 from tests.support.router.front import front_of
 from tests.support.router.scripted import READY, decode, finished, prefill_behind, tokens
 

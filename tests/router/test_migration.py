@@ -14,7 +14,7 @@ from baton.errors import (
 )
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import prefill_pb2
-from router.fleet.backoff import Backoff
+from baton_router.fleet.backoff import Backoff
 from tests.support.router.scripted import (
     ADMITTED,
     PREFILL_ADMITTED,

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from baton_simulator.traces import TraceRow, read_mooncake
 from bench.replay import replay
-from bench.traces import TraceRow, read_mooncake
 
 NUM_WORKERS = 8
 # Of the whole trace, and of its first 2,000 requests.

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.fleet.candidate import Candidate
-from router.placement.placement import place
-from router.placement.policy import POLICY_NAMES, policy_named
+from baton_router.fleet.candidate import Candidate
+from baton_router.placement.placement import place
+from baton_router.placement.policy import POLICY_NAMES, policy_named
 from tests.support.strategies import candidates, clusters, request_ids
 
 NUM_TOKENS = 1024

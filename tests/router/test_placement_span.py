@@ -10,13 +10,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from baton.sampling import SamplingParams
 from baton.serving.telemetry import stages
-from router.fleet.candidate import Candidate
-from router.placement import placement_span
-from router.placement.decision import DEFAULT_RULES, Decision, Question
-from router.placement.explanation import why
-from router.placement.placement_span import MAX_CANDIDATES, placing
-from router.placement.placer import Placer
-from router.request import Request, work_of
+from baton_router.fleet.candidate import Candidate
+from baton_router.placement import placement_span
+from baton_router.placement.decision import DEFAULT_RULES, Decision, Question
+from baton_router.placement.explanation import why
+from baton_router.placement.placement_span import MAX_CANDIDATES, placing
+from baton_router.placement.placer import Placer
+from baton_router.request import Request, work_of
 
 PREFILLS = [Candidate(f"p{i}", "prefill", b"", num_cached_tokens=16 * i) for i in range(3)]
 DECODE = Candidate("d", "decode", b"")

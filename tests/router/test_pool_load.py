@@ -2,9 +2,9 @@
 
 import pytest
 
-from router.fleet.candidate import Candidate
-from router.fleet.cost_rates import Rates
-from router.roles.pool_load import (
+from baton_router.fleet.candidate import Candidate
+from baton_router.fleet.cost_rates import Rates
+from baton_router.roles.pool_load import (
     Backlog,
     Objectives,
     PoolDemand,

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.fleet.candidate import Candidate
-from router.fleet.cost_rates import Rates
-from router.placement.cost_model import PULL, CostModel
-from router.placement.placement import place, place_again
-from router.placement.policy import POLICY_NAMES, policy_named
-from router.placement.prefix_source import with_sources
+from baton_router.fleet.candidate import Candidate
+from baton_router.fleet.cost_rates import Rates
+from baton_router.placement.cost_model import PULL, CostModel
+from baton_router.placement.placement import place, place_again
+from baton_router.placement.policy import POLICY_NAMES, policy_named
+from baton_router.placement.prefix_source import with_sources
 
 NUM_TOKENS = 1024
 

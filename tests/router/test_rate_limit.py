@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from baton.errors import OverloadedError
 from baton.sampling import SamplingParams
-from router.admission.quotas import Quota
-from router.admission.rate_limit import RateLimitedError, RateLimits
-from router.admission.token_bucket import TokenBucket
-from router.request import Request, RequestOutcome
-from router.usage import Account, Timings
+from baton_router.admission.quotas import Quota
+from baton_router.admission.rate_limit import RateLimitedError, RateLimits
+from baton_router.admission.token_bucket import TokenBucket
+from baton_router.request import Request, RequestOutcome
+from baton_router.usage import Account, Timings
 from tests.support.clock import Clock
 
 STEPS = st.lists(

@@ -12,13 +12,13 @@ import pytest
 from baton.cluster.embedded import EmbeddedRedis
 from baton.cluster.redis import connect
 from baton.errors import DeadlineExceededError
-from router.admission.controller import AdmissionController
-from router.admission.forecast import Forecasts
-from router.fleet.candidate import Candidate, Role
-from router.fleet.cost_rates import Rates
-from router.roles.pool_load import Objectives
-from router.roles.rebalancer import Rebalancer
-from router.roles.role_balance import Hysteresis
+from baton_router.admission.controller import AdmissionController
+from baton_router.admission.forecast import Forecasts
+from baton_router.fleet.candidate import Candidate, Role
+from baton_router.fleet.cost_rates import Rates
+from baton_router.roles.pool_load import Objectives
+from baton_router.roles.rebalancer import Rebalancer
+from baton_router.roles.role_balance import Hysteresis
 from tests.support.waiting import until
 
 RATES = Rates(prefill_seconds_per_token=1e-3)

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from baton.cluster.prefix import hash_chain
 from baton.errors import InvalidArgumentError, NotFoundError
-from router.fleet.candidate import Candidate
-from router.placement.decision import DEFAULT_RULES, Decision, Question, Rules
-from router.placement.policy import POLICY_NAMES
-from router.placement.record.record_file import RecordFile
-from router.placement.record.record_format import RecordReader, decision_line, header_line
-from router.placement.record.recorder import Recorder
-from router.placement.record.replay import read_record, replay
+from baton_router.fleet.candidate import Candidate
+from baton_router.placement.decision import DEFAULT_RULES, Decision, Question, Rules
+from baton_router.placement.policy import POLICY_NAMES
+from baton_router.placement.record.record_file import RecordFile
+from baton_router.placement.record.record_format import RecordReader, decision_line, header_line
+from baton_router.placement.record.recorder import Recorder
+from baton_router.placement.record.replay import read_record, replay
 from tests.support.strategies import clusters, request_ids
 from tests.support.waiting import wait_until
 

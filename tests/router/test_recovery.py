@@ -15,10 +15,10 @@ from baton.errors import (
     OverloadedError,
     UnavailableError,
 )
-from router.failure import AttemptFailure, FailureKind
-from router.fleet.backoff import Backoff
-from router.lifecycle.recovery import MAX_FAILURES, MAX_RETURNS, SAME_PLACE_TOKENS, Recovery
-from router.lifecycle.retry_budget import RetryBudget
+from baton_router.failure import AttemptFailure, FailureKind
+from baton_router.fleet.backoff import Backoff
+from baton_router.lifecycle.recovery import MAX_FAILURES, MAX_RETURNS, SAME_PLACE_TOKENS, Recovery
+from baton_router.lifecycle.retry_budget import RetryBudget
 
 REFUSED, LOST, SILENT, BROKEN, NOBODY, PREEMPTED = FailureKind
 

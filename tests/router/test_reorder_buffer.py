@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.errors import UnavailableError
-from router.lifecycle.reorder_buffer import ReorderBuffer, Token
+from baton_router.lifecycle.reorder_buffer import ReorderBuffer, Token
 
 
 def token(position: int) -> Token:

@@ -16,8 +16,8 @@ from baton.params_wire import from_proto, to_proto
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from baton.serving.tenant import Tenant
 from baton.v1 import inference_pb2 as pb
-from router.lifecycle.recovery import MAX_FAILURES
-from router.lifecycle.retry_budget import RetryBudget
+from baton_router.lifecycle.recovery import MAX_FAILURES
+from baton_router.lifecycle.retry_budget import RetryBudget
 from tests.support.router.scripted import (
     ADMITTED,
     READY,

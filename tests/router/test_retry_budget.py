@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.lifecycle.retry_budget import RetryBudget
+from baton_router.lifecycle.retry_budget import RetryBudget
 from tests.support.clock import Clock
 
 

@@ -6,14 +6,14 @@ import pytest
 from baton.errors import InternalError, OverloadedError
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, kv_sharing_pb2
-from router.fleet.backoff import Backoff
-from router.fleet.candidate import Candidate
-from router.fleet.cost_rates import PRIOR, Rates
-from router.lifecycle.recovery import MAX_FAILURES, MAX_RETURNS
-from router.lifecycle.retry_budget import RetryBudget
-from router.lifecycle.return_cost import return_cost
-from router.placement.placer import Placer
-from router.request import Request, work_of
+from baton_router.fleet.backoff import Backoff
+from baton_router.fleet.candidate import Candidate
+from baton_router.fleet.cost_rates import PRIOR, Rates
+from baton_router.lifecycle.recovery import MAX_FAILURES, MAX_RETURNS
+from baton_router.lifecycle.retry_budget import RetryBudget
+from baton_router.lifecycle.return_cost import return_cost
+from baton_router.placement.placer import Placer
+from baton_router.request import Request, work_of
 from tests.support.router.scripted import (
     ADMITTED,
     PREFILL_ADMITTED,

@@ -1,8 +1,8 @@
 import pytest
 
 from baton.serving.settings import load
-from router.placement.policy import POLICY_NAMES
-from router.settings import RouterSettings
+from baton_router.placement.policy import POLICY_NAMES
+from baton_router.settings import RouterSettings
 
 
 def test_placement_is_by_all_costs_unless_told_otherwise():

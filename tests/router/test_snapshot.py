@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from baton.cluster.prefix import hash_chain
 from baton.cluster.redis import connect
 from baton.serving.channels import Channels
-from router.fleet.fleet import Fleet, Member
-from router.fleet.worker_model import PoolModel, WorkDone
+from baton_router.fleet.fleet import Fleet, Member
+from baton_router.fleet.worker_model import PoolModel, WorkDone
 from tests.support.router.records import RECORD
 
 _CHANGES = st.lists(st.sampled_from(["nothing", "take", "give back", "learn", "later"]))

@@ -1,8 +1,8 @@
 """Whether the list of ports is that of the settings. `tests/e2e/test_edges.py` has the edges."""
 
 from baton.serving.network_topology import EDGES, PORTS, PROCESSES, WORKERS
-from decode_worker.settings import DecodeSettings
-from router.settings import RouterSettings
+from baton_decode_worker.settings import DecodeSettings
+from baton_router.settings import RouterSettings
 
 
 def test_every_port_that_can_be_set_is_listed_for_the_processes_that_have_it():

@@ -35,30 +35,29 @@ from baton.sampling import SamplingParams
 from baton.serving.malformed import Malformed, tolerant
 from baton.v1 import decode_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
+from baton.worker.layout_wire import layouts_of, layouts_to_messages, serialize_layouts
+from baton.worker.pairing import Pairing
 from baton.worker.wire import engine_request
-from decode_worker.wire import outputs, return_cost
-from kvtransfer import frames
-from kvtransfer.block_batch import BlockBatch, checksums_of
-from kvtransfer.connector import Integrity
-from kvtransfer.connectors.grpc.payload import PayloadReceiver
-from kvtransfer.handle import Handle, Pairing
-from kvtransfer.handoff import Handoff
-from kvtransfer.offers import description_of
-from kvtransfer.wire import (
+from baton_decode_worker.wire import outputs, return_cost
+from baton_kvtransfer import frames
+from baton_kvtransfer.block_batch import BlockBatch, checksums_of
+from baton_kvtransfer.connector import Integrity
+from baton_kvtransfer.connectors.grpc.payload import PayloadReceiver
+from baton_kvtransfer.handle import Handle
+from baton_kvtransfer.handoff import Handoff
+from baton_kvtransfer.offers import description_of
+from baton_kvtransfer.wire import (
     claim_of,
     connector_of,
     first_token_of,
     handle_of,
     integrity_of,
-    layouts_of,
-    layouts_to_messages,
     lease_id_of,
-    serialize_layouts,
 )
-from router.intake.intake import Intake
-from router.intake.model_card import ModelCard, read_model_card
-from router.lifecycle.answer import Answer
-from router.request import Request
+from baton_router.intake.intake import Intake
+from baton_router.intake.model_card import ModelCard, read_model_card
+from baton_router.lifecycle.answer import Answer
+from baton_router.request import Request
 
 LAYOUT = plan_layout([KvShape(2, 8, 8)] * 2, torch.float32, 4, None)
 PAIRING = Pairing("1.2.3", b"model", (LAYOUT,))

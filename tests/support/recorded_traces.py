@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.traces import trace_folder
+from baton_simulator.traces import trace_folder
 
 # The file of each fixture in tests/conftest.py.
 FIXTURES = {

@@ -2,8 +2,8 @@
 
 from hypothesis import strategies as st
 
-from router.fleet.candidate import Candidate, Role
-from router.fleet.cost_rates import Rates
+from baton_router.fleet.candidate import Candidate, Role
+from baton_router.fleet.cost_rates import Rates
 
 _SECONDS = st.floats(0, 1.0)
 

@@ -8,7 +8,7 @@ import pytest
 from baton.cluster.prefix import hash_chain
 from baton.sampling import SamplingParams
 from baton.v1.kv_transfer_pb2_grpc import KvTransferStub
-from kvtransfer.wire import fetch_request, handle_of
+from baton_kvtransfer.wire import fetch_request, handle_of
 from tests.support.engine.checkpoints import FAMILIES, save_random
 from tests.support.engine.engines import mostly_slow
 from tests.support.worker.pair import TIMEOUT, Answer, Pair, pair_of

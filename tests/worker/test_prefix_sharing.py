@@ -13,10 +13,10 @@ from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1 import kv_sharing_pb2
 from baton.v1.admin_pb2 import FlushCacheRequest
-from kvtransfer.block_range import BlockRange
-from kvtransfer.lease import Claim
-from kvtransfer.lease_table import LeaseTable
-from kvtransfer.service import KvTransferService, ServedPools, add_to_server
+from baton_kvtransfer.block_range import BlockRange
+from baton_kvtransfer.lease import Claim
+from baton_kvtransfer.lease_table import LeaseTable
+from baton_kvtransfer.service import KvTransferService, ServedPools, add_to_server
 from tests.support.failures import failure_of
 from tests.support.worker.crew import Crew, Member, crew_of, new_lease_id
 from tests.support.worker.pair import TIMEOUT, rest_of
@@ -148,7 +148,7 @@ async def test_a_source_that_is_none_is_done_without(checkpoint, changes):
 
 
 async def test_a_lease_is_for_one_worker_of_one_tenant_and_one_fetch(checkpoint, monkeypatch):
-    monkeypatch.setattr("prefill_worker.prefix_pull.PULL_TIMEOUT", 0.3)
+    monkeypatch.setattr("baton_prefill_worker.prefix_pull.PULL_TIMEOUT", 0.3)
     prompt = prompt_of(100)
     async with crew_of(checkpoint("llama"), "decode", "prefill") as crew:
         holder, puller = crew.members

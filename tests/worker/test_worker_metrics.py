@@ -4,9 +4,9 @@ from typing import Any
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from baton.roles import RoleSettings, assemble
 from baton.sampling import SamplingParams
 from baton.v1 import inference_pb2 as pb
+from baton.worker.roles import assemble, settings_class
 from baton.worker.worker import Worker
 from tests.support.worker.crew import crew_of
 from tests.support.worker.pair import COMMON
@@ -33,7 +33,7 @@ def of(samples: Samples, name: str, **labels: Any) -> float:
 
 
 async def test_a_worker_that_loads_its_model_says_that_alone():
-    samples = told(assemble("decode", RoleSettings(**COMMON)).worker)
+    samples = told(assemble("decode", settings_class()(**COMMON)))
     assert of(samples, "baton_worker_ready", role="decode") == 0
     assert not any(name.startswith(("baton_kv_blocks", "baton_steps")) for name, _ in samples)
 

@@ -1,13 +1,15 @@
-"""Commands that run a cluster on this machine, or prepare for one."""
+"""Commands for a cluster on this machine: up, demo and certs."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from baton.cli.command import command
 from baton.cli.running import console, finish
 
 
+@command("This machine", extra="worker", subject="a cluster on this machine")
 def up(
     model: Annotated[
         str,
@@ -112,11 +114,8 @@ def up(
       baton up --worker-arg max-num-seqs=16 --dry-run
     """
 
-    def command() -> None:
-        from baton.serving.optional_dependencies import check_extra
-
-        check_extra("worker", "a cluster on this machine")
-        from baton.cli import up as room
+    def run() -> None:
+        from baton.cli import up as impl
         from baton.cli.local_cluster import LocalCluster
 
         flags = {
@@ -134,9 +133,9 @@ def up(
             decode,
             port,
             redis_url,
-            admin_port=room.admin_port_of(admin_port),
-            http_port=room.http_port_of(http_port) if http else None,
-            worker_flags={**said, **room.parse_flags(worker_arg or [])},
+            admin_port=impl.admin_port_of(admin_port),
+            http_port=impl.http_port_of(http_port) if http else None,
+            worker_flags={**said, **impl.parse_flags(worker_arg or [])},
             router_flags={
                 "host": host,
                 **({"insecure": True} if insecure else {}),
@@ -146,13 +145,14 @@ def up(
             tls_dir=tls,
         )
         if dry_run:
-            room.print_commands(cluster)
+            impl.print_commands(cluster)
         else:
-            room.run(cluster, console())
+            impl.run(cluster, console())
 
-    finish(command)
+    finish(run)
 
 
+@command("This machine", extra="worker", subject="a cluster on this machine")
 def demo() -> None:
     """Start a small cluster, send it three prompts, and show what happened.
 
@@ -161,17 +161,15 @@ def demo() -> None:
       baton demo
     """
 
-    def command() -> None:
-        from baton.serving.optional_dependencies import check_extra
+    def run() -> None:
+        from baton.cli import demo as impl
 
-        check_extra("worker", "a cluster on this machine")
-        from baton.cli import demo as room
+        impl.run(console())
 
-        room.run(console())
-
-    finish(command)
+    finish(run)
 
 
+@command("This machine")
 def certs(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write them.")],
     host: Annotated[
@@ -196,10 +194,10 @@ def certs(
       baton certs /etc/baton/tls --host baton.example.org --tenant acme
     """
 
-    def command() -> None:
-        from baton.cli import certs as room
+    def run() -> None:
+        from baton.cli import certs as impl
 
-        made = room.make(folder, host or [], tenant or [], days)
+        made = impl.make(folder, host or [], tenant or [], days)
         print("\n".join(map(str, made)))
 
-    finish(command)
+    finish(run)

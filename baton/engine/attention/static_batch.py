@@ -16,10 +16,10 @@ from baton.engine.attention.triton_attention import (
     visible_tables,
 )
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
-from kernels.attention_plan import TILE_FIELDS, Spans, SplitPlan, plan_splits
-from kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack
-from kernels.paged_attention import AttentionArrays
-from kernels.paged_decode import Workspace
+from baton_kernels.attention_plan import TILE_FIELDS, Spans, SplitPlan, plan_splits
+from baton_kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack
+from baton_kernels.paged_attention import AttentionArrays
+from baton_kernels.paged_decode import Workspace
 
 _NO_SEATS: Int64Array = np.zeros(0, np.int64)
 _NOTHING = plan_splits(Spans.of_batch(_NO_SEATS, _NO_SEATS, _NO_SEATS), 1, 1, 1)

@@ -13,14 +13,19 @@ import torch
 from baton.engine.attention.interface import LayerAttention, RaggedBatch, uploader
 from baton.engine.cache.kv_pool import KvCache, LayerPlace
 from baton.engine.scheduler.sequences.batch_slots import Int64Array, TokenArray
-from kernels.attention_inputs import PagedKv, ScoreRule
-from kernels.attention_plan import Spans
-from kernels.attention_plan_arrays import SplitCapacity
-from kernels.attention_tiling import AttentionTiling, choose_tiling
-from kernels.cache_write import CacheBlocks, write_kv
-from kernels.cascade import find_shared
-from kernels.paged_attention import AttentionArrays, AttentionPlan, paged_attention, plan_attention
-from kernels.paged_decode import Workspace
+from baton_kernels.attention_inputs import PagedKv, ScoreRule
+from baton_kernels.attention_plan import Spans
+from baton_kernels.attention_plan_arrays import SplitCapacity
+from baton_kernels.attention_tiling import AttentionTiling, choose_tiling
+from baton_kernels.cache_write import CacheBlocks, write_kv
+from baton_kernels.cascade import find_shared
+from baton_kernels.paged_attention import (
+    AttentionArrays,
+    AttentionPlan,
+    paged_attention,
+    plan_attention,
+)
+from baton_kernels.paged_decode import Workspace
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,7 +243,7 @@ def _copy_on_gpu(
     origin: torch.Tensor, target: torch.Tensor, sources: list[int], targets: list[int]
 ) -> bool:
     """In one launch, which nobody waits for; False where that cannot be."""
-    from kernels.block_copy import UNIT, copy_blocks
+    from baton_kernels.block_copy import UNIT, copy_blocks
 
     collides = origin is target and not set(sources).isdisjoint(targets)
     is_apart = origin.is_cuda and target.is_cuda and origin.device != target.device

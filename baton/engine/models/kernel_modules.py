@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from baton.engine.models.linear import merged
-from kernels.activation import silu_and_multiply
-from kernels.launch import FLOATS
-from kernels.norm import MAX_WIDTH, add_rms_norm, rms_norm
+from baton_kernels.activation import silu_and_multiply
+from baton_kernels.launch import FLOATS
+from baton_kernels.norm import MAX_WIDTH, add_rms_norm, rms_norm
 
 # Parts of the largest number of a row: modules round on their way, where kernels do not.
 _TOLERANCES: Final = {torch.float32: 1e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from baton.engine.attention.interface import LayerAttention
 from baton.engine.models.hf import PreTrainedModel
 from baton.engine.models.triton_mlp import Product, mlp_of, spent
-from kernels.linear import linear
-from kernels.norm import add_rms_norm, rms_norm
-from kernels.rotary import HeadNorms, Rotation, rotate_and_write
+from baton_kernels.linear import linear
+from baton_kernels.norm import add_rms_norm, rms_norm
+from baton_kernels.rotary import HeadNorms, Rotation, rotate_and_write
 
 
 class PagedLayers(Protocol):

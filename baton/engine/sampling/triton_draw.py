@@ -5,8 +5,8 @@ import torch
 
 from baton.engine.attention.interface import uploader
 from baton.engine.sampling.batch_state import Int64Array, Rows
-from kernels.sampling import sample
-from kernels.sampling_rows import SamplingRows
+from baton_kernels.sampling import sample
+from baton_kernels.sampling_rows import SamplingRows
 
 
 def draw(

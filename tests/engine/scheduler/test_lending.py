@@ -141,7 +141,7 @@ def test_a_run_is_the_longest_that_every_group_can_go_on_behind(full, windowed, 
     tables = PrefixCache(groups, 4).find_run(hashes)
 
     def is_whole(length: int) -> bool:
-        # What a claimant of so many blocks is sent, as `kvtransfer.block_range` says.
+        # What a claimant of so many blocks is sent, as `baton_kvtransfer.block_range` says.
         first = max(0, 4 * length - window) // 4
         return all(full[:length]) and all(windowed[first:length])
 

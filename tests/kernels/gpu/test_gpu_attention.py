@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.attention_inputs import HEAD_DIMS
-from kernels.attention_plan import plan_splits
-from kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack
-from kernels.attention_tiling import AttentionTiling, choose_tiling
-from kernels.paged_decode import paged_decode
+from baton_kernels.attention_inputs import HEAD_DIMS
+from baton_kernels.attention_plan import plan_splits
+from baton_kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack
+from baton_kernels.attention_tiling import AttentionTiling, choose_tiling
+from baton_kernels.paged_decode import paged_decode
 from tests.kernels.gpu.conftest import skip_without_fp8
 from tests.support.kernels.attention_cases import (
     Case,

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from kernels.activation import (
+from baton_kernels.activation import (
     clamped_swiglu,
     reference_clamped_swiglu,
     reference_silu_and_multiply,
     silu_and_multiply,
 )
-from kernels.norm import add_rms_norm, reference_rms_norm, rms_norm
+from baton_kernels.norm import add_rms_norm, reference_rms_norm, rms_norm
 from tests.support.kernels.comparison import FLOATS, assert_close, poisoned, random
 
 pytestmark = pytest.mark.gpu

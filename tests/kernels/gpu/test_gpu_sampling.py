@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.bitmask import reference_restrict, restrict
-from kernels.penalties import History, Penalties, penalise, reference_penalise
-from kernels.row_summary import reference_token_logprobs
-from kernels.sampling import sample
-from kernels.token_rules import (
+from baton_kernels.bitmask import reference_restrict, restrict
+from baton_kernels.penalties import History, Penalties, penalise, reference_penalise
+from baton_kernels.row_summary import reference_token_logprobs
+from baton_kernels.sampling import sample
+from baton_kernels.token_rules import (
     Bans,
     Biases,
     add_biases,

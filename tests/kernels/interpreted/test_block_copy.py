@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.block_copy import copy_blocks, reference_copy_blocks
+from baton_kernels.block_copy import copy_blocks, reference_copy_blocks
 from tests.support.kernels.comparison import each_case, pairwise
 
 

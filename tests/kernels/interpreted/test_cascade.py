@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.attention_tiling import Tiling
+from baton_kernels.attention_tiling import Tiling
 from tests.support.kernels.attention_cases import decode, make_case, share
 from tests.support.kernels.comparison import each_case, pairwise
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.attention_inputs import HEAD_DIMS, check_model
-from kernels.attention_plan import plan_splits
-from kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack
-from kernels.attention_tiling import Tiling, choose_tiling
-from kernels.paged_decode import paged_decode
+from baton_kernels.attention_inputs import HEAD_DIMS, check_model
+from baton_kernels.attention_plan import plan_splits
+from baton_kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack
+from baton_kernels.attention_tiling import Tiling, choose_tiling
+from baton_kernels.paged_decode import paged_decode
 from tests.support.kernels.attention_cases import decode, make_case, poisoned_workspace
 from tests.support.kernels.comparison import FLOATS, each_case, pairwise
 

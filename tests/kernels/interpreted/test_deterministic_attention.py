@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.attention_tiling import Tiling, choose_tiling
+from baton_kernels.attention_tiling import Tiling, choose_tiling
 from tests.support.kernels.attention_cases import (
     Case,
     attend,

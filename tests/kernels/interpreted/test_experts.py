@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.experts import (
+from baton_kernels.experts import (
     BLOCK_ROWS,
     combine_experts,
     expert_linear,

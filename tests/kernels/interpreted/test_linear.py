@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.linear import linear, reference_linear, splits
+from baton_kernels.linear import linear, reference_linear, splits
 from tests.support.kernels.comparison import (
     FLOATS,
     apart,
@@ -55,8 +55,8 @@ def test_splits_side_by_side_and_one_behind_the_other_are_the_same(
     x, weight, bias = torch.randn(3, 1024), torch.randn(70, 1024), torch.randn(70)
     assert splits(70, 1024, torch.float32) == (2, 512)
     side_by_side = linear(x, weight, bias)
-    monkeypatch.setattr("kernels.linear._ENOUGH_PROGRAMS", 1)
-    monkeypatch.setattr("kernels.linear.splits", lambda *shape: (2, 512))
+    monkeypatch.setattr("baton_kernels.linear._ENOUGH_PROGRAMS", 1)
+    monkeypatch.setattr("baton_kernels.linear.splits", lambda *shape: (2, 512))
     assert torch.equal(linear(x, weight, bias), side_by_side)
 
 

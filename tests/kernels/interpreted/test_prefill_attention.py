@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.attention_inputs import HEAD_DIMS
-from kernels.attention_tiling import Tiling, choose_tiling
+from baton_kernels.attention_inputs import HEAD_DIMS
+from baton_kernels.attention_tiling import Tiling, choose_tiling
 from tests.support.kernels.attention_cases import attend, make_case, prefill
 from tests.support.kernels.comparison import FLOATS, each_case, pairwise
 

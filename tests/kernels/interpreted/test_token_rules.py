@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kernels.penalties import History
-from kernels.token_rules import (
+from baton_kernels.penalties import History
+from baton_kernels.token_rules import (
     Bans,
     Biases,
     add_biases,

@@ -13,9 +13,9 @@ from typing import Any
 
 from baton.cluster.index import LocalityIndex
 from baton.serving.process import main
-from router.__main__ import serve
-from router.fleet.fleet import Fleet
-from router.settings import RouterSettings
+from baton_router.fleet.fleet import Fleet
+from baton_router.process import serve
+from baton_router.settings import RouterSettings
 
 
 def contents(index: LocalityIndex) -> dict[str, list[str]]:

@@ -40,7 +40,7 @@ def environment_of(packages: Path) -> dict[str, str]:
 
 def version_in(packages: Path) -> str:
     """What `baton --version` says there."""
-    command = (sys.executable, "-P", "-m", "baton.cli.main", "--version")
+    command = (sys.executable, "-P", "-m", "baton", "--version")
     return _run(*command, env={**os.environ, **environment_of(packages)}).strip()
 
 

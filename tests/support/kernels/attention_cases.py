@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from kernels.attention_inputs import PagedKv, ScoreRule
-from kernels.attention_plan import SharedPrefix, Spans, plan_splits, plan_tiles
-from kernels.attention_plan_arrays import SplitArrays
-from kernels.attention_reference import reference_attention
-from kernels.attention_tiling import AttentionTiling, Tiling
-from kernels.paged_attention import AttentionArrays, paged_attention, plan_attention
-from kernels.paged_decode import Workspace, paged_decode
-from kernels.paged_prefill import paged_prefill
+from baton_kernels.attention_inputs import PagedKv, ScoreRule
+from baton_kernels.attention_plan import SharedPrefix, Spans, plan_splits, plan_tiles
+from baton_kernels.attention_plan_arrays import SplitArrays
+from baton_kernels.attention_reference import reference_attention
+from baton_kernels.attention_tiling import AttentionTiling, Tiling
+from baton_kernels.paged_attention import AttentionArrays, paged_attention, plan_attention
+from baton_kernels.paged_decode import Workspace, paged_decode
+from baton_kernels.paged_prefill import paged_prefill
 from tests.support.kernels.comparison import apart, assert_close, poisoned, random
 
 FP8 = torch.float8_e4m3fn

@@ -9,8 +9,8 @@ import sys
 import torch
 
 from baton.engine.cache.kv_pool import KvLayout, KvPool, KvShape, plan_layout
-from kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
-from kvtransfer.connectors.cuda_ipc.memory_handles import offer
+from baton_kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
+from baton_kvtransfer.connectors.cuda_ipc.memory_handles import offer
 
 NUM_BLOCKS = 64
 

@@ -16,15 +16,16 @@ import torch
 from baton.serving.channels import Channels
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
-from kvtransfer.block_range import BlockRange
-from kvtransfer.client import KvFetcher
-from kvtransfer.connector import Integrity
-from kvtransfer.connectors.nixl.source import NixlSource
-from kvtransfer.connectors.shm.source import HandleServer
-from kvtransfer.handle import FirstToken, Handle, Pairing
-from kvtransfer.lease import Claim, Lease
-from kvtransfer.lease_table import LeaseTable
-from kvtransfer.service import KvTransferService, ServedPools, add_to_server
+from baton.worker.pairing import Pairing
+from baton_kvtransfer.block_range import BlockRange
+from baton_kvtransfer.client import KvFetcher
+from baton_kvtransfer.connector import Integrity
+from baton_kvtransfer.connectors.nixl.source import NixlSource
+from baton_kvtransfer.connectors.shm.source import HandleServer
+from baton_kvtransfer.handle import FirstToken, Handle
+from baton_kvtransfer.lease import Claim, Lease
+from baton_kvtransfer.lease_table import LeaseTable
+from baton_kvtransfer.service import KvTransferService, ServedPools, add_to_server
 from tests.support.kvtransfer.loopback import (
     CLAIMANT,
     EPOCH,

@@ -17,15 +17,16 @@ from baton.serving.channels import Channels
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1.kv_transfer_pb2_grpc import add_KvTransferServicer_to_server
-from kvtransfer.block_range import BlockRange
-from kvtransfer.client import KvFetcher
-from kvtransfer.connectors.nixl.source import NixlSource
-from kvtransfer.connectors.shm.source import HandleServer
-from kvtransfer.handle import Handle, Pairing
-from kvtransfer.lease import Claim, Lease
-from kvtransfer.lease_table import LeaseTable
-from kvtransfer.service import KvTransferService, ServedPools, add_to_server
-from kvtransfer.sources import Choice
+from baton.worker.pairing import Pairing
+from baton_kvtransfer.block_range import BlockRange
+from baton_kvtransfer.client import KvFetcher
+from baton_kvtransfer.connectors.nixl.source import NixlSource
+from baton_kvtransfer.connectors.shm.source import HandleServer
+from baton_kvtransfer.handle import Handle
+from baton_kvtransfer.lease import Claim, Lease
+from baton_kvtransfer.lease_table import LeaseTable
+from baton_kvtransfer.service import KvTransferService, ServedPools, add_to_server
+from baton_kvtransfer.sources import Choice
 
 EPOCH = 7
 CLAIMANT = "decode-0"

@@ -8,22 +8,22 @@ from functools import partial
 import httpx
 
 from baton.serving.tenant import Tenants
-from router.admission.admission_queue import MAX_WAITING
-from router.admission.controller import AdmissionController
-from router.admission.forecast import Forecasts
-from router.admission.policy import admission_named
-from router.admission.quotas import Quota, Quotas
-from router.admission.rate_limit import RateLimits
-from router.http.app import Routes
-from router.http.generation import Generations
-from router.http.timeline import told_to
-from router.intake.intake import Intake
-from router.intake.model_card import ModelCard
-from router.lifecycle.in_flight import Requests
-from router.lifecycle.inference import Inference
-from router.placement.placer import Placer
-from router.request import Request, work_of
-from router.telemetry.request_meter import RequestMeter
+from baton_router.admission.admission_queue import MAX_WAITING
+from baton_router.admission.controller import AdmissionController
+from baton_router.admission.forecast import Forecasts
+from baton_router.admission.policy import admission_named
+from baton_router.admission.quotas import Quota, Quotas
+from baton_router.admission.rate_limit import RateLimits
+from baton_router.http.app import Routes
+from baton_router.http.generation import Generations
+from baton_router.http.timeline import told_to
+from baton_router.intake.intake import Intake
+from baton_router.intake.model_card import ModelCard
+from baton_router.lifecycle.in_flight import Requests
+from baton_router.lifecycle.inference import Inference
+from baton_router.placement.placer import Placer
+from baton_router.request import Request, work_of
+from baton_router.telemetry.request_meter import RequestMeter
 from tests.support.router.scripted import HANDOFFS, FakeFleet, Worker, card, fleet_of
 
 MAX_PROMPT_BYTES = 2**20

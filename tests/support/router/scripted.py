@@ -29,19 +29,19 @@ from baton.v1 import (
     prefill_pb2_grpc,
 )
 from baton.v1 import inference_pb2 as pb
-from router.fleet.backoff import Backoff
-from router.fleet.circuit_breaker import CircuitBreaker
-from router.fleet.pending_prefixes import PendingPrefixes
-from router.fleet.worker_model import PoolModel, WorkerModel
-from router.intake.model_card import ModelCard, read_model_card
-from router.lifecycle.answer import Answer
-from router.lifecycle.recovery import Recovery
-from router.lifecycle.request_lifecycle import RequestLifecycle
-from router.lifecycle.retry_budget import RetryBudget
-from router.placement.decision import Rules
-from router.placement.placement import Candidate
-from router.placement.placer import Placer
-from router.request import ANONYMOUS, Request
+from baton_router.fleet.backoff import Backoff
+from baton_router.fleet.circuit_breaker import CircuitBreaker
+from baton_router.fleet.pending_prefixes import PendingPrefixes
+from baton_router.fleet.worker_model import PoolModel, WorkerModel
+from baton_router.intake.model_card import ModelCard, read_model_card
+from baton_router.lifecycle.answer import Answer
+from baton_router.lifecycle.recovery import Recovery
+from baton_router.lifecycle.request_lifecycle import RequestLifecycle
+from baton_router.lifecycle.retry_budget import RetryBudget
+from baton_router.placement.decision import Rules
+from baton_router.placement.placement import Candidate
+from baton_router.placement.placer import Placer
+from baton_router.request import ANONYMOUS, Request
 
 HANDOFFS = Rules(conditional_disaggregation=False)
 NO_PAUSES = Backoff(0.001, 0.002)

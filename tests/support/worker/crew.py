@@ -11,13 +11,16 @@ import grpc
 from baton.cluster.prefix import hash_chain
 from baton.cluster.registry import Role
 from baton.params_wire import to_proto
-from baton.roles import AssembledWorker, RoleSettings, assemble
 from baton.sampling import SamplingParams
 from baton.v1 import admin_pb2, decode_pb2, kv_sharing_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1.admin_pb2_grpc import AdminStub
 from baton.v1.decode_pb2_grpc import DecodeStub
 from baton.v1.kv_sharing_pb2_grpc import KvSharingStub
 from baton.v1.prefill_pb2_grpc import PrefillStub
+from baton.worker.roles import assemble, settings_class
+from baton.worker.worker import Worker
+from baton_decode_worker.service import DecodeService
+from baton_kvtransfer.exchange.exchange import KvExchange
 from tests.support.worker.pair import COMMON, TIMEOUT, handle_of, rest_of, start
 
 _names = itertools.count(1)
@@ -27,10 +30,9 @@ class Member:
     """One worker and the ways to ask it."""
 
     def __init__(
-        self, assembled: AssembledWorker, channel: grpc.aio.Channel, to_admin: grpc.aio.Channel
+        self, worker: Worker, channel: grpc.aio.Channel, to_admin: grpc.aio.Channel
     ) -> None:
-        self._assembled = assembled
-        self.worker = assembled.worker
+        self.worker = worker
         self.decode: Any = DecodeStub(channel)
         self.prefill: Any = PrefillStub(channel)
         self.sharing: Any = KvSharingStub(channel)
@@ -43,7 +45,8 @@ class Member:
     @property
     def num_leased_or_promised(self) -> int:
         """Its leases, and the blocks that it has promised."""
-        return len(self._assembled.exchange.leases) + self._assembled.decode.num_promised_blocks
+        leases = self.worker.component(KvExchange).leases
+        return len(leases) + self.worker.component(DecodeService).num_promised_blocks
 
     async def set_role(self, role: Any, **fields: Any) -> int:
         """Returns the epoch that the change has begun."""
@@ -180,17 +183,18 @@ async def crew_of(
     `prefill` of the prefill workers."""
     common = {**COMMON, "model": model, **settings}
     of_role = {"prefill": prefill or {}, "decode": {}}
-    assembled = [assemble(role, RoleSettings(**{**common, **of_role[role]})) for role in roles]
+    settings = settings_class()
+    workers = [assemble(role, settings(**{**common, **of_role[role]})) for role in roles]
     async with AsyncExitStack() as stack:
-        await start(stack, *(one.worker for one in assembled))
+        await start(stack, *workers)
         members = []
-        for one in assembled:
-            server = one.worker.server
+        for worker in workers:
+            server = worker.server
             endpoints = server.endpoint, server.admin_endpoint
             channels = [grpc.aio.insecure_channel(endpoint) for endpoint in endpoints]
             for channel in channels:
                 stack.push_async_callback(channel.close)
-            members.append(Member(one, *channels))
+            members.append(Member(worker, *channels))
         crew = Crew(members)
         yield crew
         await crew.nothing_held()

@@ -19,17 +19,17 @@ from baton.cluster.prefix import hash_chain
 from baton.cluster.registry import Role
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
-from kvtransfer.wire import layouts_to_messages
-from router.fleet.candidate import Candidate
-from router.fleet.circuit_breaker import CircuitBreaker
-from router.fleet.worker_model import PoolModel, WorkerModel
-from router.intake.intake import Intake
-from router.lifecycle.answer import Answer
-from router.lifecycle.recovery import Recovery
-from router.lifecycle.request_lifecycle import RequestLifecycle
-from router.lifecycle.retry_budget import RetryBudget
-from router.placement.decision import Rules
-from router.placement.placer import Placer
+from baton.worker.layout_wire import layouts_to_messages
+from baton_router.fleet.candidate import Candidate
+from baton_router.fleet.circuit_breaker import CircuitBreaker
+from baton_router.fleet.worker_model import PoolModel, WorkerModel
+from baton_router.intake.intake import Intake
+from baton_router.lifecycle.answer import Answer
+from baton_router.lifecycle.recovery import Recovery
+from baton_router.lifecycle.request_lifecycle import RequestLifecycle
+from baton_router.lifecycle.retry_budget import RetryBudget
+from baton_router.placement.decision import Rules
+from baton_router.placement.placer import Placer
 from tests.support.router.scripted import HANDOFFS, NO_PAUSES, FakeFleet, card
 from tests.support.worker.crew import Crew, Member, crew_of
 

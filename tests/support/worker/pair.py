@@ -11,15 +11,17 @@ from typing import Any
 import grpc
 
 from baton.params_wire import to_proto
-from baton.roles import AssembledWorker, RoleSettings, assemble
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
 from baton.v1.admin_pb2_grpc import AdminStub
 from baton.v1.decode_pb2_grpc import DecodeStub
 from baton.v1.prefill_pb2_grpc import PrefillStub
+from baton.worker.layout_wire import layouts_to_messages
+from baton.worker.roles import assemble, settings_class
 from baton.worker.worker import Worker
-from kvtransfer.wire import layouts_to_messages
+from baton_decode_worker.service import DecodeService
+from baton_kvtransfer.exchange.exchange import KvExchange
 
 TIMEOUT = 30.0
 
@@ -94,13 +96,11 @@ class Answer:
 class Pair:
     """Both workers, started. Plays the router."""
 
-    def __init__(
-        self, prefill: AssembledWorker, decode: AssembledWorker, stack: AsyncExitStack
-    ) -> None:
-        self.prefill = prefill.worker
-        self.decode = decode.worker
-        self._leases = prefill.exchange.leases
-        self._promises = decode.decode
+    def __init__(self, prefill: Worker, decode: Worker, stack: AsyncExitStack) -> None:
+        self.prefill = prefill
+        self.decode = decode
+        self._leases = prefill.component(KvExchange).leases
+        self._promises = decode.component(DecodeService)
         self._names = itertools.count(1)
         servers = [self.prefill.server, self.decode.server]
         endpoints = [s.endpoint for s in servers] + [s.admin_endpoint for s in servers]
@@ -215,12 +215,13 @@ async def pair_of(
     """Both workers on one checkpoint, in float32 on the CPU, which hold nothing in the end.
     Keywords are settings."""
     common = {**COMMON, "model": model, **both}
+    settings = settings_class()
     workers = (
-        assemble("prefill", RoleSettings(**{**common, **(prefill or {})})),
-        assemble("decode", RoleSettings(**{**common, **(decode or {})})),
+        assemble("prefill", settings(**{**common, **(prefill or {})})),
+        assemble("decode", settings(**{**common, **(decode or {})})),
     )
     async with AsyncExitStack() as stack:
-        await start(stack, *(one.worker for one in workers))
+        await start(stack, *workers)
         pair = Pair(*workers, stack)
         yield pair
         await pair.nothing_held()

@@ -1,0 +1,101 @@
+"""Commands of `baton`, found by the entry points `baton.commands` of the installed packages.
+
+A package declares `name = "package.commands:name"` in its metadata, and marks the function:
+
+    @command("Requests")
+    def generate(...) -> None: ...
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from baton.cli.running import finish
+from baton.serving.optional_dependencies import check_extra, has_extra
+
+GROUP = "baton.commands"
+SECTIONS = ("This machine", "Requests", "Operations", "Analysis", "Processes")
+"""Headings of `baton --help`, in order."""
+
+# The command parses what follows itself, `--help` too.
+_TAKES_REST = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "help_option_names": [],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command: the object that an entry point names.
+
+    Attributes:
+        callback: its parameters become arguments and options, its docstring the help.
+        section: one of `SECTIONS`.
+        extra: optional dependencies that it needs; without them it is not listed.
+        click_class: formats its help; None: as Typer does.
+        takes_rest: its `context.args` are all arguments, not parsed.
+    """
+
+    callback: Callable[..., None]
+    section: str
+    extra: str | None
+    click_class: type[TyperCommand] | None
+    takes_rest: bool
+
+
+def command(
+    section: str,
+    *,
+    extra: str | None = None,
+    subject: str = "",
+    click_class: type[TyperCommand] | None = None,
+    takes_rest: bool = False,
+) -> Callable[[Callable[..., None]], Command]:
+    """Makes a function a `Command`. Without `extra` installed it exits with a sentence that begins
+    with `subject`."""
+
+    def make(function: Callable[..., None]) -> Command:
+        @functools.wraps(function)
+        def checked(*args: Any, **kwargs: Any) -> None:
+            if extra is not None and not has_extra(extra):
+                finish(lambda: check_extra(extra, subject))
+            function(*args, **kwargs)
+
+        return Command(checked, section, extra, click_class, takes_rest)
+
+    return make
+
+
+class Sections(TyperGroup):
+    """A group whose help lists its commands under the headings of their sections."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - click's
+        for section in SECTIONS:
+            listed = [
+                (name, found.get_short_help_str(formatter.width))
+                for name, found in self.commands.items()
+                if not found.hidden and getattr(found, "rich_help_panel", None) == section
+            ]
+            if listed:
+                with formatter.section(section):
+                    formatter.write_dl(listed)
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Adds the commands of all installed packages."""
+    for point in entry_points(group=GROUP):
+        found: Command = point.load()
+        is_hidden = found.extra is not None and not has_extra(found.extra)
+        app.command(
+            point.name,
+            cls=found.click_class,
+            hidden=is_hidden,
+            rich_help_panel=found.section,
+            context_settings=_TAKES_REST if found.takes_rest else None,
+        )(found.callback)

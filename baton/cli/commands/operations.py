@@ -1,0 +1,202 @@
+"""Commands that operate a cluster or check this installation."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from baton.cli.command import command
+from baton.cli.options import (
+    DEFAULT_ADDRESS,
+    DEFAULT_ADMIN_ADDRESS,
+    Address,
+    Admin,
+    Json,
+    Timeout,
+    Token,
+)
+from baton.cli.running import console, finish
+from baton.cli.tls_options import TlsOptions, takes_tls
+from baton.errors import InvalidArgumentError
+
+
+@command("Operations")
+@takes_tls
+def workers(*, tls: TlsOptions, admin: Admin = DEFAULT_ADMIN_ADDRESS, json: Json = False) -> None:
+    """List the workers of a cluster.
+
+    \b
+    Example:
+      baton workers --admin 127.0.0.1:50053
+    """
+
+    def run() -> None:
+        from baton.cli import workers as impl
+        from baton.cli.session import admin_session
+
+        with admin_session(admin, 5.0, tls=tls.tls()) as client:
+            found = client.list_workers()
+        if json:
+            impl.print_json(found)
+        else:
+            impl.print_table(found, console())
+
+    finish(run)
+
+
+@command("Operations")
+@takes_tls
+def top(
+    *,
+    tls: TlsOptions,
+    admin: Admin = DEFAULT_ADMIN_ADDRESS,
+    token: Token = "",
+    interval: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Between two looks.")
+    ] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print it once and stop.")] = False,
+    json: Json = False,
+) -> None:
+    """Watch a cluster: its workers, their KV, what is handed over, and the oldest requests.
+
+    \b
+    Examples:
+      baton top
+      baton top --once
+      baton top --json --interval 5
+    """
+
+    def run() -> None:
+        import asyncio
+
+        from baton.cli.session import admin_session
+
+        with admin_session(admin, 10.0, token, tls.tls()) as client:
+            client.get_load()
+        if json or once or not sys.stdout.isatty():
+            from baton.cli.top import plain as impl
+
+            if json:
+                impl.print_json(admin, token, interval, tls.tls(), once=once)
+            else:
+                impl.show_once(admin, token, interval, console(), tls.tls())
+            return
+        from baton.cli.top.app import watch_on
+
+        asyncio.run(watch_on(admin, token, interval, tls.tls()))
+
+    finish(run)
+
+
+@command("Operations")
+@takes_tls
+def role(
+    *,
+    tls: TlsOptions,
+    worker: Annotated[
+        str | None, typer.Argument(help="The worker that is to change its role.")
+    ] = None,
+    to: Annotated[
+        str | None, typer.Argument(metavar="[prefill|decode]", help="What it is to be.")
+    ] = None,
+    admin: Admin = DEFAULT_ADMIN_ADDRESS,
+    json: Json = False,
+    timeout: Timeout = 120.0,
+) -> None:
+    """Have a worker change its role; by itself: say how the pools compare, and who should.
+
+    The worker hands over what it runs, or finishes it, and goes on with the model it has loaded.
+
+    \b
+    Examples:
+      baton role
+      baton role decode-1 prefill
+    """
+
+    def run() -> None:
+        from baton.cli import role as impl
+        from baton.cli.session import admin_session
+
+        if worker is not None and to is None:
+            raise InvalidArgumentError("role", "is needed with a worker: prefill or decode")
+        with admin_session(admin, timeout, tls=tls.tls()) as client:
+            if worker is not None and to is not None:
+                print(impl.change(client, worker, to))
+                return
+            balance = client.role_balance()
+        if json:
+            impl.print_json(balance)
+        else:
+            impl.print_balance(balance, console())
+
+    finish(run)
+
+
+@command("Operations")
+@takes_tls
+def doctor(
+    *,
+    tls: TlsOptions,
+    admin: Annotated[
+        str | None,
+        typer.Option(
+            envvar="BATON_ADMIN_ADDRESS",
+            metavar="HOST:PORT",
+            help="Look at the cluster whose router listens there for administration; else at this "
+            "installation.",
+        ),
+    ] = None,
+    address: Address = DEFAULT_ADDRESS,
+    redis_url: Annotated[
+        str | None,
+        typer.Option(envvar="BATON_REDIS_URL", help="A Redis to look at; else our own."),
+    ] = None,
+    token: Token = "",
+    tries: Annotated[
+        bool, typer.Option("--try", help="Have the router at --address generate a token, too.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Look at this installation, or at a running cluster: what is wrong, and what to do.
+
+    Exits with 1 where there is a fault.
+
+    \b
+    Examples:
+      baton doctor
+      baton doctor --admin 127.0.0.1:50053 --try
+    """
+
+    def run() -> None:
+        from baton.cli import doctor as impl
+
+        if admin is None:
+            findings = impl.installation(DEFAULT_ADDRESS, redis_url)
+        else:
+            findings = impl.endpoint(admin, address if tries else None, token, redis_url, tls.tls())
+        if impl.report(findings, console(), as_json=json):
+            raise typer.Exit(1)
+
+    finish(run)
+
+
+@command("Operations")
+def token(
+    tenant: Annotated[str, typer.Argument(help="Whose calls are to bear it.")],
+    json: Json = False,
+) -> None:
+    """Make a token for a tenant, and the line that tells a router's --tenants-file of it.
+
+    The token is shown this once and kept nowhere; the file has its hash.
+
+    \b
+    Example:
+      baton token acme
+    """
+
+    def run() -> None:
+        from baton.cli import token as impl
+
+        impl.show(tenant, as_json=json)
+
+    finish(run)

@@ -1,0 +1,94 @@
+"""Commands that ask a router for text."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from baton.cli.command import command
+from baton.cli.options import DEFAULT_ADDRESS, Address, Json, Timeout, Token
+from baton.cli.running import finish
+from baton.cli.sampling_options import GroupedCommand, SamplingOptions, takes_sampling
+from baton.cli.tls_options import TlsOptions, takes_tls
+
+
+@command("Requests", click_class=GroupedCommand)
+@takes_sampling()
+@takes_tls
+def generate(
+    *,
+    prompt: Annotated[str, typer.Argument(help="The text to continue; -: read it from stdin.")],
+    sampling: SamplingOptions,
+    tls: TlsOptions,
+    address: Address = DEFAULT_ADDRESS,
+    token: Token = "",
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Say on stderr what it used and took.")
+    ] = False,
+    json: Json = False,
+    timeout: Timeout = 120.0,
+) -> None:
+    """Continue a text; the answer is streamed to stdout.
+
+    \b
+    Examples:
+      baton generate "def fibonacci(n):" --max-tokens 64
+      cat story.txt | baton generate - --temperature 0.8 --seed 1 --stop "The end"
+      baton generate "The date: " --regex "[0-9]{4}-[0-9]{2}-[0-9]{2}"
+      baton generate "A name: " --beam-width 4 --n 2 --json
+    """
+
+    def run() -> None:
+        from baton.cli import generate as impl
+        from baton.cli.session import session
+
+        params = sampling.params()
+        if not json:
+            impl.check_printable(params)
+        text = sys.stdin.read() if prompt == "-" else prompt
+        with session(address, timeout, token, tls.tls()) as client:
+            generation = client.generate(text, params, priority=sampling.priority)
+            if json:
+                print(impl.as_json(generation, params))
+                return
+            finished = impl.show(generation, params)
+            if stats:
+                print(impl.stats_line(finished), file=sys.stderr)
+
+    finish(run)
+
+
+@command("Requests", click_class=GroupedCommand)
+@takes_sampling(
+    without=frozenset({"n", "logprobs", "prompt_logprobs"}),
+    max_tokens=256,
+    temperature=0.7,
+    top_p=0.95,
+)
+@takes_tls
+def chat(
+    *,
+    sampling: SamplingOptions,
+    tls: TlsOptions,
+    address: Address = DEFAULT_ADDRESS,
+    token: Token = "",
+    system: Annotated[str, typer.Option(help="What the model is told before all else.")] = "",
+    timeout: Timeout = 120.0,
+) -> None:
+    """Talk with the model; each line is a turn. Ctrl-C stops an answer, Ctrl-D ends.
+
+    \b
+    Examples:
+      baton chat --system "You write Python."
+      echo "Write a function that adds two numbers." | baton chat --temperature 0
+    """
+
+    def run() -> None:
+        from baton.cli import chat as impl
+        from baton.cli.session import session
+
+        params = sampling.params()
+        with session(address, timeout, token, tls.tls()) as client:
+            impl.run(client, params, system, sampling.priority)
+
+    finish(run)

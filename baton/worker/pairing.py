@@ -1,0 +1,68 @@
+"""Pairing: the properties that two workers must share before they exchange KV blocks."""
+
+from dataclasses import dataclass
+
+from baton.engine.cache.kv_pool import KvLayout
+from baton.errors import FailedPreconditionError
+
+# Groups, and shapes in one, that a refusal names: the other side may claim any number.
+_MOST_NAMED = 4
+_LONGEST_VERSION = 64  # likewise
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """Properties that two workers must share before any block moves.
+
+    Attributes:
+        version: of Baton; empty: not said, as by workers of before, and no worker's own.
+        layouts: one per cache group, in the order of the groups.
+    """
+
+    version: str
+    fingerprint: bytes
+    layouts: tuple[KvLayout, ...]
+
+    def check(self, other: "Pairing", other_name: str) -> None:
+        """Raises `FailedPreconditionError`, naming both values, unless the two are equal."""
+        if self.version != other.version:
+            theirs = other.version[:_LONGEST_VERSION] or "not said"
+            raise FailedPreconditionError(
+                f"this worker's version of Baton is {self.version}, that of {other_name} is "
+                f"{theirs}: blocks are exchanged within one version, so finish the upgrade"
+            )
+        if self.fingerprint != other.fingerprint:
+            raise FailedPreconditionError(
+                f"this worker's model fingerprint is {self.fingerprint.hex()}, that of "
+                f"{other_name} is {other.fingerprint.hex()}: they serve different models or "
+                "revisions, or compute them in other ways (dtype, kernels, deterministic, "
+                "kv_cache_dtype)"
+            )
+        if self.layouts != other.layouts:
+            raise FailedPreconditionError(
+                f"this worker's KV layout is {describe_layouts(self.layouts)}, that of "
+                f"{other_name} is {describe_layouts(other.layouts)}: start both with the same "
+                "dtype, kv_cache_dtype and block size"
+            )
+
+
+def describe_layouts(layouts: tuple[KvLayout, ...]) -> str:
+    """For people; bounded, however many there are."""
+    named = list(map(_describe_group, layouts[:_MOST_NAMED]))
+    if len(layouts) > _MOST_NAMED:
+        named.append(f"{len(layouts) - _MOST_NAMED} more")
+    return " and ".join(named) or "that of no cache group"
+
+
+def _describe_group(layout: KvLayout) -> str:
+    heads = {(m.num_kv_heads, m.key_head_dim, m.value_head_dim): None for m in layout.layers}
+    shapes = ", ".join(
+        f"{n} heads of {key} + {value}" for n, key, value in list(heads)[:_MOST_NAMED]
+    )
+    if len(heads) > _MOST_NAMED:
+        shapes += f", {len(heads) - _MOST_NAMED} more"
+    window = "" if layout.window is None else f", window {layout.window}"
+    return (
+        f"{layout.dtype}, block size {layout.block_size}, {layout.block_bytes} bytes a block, "
+        f"{len(layout.layers)} layers ({shapes}){window}"
+    )

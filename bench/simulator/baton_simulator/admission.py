@@ -1,0 +1,113 @@
+"""Admission control in simulated time.
+
+The router's own decisions and forecasts (`baton_router.admission`), on a simulated clock in place
+of the event loop."""
+
+from collections.abc import Callable
+
+from baton.errors import BatonError
+from baton_router.admission.admission_queue import (
+    LOOK_SECONDS,
+    AdmissionQueue,
+    QueuedRequest,
+    expired,
+)
+from baton_router.admission.fair_queue import Waiting
+from baton_router.admission.forecast import Forecasts
+from baton_router.admission.policy import admission_named
+from baton_router.admission.quotas import Quotas
+from baton_router.placement.decision import Decision
+from baton_router.request import Demand
+from baton_simulator.clock import Clock
+from baton_simulator.job import Job
+from baton_simulator.setup import Setup
+
+_TENANT = ""  # all jobs are one tenant's
+
+
+class AdmissionController:
+    """All jobs go through it.
+
+    Args:
+        decide: where a job would be placed at this moment.
+        on_turn: places a job whose turn it is.
+        on_refused: told of a job that has waited in vain.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        clock: Clock,
+        decide: Callable[[Job], Decision],
+        on_turn: Callable[[Job], None],
+        on_refused: Callable[[Job, BatonError], None],
+    ) -> None:
+        admission = admission_named(setup.admission)
+        self._clock = clock
+        self._on_turn = on_turn
+        self._on_refused = on_refused
+        self._seconds = float("inf") if setup.ttft_deadline is None else setup.ttft_deadline
+        self._forecasts = Forecasts(
+            lambda job, _: decide(job), _demand_of, admission, lambda: clock.now
+        )
+        self._queue: AdmissionQueue[Job] = AdmissionQueue(
+            Quotas(clock=lambda: clock.now), self._forecasts, clock=lambda: clock.now
+        )
+        self._waiting: set[int] = set()
+        self._is_looking = False
+        self._will_look = False
+
+    def arrive(self, job: Job) -> None:
+        """A job asks to be served. Raises `OverloadedError` if that cannot be in time."""
+        waiting = self._queue.join(
+            job,
+            tenant=_TENANT,
+            priority=0,
+            num_tokens=job.num_prompt_tokens,
+            seconds_left=self._seconds,
+        )
+        self._waiting.add(job.number)
+        self.look()
+        if job.number in self._waiting and self._seconds < float("inf"):
+            self._clock.at(self._clock.now + self._seconds, lambda: self._expire(waiting))
+
+    def end(self, job: Job) -> None:
+        """A job whose turn it was has ended, or was not taken after all."""
+        num_output_tokens = 0 if job.prefilled_at is None else 1 + job.num_gaps
+        self._forecasts.end(job, num_output_tokens, job.prefilled_at)
+        self._queue.leave(_TENANT, num_output_tokens)
+        self.look()
+
+    def look(self) -> None:
+        """Lets through whoever may go now, one after the other."""
+        if self._is_looking:
+            return
+        self._is_looking = True
+        while (turn := self._queue.next()) is not None:
+            job = turn.request
+            self._waiting.remove(job.number)
+            if turn.refusal is not None:
+                self._on_refused(job, turn.refusal)
+                continue
+            self._forecasts.begin(job, turn.forecast)
+            self._on_turn(job)
+        self._is_looking = False
+        if len(self._queue) and not self._will_look:
+            self._will_look = True
+            self._clock.at(self._clock.now + LOOK_SECONDS, self._look_again)
+
+    def _look_again(self) -> None:
+        self._will_look = False
+        self.look()
+
+    def _expire(self, waiting: Waiting[QueuedRequest[Job]]) -> None:
+        job = waiting.item.request
+        if job.number in self._waiting:
+            self._waiting.remove(job.number)
+            self._queue.remove(waiting)
+            self._on_refused(job, expired())
+            self.look()
+
+
+def _demand_of(job: Job) -> Demand:
+    return Demand(job.num_prompt_tokens, job.num_output_tokens)

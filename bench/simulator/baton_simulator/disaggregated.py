@@ -1,0 +1,124 @@
+"""Prefill and decode workers apart: a prompt is computed here and handed over there."""
+
+from collections.abc import Sequence
+
+from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
+from baton_prefill_worker.lease_keeper import LOOK_INTERVAL
+from baton_router.fleet.candidate import Candidate
+from baton_router.placement.placement import Placement
+from baton_simulator.cluster import ROLES, Cluster, Flight, SimulatedWorker
+from baton_simulator.engine import SimulatedEngine
+from baton_simulator.job import Job
+from baton_simulator.latency import transfer_end
+from baton_simulator.setup import Setup
+
+_PAIRING = b"alike"
+
+
+class Disaggregated(Cluster):
+    """As the saga and the workers do it: the decode worker promises room and waits for blocks, the
+    prefill worker computes and keeps its blocks until they have moved, chunk by chunk, those of
+    them that are not there yet. A finished prompt whose blocks nobody can take yet gives way if
+    they are what others on both sides wait for."""
+
+    def __init__(self, setup: Setup, jobs: Sequence[Job]) -> None:
+        super().__init__(setup, jobs)
+        self._prefills = [self.add_worker(f"prefill-{i}") for i in range(setup.num_prefill)]
+        self._decodes = [self.add_worker(f"decode-{i}") for i in range(setup.num_decode)]
+        self._pools = {"prefill": self._prefills, "decode": self._decodes}
+        self._by_name = {worker.name: worker for worker in self.workers}
+        self._kept: dict[int, dict[int, Flight]] = {w.engine.number: {} for w in self._prefills}
+
+    @property
+    def computing(self) -> Sequence[SimulatedWorker]:
+        return self._prefills
+
+    def candidates(self, cached: dict[str, int]) -> list[Candidate]:
+        return [
+            self.see(worker, role, _PAIRING, cached.get(worker.name, 0))
+            for role in ROLES
+            for worker in self._pools[role]
+        ]
+
+    def pair(self, placement: Placement) -> tuple[SimulatedWorker, SimulatedWorker]:
+        decode = self._by_name[placement.decode]
+        return self._by_name[placement.prefill] if placement.prefill else decode, decode
+
+    def dispatch(self, flight: Flight) -> None:
+        job = flight.job
+        if flight.is_alone:
+            flight.decode.engine.add(job, job.request(Purpose.GENERATE, KvSource.LOCAL))
+            return
+        flight.decode.engine.add(job, job.request(Purpose.GENERATE, KvSource.EXTERNAL))
+        self._compute(flight)
+
+    def _compute(self, flight: Flight) -> None:
+        job = flight.job
+        job.chunks.clear()
+        flight.prefill.engine.add(job, job.request(Purpose.PREFILL, KvSource.LOCAL))
+
+    def on_computed(self, engine: SimulatedEngine, job: Job, num_tokens: int) -> None:
+        flight = self.flights[job.number]
+        if engine is flight.prefill.engine:
+            job.chunks.append((self.clock.now, num_tokens))
+
+    def on_token(self, engine: SimulatedEngine, job: Job, reason: FinishReason | None) -> None:
+        flight = self.flights[job.number]
+        if flight.is_alone or engine is not flight.prefill.engine:
+            self.note_local_token(engine, flight, reason)
+            return
+        self.note_first_token(flight)
+        flight.is_computed = True
+        if job.num_output_tokens == 1:
+            self._abandon(flight)
+        elif flight.claim is not None:
+            self._hand_over(flight, flight.claim)
+        else:
+            self._kept[engine.number][job.number] = flight
+
+    def on_claimed(self, job: Job, num_held_tokens: int) -> None:
+        flight = self.flights[job.number]
+        flight.claim = (self.clock.now, num_held_tokens)
+        if flight.is_retracted:
+            flight.is_retracted = False
+            self._compute(flight)
+        elif flight.is_computed:
+            del self._kept[flight.prefill.engine.number][job.number]
+            self._hand_over(flight, flight.claim)
+
+    def _hand_over(self, flight: Flight, claim: tuple[float, int]) -> None:
+        network = self.setup.machine.network
+        end = transfer_end(flight.job.chunks, *claim, network)
+        self.clock.at(max(end, self.clock.now), lambda: self._commit(flight))
+
+    def _commit(self, flight: Flight) -> None:
+        request_id, token_id = flight.job.request_id, flight.job.token_id
+        flight.prefill.engine.submit(lambda s: s.release(request_id))
+        flight.decode.engine.submit(lambda s: s.commit_external(request_id, token_id))
+
+    def _abandon(self, flight: Flight) -> None:
+        """Its first token was all that was asked for."""
+        request_id = flight.job.request_id
+        for worker in (flight.prefill, flight.decode):
+            worker.engine.submit(lambda s: s.abort(request_id))
+        self.end(flight)
+
+    # A jam of both sides.
+
+    def on_stalled(self, engine: SimulatedEngine) -> None:
+        if self._kept.get(engine.number):
+            self.clock.at(self.clock.now + LOOK_INTERVAL, lambda: self._give_way(engine))
+
+    def _give_way(self, engine: SimulatedEngine) -> None:
+        """The prompt that was kept for longest is given up, if that helps somebody."""
+        kept, stats = self._kept[engine.number], engine.scheduler.stats()
+        is_awaited = any(
+            flight.prefill.engine is engine and flight.claim and not flight.is_computed
+            for flight in self.flights.values()
+        )
+        if not kept or not is_awaited or stats.num_running or not stats.num_waiting:
+            return
+        flight = kept.pop(next(iter(kept)))
+        flight.is_retracted, flight.is_computed = True, False
+        request_id = flight.job.request_id
+        engine.submit(lambda s: s.release(request_id))

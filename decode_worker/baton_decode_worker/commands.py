@@ -1,0 +1,13 @@
+"""The command `baton decode-worker`."""
+
+import typer
+
+from baton.cli.command import command
+
+
+@command("Processes", extra="worker", subject="a decode worker", takes_rest=True)
+def decode_worker(context: typer.Context) -> None:
+    """Run a worker that begins in the decode role, until a signal."""
+    from baton.worker.roles import main
+
+    main("decode", context.args, context.command_path)

@@ -1,0 +1,192 @@
+"""Service of the decode role: one call per request."""
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack
+from typing import Any
+
+from prometheus_client.core import Metric
+
+from baton.engine.async_engine import AsyncEngine, SequenceStream
+from baton.engine.messages import EngineRequest
+from baton.engine.scheduler.sequences.sequence import KvSource
+from baton.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
+from baton.serving.attempt_id import request_id_of
+from baton.serving.coalescer import Coalescer
+from baton.serving.logs import name_request
+from baton.serving.telemetry.families import gauge
+from baton.v1 import decode_pb2 as pb
+from baton.v1 import decode_pb2_grpc as pb_grpc
+from baton.worker.cancellation import unless_ended
+from baton.worker.request_spans import request_spans
+from baton.worker.wire import engine_request
+from baton.worker.worker import Worker
+from baton_decode_worker import wire
+from baton_decode_worker.capacity import Capacity, num_blocks_on_arrival
+from baton_decode_worker.handover import Departures
+from baton_decode_worker.settings import DecodeSettings
+from baton_kvtransfer.client import KvFetcher
+from baton_kvtransfer.exchange.exchange import KvExchange
+from baton_kvtransfer.handle import Handle
+from baton_kvtransfer.wire import claim_of, handle_of
+
+# When the caller sets no deadline.
+DEFAULT_TIMEOUT = 600.0
+
+
+class DecodeService(pb_grpc.DecodeServicer):
+    """Continues prompts whose KV another worker computes, or which it computes itself."""
+
+    def __init__(self, worker: Worker) -> None:
+        """The worker's settings are `DecodeSettings`."""
+        assert isinstance(worker.settings, DecodeSettings)
+        self._worker = worker
+        self._exchange = worker.component(KvExchange)
+        self._admit_factor = worker.settings.admit_factor
+        self._capacity: Capacity | None = None
+        self._departures = Departures(self._exchange.leases, worker.settings.block_size)
+        worker.on_load(self._open)
+        worker.on_load_report(lambda: {"num_promised_blocks": self.num_promised_blocks})
+
+    async def _open(self, _stack: AsyncExitStack) -> None:
+        num_blocks = self._worker.engine.pools[0].num_blocks
+        self._capacity = Capacity(int(num_blocks * self._admit_factor))
+
+    @property
+    def num_promised_blocks(self) -> int:
+        return self._capacity.num_promised if self._capacity else 0
+
+    def collect(self) -> Iterable[Metric]:
+        """A collector (`baton.serving.telemetry.exposition`)."""
+        if self._capacity is not None:
+            yield gauge(
+                "baton_promised_kv_blocks",
+                "KV blocks that admitted requests were promised to arrive with.",
+                {(self._worker.role,): self._capacity.num_promised},
+                ("role",),
+            )
+
+    async def Generate(
+        self, request: pb.DecodeGenerateRequest, context: Any
+    ) -> AsyncIterator[pb.DecodeGenerateResponse]:
+        name_request(request_id_of(request.request_id))
+        engine = self._worker.engine_for("decode")
+        remaining = context.time_remaining()
+        handle = handle_of(request.handle) if request.HasField("handle") else None
+        source = KvSource.EXTERNAL if handle else KvSource.LOCAL
+        hashes = handle.block_hashes if handle else ()
+        wanted = engine_request(
+            request,
+            remaining,
+            kv_source=source,
+            outputs=wire.outputs(request),
+            block_hashes=hashes,
+            return_cost=wire.return_cost(request),
+        )
+        params, block_size = wanted.params, engine.block_size
+        fetcher, capacity = self._exchange.fetcher, self._capacity
+        assert capacity is not None, "blocks can be fetched, and nothing promises them"
+        if handle is not None:
+            _check_covers(handle, wanted, block_size)
+            fetcher.check(handle)
+        grammar = await engine.compile_grammar(params)
+        num_given = [len(output) for output in wanted.unfinished]
+        num_blocks = num_blocks_on_arrival(len(wanted.token_ids), num_given, block_size)
+        with (
+            capacity.promise(num_blocks),
+            engine.open(wanted, grammar) as stream,
+            request_spans(self._worker.id, wanted, stream),
+        ):
+            yield wire.admitted()
+            if handle is not None:
+                timeout = DEFAULT_TIMEOUT if remaining is None else remaining
+                taking = _take_over(stream, fetcher, handle, wanted, engine, timeout=timeout)
+                for response in await taking:
+                    yield response
+            async for response in self._answer(stream, wanted):
+                yield response
+
+    async def HandOver(self, request: pb.HandOverRequest, _context: Any) -> pb.HandOverResponse:
+        self._departures.order(request.request_id, claim_of(request))
+        return pb.HandOverResponse()
+
+    async def _answer(
+        self, stream: SequenceStream, wanted: EngineRequest
+    ) -> AsyncIterator[pb.DecodeGenerateResponse]:
+        """The tokens and endings of all sequences: as they come, or ranked once all have ended.
+        Before them, that the prompt is being computed, where it is so here; in place of an ending,
+        that the only sequence goes on elsewhere, or was given back."""
+        worker, params, gathered = self._worker, wanted.params, []
+        is_begun = wanted.kv_source is KvSource.EXTERNAL
+        with self._departures.open(wanted, stream) as departure:
+            async for batch in stream.updates(None if params.is_ranked else Coalescer().turn):
+                if not is_begun:
+                    done, step = worker.engine.work_done, stream.first_step
+                    assert step is not None, "an update of no step"
+                    cached, arrived = batch[0].num_cached_tokens, wanted.arrival_time
+                    yield wire.prefill_is_here(cached, arrived, step, done)
+                    is_begun = True
+                if params.is_ranked:
+                    gathered += batch
+                    continue
+                for response in wire.responses(batch, params):
+                    yield response
+                if departure is not None:
+                    following = departure.follow(batch[-1], drains=worker.is_draining)
+                    async for response in following:
+                        yield response
+        if params.is_ranked:
+            for response in wire.ranked_responses(gathered, params):
+                yield response
+
+    async def EndSequence(
+        self, request: pb.EndSequenceRequest, _context: Any
+    ) -> pb.EndSequenceResponse:
+        worker = self._worker
+        if request.epoch != worker.epoch:
+            raise FailedPreconditionError(
+                f"this worker's epoch is {worker.epoch}, the request's is {request.epoch}: it has "
+                "restarted or changed its role since"
+            )
+        worker.engine.end_sequence(request.request_id, request.sequence_index)
+        return pb.EndSequenceResponse()
+
+
+async def _take_over(
+    stream: SequenceStream,
+    fetcher: KvFetcher,
+    handle: Handle,
+    wanted: EngineRequest,
+    engine: AsyncEngine,
+    *,
+    timeout: float,
+) -> list[pb.DecodeGenerateResponse]:
+    """Brings the KV in and hands the sequences to the scheduler. Returns what is to be said."""
+    allocation = await stream.allocation()
+    token, report = await unless_ended(stream, fetcher.fetch(handle, allocation, timeout))
+    ready = wire.kv_ready(report, allocation.num_hit_blocks, engine.work_done)
+    if wanted.params.num_sequences > 1:
+        stream.commit_external(None)
+        return [ready]
+    if token is None:
+        raise DataLossError("the transfer brought no token to go on with")
+    vocab_size = engine.info.vocab_size
+    if token.token_id >= vocab_size:
+        raise DataLossError(f"the transfer brought token {token.token_id} of {vocab_size}")
+    stream.commit_external(token.token_id, token.logprob)
+    # The router has the token from where the blocks are from, unless that worker has just died.
+    return [ready, wire.first_token(token, wanted.params)]
+
+
+def _check_covers(handle: Handle, wanted: EngineRequest, block_size: int) -> None:
+    num_tokens = len(wanted.token_ids)
+    if handle.num_tokens != num_tokens:
+        raise InvalidArgumentError(
+            "handle.num_tokens",
+            f"is {handle.num_tokens}; must be the number of token_ids, {num_tokens}",
+        )
+    if len(handle.block_hashes) > num_tokens // block_size:
+        raise InvalidArgumentError(
+            "handle.block_hashes",
+            f"has {len(handle.block_hashes)} hashes; must have at most one for each full block, "
+            f"{num_tokens // block_size}",
+        )

@@ -1,0 +1,147 @@
+"""The middle of a gated MLP whose two projections are one matrix product.
+
+SiLU-and-multiply, and the clamped form of it that gpt-oss has.
+"""
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from baton_kernels.launch import FLOATS, TRITON_TYPES, check_dtype, check_packed, check_shape
+from baton_kernels.variant import Variant
+
+FP_FUSION: Final = True
+_BLOCK: Final = 1024
+_NUM_WARPS: Final = 4
+
+
+@triton.jit
+def _silu_and_multiply_kernel(gate_up, out, gate_up_stride, out_stride, width, BLOCK: tl.constexpr):
+    """A piece of one row: reads `BLOCK` of the gate and of the other half, writes `BLOCK`."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    start = gate_up + row * gate_up_stride
+    gate = tl.load(start + columns, inside, 0.0).to(tl.float32)
+    up = tl.load(start + width + columns, inside, 0.0).to(tl.float32)
+    result = gate * tl.sigmoid(gate) * up
+    tl.store(out + row * out_stride + columns, result.to(out.dtype.element_ty), inside)
+
+
+@triton.jit
+def _clamped_swiglu_kernel(
+    gate_up, out, gate_up_stride, out_stride, width, steepness, limit, BLOCK: tl.constexpr
+):
+    """A piece of one row, as above."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    start = gate_up + row * gate_up_stride
+    gate = tl.minimum(tl.load(start + columns, inside, 0.0).to(tl.float32), limit)
+    up = tl.load(start + width + columns, inside, 0.0).to(tl.float32)
+    up = tl.minimum(tl.maximum(up, -limit), limit)
+    result = gate * tl.sigmoid(gate * steepness) * (up + 1.0)
+    tl.store(out + row * out_stride + columns, result.to(out.dtype.element_ty), inside)
+
+
+def silu_and_multiply(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """silu(gate) * up, computed in float32: `[num_rows, width]`.
+
+    Args:
+        gate_up: `[num_rows, 2 * width]`, the gate first; rows may lie apart.
+        out: `[num_rows, width]` to write to; allocated if None.
+    """
+    out = _empty_out(gate_up, out)
+    num_rows, width = out.shape
+    if num_rows:
+        _silu_and_multiply_kernel[(num_rows, triton.cdiv(width, _BLOCK))](
+            gate_up,
+            out,
+            gate_up.stride(0),
+            out.stride(0),
+            width,
+            BLOCK=_BLOCK,
+            num_warps=_NUM_WARPS,
+            enable_fp_fusion=FP_FUSION,
+        )
+    return out
+
+
+def clamped_swiglu(
+    gate_up: torch.Tensor, steepness: float, limit: float, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """gate * sigmoid(steepness * gate) * (up + 1) with the gate at most `limit` and the other half
+    within [-limit, limit], computed in float32: `[num_rows, width]`.
+
+    Args: as of `silu_and_multiply`.
+    """
+    out = _empty_out(gate_up, out)
+    num_rows, width = out.shape
+    if num_rows:
+        _clamped_swiglu_kernel[(num_rows, triton.cdiv(width, _BLOCK))](
+            gate_up,
+            out,
+            gate_up.stride(0),
+            out.stride(0),
+            width,
+            steepness,
+            limit,
+            BLOCK=_BLOCK,
+            num_warps=_NUM_WARPS,
+            enable_fp_fusion=FP_FUSION,
+        )
+    return out
+
+
+def reference_silu_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
+    """`silu_and_multiply` in torch, in the type of `gate_up`."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return gate * torch.sigmoid(gate) * up
+
+
+def reference_clamped_swiglu(gate_up: torch.Tensor, steepness: float, limit: float) -> torch.Tensor:
+    """`clamped_swiglu` in torch, in the type of `gate_up`."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(steepness * gate) * (up + 1)
+
+
+def _empty_out(gate_up: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """Checks both; `out` is allocated if None."""
+    num_rows, twice = gate_up.shape
+    if twice % 2:
+        raise ValueError(f"gate_up has {twice} columns; must have gate and up, equally many each")
+    if out is None:
+        out = torch.empty(num_rows, twice // 2, dtype=gate_up.dtype, device=gate_up.device)
+    check_dtype("gate_up", gate_up, *FLOATS)
+    check_packed("gate_up", gate_up)
+    check_shape("out", out, (num_rows, twice // 2))
+    check_packed("out", out)
+    return out
+
+
+def _variant(dtype: torch.dtype, is_clamped: bool) -> Variant:
+    pointer = f"*{TRITON_TYPES[dtype]}"
+    return Variant(
+        name=f"{'clamped_swiglu' if is_clamped else 'silu_and_multiply'} {TRITON_TYPES[dtype]}",
+        kernel=_clamped_swiglu_kernel if is_clamped else _silu_and_multiply_kernel,
+        signature={
+            "gate_up": pointer,
+            "out": pointer,
+            "gate_up_stride": "i32",
+            "out_stride": "i32",
+            "width": "i32:16",
+            "BLOCK": "constexpr",
+        }
+        | ({"steepness": "fp32", "limit": "fp32"} if is_clamped else {}),
+        constants={"BLOCK": _BLOCK},
+        num_warps=_NUM_WARPS,
+        num_stages=1,
+    )
+
+
+VARIANTS: Final = tuple(
+    _variant(dtype, is_clamped) for is_clamped in (False, True) for dtype in FLOATS
+)

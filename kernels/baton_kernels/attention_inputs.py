@@ -1,0 +1,128 @@
+"""Inputs of the attention kernels beside the queries, and their checks.
+
+Knows nothing of grids, tiles or plans.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from baton_kernels.launch import FLOATS, check_dtype, check_fp8, check_packed, check_shape
+
+HEAD_DIMS: Final = (64, 80, 96, 128, 256)
+MAX_GROUP: Final = 16
+_CACHE_DTYPES: Final = (*FLOATS, torch.float8_e4m3fn)
+
+
+@dataclass(frozen=True, slots=True)
+class PagedKv:
+    """One layer's K and V over the whole pool, as strided views of it.
+
+    Attributes:
+        keys, values: `[num_blocks, block_size * num_kv_heads * head_dim]`, strided by the block.
+            Block 0 is zero; tables are padded with it.
+        key_scales, value_scales: `[num_kv_heads]` in float32; what the stored numbers of an fp8
+            cache are multiplied with. None: 1.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    key_scales: torch.Tensor | None = None
+    value_scales: torch.Tensor | None = None
+
+    @property
+    def token_stride(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRule:
+    """Rule by which scores become weights.
+
+    Attributes:
+        scale: factor of the scores, above 0.
+        window: how many tokens a query sees, its own among them; None: all up to its own.
+        softcap: scores become softcap * tanh(scores / softcap).
+        sinks: `[num_heads]` logits that take part in the softmax and carry no value.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+
+def check_inputs(
+    query: torch.Tensor, out: torch.Tensor, kv: PagedKv, rule: ScoreRule, tables: torch.Tensor
+) -> None:
+    """Raises `ValueError` with a sentence for what the kernels do not compute."""
+    check_model(query.shape[1], kv.num_kv_heads, kv.head_dim)
+    check_shape("query", query, (*query.shape[:2], kv.head_dim))
+    check_shape("out", out, tuple(query.shape))
+    check_dtype("query", query, *FLOATS)
+    check_dtype("out", out, query.dtype)
+    for name, tensor in (("query", query), ("out", out)):
+        check_packed(name, tensor, 2)
+    check_shape("block tables", tables, (*tables.shape[:1], *tables.shape[1:2]))
+    check_dtype("block tables", tables, torch.int32)
+    check_packed("block tables", tables)
+    _check_cache(query, kv)
+    _check_rule(query, rule)
+
+
+def check_model(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    """Raises `ValueError` if the heads of a model are such as no attention kernel computes."""
+    if head_dim not in HEAD_DIMS:
+        raise ValueError(
+            f"a head size of {head_dim} has no attention kernel, only {_listed(HEAD_DIMS)} have: "
+            "use the torch attention for this model"
+        )
+    group = num_heads // num_kv_heads
+    if group * num_kv_heads != num_heads or not 1 <= group <= MAX_GROUP:
+        raise ValueError(
+            f"{num_heads} query heads over {num_kv_heads} KV heads have no attention kernel; there "
+            f"may be 1 to {MAX_GROUP} for each: use the torch attention for this model"
+        )
+
+
+def _check_cache(query: torch.Tensor, kv: PagedKv) -> None:
+    check_dtype("the KV cache", kv.keys, *_CACHE_DTYPES)
+    check_dtype("values", kv.values, kv.keys.dtype)
+    if kv.keys.dtype != torch.float8_e4m3fn:
+        check_dtype("the KV cache", kv.keys, query.dtype)
+    check_fp8(kv.keys)
+    if kv.block_size < 1:
+        raise ValueError(f"block_size is {kv.block_size}; must be at least 1")
+    for name, tensor in (("keys", kv.keys), ("values", kv.values)):
+        check_shape(name, tensor, (len(kv.keys), kv.block_size * kv.token_stride))
+        check_packed(name, tensor)
+    if kv.keys.stride(0) != kv.values.stride(0):
+        raise ValueError(
+            f"keys have a block stride of {kv.keys.stride(0)} and values of {kv.values.stride(0)}; "
+            "both must be views of one pool"
+        )
+    for name, scales in (("key_scales", kv.key_scales), ("value_scales", kv.value_scales)):
+        if scales is not None:
+            check_shape(name, scales, (kv.num_kv_heads,))
+            check_dtype(name, scales, torch.float32)
+            check_packed(name, scales)
+
+
+def _check_rule(query: torch.Tensor, rule: ScoreRule) -> None:
+    if not rule.scale > 0:
+        raise ValueError(f"scale is {rule.scale}; must be above 0")
+    if rule.window is not None and rule.window < 1:
+        raise ValueError(f"window is {rule.window}; must be at least 1, or None to see all")
+    if rule.softcap is not None and not rule.softcap > 0:
+        raise ValueError(f"softcap is {rule.softcap}; must be above 0, or None for no cap")
+    if rule.sinks is not None:
+        check_shape("sinks", rule.sinks, (query.shape[1],))
+        check_packed("sinks", rule.sinks)
+
+
+def _listed(values: tuple[int, ...]) -> str:
+    return f"{', '.join(map(str, values[:-1]))} and {values[-1]}"

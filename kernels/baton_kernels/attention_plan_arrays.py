@@ -1,0 +1,94 @@
+"""Split plans where kernels read them: one packed array, so that a step is one copy to the device.
+
+The places of a capacity are fixed, for captured graphs to replay over plans of many sizes.
+"""
+
+from dataclasses import astuple, dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from baton_kernels.attention_plan import ITEM_FIELDS, Int32Array, SplitPlan
+
+_ALIGNED: Final = 4  # numbers of 4 bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SplitCapacity:
+    """Capacity of a packed plan."""
+
+    items: int
+    shared_items: int
+    members: int
+
+    @classmethod
+    def of(cls, plan: SplitPlan) -> "SplitCapacity":
+        return cls(len(plan.items), len(plan.shared_items), len(plan.members))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of the arrays in memory, in their order. Each begins at a multiple of 16 bytes, since
+        Triton compiles a kernel anew for pointers that do not where others did."""
+        lengths = (
+            1,
+            1,
+            self.items * ITEM_FIELDS,
+            self.shared_items * ITEM_FIELDS,
+            self.members,
+            self.members,
+            self.members + 1,
+        )
+        return tuple(-(-length // _ALIGNED) * _ALIGNED for length in lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitArrays:
+    """A plan's arrays on the device, views of one tensor; see `SplitPlan`."""
+
+    capacity: SplitCapacity
+    num_items: torch.Tensor
+    num_shared_items: torch.Tensor
+    items: torch.Tensor
+    shared_items: torch.Tensor
+    members: torch.Tensor
+    positions: torch.Tensor
+    first_slots: torch.Tensor
+
+    @classmethod
+    def view(cls, packed: torch.Tensor, capacity: SplitCapacity) -> "SplitArrays":
+        """`packed`: what `pack` gives, on any device; it may be written anew between launches."""
+        return cls(capacity, *packed.split(capacity.sizes))
+
+    @classmethod
+    def of(cls, plan: SplitPlan, device: torch.device) -> "SplitArrays":
+        capacity = SplitCapacity.of(plan)
+        packed = torch.from_numpy(pack(plan, capacity))
+        return cls.view(packed.to(device, non_blocking=True), capacity)
+
+
+def pack(plan: SplitPlan, capacity: SplitCapacity) -> Int32Array:
+    """The plan in one array of `sum(capacity.sizes)`.
+
+    Members beyond the plan's stand for the token of their own number and have no partial results:
+    their output is zero. So with more room than members, these must be tokens 0 to `len(members)`.
+
+    Raises `ValueError` if there is too little room.
+    """
+    needed = SplitCapacity.of(plan)
+    if any(need > has for need, has in zip(astuple(needed), astuple(capacity), strict=True)):
+        raise ValueError(f"the plan needs {needed}, more than {capacity}: capture a larger one")
+    nobody = np.arange(needed.members, capacity.members, dtype=np.int32)
+    arrays = (
+        np.array([needed.items], np.int32),
+        np.array([needed.shared_items], np.int32),
+        plan.items.ravel(),
+        plan.shared_items.ravel(),
+        np.concatenate([plan.members, nobody]),
+        plan.positions,
+        np.concatenate([plan.first_slots, np.full_like(nobody, plan.num_slots)]),
+    )
+    sizes = capacity.sizes
+    return np.concatenate(
+        [np.pad(array, (0, size - len(array))) for array, size in zip(arrays, sizes, strict=True)]
+    )

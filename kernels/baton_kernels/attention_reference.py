@@ -1,0 +1,56 @@
+"""Reference of the attention kernels, in torch and float64, one sequence after the other.
+
+The oracle of their tests; knows nothing of tiles, splits or speed.
+"""
+
+import torch
+
+from baton_kernels.attention_inputs import PagedKv, ScoreRule
+from baton_kernels.attention_plan import Spans
+
+
+def reference_attention(
+    query: torch.Tensor, kv: PagedKv, rule: ScoreRule, tables: torch.Tensor, spans: Spans
+) -> torch.Tensor:
+    """`[num_tokens, num_heads, head_dim]` in float64; zero for tokens of no span."""
+    out = torch.zeros(query.shape, dtype=torch.float64, device=query.device)
+    for i in range(len(spans)):
+        batch_slot, start = int(spans.batch_slots[i]), int(spans.starts[i])
+        first, count = int(spans.first_tokens[i]), int(spans.num_queries[i])
+        keys, values = _context(kv, tables[batch_slot], start + count)
+        tokens = slice(first, first + count)
+        out[tokens] = _attend(query[tokens].double(), keys, values, start, rule)
+    return out
+
+
+def _context(
+    kv: PagedKv, table: torch.Tensor, num_tokens: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of a sequence: `[num_tokens, num_kv_heads, head_dim]` each."""
+    parts = []
+    for stored, scales in ((kv.keys, kv.key_scales), (kv.values, kv.value_scales)):
+        blocks = stored[table[: -(-num_tokens // kv.block_size)].long()].double()
+        tokens = blocks.reshape(-1, kv.num_kv_heads, kv.head_dim)[:num_tokens]
+        parts.append(tokens if scales is None else tokens * scales.double()[:, None])
+    return parts[0], parts[1]
+
+
+def _attend(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int, rule: ScoreRule
+) -> torch.Tensor:
+    group = query.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
+    scores = torch.einsum("qhd,khd->hqk", query, keys) * rule.scale
+    if rule.softcap is not None:
+        scores = rule.softcap * torch.tanh(scores / rule.softcap)
+    asked = start + torch.arange(len(query), device=query.device)[:, None]
+    keys_at = torch.arange(len(keys), device=query.device)
+    hidden = keys_at > asked
+    if rule.window is not None:
+        hidden |= keys_at <= asked - rule.window
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if rule.sinks is not None:
+        sinks = rule.sinks.double()[:, None, None].expand(-1, len(query), 1)
+        scores = torch.cat([scores, sinks], -1)
+    weights = scores.softmax(-1)[..., : len(keys)]
+    return torch.einsum("hqk,khd->qhd", weights, values)

@@ -1,0 +1,158 @@
+"""Tiling of attention into programs. It depends on the served model and its GPU alone, never on a
+batch, so that no result depends on the batch's other sequences.
+
+With these sizes every variant compiles without register spills (`baton_kernels.compile` reports
+them), and K and V of two tiles are loaded while one is computed. Knows nothing of plans or
+pointers."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import triton
+
+# Of the deterministic mode, whatever the length of the model's context: pools of different settings
+# have to agree.
+DETERMINISTIC_SPLIT: Final = 512
+_SPLITS: Final = (256, 1024)
+# So many programs keep all memory channels of a large GPU busy.
+_WANTED_PROGRAMS: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """One program's share, and how it is compiled.
+
+    Attributes:
+        rows: query heads of tokens, all of one KV head; a power of two, 16 at least.
+        keys: of the context that are folded in at a time; a power of two.
+        num_warps, num_stages: of Triton. Tables are read ahead of the blocks they name, so two
+            tiles ahead take five stages.
+        max_registers: per thread. None leaves it to the assembler, which may spill a few to fit
+            more programs.
+    """
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+    max_registers: int | None = 255
+
+    def num_tokens(self, group: int) -> int:
+        """How many tokens the rows hold, with `group` query heads each."""
+        return self.rows // group
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTiling:
+    """Tilings of all attention kernels, for one model on one GPU.
+
+    Attributes:
+        decode: few tokens of one sequence.
+        shared: tokens of several sequences, over the blocks that these share.
+        prefill: many tokens of one sequence.
+        split_tokens: where in a context partial results of decodes begin: at its multiples.
+        merges_in_prefill: whether those of a prefill begin there too.
+    """
+
+    decode: Tiling
+    shared: Tiling
+    prefill: Tiling
+    split_tokens: int
+    merges_in_prefill: bool
+
+    @property
+    def prefill_split(self) -> int | None:
+        return self.split_tokens if self.merges_in_prefill else None
+
+
+# All of these by the width of a head in registers, `tile_dim`.
+_DECODE: Final = {
+    64: Tiling(16, 128, 4, 5, 168),
+    128: Tiling(16, 64, 4, 5, 168),
+    256: Tiling(16, 32, 4, 5, None),
+}
+_PREFILL: Final = {
+    64: Tiling(128, 128, 8, 5),
+    128: Tiling(128, 64, 8, 5),
+    256: Tiling(128, 32, 8, 5),
+}
+_PREFILL_AMPERE: Final = {
+    64: Tiling(128, 64, 8, 5),
+    128: Tiling(64, 64, 8, 5),
+    256: Tiling(64, 32, 8, 5),
+}
+# For prefill and decode alike: the widest that leaves registers for two results, and holds decodes
+# without being bound by arithmetic.
+_UNIFORM: Final = {
+    64: Tiling(64, 64, 8, 3),
+    128: Tiling(64, 64, 8, 5),
+    256: Tiling(32, 64, 8, 3),
+}
+# Numbers of fp8 are turned into longer ones in registers, which leaves fewer.
+_DECODE_FP8: Final = {
+    64: Tiling(16, 128, 4, 5),
+    128: Tiling(16, 64, 4, 5),
+    256: Tiling(16, 32, 4, 5),
+}
+_PREFILL_FP8: Final = {**_PREFILL, 256: Tiling(64, 32, 8, 5)}
+_UNIFORM_FP8: Final = {**_UNIFORM, 256: Tiling(32, 32, 8, 5)}
+# Without matrix instructions; float32 is there to check models with.
+_FLOAT32: Final = {
+    64: Tiling(32, 32, 4, 3),
+    128: Tiling(16, 32, 8, 2),
+    256: Tiling(16, 16, 8, 3),
+}
+
+
+def choose_tiling(
+    head_dim: int,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    num_kv_heads: int,
+    max_context: int,
+    capability: tuple[int, int] = (9, 0),
+    deterministic: bool = False,
+) -> AttentionTiling:
+    """The tiling for a model.
+
+    Args:
+        dtype, cache_dtype: of the queries, and of K and V.
+        max_context: the longest that is served.
+        capability: of the GPU.
+        deterministic: a token's output is the same, bit by bit, whether it is decoded or prefilled,
+            and whatever else is in its chunk.
+    """
+    dim, is_fp8 = tile_dim(head_dim), cache_dtype == torch.float8_e4m3fn
+    split = DETERMINISTIC_SPLIT if deterministic else _split_tokens(max_context, num_kv_heads)
+    uniform = (_UNIFORM_FP8 if is_fp8 else _UNIFORM)[dim]
+    if dtype == torch.float32:
+        uniform = _FLOAT32[dim]
+    if deterministic or dtype == torch.float32:
+        return AttentionTiling(uniform, uniform, uniform, split, deterministic)
+    decode = _DECODE_FP8 if is_fp8 else _DECODE
+    prefill = _PREFILL_FP8 if is_fp8 else _PREFILL
+    if capability < (9, 0):
+        prefill = _PREFILL_AMPERE
+    return AttentionTiling(decode[dim], uniform, prefill[dim], split, False)
+
+
+def tile_dim(head_dim: int) -> int:
+    return int(triton.next_power_of_2(head_dim))
+
+
+def _split_tokens(max_context: int, num_kv_heads: int) -> int:
+    """So many that one sequence of the longest context keeps the GPU busy, and no fewer: long
+    splits are read faster and leave less to merge."""
+    least, most = _SPLITS
+    wanted = max(max_context * num_kv_heads // _WANTED_PROGRAMS, 1)
+    return min(max(int(triton.next_power_of_2(wanted)), least), most)
+
+
+def num_programs(num_works: int, device: torch.device) -> int:
+    """Of a kernel whose programs take one piece of work after the other: several for each
+    multiprocessor, so that some load while others compute."""
+    if device.type != "cuda":
+        return min(num_works, 8)
+    properties = torch.cuda.get_device_properties(device)
+    return min(num_works, 4 * properties.multi_processor_count)

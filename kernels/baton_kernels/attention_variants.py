@@ -1,0 +1,147 @@
+"""The attention kernels as they are compiled ahead of time: for which heads, types and rules.
+
+Knows nothing of compiling.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+
+from baton_kernels.attention_inputs import HEAD_DIMS, MAX_GROUP
+from baton_kernels.attention_tiles import (
+    FP_FUSION as FP_FUSION,  # what `baton_kernels.compile` looks for
+)
+from baton_kernels.attention_tiling import Tiling, choose_tiling, tile_dim
+from baton_kernels.launch import TRITON_TYPES
+from baton_kernels.paged_decode import MERGE_WARPS, MERGED_AT_ONCE, merge_kernel, split_kernel
+from baton_kernels.paged_prefill import prefill_kernel
+from baton_kernels.variant import Variant
+
+_BF16: Final = torch.bfloat16
+_FP8: Final = torch.float8_e4m3fn
+_NUM_KV_HEADS: Final = 8
+_MAX_CONTEXT: Final = 32768
+_NO_SCALES: Final = {"key_scales": None, "value_scales": None}
+_PLAIN: Final = {"WINDOW": None, "SOFTCAP": None, "sinks": None}
+_RULED: Final = {"WINDOW": 4096, "SOFTCAP": 50.0}
+_FLOATS: Final = (
+    "partial_acc",
+    "partial_max",
+    "partial_sum",
+    "key_scales",
+    "value_scales",
+    "sinks",
+)
+_SCALARS: Final = {
+    "scale": "fp32",
+    **dict.fromkeys(("query_stride", "out_stride", "block_stride", "table_width"), "i32"),
+}
+
+
+def _variants() -> Iterator[Variant]:
+    for head_dim in HEAD_DIMS:
+        for purpose in ("decode", "prefill"):
+            yield _attention(purpose, head_dim)
+            yield _attention(purpose, head_dim, cache=_FP8, rule=_RULED)
+            yield _attention(purpose, head_dim, torch.float32)
+            if tile_dim(head_dim) == head_dim:
+                yield _attention(purpose, head_dim, rule=_RULED, deterministic=True)
+                yield _attention(purpose, head_dim, cache=_FP8, deterministic=True)
+        yield _attention("prefill", head_dim, capability=80)
+        yield _merge(head_dim, sinks=None)
+    for purpose in ("decode", "shared", "prefill"):
+        yield _attention(purpose, 128, torch.float16)
+        yield _attention(purpose, 128, rule=_RULED)
+        yield _attention(purpose, 128, group=1)
+        yield _attention(purpose, 128, group=MAX_GROUP)
+    yield _merge(128)
+
+
+def _attention(
+    purpose: str,
+    head_dim: int,
+    query: torch.dtype = _BF16,
+    cache: torch.dtype | None = None,
+    rule: dict[str, Any] = _PLAIN,
+    group: int = 4,
+    capability: int = 90,
+    deterministic: bool = False,
+) -> Variant:
+    """`purpose`: which of the tilings that are chosen for `capability`."""
+    cache = cache or query
+    kernel = prefill_kernel if purpose == "prefill" else split_kernel
+    version = divmod(capability, 10)
+    tilings = choose_tiling(
+        head_dim, query, cache, _NUM_KV_HEADS, _MAX_CONTEXT, version, deterministic
+    )
+    tiling: Tiling = getattr(tilings, purpose)
+    constants = {
+        "NUM_KV_HEADS": _NUM_KV_HEADS,
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "TILE_DIM": tile_dim(head_dim),
+        "BLOCK_SIZE": 16,
+        "ROWS": tiling.rows,
+        "TILE_KEYS": tiling.keys,
+        "SPLIT": tilings.prefill_split,
+        **({} if cache == _FP8 else _NO_SCALES),
+        **rule,
+    }
+    # Only prefill is tiled otherwise below 9.0, and only where it is neither of the special cases.
+    is_tiled_for_90 = (
+        capability == 90 and purpose == "prefill" and query != torch.float32 and not deterministic
+    )
+    types = " over ".join(TRITON_TYPES[dtype] for dtype in dict.fromkeys((query, cache)))
+    return Variant(
+        name=(
+            f"{purpose} attention {'deterministic ' * deterministic}{'ruled ' * (rule is _RULED)}"
+            f"{types} {head_dim} x {group}{' sm_80' * (capability == 80)}"
+        ),
+        kernel=kernel,
+        signature=_signature(kernel, constants, query, cache),
+        constants=_taken(kernel, constants),
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+        least_capability=90 if cache == _FP8 or is_tiled_for_90 else 80,
+        needs_mma="bf16" if query == _BF16 else None,
+        max_registers=tiling.max_registers,
+    )
+
+
+def _merge(head_dim: int, **rule: None) -> Variant:
+    constants = {
+        "NUM_HEADS": _NUM_KV_HEADS * 4,
+        "GROUP": 4,
+        "HEAD_DIM": head_dim,
+        "TILE_DIM": tile_dim(head_dim),
+        "AT_ONCE": MERGED_AT_ONCE,
+        **_NO_SCALES,
+        **rule,
+    }
+    return Variant(
+        name=f"merge of attention {'' if rule else 'with sinks '}bf16 {head_dim}",
+        kernel=merge_kernel,
+        signature=_signature(merge_kernel, constants, _BF16, _BF16),
+        constants=_taken(merge_kernel, constants),
+        num_warps=MERGE_WARPS,
+        num_stages=3,
+    )
+
+
+def _taken(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in constants.items() if name in kernel.arg_names}
+
+
+def _signature(
+    kernel: Any, constants: dict[str, Any], query: torch.dtype, cache: torch.dtype
+) -> dict[str, str]:
+    """Those arguments that are none of the others are arrays of a plan."""
+    types = _SCALARS | dict.fromkeys(_FLOATS, "*fp32")
+    types |= dict.fromkeys(("query", "out"), f"*{TRITON_TYPES[query]}")
+    types |= dict.fromkeys(("keys", "values"), f"*{TRITON_TYPES[cache]}")
+    types |= dict.fromkeys(constants, "constexpr")
+    return {name: types.get(name, "*i32") for name in kernel.arg_names}
+
+
+VARIANTS: Final = tuple(_variants())

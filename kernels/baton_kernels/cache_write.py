@@ -1,0 +1,256 @@
+"""Writes K and V of new tokens into the paged pool as they are.
+
+A token's place is its slot, `block * block_size + offset`. Block 0 is no block: slots in it belong
+to rows that pad the batch, and nothing is written for those. In an fp8 (e4m3) cache a number is
+stored divided by the scale of its KV head. Knows nothing of sequences or block tables; the rotary
+embedding comes first in `rotary`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+
+from baton_kernels.launch import (
+    FLOATS,
+    INTERPRETED,
+    TRITON_TYPES,
+    check_dtype,
+    check_fp8,
+    check_packed,
+    check_shape,
+)
+from baton_kernels.variant import Variant
+
+FP_FUSION: Final = True
+FP8_LARGEST: Final = 448.0
+HEADS_PER_PROGRAM: Final = 8
+_NUM_WARPS: Final = 4
+_LARGEST = tl.constexpr(FP8_LARGEST)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheBlocks:
+    """The K and V of one layer in its pool, which owns them.
+
+    Attributes:
+        key: `[num_blocks, block_size * num_kv_heads * key_head_dim]`; blocks lie apart, since
+            those of other layers are between.
+        value: the same of V.
+        key_scales, value_scales: float32 `[num_kv_heads]`, of an fp8 cache: what a stored number
+            has to be multiplied by to be the number meant.
+    """
+
+    key: torch.Tensor
+    value: torch.Tensor
+    key_scales: torch.Tensor | None = None
+    value_scales: torch.Tensor | None = None
+
+
+@triton.jit
+def store_scaled(pointers, values, scales, heads, num_heads, mask):
+    """Stores float32 `values`, divided by their heads' `scales` where the cache is fp8."""
+    if pointers.dtype.element_ty == tl.float8e4nv:
+        values = values / tl.load(scales + heads, heads < num_heads, 1.0)
+        # e4m3 has no infinity: what is too large would become NaN.
+        values = tl.minimum(tl.maximum(values, -_LARGEST), _LARGEST)
+        if INTERPRETED:
+            # The interpreter loses the carry when it rounds; what has 4 bits it need not round.
+            spread = values * (2.0**20 + 1.0)
+            values = spread - (spread - values)
+    tl.store(pointers, values.to(pointers.dtype.element_ty), mask)
+
+
+@triton.jit
+def num_written(slot, num_heads, BLOCK_SIZE: tl.constexpr):
+    """How many of a row's heads are written: none if the row is padding."""
+    return tl.where(slot >= BLOCK_SIZE, num_heads, 0)
+
+
+@triton.jit
+def slot_offset(slot, block_stride, BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr):
+    """Where a slot's `WIDTH` numbers begin, in elements from the first block's."""
+    return slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * WIDTH
+
+
+@triton.jit
+def write_heads(
+    row, cache, scales, slot, block_stride, head,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+):  # fmt: skip
+    """Copies `BLOCK_HEADS` heads of one token, from `head` on, to its slot; `row` is its head 0."""
+    heads = head + tl.arange(0, BLOCK_HEADS)[:, None]
+    columns = tl.arange(0, BLOCK_DIM)[None, :]
+    inside = (heads < NUM_HEADS) & (columns < HEAD_DIM)
+    # Read before it is known whether the row is written, so that both loads run side by side.
+    values = tl.load(row + heads * HEAD_DIM + columns, inside, 0.0).to(tl.float32)
+    place = cache + slot_offset(slot, block_stride, BLOCK_SIZE, NUM_HEADS * HEAD_DIM)
+    inside &= heads < num_written(slot, NUM_HEADS, BLOCK_SIZE)
+    store_scaled(place + heads * HEAD_DIM + columns, values, scales, heads, NUM_HEADS, inside)
+
+
+@triton.jit
+def _write_kernel(
+    key, value, key_stride, value_stride,
+    key_cache, value_cache, key_block_stride, value_block_stride,
+    key_scales, value_scales, slots,
+    NUM_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    BLOCK_KEY: tl.constexpr, BLOCK_VALUE: tl.constexpr,
+):  # fmt: skip
+    """Some KV heads of one token: reads and writes their K and V once."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_HEADS
+    slot = tl.load(slots + token).to(tl.int64)
+    write_heads(
+        key + token * key_stride, key_cache, key_scales, slot, key_block_stride, head,
+        NUM_HEADS, KEY_DIM, BLOCK_SIZE, BLOCK_HEADS, BLOCK_KEY,
+    )  # fmt: skip
+    write_heads(
+        value + token * value_stride, value_cache, value_scales, slot, value_block_stride, head,
+        NUM_HEADS, VALUE_DIM, BLOCK_SIZE, BLOCK_HEADS, BLOCK_VALUE,
+    )  # fmt: skip
+
+
+def write_kv(
+    key: torch.Tensor, value: torch.Tensor, cache: CacheBlocks, slots: torch.Tensor
+) -> None:
+    """Writes each token's K and V to its slot.
+
+    Args:
+        key: `[num_tokens, num_kv_heads, key_head_dim]`; tokens may lie apart.
+        value: `[num_tokens, num_kv_heads, value_head_dim]`; tokens may lie apart.
+        cache: written to; of the type of `key`, another float type or fp8.
+        slots: `[num_tokens]`, int32 or int64, no two the same but those in block 0.
+    """
+    num_tokens, num_heads, key_dim = key.shape
+    value_dim = value.shape[-1]
+    block_size = check_cache(key, value, cache, slots)
+    if num_tokens:
+        _write_kernel[(num_tokens, triton.cdiv(num_heads, HEADS_PER_PROGRAM))](
+            key, value, key.stride(0), value.stride(0),
+            cache.key, cache.value, cache.key.stride(0), cache.value.stride(0),
+            *scales_of(cache), slots,
+            **_constants(num_heads, key_dim, value_dim, block_size),
+            num_warps=_NUM_WARPS,
+            enable_fp_fusion=FP_FUSION,
+        )  # fmt: skip
+
+
+def check_cache(
+    key: torch.Tensor, value: torch.Tensor, cache: CacheBlocks, slots: torch.Tensor
+) -> int:
+    """The block size; raises `ValueError` if tokens and cache do not fit each other."""
+    num_tokens, num_heads, _ = key.shape
+    check_shape("value", value, (num_tokens, num_heads, value.shape[-1]))
+    check_shape("slots", slots, (num_tokens,))
+    check_packed("slots", slots)
+    check_dtype("slots", slots, torch.int32, torch.int64)
+    sizes = []
+    for name, rows, blocks in (("key", key, cache.key), ("value", value, cache.value)):
+        check_dtype(name, rows, *FLOATS)
+        check_packed(name, rows, 2)
+        check_dtype(f"cache.{name}", blocks, *TRITON_TYPES)
+        check_packed(f"cache.{name}", blocks)
+        sizes.append(_block_size(name, rows, blocks))
+    if sizes[0] != sizes[1]:
+        raise ValueError(f"cache has blocks of {sizes[0]} tokens for K and {sizes[1]} for V")
+    check_fp8(cache.key)
+    for name, scales in (("key_scales", cache.key_scales), ("value_scales", cache.value_scales)):
+        _check_scales(f"cache.{name}", scales, cache.key.dtype, num_heads)
+    return sizes[0]
+
+
+def scales_of(cache: CacheBlocks) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scales; where there are none, something in their place that is not read."""
+    if cache.key_scales is None or cache.value_scales is None:
+        return cache.key, cache.value
+    return cache.key_scales, cache.value_scales
+
+
+def reference_write_kv(
+    key: torch.Tensor, value: torch.Tensor, cache: CacheBlocks, slots: torch.Tensor
+) -> None:
+    """`write_kv` in torch."""
+    block_size = check_cache(key, value, cache, slots)
+    places = slots.long()
+    is_real = places >= block_size
+    blocks, offsets = places[is_real] // block_size, places[is_real] % block_size
+    for rows, pool, scales in (
+        (key, cache.key, cache.key_scales),
+        (value, cache.value, cache.value_scales),
+    ):
+        heads = rows[is_real].float()
+        if scales is not None:
+            heads = (heads / scales[:, None]).clamp(-FP8_LARGEST, FP8_LARGEST)
+        for block, offset, tokens in zip(blocks, offsets, heads, strict=True):
+            pool.unflatten(1, (block_size, *tokens.shape))[block, offset] = tokens.to(pool.dtype)
+
+
+def _block_size(name: str, rows: torch.Tensor, blocks: torch.Tensor) -> int:
+    width = rows.shape[1] * rows.shape[2]
+    if blocks.ndim != 2 or blocks.shape[1] % width or not blocks.shape[1]:
+        raise ValueError(
+            f"cache.{name} has shape {tuple(blocks.shape)}; must have [num_blocks, block_size * "
+            f"{width}], since {name} has {rows.shape[1]} heads of {rows.shape[2]}"
+        )
+    return blocks.shape[1] // width
+
+
+def _check_scales(
+    name: str, scales: torch.Tensor | None, dtype: torch.dtype, num_heads: int
+) -> None:
+    if scales is None:
+        if dtype == torch.float8_e4m3fn:
+            raise ValueError(f"{name} is None; an fp8 cache needs a scale for each KV head")
+        return
+    if dtype != torch.float8_e4m3fn:
+        raise ValueError(f"{name} is given; a cache of {dtype} has no scales: leave them out")
+    check_shape(name, scales, (num_heads,))
+    check_dtype(name, scales, torch.float32)
+    check_packed(name, scales)
+
+
+def _constants(num_heads: int, key_dim: int, value_dim: int, block_size: int) -> dict[str, Any]:
+    return {
+        "NUM_HEADS": num_heads,
+        "KEY_DIM": key_dim,
+        "VALUE_DIM": value_dim,
+        "BLOCK_SIZE": block_size,
+        "BLOCK_HEADS": min(triton.next_power_of_2(num_heads), HEADS_PER_PROGRAM),
+        "BLOCK_KEY": triton.next_power_of_2(key_dim),
+        "BLOCK_VALUE": triton.next_power_of_2(value_dim),
+    }
+
+
+def _variant(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int) -> Variant:
+    rows, cache = TRITON_TYPES[dtype], TRITON_TYPES[cache_dtype]
+    scales = "*fp32" if cache_dtype == torch.float8_e4m3fn else f"*{cache}"
+    constants = _constants(8, head_dim, head_dim, 16)
+    strides = ("key_stride", "value_stride", "key_block_stride", "value_block_stride")
+    return Variant(
+        name=f"write_kv {rows} to {cache} {head_dim}",
+        kernel=_write_kernel,
+        signature=dict.fromkeys(("key", "value"), f"*{rows}")
+        | dict.fromkeys(("key_cache", "value_cache"), f"*{cache}")
+        | dict.fromkeys(("key_scales", "value_scales"), scales)
+        | dict.fromkeys(strides, "i32")
+        | {"slots": "*i64"}
+        | dict.fromkeys(constants, "constexpr"),
+        constants=constants,
+        num_warps=_NUM_WARPS,
+        num_stages=1,
+        least_capability=90 if cache_dtype == torch.float8_e4m3fn else 80,
+    )
+
+
+VARIANTS: Final = (
+    *(_variant(torch.bfloat16, torch.bfloat16, dim) for dim in (64, 80, 96, 128, 256)),
+    _variant(torch.float16, torch.float16, 128),
+    _variant(torch.float32, torch.float32, 128),
+    _variant(torch.bfloat16, torch.float8_e4m3fn, 128),
+    _variant(torch.float16, torch.float8_e4m3fn, 80),
+)

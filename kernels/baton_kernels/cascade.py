@@ -1,0 +1,64 @@
+"""Prefixes that many running sequences share: found in their block tables, used where it pays.
+
+What all members have in common is attended once, for all of them together; it leaves the partial
+results that each member's own splits would have left, and `paged_decode` merges them as ever. Pure,
+on the host; knows nothing of kernels.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from baton_kernels.attention_plan import IntArray, SharedPrefix, Spans
+
+# What a GPU reads from its L2 cache, where members find each other's blocks, while it starts the
+# one more kernel that a shared prefix takes.
+_LAUNCH_BYTES: Final = 16 * 2**20
+
+
+def pays(num_members: int, num_tokens: int, members_per_tile: int, token_bytes: int) -> bool:
+    """Whether attending once over a prefix is faster; of shapes alone.
+
+    Args:
+        members_per_tile: for how many of them K and V are read together.
+        token_bytes: of K and V of a token in one layer.
+    """
+    num_reads = -(-num_members // members_per_tile)
+    return (num_members - num_reads) * num_tokens * token_bytes > _LAUNCH_BYTES
+
+
+def find_shared(
+    spans: Spans,
+    tables: IntArray,
+    block_size: int,
+    split_tokens: int,
+    members_per_tile: int,
+    token_bytes: int,
+) -> list[SharedPrefix]:
+    """The shared prefixes that pay among sequences that decode, one at most for each.
+
+    Args:
+        tables: `[num_batch_slots, max_blocks]`. Sequences with the same first block are compared.
+    """
+    return [
+        prefix
+        for prefix in _prefixes(spans, tables, block_size, split_tokens)
+        if pays(len(prefix.members), prefix.num_tokens, members_per_tile, token_bytes)
+    ]
+
+
+def _prefixes(
+    spans: Spans, tables: IntArray, block_size: int, split_tokens: int
+) -> Iterator[SharedPrefix]:
+    candidates = np.flatnonzero((spans.starts >= split_tokens) & (spans.num_queries > 0))
+    firsts = tables[spans.batch_slots[candidates], 0]
+    for first in np.unique(firsts):
+        members = candidates[firsts == first]
+        num_blocks = int(spans.starts[members].min()) // block_size
+        rows = tables[spans.batch_slots[members], :num_blocks]
+        differing = np.flatnonzero((rows != rows[0]).any(axis=0))
+        common = int(differing[0]) if len(differing) else num_blocks
+        num_tokens = common * block_size // split_tokens * split_tokens
+        if num_tokens and len(members) > 1:
+            yield SharedPrefix(members, num_tokens)

@@ -1,0 +1,204 @@
+"""Compiles every kernel variant for every target ahead of time, with no GPU present.
+
+    python -m baton_kernels.compile
+
+prints registers, spills and shared memory of each, and fails with a sentence where a variant
+spills, needs more shared memory than a block of threads may have, or does without the matrix
+instructions it is meant to use. Knows nothing of launches; what it reads is in the compiled files.
+"""
+
+import importlib
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from baton_kernels.variant import Variant
+
+# Each has `VARIANTS`, and `FP_FUSION`: whether a product and a sum may become one operation, which
+# is what its launches ask for too.
+MODULES: Final = (
+    "baton_kernels.activation",
+    "baton_kernels.attention_variants",
+    "baton_kernels.bitmask",
+    "baton_kernels.block_copy",
+    "baton_kernels.cache_write",
+    "baton_kernels.expert_choice",
+    "baton_kernels.experts",
+    "baton_kernels.linear",
+    "baton_kernels.norm",
+    "baton_kernels.penalties",
+    "baton_kernels.rotary",
+    "baton_kernels.row_summary",
+    "baton_kernels.sampling",
+    "baton_kernels.sampling_search",
+    "baton_kernels.token_rules",
+)
+CAPABILITIES: Final = (80, 90, 100)
+_SHARED_LIMITS: Final = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+# From 9.0 the system takes so much of each block's, and `cuobjdump` counts it; the limit does not.
+_SHARED_RESERVED: Final = {80: 0, 90: 1024, 100: 1024}
+_RESOURCES: Final = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+_WARP_MMA: Final = re.compile(r"\b(?:mma\.sync|wgmma\.mma_async)\S*\.bf16\b")
+_TENSOR_CORE_MMA: Final = re.compile(r"\btcgen05\.mma\S*kind::f16\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One variant, found again by another process, and what to compile it for."""
+
+    module: str
+    index: int
+    capability: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Registers and memory of a compiled variant.
+
+    Attributes:
+        registers: per thread.
+        spilled_bytes: of local memory per thread, which lies in device memory.
+        static_shared, dynamic_shared: bytes per block of threads, the first with what the system
+            reserves.
+        faults: why it may not be used, in sentences.
+    """
+
+    registers: int
+    spilled_bytes: int
+    static_shared: int
+    dynamic_shared: int
+    faults: tuple[str, ...]
+
+
+def variants(module: str) -> tuple[Variant, ...]:
+    found: tuple[Variant, ...] = importlib.import_module(module).VARIANTS
+    return found
+
+
+def compile_variant(variant: Variant, capability: int, fp_fusion: bool) -> Any:
+    """Triton's compiled kernel. As in launches, pointers and strides are multiples of 16, and so is
+    what a signature marks in Triton's own way, as in `i32:16`."""
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, name in enumerate(variant.kernel.arg_names)
+        if variant.signature[name].startswith("*")
+        or variant.signature[name].endswith(":16")
+        or "stride" in name
+    }
+    signature = {name: kind.removesuffix(":16") for name, kind in variant.signature.items()}
+    return triton.compile(
+        ASTSource(variant.kernel, signature, variant.constants, aligned),
+        target=GPUTarget("cuda", capability, 32),
+        options={
+            "num_warps": variant.num_warps,
+            "num_stages": variant.num_stages,
+            "maxnreg": variant.max_registers,
+            "enable_fp_fusion": fp_fusion,
+        },
+    )
+
+
+def judge(variant: Variant, capability: int, fp_fusion: bool) -> Usage:
+    """Compiles one variant for one target and looks at what came of it."""
+    compiled = compile_variant(variant, capability, fp_fusion)
+    registers, stack, static, local = _resources(compiled.asm["cubin"])
+    dynamic = compiled.metadata.shared
+    spilled = stack + local
+    faults = list(_faults(capability, spilled, static, dynamic))
+    if variant.needs_mma == "bf16" and not has_bf16_mma(compiled.asm["ptx"], compiled.asm["ttgir"]):
+        faults.append("has no bf16 matrix instruction in its PTX, so it does not use tensor cores")
+    return Usage(registers, spilled, static, dynamic, tuple(faults))
+
+
+def run(job: Job) -> Usage:
+    """Judges the variant, in any process."""
+    variant = variants(job.module)[job.index]
+    return judge(variant, job.capability, importlib.import_module(job.module).FP_FUSION)
+
+
+def has_bf16_mma(ptx: str, ttgir: str) -> bool:
+    """Whether the tensor cores are given bf16. Those of Blackwell have one instruction for bf16 and
+    fp16 and are told apart one step earlier."""
+    if _WARP_MMA.search(ptx):
+        return True
+    lines = [line for line in ttgir.splitlines() if "tc_gen5_mma" in line]
+    return bool(_TENSOR_CORE_MMA.search(ptx)) and any("xbf16" in line for line in lines)
+
+
+def _resources(cubin: bytes) -> tuple[int, int, int, int]:
+    """Registers, stack, static shared and local memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(cubin)
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(path)]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603
+    found = _RESOURCES.search(report)
+    assert found is not None, f"cuobjdump prints something new: {report}"
+    registers, stack, static, local = map(int, found.groups())
+    return registers, stack, static, local
+
+
+def _faults(capability: int, spilled: int, static: int, dynamic: int) -> Iterator[str]:
+    if spilled:
+        yield (
+            f"spills {spilled} bytes of registers per thread: give it smaller tiles or more warps"
+        )
+    shared = static + dynamic - _SHARED_RESERVED[capability]
+    limit = _SHARED_LIMITS[capability]
+    if shared > limit:
+        yield (
+            f"takes {shared} bytes of shared memory, {shared - limit} more than sm_{capability} "
+            "has: give it smaller tiles or fewer stages"
+        )
+
+
+def main() -> int:
+    every = [
+        (Job(module, index, capability), variant)
+        for module in MODULES
+        for index, variant in enumerate(variants(module))
+        for capability in CAPABILITIES
+    ]
+    jobs = [job for job, variant in every if job.capability >= variant.least_capability]
+    spawn = multiprocessing.get_context("spawn")
+    num_processes = len(os.sched_getaffinity(0))
+    with ProcessPoolExecutor(num_processes, mp_context=spawn) as processes:
+        usages = dict(zip(jobs, processes.map(run, jobs, chunksize=4), strict=True))
+    return report(every, usages)
+
+
+def report(every: list[tuple[Job, Variant]], usages: dict[Job, Usage]) -> int:
+    """Prints the table and then what is wrong; the exit status."""
+    width = max(len(variant.name) for _, variant in every)
+    print(f"{'kernel':{width}}  target  registers  spills  shared: static  dynamic", flush=True)
+    faults = []
+    for job, variant in every:
+        begin = f"{variant.name:{width}}  sm_{job.capability:<4}"
+        usage = usages.get(job)
+        if usage is None:
+            print(f"{begin} not launched here: needs sm_{variant.least_capability}")
+            continue
+        print(
+            f"{begin} {usage.registers:9} {usage.spilled_bytes:7} {usage.static_shared:15} "
+            f"{usage.dynamic_shared:8}"
+        )
+        faults += [f"{variant.name} on sm_{job.capability} {fault}." for fault in usage.faults]
+    print(f"{len(usages)} compiled, {len(faults)} at fault")
+    print("\n".join(faults), file=sys.stderr, end="\n" * bool(faults))
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

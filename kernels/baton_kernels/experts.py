@@ -1,0 +1,261 @@
+"""The matrix products of a mixture of experts, in which a token's result does not depend on the
+batch.
+
+The pairs (token, expert) are sorted by expert and padded so that a tile of rows has one expert. As
+in `linear` tiles are fixed, and so is the order of every sum. Nothing waits for the host: the
+number of tiles is the most that there can be, and those that are left over do nothing. Knows
+nothing of how experts are chosen.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+
+from baton_kernels.launch import FLOATS, TRITON_TYPES, check_dtype, check_packed, check_shape
+from baton_kernels.linear import block_k, product
+from baton_kernels.variant import Variant
+
+FP_FUSION: Final = True
+BLOCK_ROWS: Final = 64
+_BLOCK_COLUMNS: Final = 128
+_COMBINE_BLOCK: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Routing of tokens to experts, for one layer and step.
+
+    Attributes:
+        pairs: int32 `[num_tiles * BLOCK_ROWS]`, numbers `token * experts_per_token + choice` sorted
+            by expert; `num_pairs` where a tile is padded.
+        experts: int32 `[num_tiles]`, of each tile; `num_experts` for those left over.
+        num_pairs: tokens times experts per token.
+        experts_per_token: how many each token has.
+    """
+
+    pairs: torch.Tensor
+    experts: torch.Tensor
+    num_pairs: int
+    experts_per_token: int
+
+
+def route(chosen: torch.Tensor, num_experts: int) -> Routing:
+    """Sorts by expert, without a word from the host.
+
+    Args:
+        chosen: `[num_tokens, experts_per_token]` of an integer type, each in [0, num_experts).
+    """
+    device, num_pairs = chosen.device, chosen.numel()
+    num_tiles = triton.cdiv(num_pairs, BLOCK_ROWS) + min(num_experts, num_pairs)
+    by_expert, order = chosen.flatten().long().sort(stable=True)
+    begins = torch.searchsorted(by_expert, torch.arange(num_experts + 1, device=device))
+    tiles = (begins.diff() + BLOCK_ROWS - 1) // BLOCK_ROWS
+    last_tiles = tiles.cumsum(0)
+    within = torch.arange(num_pairs, device=device) - begins[by_expert]
+    places = (last_tiles - tiles)[by_expert] * BLOCK_ROWS + within
+    pairs = torch.full((num_tiles * BLOCK_ROWS,), num_pairs, dtype=torch.int32, device=device)
+    pairs[places] = order.int()
+    every = torch.arange(num_tiles, device=device)
+    experts = torch.searchsorted(last_tiles, every, right=True).int()
+    return Routing(pairs, experts, num_pairs, chosen.shape[1])
+
+
+@triton.jit
+def _experts_kernel(
+    x, weight, bias, out, pairs, experts, x_stride, expert_stride, weight_stride, out_stride,
+    num_pairs, num_columns, depth, num_experts, pairs_per_row,
+    HAS_BIAS: tl.constexpr, IS_EVEN: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """One tile: up to `BLOCK_ROWS` pairs of one expert, times `BLOCK_COLUMNS` of its weight."""
+    tile = tl.program_id(1)
+    expert = tl.load(experts + tile).to(tl.int64)
+    if expert < num_experts:
+        chosen = tl.load(pairs + tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None]
+        columns = tl.program_id(0) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
+        is_column = columns < num_columns
+        # What is beyond the end repeats what is not, and is not stored.
+        rows = (tl.minimum(chosen, num_pairs - 1) // pairs_per_row).to(tl.int64)
+        weight_rows = expert * expert_stride + (columns % num_columns).to(tl.int64) * weight_stride
+        total = product(
+            x + rows * x_stride, weight + weight_rows, 0, depth,
+            IS_EVEN, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_K,
+        )  # fmt: skip
+        if HAS_BIAS:
+            total += tl.load(bias + expert * num_columns + columns, is_column, 0.0).to(tl.float32)
+        places = out + chosen.to(tl.int64) * out_stride + columns
+        tl.store(places, total.to(out.dtype.element_ty), (chosen < num_pairs) & is_column)
+
+
+@triton.jit
+def _combine_kernel(
+    x, weights, out, x_stride, out_stride, width, CHOICES: tl.constexpr, BLOCK: tl.constexpr
+):
+    """`BLOCK` columns of one token: its experts' results, weighted, added in the order chosen."""
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    total = tl.zeros((BLOCK,), tl.float32)
+    for choice in tl.static_range(CHOICES):
+        pair = token * CHOICES + choice
+        part = tl.load(x + pair * x_stride + columns, inside, 0.0).to(tl.float32)
+        total += part * tl.load(weights + pair).to(tl.float32)
+    tl.store(out + token * out_stride + columns, total.to(out.dtype.element_ty), inside)
+
+
+def expert_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    routing: Routing,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Each pair's row times its expert's weight, plus its bias, `[num_pairs, num_columns]`, in the
+    order of the tokens; each row is bitwise the same in any batch.
+
+    Args:
+        x: `[num_tokens, depth]`, or `[num_pairs, depth]` where each pair has a row of its own;
+            rows may lie apart.
+        weight: `[num_experts, num_columns, depth]` of the type of `x`, contiguous.
+        routing: of these tokens, for so many experts.
+        bias: `[num_experts, num_columns]` of any float type, contiguous.
+        out: where to write to; allocated if None.
+    """
+    num_experts, num_columns, depth = weight.shape
+    if out is None:
+        out = torch.empty(routing.num_pairs, num_columns, dtype=x.dtype, device=x.device)
+    _check(x, weight, routing, bias, out)
+    if routing.num_pairs:
+        grid = (triton.cdiv(num_columns, _BLOCK_COLUMNS), len(routing.experts))
+        _experts_kernel[grid](
+            x, weight, x if bias is None else bias, out, routing.pairs, routing.experts,
+            x.stride(0), weight.stride(0), weight.stride(1), out.stride(0),
+            routing.num_pairs, num_columns, depth, num_experts, routing.num_pairs // len(x),
+            **_constants(x.dtype, depth, bias is not None),
+            **_stages(x.dtype),
+            enable_fp_fusion=FP_FUSION,
+        )  # fmt: skip
+    return out
+
+
+def combine_experts(
+    x: torch.Tensor, weights: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The weighted sum of each token's experts: `[num_tokens, width]`.
+
+    Args:
+        x: `[num_pairs, width]` as of `expert_linear`.
+        weights: `[num_tokens, experts_per_token]` of any float type, contiguous.
+        out: where to write to; allocated if None.
+    """
+    num_tokens, choices = weights.shape
+    width = x.shape[1]
+    out = torch.empty(num_tokens, width, dtype=x.dtype, device=x.device) if out is None else out
+    check_dtype("x", x, *FLOATS)
+    check_shape("x", x, (num_tokens * choices, width))
+    check_packed("x", x)
+    check_packed("weights", weights, 2)
+    check_shape("out", out, (num_tokens, width))
+    check_packed("out", out)
+    if num_tokens:
+        _combine_kernel[(num_tokens, triton.cdiv(width, _COMBINE_BLOCK))](
+            x, weights, out, x.stride(0), out.stride(0), width,
+            CHOICES=choices, BLOCK=_COMBINE_BLOCK, num_warps=4, enable_fp_fusion=FP_FUSION,
+        )  # fmt: skip
+    return out
+
+
+def reference_expert_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    chosen: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`expert_linear` in torch, in the type of `x`; `chosen` is what the routing was made of."""
+    rows = x.repeat_interleave(chosen.numel() // len(x), dim=0)
+    experts = chosen.flatten().long()
+    products: torch.Tensor = weight[experts] @ rows[..., None]
+    return products[..., 0] if bias is None else products[..., 0] + bias[experts]
+
+
+def reference_combine_experts(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """`combine_experts` in torch, in the type of `x`."""
+    total: torch.Tensor = (x.unflatten(0, weights.shape) * weights[..., None]).sum(1)
+    return total
+
+
+def _check(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    routing: Routing,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+) -> None:
+    num_experts, num_columns, depth = weight.shape
+    check_dtype("x", x, *FLOATS)
+    check_dtype("weight", weight, x.dtype)
+    check_packed("weight", weight, 3)
+    num_tokens = routing.num_pairs // routing.experts_per_token
+    if len(x) not in (num_tokens, routing.num_pairs):
+        raise ValueError(
+            f"x has {len(x)} rows; must have one for each of {num_tokens} tokens, or one for each "
+            f"of their {routing.num_pairs} experts' results"
+        )
+    check_shape("x", x, (len(x), depth))
+    check_shape("out", out, (routing.num_pairs, num_columns))
+    for name, tensor in (("x", x), ("out", out)):
+        check_packed(name, tensor)
+    if bias is not None:
+        check_shape("bias", bias, (num_experts, num_columns))
+        check_packed("bias", bias, 2)
+
+
+def _constants(dtype: torch.dtype, depth: int, has_bias: bool) -> dict[str, Any]:
+    return {
+        "HAS_BIAS": has_bias,
+        "IS_EVEN": depth % block_k(dtype) == 0,
+        "BLOCK_ROWS": BLOCK_ROWS,
+        "BLOCK_COLUMNS": _BLOCK_COLUMNS,
+        "BLOCK_K": block_k(dtype),
+    }
+
+
+def _stages(dtype: torch.dtype) -> dict[str, int]:
+    return {"num_warps": 4, "num_stages": 1 if dtype == torch.float32 else 4}
+
+
+def _variant(dtype: torch.dtype) -> Variant:
+    name, constants = TRITON_TYPES[dtype], _constants(dtype, 4096, True)
+    strides = ("x_stride", "expert_stride", "weight_stride", "out_stride")
+    return Variant(
+        name=f"expert_linear {name}",
+        kernel=_experts_kernel,
+        signature=dict.fromkeys(("x", "weight", "bias", "out"), f"*{name}")
+        | dict.fromkeys(("pairs", "experts"), "*i32")
+        | dict.fromkeys(strides, "i32")
+        | dict.fromkeys(("num_columns", "depth"), "i32:16")
+        | dict.fromkeys(("num_pairs", "num_experts", "pairs_per_row"), "i32")
+        | dict.fromkeys(constants, "constexpr"),
+        constants=constants,
+        needs_mma="bf16" if dtype == torch.bfloat16 else None,
+        **_stages(dtype),
+    )
+
+
+def _combine_variant(dtype: torch.dtype) -> Variant:
+    return Variant(
+        name=f"combine_experts {TRITON_TYPES[dtype]}",
+        kernel=_combine_kernel,
+        signature=dict.fromkeys(("x", "weights", "out"), f"*{TRITON_TYPES[dtype]}")
+        | {"x_stride": "i32", "out_stride": "i32", "width": "i32:16"}
+        | {"CHOICES": "constexpr", "BLOCK": "constexpr"},
+        constants={"CHOICES": 8, "BLOCK": _COMBINE_BLOCK},
+        num_warps=4,
+        num_stages=1,
+    )
+
+
+VARIANTS: Final = (*map(_variant, FLOATS), *map(_combine_variant, FLOATS))

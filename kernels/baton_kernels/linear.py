@@ -1,0 +1,263 @@
+"""A linear layer in which a row's result does not depend on the batch.
+
+Library products choose tiles and splits by the number of rows, and with them the order in which
+sums are made. Here tiles are fixed, and how often K is split is a function of the weight's shape.
+Few rows are spread over the GPU by computing the splits side by side and adding them afterwards;
+of many rows one program computes all splits of a tile, one behind the other. Both add in the same
+order, so a row has bitwise the same result in either.
+"""
+
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+
+from baton_kernels.launch import (
+    FLOATS,
+    INTERPRETED,
+    TRITON_TYPES,
+    check_dtype,
+    check_packed,
+    check_shape,
+)
+from baton_kernels.variant import Variant
+
+FP_FUSION: Final = True
+_BLOCK: Final = 128  # rows and columns of a tile
+_BLOCK_FLOAT32: Final = 64  # which has no tensor cores to go through
+_GROUP: Final = 8  # tiles of rows that follow each other, so that they share columns in the L2
+_ENOUGH_PROGRAMS: Final = 128
+_MOST_SPLITS: Final = 8
+_LEAST_SPLIT: Final = 512  # of K
+_SUM_BLOCK: Final = 1024
+
+
+@triton.jit
+def product(
+    x_rows, weight_rows, first, last, IS_EVEN: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """x @ weight.T over [first, last) of K in float32, `[BLOCK_ROWS, BLOCK_COLUMNS]`.
+
+    `x_rows` `[BLOCK_ROWS, 1]` and `weight_rows` `[1, BLOCK_COLUMNS]` point to the first numbers of
+    rows that exist; `IS_EVEN`: all of K is a multiple of `BLOCK_K`. The order of the sum is that of
+    K, whatever the rows are.
+    """
+    total = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
+    steps = tl.arange(0, BLOCK_K)
+    for k in range(first, last, BLOCK_K):
+        if IS_EVEN:
+            a = tl.load(x_rows + (k + steps)[None, :])
+            b = tl.load(weight_rows + (k + steps)[:, None])
+        else:
+            a = tl.load(x_rows + (k + steps)[None, :], (k + steps)[None, :] < last, 0.0)
+            b = tl.load(weight_rows + (k + steps)[:, None], (k + steps)[:, None] < last, 0.0)
+        if INTERPRETED:
+            # As numpy multiplies matrices, a row's last bits depend on where in the tile it is.
+            a, b = a.to(tl.float32), b.to(tl.float32)
+            total += tl.sum(a[:, :, None] * b[None, :, :], axis=1)
+        else:
+            total = tl.dot(a, b, total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def _linear_kernel(
+    x, weight, bias, out, x_stride, weight_stride, out_stride, num_rows, num_columns, depth,
+    split_depth, NUM_SPLITS: tl.constexpr, IS_PARTIAL: tl.constexpr, HAS_BIAS: tl.constexpr,
+    IS_EVEN: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """One tile of the output, or one split of it: `out` is then `[NUM_SPLITS, rows, columns]`."""
+    row_tiles, column_tiles = tl.cdiv(num_rows, BLOCK_ROWS), tl.cdiv(num_columns, BLOCK_COLUMNS)
+    group, member = (
+        tl.program_id(0) // (GROUP * column_tiles),
+        tl.program_id(0) % (GROUP * column_tiles),
+    )
+    height = tl.minimum(row_tiles - group * GROUP, GROUP)
+    rows = (group * GROUP + member % height) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    columns = member // height * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
+    is_row, is_column = rows < num_rows, columns < num_columns
+    # What is beyond the end repeats what is not, and is not stored.
+    x_rows = x + (rows % num_rows).to(tl.int64) * x_stride
+    weight_rows = weight + (columns % num_columns).to(tl.int64) * weight_stride
+    if IS_PARTIAL:
+        split = tl.program_id(1)
+        total = product(
+            x_rows, weight_rows,
+            split * split_depth, tl.minimum((split + 1) * split_depth, depth),
+            IS_EVEN, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_K,
+        )  # fmt: skip
+        out += split.to(tl.int64) * num_rows * out_stride
+    else:
+        total = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
+        for split in range(NUM_SPLITS):
+            total += product(
+                x_rows, weight_rows,
+                split * split_depth, tl.minimum((split + 1) * split_depth, depth),
+                IS_EVEN, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_K,
+            )  # fmt: skip
+        if HAS_BIAS:
+            total += tl.load(bias + columns, is_column, 0.0).to(tl.float32)
+    places = out + rows.to(tl.int64) * out_stride + columns
+    tl.store(places, total.to(out.dtype.element_ty), is_row & is_column)
+
+
+@triton.jit
+def _sum_kernel(
+    parts, bias, out, out_stride, num_rows, num_columns,
+    NUM_SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Adds the splits of `BLOCK` columns of a row, in their order."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < num_columns
+    total = tl.zeros((BLOCK,), tl.float32)
+    for split in tl.static_range(NUM_SPLITS):
+        total += tl.load(parts + (split * num_rows + row) * num_columns + columns, inside, 0.0)
+    if HAS_BIAS:
+        total += tl.load(bias + columns, inside, 0.0).to(tl.float32)
+    tl.store(out + row * out_stride + columns, total.to(out.dtype.element_ty), inside)
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """x @ weight.T + bias, each row bitwise the same in any batch: `[num_rows, num_columns]`.
+
+    Sums are in float32, and float32 is not rounded to less for the product.
+
+    Args:
+        x: `[num_rows, depth]`; rows may lie apart.
+        weight: `[num_columns, depth]` of the type of `x`; rows may lie apart.
+        bias: `[num_columns]` of any float type.
+        out: where to write to; allocated if None.
+    """
+    num_rows, depth = x.shape
+    num_columns = len(weight)
+    out = torch.empty(num_rows, num_columns, dtype=x.dtype, device=x.device) if out is None else out
+    _check(x, weight, bias, out)
+    num_splits, split_depth = splits(num_columns, depth, x.dtype)
+    num_tiles = triton.cdiv(num_rows, _block(x.dtype)) * triton.cdiv(num_columns, _block(x.dtype))
+    if not num_rows:
+        return out
+    is_partial = num_splits > 1 and num_tiles < _ENOUGH_PROGRAMS
+    target = out
+    if is_partial:
+        target = torch.empty(num_splits * num_rows, num_columns, device=x.device)
+    given_bias = x if bias is None else bias
+    _linear_kernel[(num_tiles, num_splits if is_partial else 1)](
+        x, weight, given_bias, target, x.stride(0), weight.stride(0), target.stride(0),
+        num_rows, num_columns, depth, split_depth,
+        **_constants(x.dtype, depth, num_splits, is_partial, bias is not None),
+        **_stages(x.dtype),
+        enable_fp_fusion=FP_FUSION,
+    )  # fmt: skip
+    if is_partial:
+        _sum_kernel[(num_rows, triton.cdiv(num_columns, _SUM_BLOCK))](
+            target, given_bias, out, out.stride(0), num_rows, num_columns,
+            NUM_SPLITS=num_splits, HAS_BIAS=bias is not None, BLOCK=_SUM_BLOCK,
+            num_warps=4, enable_fp_fusion=FP_FUSION,
+        )  # fmt: skip
+    return out
+
+
+def splits(num_columns: int, depth: int, dtype: torch.dtype) -> tuple[int, int]:
+    """How many parts K is summed in, and how long each is; of the weight's shape alone, so that
+    every GPU gives the same."""
+    wanted = _ENOUGH_PROGRAMS // triton.cdiv(num_columns, _block(dtype))
+    most = max(min(wanted, depth // _LEAST_SPLIT, _MOST_SPLITS), 1)
+    block = block_k(dtype)
+    split_depth = triton.cdiv(triton.cdiv(depth, most), block) * block
+    return max(triton.cdiv(depth, split_depth), 1) if split_depth else 1, max(split_depth, block)
+
+
+def _block(dtype: torch.dtype) -> int:
+    return _BLOCK_FLOAT32 if dtype == torch.float32 else _BLOCK
+
+
+def block_k(dtype: torch.dtype) -> int:
+    """How much of K a program has in shared memory at once: 128 bytes of each row."""
+    return 128 // dtype.itemsize
+
+
+def reference_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`linear` in torch, in the type of `x`; which rows are beside it may change its last bits."""
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+def _check(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+) -> None:
+    num_rows, depth = x.shape
+    check_dtype("x", x, *FLOATS)
+    check_dtype("weight", weight, x.dtype)
+    check_shape("weight", weight, (len(weight), depth))
+    check_shape("out", out, (num_rows, len(weight)))
+    for name, tensor in (("x", x), ("weight", weight), ("out", out)):
+        check_packed(name, tensor)
+    if bias is not None:
+        check_shape("bias", bias, (len(weight),))
+        check_packed("bias", bias)
+
+
+def _constants(
+    dtype: torch.dtype, depth: int, num_splits: int, is_partial: bool, has_bias: bool
+) -> dict[str, Any]:
+    return {
+        "NUM_SPLITS": num_splits,
+        "IS_PARTIAL": is_partial,
+        "HAS_BIAS": has_bias,
+        "IS_EVEN": depth % block_k(dtype) == 0,
+        "BLOCK_ROWS": _block(dtype),
+        "BLOCK_COLUMNS": _block(dtype),
+        "BLOCK_K": block_k(dtype),
+        "GROUP": _GROUP,
+    }
+
+
+def _stages(dtype: torch.dtype) -> dict[str, int]:
+    return {"num_warps": 8, "num_stages": 1 if dtype == torch.float32 else 3}
+
+
+def _variant(dtype: torch.dtype, is_partial: bool) -> Variant:
+    name, constants = TRITON_TYPES[dtype], _constants(dtype, 4096, 4, is_partial, True)
+    strides = ("x_stride", "weight_stride", "out_stride")
+    return Variant(
+        name=f"linear {name}{' in parts' * is_partial}",
+        kernel=_linear_kernel,
+        signature=dict.fromkeys(("x", "weight", "bias"), f"*{name}")
+        | {"out": "*fp32" if is_partial else f"*{name}", "num_rows": "i32"}
+        | dict.fromkeys(strides, "i32")
+        | dict.fromkeys(("num_columns", "depth", "split_depth"), "i32:16")
+        | dict.fromkeys(constants, "constexpr"),
+        constants=constants,
+        needs_mma="bf16" if dtype == torch.bfloat16 else None,
+        **_stages(dtype),
+    )
+
+
+def _sum_variant(dtype: torch.dtype) -> Variant:
+    return Variant(
+        name=f"linear {TRITON_TYPES[dtype]}, sum of parts",
+        kernel=_sum_kernel,
+        signature={"parts": "*fp32", "num_rows": "i32", "num_columns": "i32:16"}
+        | dict.fromkeys(("bias", "out"), f"*{TRITON_TYPES[dtype]}")
+        | {"out_stride": "i32"}
+        | dict.fromkeys(("NUM_SPLITS", "HAS_BIAS", "BLOCK"), "constexpr"),
+        constants={"NUM_SPLITS": 4, "HAS_BIAS": True, "BLOCK": _SUM_BLOCK},
+        num_warps=4,
+        num_stages=1,
+    )
+
+
+VARIANTS: Final = (
+    *(_variant(dtype, is_partial) for dtype in FLOATS for is_partial in (False, True)),
+    *map(_sum_variant, FLOATS),
+)

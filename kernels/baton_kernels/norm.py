@@ -1,0 +1,157 @@
+"""RMSNorm, alone and behind the addition to the residual stream.
+
+A row is one program, and how it is computed depends on its width alone, so that a row has the same
+result in any batch: the deterministic mode needs no other norm. Bytes moved per element: one read
+and one write, and with a residual two of each.
+"""
+
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+
+from baton_kernels.launch import FLOATS, TRITON_TYPES, check_dtype, check_packed, check_shape
+from baton_kernels.variant import Variant
+
+FP_FUSION: Final = True
+MAX_WIDTH: Final = 32768
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x,
+    residual,
+    weight,
+    out,
+    x_stride,
+    residual_stride,
+    out_stride,
+    width,
+    eps,
+    HAS_RESIDUAL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One row. With a residual, that becomes the sum, and the sum is normalised."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    values = tl.load(x + row * x_stride + columns, inside, 0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        stream = residual + row * residual_stride + columns
+        values += tl.load(stream, inside, 0.0).to(tl.float32)
+        # What is normalised is what is kept, so that both agree with the sum in the tensor's type.
+        rounded = values.to(residual.dtype.element_ty)
+        tl.store(stream, rounded, inside)
+        values = rounded.to(tl.float32)
+    variance = tl.sum(values * values, axis=0) / width
+    normed = values * tl.rsqrt(variance + eps)
+    scaled = normed * tl.load(weight + columns, inside, 0.0).to(tl.float32)
+    tl.store(out + row * out_stride + columns, scaled.to(out.dtype.element_ty), inside)
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight, each row by itself; sums in float32.
+
+    Args:
+        x: `[num_rows, width]`, rows may lie apart.
+        weight: `[width]`, of any float type.
+        out: where to write to, `x` itself if need be; allocated if None.
+    """
+    return _launch(x, None, weight, eps, out)
+
+
+def add_rms_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Adds `x` to `residual` in place and returns the norm of the sum.
+
+    Args:
+        x, residual: `[num_rows, width]` of one type; rows may lie apart.
+        weight: `[width]`.
+        out: where to write to, `x` itself if need be; allocated if None.
+    """
+    check_shape("residual", residual, tuple(x.shape))
+    check_dtype("residual", residual, x.dtype)
+    check_packed("residual", residual)
+    return _launch(x, residual, weight, eps, out)
+
+
+def reference_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`rms_norm` in torch, in the type of `x`."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def _launch(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    num_rows, width = x.shape
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
+    check_dtype("x", x, *FLOATS)
+    check_packed("x", x)
+    check_shape("weight", weight, (width,))
+    check_packed("weight", weight)
+    check_shape("out", out, (num_rows, width))
+    check_packed("out", out)
+    if width > MAX_WIDTH:
+        raise ValueError(f"x has rows of {width}; a norm spans at most {MAX_WIDTH}")
+    if num_rows:
+        stream = out if residual is None else residual
+        _rms_norm_kernel[(num_rows,)](
+            x,
+            stream,
+            weight,
+            out,
+            x.stride(0),
+            stream.stride(0),
+            out.stride(0),
+            width,
+            eps,
+            HAS_RESIDUAL=residual is not None,
+            **_shape(width),
+            enable_fp_fusion=FP_FUSION,
+        )
+    return out
+
+
+def _shape(width: int) -> dict[str, Any]:
+    """How a row is spread over a program; of the width alone."""
+    block = triton.next_power_of_2(width)
+    return {"BLOCK": block, "num_warps": min(max(block // 512, 1), 16), "num_stages": 1}
+
+
+def _variant(
+    dtype: torch.dtype, width: int, has_residual: bool, weight: torch.dtype | None = None
+) -> Variant:
+    pointer, weight = f"*{TRITON_TYPES[dtype]}", weight or dtype
+    shape = _shape(width)
+    types = " by ".join(TRITON_TYPES[of] for of in dict.fromkeys((dtype, weight)))
+    return Variant(
+        name=f"{'add_' * has_residual}rms_norm {types} {width}",
+        kernel=_rms_norm_kernel,
+        signature=dict.fromkeys(("x", "residual", "out"), pointer)
+        | {"weight": f"*{TRITON_TYPES[weight]}"}
+        | dict.fromkeys(("x_stride", "residual_stride", "out_stride"), "i32")
+        | {"width": "i32:16", "eps": "fp32", "HAS_RESIDUAL": "constexpr", "BLOCK": "constexpr"},
+        constants={"HAS_RESIDUAL": has_residual, "BLOCK": shape["BLOCK"]},
+        num_warps=shape["num_warps"],
+        num_stages=shape["num_stages"],
+    )
+
+
+VARIANTS: Final = (
+    *(_variant(dtype, 4096, True) for dtype in FLOATS),
+    _variant(torch.bfloat16, 4096, False),
+    _variant(torch.bfloat16, 4096, False, torch.float32),
+    _variant(torch.bfloat16, 16384, True),
+)

@@ -1,0 +1,293 @@
+"""Attention of few queries over long contexts: decodes, drafts, and prefixes that many share.
+
+A context is cut into splits. A program attends over one of them, for some tokens that see it and
+all query heads of one KV head, and leaves a partial result; a second kernel merges the partial
+results of each token, in the order of the context. Where splits begin does not depend on the batch,
+and so neither does a result. Knows nothing of how a plan comes about.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from baton_kernels.attention_inputs import PagedKv, ScoreRule, check_inputs
+from baton_kernels.attention_plan import ITEM_FIELDS
+from baton_kernels.attention_plan_arrays import SplitArrays
+from baton_kernels.attention_tiles import (
+    FP_FUSION,
+    attend,
+    finish,
+    load_sinks,
+    merge,
+    nothing_seen,
+    score_scale,
+)
+from baton_kernels.attention_tiling import Tiling, num_programs, tile_dim
+from baton_kernels.launch import INTERPRETED, check_packed, check_shape
+
+_FIELDS = tl.constexpr(ITEM_FIELDS)
+MERGED_AT_ONCE: Final = 8
+MERGE_WARPS: Final = 2
+
+
+@triton.jit
+def split_kernel(
+    partial_acc,
+    partial_max,
+    partial_sum,
+    query,
+    keys,
+    values,
+    tables,
+    items,
+    num_items,
+    members,
+    positions,
+    first_slots,
+    key_scales,
+    scale,
+    query_stride,
+    block_stride,
+    table_width,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    TILE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+):
+    """Computes partial results, one after the other, until there are no more.
+
+    One is that of an item, up to ROWS / GROUP tokens and a split of the context that they see, and
+    a KV head. It reads K and V of the split, 2 * HEAD_DIM numbers a token, and writes HEAD_DIM + 2
+    floats for each row.
+    """
+    rows = tl.arange(0, ROWS)
+    columns = tl.arange(0, TILE_DIM)
+    num_works = tl.load(num_items) * NUM_KV_HEADS
+    for work in range(tl.program_id(0), num_works, tl.num_programs(0)):
+        kv_head = work % NUM_KV_HEADS
+        item = items + work // NUM_KV_HEADS * _FIELDS
+        held = rows // GROUP < tl.load(item + 1)
+        member = tl.load(item) + rows // GROUP
+        heads = kv_head * GROUP + rows % GROUP
+        token = tl.load(members + member, mask=held, other=0).to(tl.int64)
+        queries = query + (token * query_stride + heads * HEAD_DIM)[:, None] + columns[None, :]
+        inside = held[:, None] & (columns < HEAD_DIM)[None, :]
+        acc, row_max, row_sum = nothing_seen(ROWS, TILE_DIM)
+        acc, row_max, row_sum = attend(
+            acc,
+            row_max,
+            row_sum,
+            tl.load(queries, mask=inside, other=0.0),
+            tl.load(positions + member, mask=held, other=-1),
+            keys + kv_head * HEAD_DIM,
+            values + kv_head * HEAD_DIM,
+            tables + tl.load(item + 2).to(tl.int64) * table_width,
+            tl.load(item + 3),
+            tl.load(item + 4),
+            tl.load(item + 5),
+            tl.load(item + 6),
+            score_scale(scale, key_scales, kv_head, SOFTCAP),
+            block_stride,
+            BLOCK_SIZE,
+            NUM_KV_HEADS * HEAD_DIM,
+            HEAD_DIM,
+            WINDOW,
+            SOFTCAP,
+            TILE_KEYS,
+        )
+        slot = tl.load(first_slots + member, mask=held, other=0) + tl.load(item + 7)
+        place = slot.to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads
+        tl.store(partial_max + place, row_max, mask=held)
+        tl.store(partial_sum + place, row_sum, mask=held)
+        tl.store(partial_acc + (place * HEAD_DIM)[:, None] + columns[None, :], acc, mask=inside)
+
+
+@triton.jit
+def merge_kernel(
+    out,
+    partial_acc,
+    partial_max,
+    partial_sum,
+    members,
+    first_slots,
+    sinks,
+    value_scales,
+    out_stride,
+    NUM_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    TILE_DIM: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
+    """The output of one head of one token, from its partial results in their order.
+
+    Reads HEAD_DIM + 2 floats of each and writes HEAD_DIM numbers; zeros if there are none.
+    """
+    member = tl.program_id(0)
+    head = tl.program_id(1)
+    heads = head + tl.arange(0, 1)
+    columns = tl.arange(0, TILE_DIM)
+    begin = tl.load(first_slots + member)
+    end = tl.load(first_slots + member + 1)
+    acc, row_max, row_sum = nothing_seen(1, TILE_DIM)
+    for first in range(begin, end, AT_ONCE):
+        # Unrolled, so that the loads of several are on their way together.
+        for i in tl.static_range(AT_ONCE):
+            slot = first + i + tl.arange(0, 1)
+            held = slot < end
+            place = slot.to(tl.int64) * NUM_HEADS + heads
+            inside = held[:, None] & (columns < HEAD_DIM)[None, :]
+            accs = partial_acc + (place * HEAD_DIM)[:, None] + columns[None, :]
+            acc, row_max, row_sum = merge(
+                acc,
+                row_max,
+                row_sum,
+                tl.load(accs, mask=inside, other=0.0),
+                tl.load(partial_max + place, mask=held, other=float("-inf")),
+                tl.load(partial_sum + place, mask=held, other=0.0),
+            )
+    result = finish(acc, row_max, row_sum, load_sinks(sinks, heads), value_scales, head // GROUP)
+    token = tl.load(members + member).to(tl.int64)
+    outs = out + (token * out_stride + heads * HEAD_DIM)[:, None] + columns[None, :]
+    tl.store(outs, result.to(out.dtype.element_ty), mask=(columns < HEAD_DIM)[None, :])
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Room for the partial results of one launch at a time, in float32.
+
+    Attributes:
+        acc: `[num_slots, num_heads, head_dim]`.
+        row_max, row_sum: `[num_slots, num_heads]`.
+    """
+
+    acc: torch.Tensor
+    row_max: torch.Tensor
+    row_sum: torch.Tensor
+
+    @classmethod
+    def allocate(
+        cls, num_slots: int, num_heads: int, head_dim: int, device: torch.device
+    ) -> "Workspace":
+        shape = (num_slots, num_heads)
+        return cls(
+            torch.empty((*shape, head_dim), dtype=torch.float32, device=device),
+            torch.empty(shape, dtype=torch.float32, device=device),
+            torch.empty(shape, dtype=torch.float32, device=device),
+        )
+
+
+def paged_decode(
+    query: torch.Tensor,
+    out: torch.Tensor,
+    kv: PagedKv,
+    rule: ScoreRule,
+    tables: torch.Tensor,
+    plan: SplitArrays,
+    workspace: Workspace,
+    tiling: Tiling,
+    shared_tiling: Tiling,
+) -> None:
+    """Writes the output of the plan's members into `out`; other tokens of it stay as they are.
+
+    Args:
+        query, out: `[num_tokens, num_heads, head_dim]`, tokens may lie apart.
+        tables: `[num_batch_slots, max_blocks]` in int32, no block that a member sees missing.
+        plan: made for these tilings and the rule's window. Its capacity sets the grids.
+        workspace: at least the plan's number of slots, unchecked where that is on the device.
+        shared_tiling: for the plan's shared items.
+    """
+    check_inputs(query, out, kv, rule, tables)
+    check_workspace(workspace, *query.shape[1:])
+    capacity = plan.capacity
+    work = (plan.items, plan.num_items, capacity.items, tiling)
+    shared = (plan.shared_items, plan.num_shared_items, capacity.shared_items, shared_tiling)
+    for items, num_items, most, of in (shared, work):
+        if most:
+            _launch_splits(query, kv, rule, tables, plan, workspace, items, num_items, most, of)
+    if capacity.members:
+        _launch_merge(out, kv, rule, plan, workspace)
+
+
+def check_workspace(workspace: Workspace, num_heads: int, head_dim: int) -> None:
+    num_slots = len(workspace.acc)
+    check_shape("workspace.acc", workspace.acc, (num_slots, num_heads, head_dim))
+    check_packed("workspace.acc", workspace.acc, 3)
+
+
+def _launch_splits(
+    query: torch.Tensor,
+    kv: PagedKv,
+    rule: ScoreRule,
+    tables: torch.Tensor,
+    plan: SplitArrays,
+    workspace: Workspace,
+    items: torch.Tensor,
+    num_items: torch.Tensor,
+    most_items: int,
+    tiling: Tiling,
+) -> None:
+    split_kernel[(num_programs(most_items * kv.num_kv_heads, query.device),)](
+        workspace.acc,
+        workspace.row_max,
+        workspace.row_sum,
+        query,
+        kv.keys,
+        kv.values,
+        tables,
+        items,
+        num_items,
+        plan.members,
+        plan.positions,
+        plan.first_slots,
+        kv.key_scales,
+        rule.scale,
+        query.stride(0),
+        kv.keys.stride(0),
+        tables.stride(0),
+        NUM_KV_HEADS=kv.num_kv_heads,
+        GROUP=query.shape[1] // kv.num_kv_heads,
+        HEAD_DIM=kv.head_dim,
+        TILE_DIM=tile_dim(kv.head_dim),
+        BLOCK_SIZE=kv.block_size,
+        WINDOW=rule.window,
+        SOFTCAP=rule.softcap,
+        ROWS=tiling.rows,
+        TILE_KEYS=tiling.keys,
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+        maxnreg=tiling.max_registers,
+        enable_fp_fusion=FP_FUSION,
+    )
+
+
+def _launch_merge(
+    out: torch.Tensor, kv: PagedKv, rule: ScoreRule, plan: SplitArrays, workspace: Workspace
+) -> None:
+    num_heads = out.shape[1]
+    merge_kernel[(plan.capacity.members, num_heads)](
+        out,
+        workspace.acc,
+        workspace.row_max,
+        workspace.row_sum,
+        plan.members,
+        plan.first_slots,
+        rule.sinks,
+        kv.value_scales,
+        out.stride(0),
+        NUM_HEADS=num_heads,
+        GROUP=num_heads // kv.num_kv_heads,
+        HEAD_DIM=kv.head_dim,
+        TILE_DIM=tile_dim(kv.head_dim),
+        AT_ONCE=1 if INTERPRETED else MERGED_AT_ONCE,
+        num_warps=MERGE_WARPS,
+        enable_fp_fusion=FP_FUSION,
+    )

@@ -1,0 +1,160 @@
+"""Attention of many queries: chunks of prompts over the paged cache, ragged, one launch for all.
+
+A program has some neighbouring tokens of one sequence, with all query heads of one KV head, and
+attends over all that they see. In the deterministic mode it merges a partial result wherever one of
+`paged_decode` would end, and in the same order. Knows nothing of how its tiles come about.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from baton_kernels.attention_inputs import PagedKv, ScoreRule, check_inputs
+from baton_kernels.attention_plan import TILE_FIELDS
+from baton_kernels.attention_tiles import (
+    FP_FUSION,
+    attend,
+    finish,
+    load_sinks,
+    merge,
+    nothing_seen,
+    score_scale,
+)
+from baton_kernels.attention_tiling import Tiling, tile_dim
+from baton_kernels.launch import check_dtype, check_packed, check_shape
+
+_FIELDS = tl.constexpr(TILE_FIELDS)
+
+
+@triton.jit
+def prefill_kernel(
+    out,
+    query,
+    keys,
+    values,
+    tables,
+    tiles,
+    sinks,
+    key_scales,
+    value_scales,
+    scale,
+    out_stride,
+    query_stride,
+    block_stride,
+    table_width,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    TILE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    """The output of a tile, up to ROWS / GROUP tokens, for one KV head.
+
+    Reads 2 * HEAD_DIM numbers of each token that the tile sees, which programs of the same KV head,
+    running at the same time, find in the L2 cache; reads and writes HEAD_DIM for each row.
+    """
+    tile = tiles + tl.program_id(0) * _FIELDS
+    kv_head = tl.program_id(1)
+    num_tokens = tl.load(tile + 1)
+    start = tl.load(tile + 3)
+    rows = tl.arange(0, ROWS)
+    columns = tl.arange(0, TILE_DIM)
+    held = rows // GROUP < num_tokens
+    heads = kv_head * GROUP + rows % GROUP
+    token = (tl.load(tile) + rows // GROUP).to(tl.int64)
+    inside = held[:, None] & (columns < HEAD_DIM)[None, :]
+    queries = query + (token * query_stride + heads * HEAD_DIM)[:, None] + columns[None, :]
+    tile_query = tl.load(queries, mask=inside, other=0.0)
+    last_keys = tl.where(held, start + rows // GROUP, -1)
+    head_keys = keys + kv_head * HEAD_DIM
+    head_values = values + kv_head * HEAD_DIM
+    table = tables + tl.load(tile + 2).to(tl.int64) * table_width
+    head_scale = score_scale(scale, key_scales, kv_head, SOFTCAP)
+    begin = 0
+    seen_begin = 0
+    if WINDOW is not None:
+        begin = tl.maximum(start - WINDOW + 1, 0) // TILE_KEYS * TILE_KEYS
+        seen_begin = start + num_tokens - WINDOW
+    end = start + num_tokens
+
+    acc, row_max, row_sum = nothing_seen(ROWS, TILE_DIM)
+    if SPLIT is None:
+        acc, row_max, row_sum = attend(
+            acc, row_max, row_sum, tile_query, last_keys, head_keys, head_values, table,
+            begin, end, seen_begin, start + 1, head_scale, block_stride,
+            BLOCK_SIZE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, WINDOW, SOFTCAP, TILE_KEYS,
+        )  # fmt: skip
+    else:
+        for edge in range(begin // SPLIT * SPLIT, end, SPLIT):
+            part_acc, part_max, part_sum = nothing_seen(ROWS, TILE_DIM)
+            part_acc, part_max, part_sum = attend(
+                part_acc, part_max, part_sum, tile_query, last_keys, head_keys, head_values, table,
+                tl.maximum(begin, edge), tl.minimum(end, edge + SPLIT), seen_begin, start + 1,
+                head_scale, block_stride,
+                BLOCK_SIZE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, WINDOW, SOFTCAP, TILE_KEYS,
+            )  # fmt: skip
+            acc, row_max, row_sum = merge(acc, row_max, row_sum, part_acc, part_max, part_sum)
+    result = finish(acc, row_max, row_sum, load_sinks(sinks, heads), value_scales, kv_head)
+    outs = out + (token * out_stride + heads * HEAD_DIM)[:, None] + columns[None, :]
+    tl.store(outs, result.to(out.dtype.element_ty), mask=inside)
+
+
+def paged_prefill(
+    query: torch.Tensor,
+    out: torch.Tensor,
+    kv: PagedKv,
+    rule: ScoreRule,
+    tables: torch.Tensor,
+    tiles: torch.Tensor,
+    tiling: Tiling,
+    split_tokens: int | None = None,
+) -> None:
+    """Writes the output of the tiles' tokens into `out`; other tokens of it stay as they are.
+
+    Args:
+        query, out: `[num_tokens, num_heads, head_dim]`, tokens may lie apart.
+        tables: `[num_batch_slots, max_blocks]` in int32, no block that a token sees missing.
+        tiles: what `plan_tiles` gives for this tiling, on the device.
+        split_tokens: where in a context partial results begin, at its multiples; None: nowhere.
+    """
+    check_inputs(query, out, kv, rule, tables)
+    check_shape("tiles", tiles, (len(tiles), TILE_FIELDS))
+    check_dtype("tiles", tiles, torch.int32)
+    if not len(tiles):
+        return
+    check_packed("tiles", tiles, 2)
+    prefill_kernel[(len(tiles), kv.num_kv_heads)](
+        out,
+        query,
+        kv.keys,
+        kv.values,
+        tables,
+        tiles,
+        rule.sinks,
+        kv.key_scales,
+        kv.value_scales,
+        rule.scale,
+        out.stride(0),
+        query.stride(0),
+        kv.keys.stride(0),
+        tables.stride(0),
+        NUM_KV_HEADS=kv.num_kv_heads,
+        GROUP=query.shape[1] // kv.num_kv_heads,
+        HEAD_DIM=kv.head_dim,
+        TILE_DIM=tile_dim(kv.head_dim),
+        BLOCK_SIZE=kv.block_size,
+        WINDOW=rule.window,
+        SOFTCAP=rule.softcap,
+        ROWS=tiling.rows,
+        TILE_KEYS=tiling.keys,
+        SPLIT=split_tokens,
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+        maxnreg=tiling.max_registers,
+        enable_fp_fusion=FP_FUSION,
+    )

@@ -1,0 +1,326 @@
+"""The rotary embedding of Q and K, and the write of K and V into the paged pool, in one pass.
+
+What a layer does between its QKV projection and its attention: RMSNorm of each head where the model
+has it, rotation, and the write. Each number is read and written once. Slots, and what the pool
+looks like, are as in `cache_write`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+
+from baton_kernels.cache_write import (
+    HEADS_PER_PROGRAM,
+    CacheBlocks,
+    check_cache,
+    num_written,
+    reference_write_kv,
+    scales_of,
+    slot_offset,
+    store_scaled,
+    write_heads,
+)
+from baton_kernels.launch import FLOATS, TRITON_TYPES, check_dtype, check_packed, check_shape
+from baton_kernels.variant import Variant
+
+FP_FUSION: Final = True
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """The rotary embedding of all positions.
+
+    Attributes:
+        table: `[max_len, 2, rotary_dim / 2]` of any float type: cosines, then sines, of each pair.
+            The first `rotary_dim` numbers of a head are rotated, the rest stay as they are.
+        is_adjacent: whether numbers 2i and 2i + 1 are a pair; else i and i + rotary_dim / 2 are.
+    """
+
+    table: torch.Tensor
+    is_adjacent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMSNorm of each head of Q and of K before the rotation: weights `[head_dim]`."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    eps: float
+
+
+@triton.jit
+def _rotate_heads(
+    row, out, scales, head, num_heads, num_stored, table, position, weight, eps,
+    HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, IS_ADJACENT: tl.constexpr,
+    HAS_NORM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    BLOCK_PAIRS: tl.constexpr, BLOCK_REST: tl.constexpr,
+):  # fmt: skip
+    """`BLOCK_HEADS` heads of one token, from `head` on; `row` and `out` point to its head 0. Only
+    heads below `num_stored` are stored."""
+    HALF: tl.constexpr = ROTARY_DIM // 2
+    heads = head + tl.arange(0, BLOCK_HEADS)[:, None]
+    pairs = tl.arange(0, BLOCK_PAIRS)[None, :]
+    rest = ROTARY_DIM + tl.arange(0, BLOCK_REST)[None, :]
+    if IS_ADJACENT:
+        first, second = pairs * 2, pairs * 2 + 1
+    else:
+        first, second = pairs, pairs + HALF
+    is_head, is_pair, is_rest = heads < num_heads, pairs < HALF, rest < HEAD_DIM
+    start = row + heads * HEAD_DIM
+    x = tl.load(start + first, is_head & is_pair, 0.0).to(tl.float32)
+    y = tl.load(start + second, is_head & is_pair, 0.0).to(tl.float32)
+    z = tl.load(start + rest, is_head & is_rest, 0.0).to(tl.float32)
+    if HAS_NORM:
+        total = tl.sum(x * x + y * y, axis=1) + tl.sum(z * z, axis=1)
+        factor = tl.rsqrt(total / HEAD_DIM + eps)[:, None]
+        x *= factor * tl.load(weight + first, is_pair, 0.0).to(tl.float32)
+        y *= factor * tl.load(weight + second, is_pair, 0.0).to(tl.float32)
+        z *= factor * tl.load(weight + rest, is_rest, 0.0).to(tl.float32)
+    angles = table + position * ROTARY_DIM + pairs
+    cos = tl.load(angles, is_pair, 0.0).to(tl.float32)
+    sin = tl.load(angles + HALF, is_pair, 0.0).to(tl.float32)
+    is_head &= heads < num_stored
+    end = out + heads * HEAD_DIM
+    store_scaled(end + first, x * cos - y * sin, scales, heads, num_heads, is_head & is_pair)
+    store_scaled(end + second, y * cos + x * sin, scales, heads, num_heads, is_head & is_pair)
+    if ROTARY_DIM < HEAD_DIM:
+        store_scaled(end + rest, z, scales, heads, num_heads, is_head & is_rest)
+
+
+@triton.jit
+def _rotate_and_write_kernel(
+    query, key, value, query_stride, key_stride, value_stride, query_out, query_out_stride,
+    key_cache, value_cache, key_block_stride, value_block_stride,
+    key_scales, value_scales, slots, positions, table, query_norm, key_norm, eps,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr, IS_ADJACENT: tl.constexpr, HAS_NORM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    BLOCK_PAIRS: tl.constexpr, BLOCK_REST: tl.constexpr,
+):  # fmt: skip
+    """Some heads of one token: of its query heads the first programs, of K and V the others."""
+    NUM_QUERY_PROGRAMS: tl.constexpr = (NUM_HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
+    token = tl.program_id(0).to(tl.int64)
+    program = tl.program_id(1)
+    position = tl.load(positions + token).to(tl.int64)
+    if program < NUM_QUERY_PROGRAMS:
+        _rotate_heads(
+            query + token * query_stride, query_out + token * query_out_stride, key_scales,
+            program * BLOCK_HEADS, NUM_HEADS, NUM_HEADS, table, position, query_norm, eps,
+            HEAD_DIM, ROTARY_DIM, IS_ADJACENT, HAS_NORM, BLOCK_HEADS, BLOCK_PAIRS, BLOCK_REST,
+        )  # fmt: skip
+    else:
+        head = (program - NUM_QUERY_PROGRAMS) * BLOCK_HEADS
+        slot = tl.load(slots + token).to(tl.int64)
+        place = slot_offset(slot, key_block_stride, BLOCK_SIZE, NUM_KV_HEADS * HEAD_DIM)
+        _rotate_heads(
+            key + token * key_stride, key_cache + place, key_scales,
+            head, NUM_KV_HEADS, num_written(slot, NUM_KV_HEADS, BLOCK_SIZE),
+            table, position, key_norm, eps,
+            HEAD_DIM, ROTARY_DIM, IS_ADJACENT, HAS_NORM, BLOCK_HEADS, BLOCK_PAIRS, BLOCK_REST,
+        )  # fmt: skip
+        write_heads(
+            value + token * value_stride, value_cache, value_scales, slot, value_block_stride,
+            head, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_HEADS, BLOCK_DIM,
+        )  # fmt: skip
+
+
+def rotate_and_write(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    positions: torch.Tensor,
+    rotation: Rotation,
+    cache: CacheBlocks,
+    slots: torch.Tensor,
+    norms: HeadNorms | None = None,
+    query_out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Rotates Q and K by position, writes K and V to their slots, returns the rotated Q.
+
+    Args:
+        query: `[num_tokens, num_heads, head_dim]`; tokens may lie apart, as in a slice of what a
+            fused projection gives. So may those of `key` and `value`.
+        key, value: `[num_tokens, num_kv_heads, head_dim]`.
+        positions: `[num_tokens]`, int32 or int64, below the length of the table; rows that pad the
+            batch have one too, since their queries are rotated like any.
+        cache, slots: as in `write_kv`.
+        norms: what each head of Q and K is normalised by first.
+        query_out: where Q goes to, `query` itself if need be; allocated, contiguous, if None.
+    """
+    if query_out is None:
+        query_out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    block_size = check_cache(key, value, cache, slots)
+    _check(query, key, value, positions, rotation, norms, query_out)
+    num_tokens, num_heads, _ = query.shape
+    constants = _constants(query, key, rotation, norms is not None, block_size)
+    programs_of = constants["BLOCK_HEADS"]
+    num_programs = triton.cdiv(num_heads, programs_of) + triton.cdiv(key.shape[1], programs_of)
+    query_norm, key_norm, eps = (query, key, 0.0) if norms is None else _parts(norms)
+    if num_tokens:
+        _rotate_and_write_kernel[(num_tokens, num_programs)](
+            query, key, value, query.stride(0), key.stride(0), value.stride(0),
+            query_out, query_out.stride(0),
+            cache.key, cache.value, cache.key.stride(0), cache.value.stride(0),
+            *scales_of(cache), slots, positions, rotation.table, query_norm, key_norm, eps,
+            **constants,
+            num_warps=_num_warps(constants),
+            enable_fp_fusion=FP_FUSION,
+        )  # fmt: skip
+    return query_out
+
+
+def reference_rotate(
+    heads: torch.Tensor,
+    positions: torch.Tensor,
+    rotation: Rotation,
+    weight: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> torch.Tensor:
+    """Norm and rotation of `[num_tokens, num_heads, head_dim]` in torch, in the type of `heads`."""
+    if weight is not None:
+        heads = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + eps) * weight
+    cos, sin = rotation.table[positions.long()].to(heads.dtype)[:, :, None].unbind(1)
+    half = cos.shape[-1]
+    turned, rest = heads[..., : 2 * half], heads[..., 2 * half :]
+    if rotation.is_adjacent:
+        x, y = turned.unflatten(-1, (half, 2)).unbind(-1)
+        return torch.cat(
+            [torch.stack([x * cos - y * sin, y * cos + x * sin], -1).flatten(-2), rest], -1
+        )
+    x, y = turned.chunk(2, dim=-1)
+    return torch.cat([x * cos - y * sin, y * cos + x * sin, rest], -1)
+
+
+def reference_rotate_and_write(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    positions: torch.Tensor,
+    rotation: Rotation,
+    cache: CacheBlocks,
+    slots: torch.Tensor,
+    norms: HeadNorms | None = None,
+) -> torch.Tensor:
+    """`rotate_and_write` in torch."""
+    query_norm, key_norm, eps = (None, None, 0.0) if norms is None else _parts(norms)
+    turned = reference_rotate(key.float(), positions, rotation, key_norm, eps)
+    reference_write_kv(turned, value, cache, slots)
+    return reference_rotate(query.float(), positions, rotation, query_norm, eps).to(query.dtype)
+
+
+def _parts(norms: HeadNorms) -> tuple[torch.Tensor, torch.Tensor, float]:
+    return norms.query, norms.key, norms.eps
+
+
+def _check(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    positions: torch.Tensor,
+    rotation: Rotation,
+    norms: HeadNorms | None,
+    query_out: torch.Tensor,
+) -> None:
+    num_tokens, num_heads, head_dim = query.shape
+    check_dtype("query", query, *FLOATS)
+    check_packed("query", query, 2)
+    check_shape("query_out", query_out, (num_tokens, num_heads, head_dim))
+    check_packed("query_out", query_out, 2)
+    for name, rows in (("key", key), ("value", value)):
+        check_shape(name, rows, (num_tokens, key.shape[1], head_dim))
+    check_shape("positions", positions, (num_tokens,))
+    check_dtype("positions", positions, torch.int32, torch.int64)
+    check_packed("positions", positions)
+    check_packed("rotation.table", rotation.table, 3)
+    half = rotation.table.shape[-1]
+    if rotation.table.ndim != 3 or rotation.table.shape[1] != 2 or not 0 < 2 * half <= head_dim:
+        raise ValueError(
+            f"rotation.table has shape {tuple(rotation.table.shape)}; must have [max_len, 2, "
+            f"rotary_dim / 2] with a rotary_dim of at most the head size, {head_dim}"
+        )
+    for name, weight in (("query", norms.query), ("key", norms.key)) if norms else ():
+        check_shape(f"norms.{name}", weight, (head_dim,))
+        check_packed(f"norms.{name}", weight)
+
+
+def _constants(
+    query: torch.Tensor, key: torch.Tensor, rotation: Rotation, has_norm: bool, block_size: int
+) -> dict[str, Any]:
+    return _layout(
+        query.shape[1],
+        key.shape[1],
+        query.shape[2],
+        2 * rotation.table.shape[-1],
+        block_size,
+    ) | {"IS_ADJACENT": rotation.is_adjacent, "HAS_NORM": has_norm}
+
+
+def _layout(
+    num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int, block_size: int
+) -> dict[str, Any]:
+    return {
+        "NUM_HEADS": num_heads,
+        "NUM_KV_HEADS": num_kv_heads,
+        "HEAD_DIM": head_dim,
+        "ROTARY_DIM": rotary_dim,
+        "BLOCK_SIZE": block_size,
+        "BLOCK_HEADS": min(triton.next_power_of_2(num_heads), HEADS_PER_PROGRAM),
+        "BLOCK_DIM": triton.next_power_of_2(head_dim),
+        "BLOCK_PAIRS": triton.next_power_of_2(rotary_dim // 2),
+        "BLOCK_REST": triton.next_power_of_2(max(head_dim - rotary_dim, 1)),
+    }
+
+
+def _num_warps(constants: dict[str, Any]) -> int:
+    """So few that no number is read by two threads: Q may be rotated in place."""
+    return 2 if constants["BLOCK_HEADS"] * constants["BLOCK_PAIRS"] >= 256 else 1
+
+
+def _variant(
+    dtype: torch.dtype,
+    head_dim: int,
+    *,
+    cache_dtype: torch.dtype | None = None,
+    rotary_dim: int | None = None,
+    is_adjacent: bool = False,
+    has_norm: bool = False,
+) -> Variant:
+    cache_dtype = cache_dtype or dtype
+    rows, cache = TRITON_TYPES[dtype], TRITON_TYPES[cache_dtype]
+    scales = "*fp32" if cache_dtype == torch.float8_e4m3fn else f"*{cache}"
+    constants = _layout(32, 8, head_dim, rotary_dim or head_dim, 16)
+    constants |= {"IS_ADJACENT": is_adjacent, "HAS_NORM": has_norm}
+    tensors = ("query", "key", "value", "query_out", "query_norm", "key_norm")
+    strides = ("query_stride", "key_stride", "value_stride", "query_out_stride")
+    block_strides = ("key_block_stride", "value_block_stride")
+    kind = f"{' adjacent' * is_adjacent}{' normed' * has_norm}"
+    return Variant(
+        name=f"rotate_and_write {rows} to {cache} {rotary_dim or head_dim} of {head_dim}{kind}",
+        kernel=_rotate_and_write_kernel,
+        signature=dict.fromkeys(tensors, f"*{rows}")
+        | dict.fromkeys(("key_cache", "value_cache"), f"*{cache}")
+        | dict.fromkeys(("key_scales", "value_scales"), scales)
+        | dict.fromkeys((*strides, *block_strides), "i32")
+        | {"slots": "*i64", "positions": "*i64", "table": "*fp32", "eps": "fp32"}
+        | dict.fromkeys(constants, "constexpr"),
+        constants=constants,
+        num_warps=_num_warps(constants),
+        num_stages=1,
+        least_capability=90 if cache_dtype == torch.float8_e4m3fn else 80,
+    )
+
+
+VARIANTS: Final = (
+    *(_variant(torch.bfloat16, head_dim) for head_dim in (64, 80, 96, 128, 256)),
+    _variant(torch.float16, 128),
+    _variant(torch.float32, 128),
+    _variant(torch.bfloat16, 80, rotary_dim=32),
+    _variant(torch.float32, 128, is_adjacent=True),
+    _variant(torch.bfloat16, 128, has_norm=True),
+    _variant(torch.bfloat16, 128, cache_dtype=torch.float8_e4m3fn),
+    _variant(torch.bfloat16, 256, cache_dtype=torch.float8_e4m3fn, rotary_dim=64, has_norm=True),
+)

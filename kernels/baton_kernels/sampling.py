@@ -1,0 +1,371 @@
+"""Draws a token per row: temperature, top-k, top-p, min-p and the counter-based draw.
+
+The same rules as the sampler of the CPU: a strict order of tokens by score and id, and the inverse
+transform in the order of the vocabulary. The random integers are bitwise the same. Chances are
+rounded otherwise, so that in about one draw of a million another token comes. A row is computed
+from itself alone, in one order, so that it has the same token in any batch.
+
+The logits are read once, by `row_summary`. A row that is not truncated then reads the one tile that
+its token lies in. A row that is gathers its largest logits from the few strips that have any, and
+where those are sure to hold all that is kept, that is all; `sampling_search` takes the others.
+Nothing is decided on the host.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+
+from baton_kernels.launch import FLOATS, TRITON_TYPES, check_dtype, check_packed, check_shape
+from baton_kernels.philox import uniform
+from baton_kernels.row_summary import (
+    VOCAB_SIZE,
+    RowSummary,
+    Tiling,
+    logprobs_of,
+    summarise,
+)
+from baton_kernels.sampling_rows import ROW_SIGNATURE, SamplingRows, check_rows
+from baton_kernels.sampling_search import search
+from baton_kernels.truncation import (
+    LOWEST,
+    NEGLIGIBLE_KEY,
+    NO_TOKEN,
+    SMALLEST,
+    UNIT,
+    chance_of,
+    key_of,
+    kth_largest,
+    nucleus,
+    num_ties,
+    score_of,
+    score_of_key,
+)
+from baton_kernels.variant import Variant
+
+# So that scores are bitwise those of the sampler of the CPU.
+FP_FUSION: Final = False
+MOST_TOKENS: Final = 2**18  # so that sums of chances fit into 63 bits
+# Chosen so that two rows fit on a multiprocessor.
+_GATHER_WARPS: Final = 4
+_DRAW_WARPS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Plan of work on rows; the same for all rows and batches.
+
+    Attributes:
+        tiling: of the pass over all logits.
+        capacity: how many of a row's largest logits are gathered at most; a power of 2.
+        wanted: how many are wanted of a row that does not say how many it keeps.
+    """
+
+    tiling: Tiling = field(default_factory=Tiling)
+    capacity: int = 1024
+    wanted: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """The largest scores of the rows that are truncated, in the order of the vocabulary.
+
+    Attributes:
+        scores, tokens: float32 and int32 `[num_rows, capacity]`.
+        counts: int32 `[num_rows]`, how many there are; more than `capacity` were not all kept.
+        keys: int32 `[num_rows]`, the least key that was looked for.
+    """
+
+    scores: torch.Tensor
+    tokens: torch.Tensor
+    counts: torch.Tensor
+    keys: torch.Tensor
+
+
+@triton.jit
+def _gather_kernel(
+    logits, stride, temperatures, top_ks, top_ps, min_ps, strip_maxima,
+    near_scores, near_tokens, near_counts, near_keys, vocab_size,
+    NUM_STRIPS: tl.constexpr, BLOCK_STRIPS: tl.constexpr, TILE: tl.constexpr, STRIP: tl.constexpr,
+    CAPACITY: tl.constexpr, WANTED: tl.constexpr,
+):  # fmt: skip
+    """The scores of one row from the largest of its `k`th strip on, so at least `k` of them."""
+    row = tl.program_id(0).to(tl.int64)
+    temperature = tl.load(temperatures + row)
+    k = tl.load(top_ks + row)
+    is_cut = (k < vocab_size) | (tl.load(top_ps + row) < 1.0) | (tl.load(min_ps + row) > 0.0)
+    if is_cut & (temperature > 0.0):
+        temperature = tl.maximum(temperature, SMALLEST)
+        every = tl.arange(0, BLOCK_STRIPS)
+        is_strip = every < NUM_STRIPS
+        strips = tl.load(strip_maxima + row * NUM_STRIPS + every, is_strip, -float("inf"))
+        largest = tl.max(strips, axis=0)
+        keys = tl.where(is_strip, key_of(score_of(strips, largest, temperature)), LOWEST)
+        least = kth_largest(keys, tl.minimum(k, WANTED))
+        count = tl.full((), 0, tl.int32)
+        for tile in range(NUM_STRIPS * STRIP // TILE):
+            of_tile = tile * (TILE // STRIP) + tl.arange(0, TILE // STRIP)
+            maxima = tl.load(strip_maxima + row * NUM_STRIPS + of_tile)
+            has_any = key_of(score_of(maxima, largest, temperature)) >= least
+            if tl.max(has_any.to(tl.int32), axis=0) > 0:
+                tokens = of_tile[:, None] * STRIP + tl.arange(0, STRIP)[None, :]
+                is_read = has_any[:, None] & (tokens < vocab_size)
+                values = tl.load(logits + row * stride + tokens, is_read, -float("inf"))
+                scores = score_of(values.to(tl.float32), largest, temperature)
+                is_near = tl.reshape(is_read & (key_of(scores) >= least), (TILE,))
+                found = is_near.to(tl.int32)
+                places = count + tl.cumsum(found, axis=0) - found
+                near = row * CAPACITY + places
+                is_kept = is_near & (places < CAPACITY)
+                tl.store(near_scores + near, tl.reshape(scores, (TILE,)), is_kept)
+                tl.store(near_tokens + near, tl.reshape(tokens, (TILE,)), is_kept)
+                count += tl.sum(found, axis=0)
+        tl.store(near_counts + row, count)
+        tl.store(near_keys + row, least)
+
+
+@triton.jit
+def _pick_in_tile(logits, first, vocab_size, largest, temperature, target, TILE: tl.constexpr):
+    """The token of a tile at which its chances reach `target`, in units."""
+    tokens = first + tl.arange(0, TILE)
+    inside = tokens < vocab_size
+    values = tl.load(logits + tokens, inside, -float("inf")).to(tl.float32)
+    scores = score_of(values, largest, temperature)
+    chances = tl.where(inside, chance_of(scores.to(tl.float64)), 0)
+    sums = tl.cumsum(chances, axis=0)
+    # The target comes from sums that were rounded otherwise, so it may lie a little outside.
+    target = tl.minimum(tl.maximum(target.to(tl.int64), 0), tl.max(sums, axis=0) - 1)
+    is_past = (sums > target) & (chances > 0)
+    return tl.min(tl.where(is_past, tokens, NO_TOKEN), axis=0)
+
+
+@triton.jit
+def _pick_near(scores, tokens, inside, chances, k, top_p, least_score, mass, number):
+    """The token drawn of those in the order of the vocabulary. `k`: how many of them are kept at
+    most, 0 for all; `mass`: what `top_p` is a part of if it is all."""
+    keys = tl.where(inside, key_of(scores), LOWEST)
+    key = tl.full((), NEGLIGIBLE_KEY, tl.int32)
+    ties = tl.full((), NO_TOKEN, tl.int32)
+    if k > 0:
+        key = kth_largest(keys, k)
+        above = tl.sum(tl.where(keys > key, chances, 0), axis=0)
+        chance = tl.max(tl.where(keys == key, chances, 0), axis=0)
+        ties = k - tl.sum((keys > key).to(tl.int32), axis=0)
+        mass = (above + ties * chance).to(tl.float64)
+    if top_p < 1.0:
+        floor = key
+        key = nucleus(keys, chances, floor, top_p * mass)
+        above = tl.sum(tl.where(keys > key, chances, 0), axis=0)
+        chance = tl.max(tl.where(keys == key, chances, 0), axis=0)
+        fewer = num_ties(top_p * mass, above, chance)
+        ties = tl.where(key == floor, tl.minimum(ties, fewer), fewer)
+    is_tie = keys == key
+    is_kept = (keys > key) | (is_tie & (tl.cumsum(is_tie.to(tl.int32), axis=0) <= ties))
+    is_kept &= scores.to(tl.float64) >= least_score
+    sums = tl.cumsum(tl.where(is_kept, chances, 0), axis=0)
+    is_past = inside & (sums.to(tl.float64) > number * tl.max(sums, axis=0).to(tl.float64))
+    return tl.min(tl.where(is_past, tokens, NO_TOKEN), axis=0)
+
+
+@triton.jit
+def _draw_kernel(
+    logits, stride, temperatures, top_ks, top_ps, min_ps, seeds, indices, positions,
+    tile_maxima, tile_tokens, tile_masses,
+    near_scores, near_tokens, near_counts, near_keys, out, left_over, vocab_size,
+    NUM_TILES: tl.constexpr, BLOCK_TILES: tl.constexpr, TILE: tl.constexpr, CAPACITY: tl.constexpr,
+):  # fmt: skip
+    """One row's token, or a 1 in `left_over` where the nearest are too few to know it."""
+    row = tl.program_id(0).to(tl.int64)
+    tiles = tl.arange(0, BLOCK_TILES)
+    is_tile = tiles < NUM_TILES
+    maxima = tl.load(tile_maxima + row * NUM_TILES + tiles, is_tile, -float("inf"))
+    largest = tl.max(maxima, axis=0)
+    firsts = tl.load(tile_tokens + row * NUM_TILES + tiles, is_tile, NO_TOKEN)
+    token = tl.min(tl.where(maxima == largest, firsts, NO_TOKEN), axis=0)
+    temperature = tl.load(temperatures + row)
+    is_left_over = tl.full((), 0, tl.int32)
+    if temperature > 0.0:
+        temperature = tl.maximum(temperature, SMALLEST)
+        k, top_p, min_p = tl.load(top_ks + row), tl.load(top_ps + row), tl.load(min_ps + row)
+        number = uniform(tl.load(seeds + row), tl.load(indices + row), tl.load(positions + row))
+        masses = tl.load(tile_masses + row * NUM_TILES + tiles, is_tile, 0.0).to(tl.float64)
+        masses *= tl.exp(score_of(maxima, largest, temperature).to(tl.float64))
+        masses = tl.where(masses > 0.0, masses * UNIT, 0.0)  # NaN where nothing has a chance
+        if (k == vocab_size) & (top_p == 1.0) & (min_p == 0.0):
+            sums = tl.cumsum(masses, axis=0)
+            target = number * tl.max(sums, axis=0)
+            tile = tl.min(tl.where(sums > target, tiles, NUM_TILES - 1), axis=0)
+            target -= tl.sum(tl.where(tiles < tile, masses, 0.0), axis=0)
+            drawn = _pick_in_tile(
+                logits + row * stride, tile * TILE, vocab_size, largest, temperature, target, TILE
+            )
+        else:
+            count, least = tl.load(near_counts + row), tl.load(near_keys + row)
+            near = row * CAPACITY + tl.arange(0, CAPACITY)
+            inside = tl.arange(0, CAPACITY) < count
+            scores = tl.load(near_scores + near, inside, 0.0)
+            tokens = tl.load(near_tokens + near, inside, 0)
+            chances = tl.where(inside, chance_of(scores.to(tl.float64)), 0)
+            of_near = tl.sum(chances, axis=0).to(tl.float64)
+            least_score = tl.log(min_p)
+            has_all = least == NEGLIGIBLE_KEY
+            mass = tl.where(has_all, of_near, tl.sum(masses, axis=0))
+            is_k_all = k == vocab_size
+            is_known = has_all | (k <= count)
+            is_known |= is_k_all & (top_p < 1.0) & (of_near >= top_p * mass)
+            has_min_p = score_of_key(least).to(tl.float64) <= least_score
+            is_known |= (is_k_all | (top_p == 1.0)) & has_min_p
+            is_left_over = ((is_known & (count <= CAPACITY)) == 0).to(tl.int32)
+            at_most = tl.where(k <= count, k, 0)
+            drawn = _pick_near(
+                scores, tokens, inside, chances, at_most, top_p, least_score, mass, number
+            )
+        token = tl.where(drawn == NO_TOKEN, token, drawn)
+    # Where scores are no numbers, some token.
+    tl.store(out + row, tl.minimum(token, vocab_size - 1).to(tl.int64))
+    tl.store(left_over + row, is_left_over)
+
+
+def sample(
+    logits: torch.Tensor,
+    rows: SamplingRows,
+    out: torch.Tensor | None = None,
+    logprobs: torch.Tensor | None = None,
+    plan: Plan | None = None,
+) -> torch.Tensor:
+    """One token per row: int64 `[num_rows]`. A row without any chances still gets some token.
+
+    Args:
+        logits: `[num_rows, vocab_size]` of any float type, processed already; not changed. Rows may
+            lie apart.
+        out: int64 `[num_rows]` to write to; allocated if None.
+        logprobs: float32 `[num_rows]`: if given, gets the chosen tokens' log-probabilities in nats
+            under `logits`, without temperature. Those under other logits, as they were before
+            processing, are had of `token_logprobs`.
+    """
+    num_rows, vocab_size = logits.shape
+    out = torch.empty(num_rows, dtype=torch.int64, device=logits.device) if out is None else out
+    check_rows(rows, num_rows)
+    check_shape("out", out, (num_rows,))
+    check_dtype("out", out, torch.int64)
+    check_packed("out", out)
+    if not 0 < vocab_size <= MOST_TOKENS:
+        raise ValueError(f"logits have {vocab_size} columns; must have 1 to {MOST_TOKENS}")
+    plan = plan or Plan()
+    summary = summarise(logits, rows.temperature, plan.tiling)
+    if num_rows:
+        nearest = _gather(logits, rows, summary, plan)
+        left_over = _draw(logits, rows, summary, nearest, out, plan)
+        search(logits, rows, summary, left_over, out, plan.tiling)
+    if logprobs is not None:
+        logprobs_of(logits, out, summary, logprobs)
+    return out
+
+
+def _gather(logits: torch.Tensor, rows: SamplingRows, summary: RowSummary, plan: Plan) -> Nearest:
+    num_rows, vocab_size = logits.shape
+    nearest = Nearest(
+        logits.new_empty((num_rows, plan.capacity), dtype=torch.float32),
+        logits.new_empty((num_rows, plan.capacity), dtype=torch.int32),
+        logits.new_empty(num_rows, dtype=torch.int32),
+        logits.new_empty(num_rows, dtype=torch.int32),
+    )
+    _gather_kernel[(num_rows,)](
+        logits, logits.stride(0), rows.temperature, rows.top_k, rows.top_p, rows.min_p,
+        summary.strip_maxima, *_tensors(nearest), vocab_size,
+        **_gather_constants(plan, vocab_size), num_warps=_GATHER_WARPS, enable_fp_fusion=FP_FUSION,
+    )  # fmt: skip
+    return nearest
+
+
+def _draw(
+    logits: torch.Tensor,
+    rows: SamplingRows,
+    summary: RowSummary,
+    nearest: Nearest,
+    out: torch.Tensor,
+    plan: Plan,
+) -> torch.Tensor:
+    """Which rows are left over: int32 `[num_rows]`."""
+    num_rows, vocab_size = logits.shape
+    left_over = logits.new_empty(num_rows, dtype=torch.int32)
+    _draw_kernel[(num_rows,)](
+        logits, logits.stride(0), rows.temperature, rows.top_k, rows.top_p, rows.min_p,
+        rows.seeds, rows.sequence_indices, rows.positions,
+        summary.maxima, summary.tokens, summary.masses,
+        *_tensors(nearest), out, left_over, vocab_size,
+        **_draw_constants(plan, vocab_size), num_warps=_DRAW_WARPS, enable_fp_fusion=FP_FUSION,
+    )  # fmt: skip
+    return left_over
+
+
+def _tensors(nearest: Nearest) -> tuple[torch.Tensor, ...]:
+    return nearest.scores, nearest.tokens, nearest.counts, nearest.keys
+
+
+def _gather_constants(plan: Plan, vocab_size: int) -> dict[str, Any]:
+    num_strips = plan.tiling.num_strips(vocab_size)
+    return {
+        "NUM_STRIPS": num_strips,
+        "BLOCK_STRIPS": triton.next_power_of_2(num_strips),
+        "TILE": plan.tiling.tile,
+        "STRIP": plan.tiling.strip,
+        "CAPACITY": plan.capacity,
+        "WANTED": plan.wanted,
+    }
+
+
+def _draw_constants(plan: Plan, vocab_size: int) -> dict[str, Any]:
+    num_tiles = plan.tiling.num_tiles(vocab_size)
+    return {
+        "NUM_TILES": num_tiles,
+        "BLOCK_TILES": triton.next_power_of_2(num_tiles),
+        "TILE": plan.tiling.tile,
+        "CAPACITY": plan.capacity,
+    }
+
+
+_NEAR_SIGNATURE: Final = {
+    "near_scores": "*fp32",
+    "near_tokens": "*i32",
+    "near_counts": "*i32",
+    "near_keys": "*i32",
+}
+
+
+def _variants(dtype: torch.dtype) -> tuple[Variant, Variant]:
+    name = TRITON_TYPES[dtype]
+    common = {"logits": f"*{name}", "stride": "i32", "vocab_size": "i32:16"}
+    gather, draw = _gather_constants(Plan(), VOCAB_SIZE), _draw_constants(Plan(), VOCAB_SIZE)
+    return (
+        Variant(
+            name=f"sample, gather {name}",
+            kernel=_gather_kernel,
+            signature=common
+            | {key: ROW_SIGNATURE[key] for key in ("temperatures", "top_ks", "top_ps", "min_ps")}
+            | {"strip_maxima": "*fp32"}
+            | _NEAR_SIGNATURE
+            | dict.fromkeys(gather, "constexpr"),
+            constants=gather,
+            num_warps=_GATHER_WARPS,
+            num_stages=3,
+        ),
+        Variant(
+            name=f"sample, draw {name}",
+            kernel=_draw_kernel,
+            signature=common
+            | ROW_SIGNATURE
+            | {"tile_maxima": "*fp32", "tile_tokens": "*i32", "tile_masses": "*fp32"}
+            | _NEAR_SIGNATURE
+            | {"out": "*i64", "left_over": "*i32"}
+            | dict.fromkeys(draw, "constexpr"),
+            constants=draw,
+            num_warps=_DRAW_WARPS,
+            num_stages=3,
+        ),
+    )
+
+
+VARIANTS: Final = tuple(variant for dtype in FLOATS for variant in _variants(dtype))

@@ -1,0 +1,204 @@
+"""The connector `nixl`, at the claimant: one-sided reads of the source's registered pools.
+
+The source takes no part in a read, so what was read is worth something only once it has confirmed
+that the lease still held. A read whose source does not answer cannot be called off: whatever NIXL
+and UCX are told, the bytes are written when the source goes on. So it is ended with the agent that
+it belongs to, and the next handoff starts a new one.
+
+Where a read goes on only as long as its agent is asked to, the agent is just left alone for a while
+before it is closed: over TCP the source answers each read, and UCX ends a process that finds the
+connection closed when it does so.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from baton.engine.cache.kv_pool import KvPool
+from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
+from baton.errors import DataLossError, UnavailableError
+from baton_kvtransfer.block_batch import BlockBatch, check
+from baton_kvtransfer.cancellation import ended
+from baton_kvtransfer.connector import Connector, Integrity
+from baton_kvtransfer.connectors.nixl.agent import Agent, NixlOffer, Peer
+
+# For a read that nobody wants any more to end by itself.
+_GRACE_S = 0.3
+# For a source that stood still to go on, answer what it was asked, and notice that nobody listens;
+# and for how many agents at once.
+_LINGER_S = 60.0
+_MOST_LINGERING = 4
+
+_Result = TypeVar("_Result")
+
+
+class NixlReader:
+    """The agent of one worker's pools that reads from others. It is there once it is needed."""
+
+    def __init__(self, pools: Sequence[KvPool], devices: str | None = None) -> None:
+        """Args: devices: of the network, as UCX names them; None for all."""
+        self._pools = pools
+        self._devices = devices
+        self._thread = ThreadPoolExecutor(1, "nixl-reader")
+        self._agent: Agent | None = None
+        self._lingering: list[Agent] = []
+        self._timers: dict[Agent, asyncio.TimerHandle] = {}  # that will end those
+        self._is_closed = False
+
+    async def attach(self, offer: NixlOffer) -> "NixlReceiver":
+        """What reads a source's pools. Raises `UnavailableError`, which says why it cannot."""
+        agent, peer = await self._call(self._connect, offer)
+        return NixlReceiver(self, agent, peer, [region.num_blocks for region in offer.regions])
+
+    def close(self) -> None:
+        """Ends every read, and holds the pools no longer. Idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            for timer in self._timers.values():
+                timer.cancel()
+            self._thread.submit(self._end_all)
+            self._thread.shutdown()
+
+    async def read(
+        self,
+        agent: Agent,
+        peer: Peer,
+        group: int,
+        sources: "npt.NDArray[np.int64]",
+        targets: Sequence[int],
+    ) -> None:
+        """To its end. Not to be cancelled: who has no use for it any more calls `abandon`."""
+        read = await self._call(agent.read, peer, group, sources, targets)
+        try:
+            while not await self._call(agent.is_done, read):
+                pass
+        finally:
+            await self._call(agent.release, read)
+
+    async def abandon(self, agent: Agent) -> None:
+        """Ends what an agent was reading, from whomever: those reads fail."""
+        await self._call(self._leave, agent)
+        if agent not in self._timers:
+            loop = asyncio.get_running_loop()
+            self._timers[agent] = loop.call_later(_LINGER_S, self._end_later, agent)
+
+    def forget(self, agent: Agent, peer: Peer) -> None:
+        """Has a peer forgotten, of whom nothing is being read."""
+        if not self._is_closed:
+            self._thread.submit(agent.disconnect, peer)
+
+    def _end_later(self, agent: Agent) -> None:
+        del self._timers[agent]
+        if not self._is_closed:
+            self._thread.submit(self._end, agent)
+
+    async def _call(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """In the agent's thread."""
+        if self._is_closed:
+            raise UnavailableError("this worker is closing")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, function, *arguments)
+
+    # In the agent's thread.
+
+    def _connect(self, offer: NixlOffer) -> tuple[Agent, Peer]:
+        if self._agent is None:
+            self._agent = Agent(self._pools, self._devices, is_read=False)
+        return self._agent, self._agent.connect(offer)
+
+    def _leave(self, agent: Agent) -> None:
+        if agent is self._agent:
+            self._agent = None
+        if agent.is_open:
+            agent.leave()
+            self._lingering.append(agent)
+        while len(self._lingering) > _MOST_LINGERING:
+            self._end(self._lingering[0])
+
+    def _end(self, agent: Agent) -> None:
+        if agent in self._lingering:
+            self._lingering.remove(agent)
+        agent.close()
+
+    def _end_all(self) -> None:
+        for agent in (*self._lingering, *filter(None, [self._agent])):
+            self._end(agent)
+        self._agent = None
+
+
+class NixlReceiver:
+    """One source's pools, known to the agent, until `close`."""
+
+    connector = Connector.NIXL
+
+    def __init__(
+        self, reader: NixlReader, agent: Agent, peer: Peer, num_blocks: Sequence[int]
+    ) -> None:
+        self._reader = reader
+        self._agent = agent
+        self._peer = peer
+        self._num_blocks = num_blocks
+        self._is_closed = False
+        self._num_reading = 0
+
+    @property
+    def is_open(self) -> bool:
+        return not self._is_closed and self._agent.is_open
+
+    async def receive(
+        self, run: BlockBatch, pool: KvPool, targets: Sequence[int], integrity: Integrity
+    ) -> None:
+        if not self.is_open:
+            raise UnavailableError("the worker whose memory was being read is gone")
+        sources = self._sources(run, targets)
+        self._num_reading += 1
+        try:
+            await self._read(run.group, sources, targets)
+            if integrity is Integrity.CHECKSUMS:
+                await asyncio.to_thread(_check, run, pool, targets)
+        except UnavailableError:
+            self._is_closed = True  # whoever comes next asks the source again
+            raise
+        finally:
+            self._num_reading -= 1
+            self._forget_if_done()
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._forget_if_done()
+
+    async def _read(
+        self, group: int, sources: "npt.NDArray[np.int64]", targets: Sequence[int]
+    ) -> None:
+        reading = asyncio.ensure_future(
+            self._reader.read(self._agent, self._peer, group, sources, targets)
+        )
+        try:
+            await asyncio.shield(reading)
+        finally:
+            # The targets are somebody else's as soon as this has ended, whatever ends it.
+            if not await ended(reading, _GRACE_S):
+                await ended(asyncio.ensure_future(self._reader.abandon(self._agent)))
+                await ended(reading)
+
+    def _sources(self, run: BlockBatch, targets: Sequence[int]) -> "npt.NDArray[np.int64]":
+        if len(run.source_blocks) != len(targets):
+            raise DataLossError(f"{len(run.source_blocks)} blocks came for {len(targets)}")
+        places = np.asarray(run.source_blocks, np.int64)
+        if places.min() <= NULL_BLOCK or places.max() > self._num_blocks[run.group]:
+            raise DataLossError(f"blocks of group {run.group} lie outside of the source's pool")
+        return places
+
+    def _forget_if_done(self) -> None:
+        if self._is_closed and not self._num_reading:
+            self._reader.forget(self._agent, self._peer)
+
+
+def _check(run: BlockBatch, pool: KvPool, targets: Sequence[int]) -> None:
+    """In a thread. What is checked is the copy."""
+    check(run, pool.read_blocks(targets), pool.layout.block_bytes)

@@ -1,0 +1,183 @@
+"""The connector `shm`, at the claimant: copies blocks straight from the source's pools.
+
+The source's memory is mapped read-only and each byte is copied once, into the claimant's own pool.
+What was read is worth something only if the source, asked afterwards, still held the lease: until
+then it is as if it had not arrived.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from baton.engine.cache.block_copy import Places, Rows, as_rows
+from baton.engine.cache.kv_pool import KvLayout, KvPool, pool_bytes
+from baton.engine.cache.shared_memory import map_readonly
+from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
+from baton.errors import DataLossError, UnavailableError
+from baton_kvtransfer.block_batch import BlockBatch
+from baton_kvtransfer.cancellation import ended
+from baton_kvtransfer.connector import Connector, Integrity
+from baton_kvtransfer.connectors.shm.unix_peer import (
+    GREETING,
+    HandleEndpoint,
+    address_of,
+    host_id,
+    is_same_user,
+)
+
+_PATIENCE = 1.0
+# Copied and then digested while both ends of it are still in a core's second-level cache.
+_PIECE_BYTES = 2**17
+# One core cannot fill the memory's bandwidth; a few can. Less than this is not worth one more.
+_MOST_THREADS = min(4, os.cpu_count() or 1)
+_THREAD_BYTES = 2**22
+
+# Copies some of a run's blocks, in a thread.
+Copy = Callable[[slice], None]
+
+
+class SharedReceiver:
+    """One source's pools, mapped, until `close` or until the source is gone."""
+
+    connector = Connector.SHM
+
+    def __init__(self, connection: socket.socket, pools: Sequence[Rows]) -> None:
+        self._connection = connection
+        self._pools: tuple[Rows, ...] = tuple(pools)
+        self.is_open = True
+
+    async def receive(
+        self, run: BlockBatch, pool: KvPool, targets: Sequence[int], integrity: Integrity
+    ) -> None:
+        if not self.is_open:
+            raise UnavailableError("the worker whose memory was being read is gone")
+        rows = self._pools[run.group]
+        if len(run.source_blocks) != len(targets):
+            raise DataLossError(f"{len(run.source_blocks)} blocks came for {len(targets)}")
+        copying_of = _checked_copying if integrity is Integrity.CHECKSUMS else _copying
+        copy = copying_of(run, rows, pool, targets)
+        start = asyncio.get_running_loop().run_in_executor
+        copying = asyncio.gather(
+            *(start(None, copy, part) for part in _parts(len(targets), rows.itemsize)),
+            return_exceptions=True,  # it is to end when all of them have
+        )
+        try:
+            for error in await asyncio.shield(copying):
+                if error is not None:
+                    raise error
+        finally:
+            # The targets are somebody else's as soon as this has ended, whatever ends it.
+            await ended(copying)
+
+    def watch(self, on_gone: Callable[[], None]) -> None:
+        """Has `on_gone` called once, when the source is gone; it closes this."""
+        asyncio.get_running_loop().add_reader(self._connection, on_gone)
+
+    def close(self) -> None:
+        """Unmaps, once no copy is under way. Idempotent."""
+        if self.is_open:
+            self.is_open = False
+            asyncio.get_running_loop().remove_reader(self._connection)
+            self._connection.close()
+            self._pools = ()
+
+
+def attach(
+    door: HandleEndpoint, layouts: Sequence[KvLayout], socket_dir: str | None = None
+) -> SharedReceiver:
+    """Maps a source's pools, whose layouts are these. Blocks, for a second at most.
+
+    `socket_dir`: where this host's workers have their sockets; None: without a file.
+
+    Raises `UnavailableError`, which says why that cannot be done.
+    """
+    if door.host != host_id():
+        raise UnavailableError("the other worker is on another host")
+    if len(door.num_blocks) != len(layouts):
+        raise UnavailableError(f"the other worker has {len(door.num_blocks)} pools")
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(_PATIENCE)
+        connection.connect(address_of(door.address, socket_dir))
+        if not is_same_user(connection):
+            raise UnavailableError("the other worker belongs to another user")
+        pools = _receive_pools(connection, door, layouts)
+        connection.setblocking(False)
+    except (OSError, ValueError) as error:
+        connection.close()
+        raise UnavailableError(f"the other worker's memory cannot be read: {error}") from error
+    except BaseException:
+        connection.close()
+        raise
+    return SharedReceiver(connection, pools)
+
+
+def _receive_pools(
+    connection: socket.socket, door: HandleEndpoint, layouts: Sequence[KvLayout]
+) -> list[Rows]:
+    greeting, fds, _, _ = socket.recv_fds(
+        connection, len(GREETING), len(layouts), socket.MSG_CMSG_CLOEXEC
+    )
+    try:
+        if greeting != GREETING or len(fds) != len(layouts):
+            raise ValueError(f"it passed {len(fds)} descriptors for {len(layouts)} pools")
+        return [
+            as_rows(map_readonly(fd, pool_bytes(layout, count)), layout.block_bytes)
+            for fd, layout, count in zip(fds, layouts, door.num_blocks, strict=True)
+        ]
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _parts(num_blocks: int, block_bytes: int) -> list[slice]:
+    """What each thread is to copy."""
+    worth = num_blocks * block_bytes // _THREAD_BYTES
+    num_threads = max(1, min(_MOST_THREADS, worth, num_blocks))
+    bounds = [num_blocks * i // num_threads for i in range(num_threads + 1)]
+    return [slice(*part) for part in pairwise(bounds)]
+
+
+def _copying(run: BlockBatch, rows: Rows, pool: KvPool, targets: Sequence[int]) -> Copy:
+    places = _places(run, rows)
+    return lambda part: pool.copy_rows(rows, places[part], targets[part])
+
+
+def _checked_copying(run: BlockBatch, rows: Rows, pool: KvPool, targets: Sequence[int]) -> Copy:
+    """What is checked is the copy."""
+    sources = rows.view(np.uint8).reshape(len(rows), -1)
+    blocks: Any = pool.content.numpy()
+    pairs = list(enumerate(zip(_places(run, rows).tolist(), targets, strict=True)))
+
+    def copy(part: slice) -> None:
+        for i, (there, here) in pairs[part]:
+            run.check_block(i, _copy_digested(sources[there], blocks[here]))
+
+    return copy
+
+
+def _copy_digested(source: Rows, target: Any) -> int:
+    """Copies a block's bytes. Returns the checksum of the copy."""
+    import xxhash  # where a GPU is tested there is nothing but what computes
+
+    if len(source) <= _PIECE_BYTES:
+        target[:] = source
+        return xxhash.xxh3_64_intdigest(target)
+    digest = xxhash.xxh3_64()
+    for start in range(0, len(source), _PIECE_BYTES):
+        piece = target[start : start + _PIECE_BYTES]
+        piece[:] = source[start : start + _PIECE_BYTES]
+        digest.update(piece)
+    return digest.intdigest()
+
+
+def _places(run: BlockBatch, rows: Rows) -> Places:
+    places = np.asarray(run.source_blocks, np.int64)
+    if places.min() <= NULL_BLOCK or places.max() >= len(rows):
+        raise DataLossError(f"blocks of group {run.group} lie outside of the source's pool")
+    return places

@@ -1,0 +1,133 @@
+"""The connector `shm`, at the source: lets workers of this host read its pools."""
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections.abc import Sequence
+from functools import partial
+
+from baton.engine.cache.kv_pool import KvLayout, KvPool
+from baton.engine.cache.shared_memory import SharedMemory
+from baton_kvtransfer.block_batch import BlockBatch, checksums_of
+from baton_kvtransfer.connector import Integrity
+from baton_kvtransfer.connectors.shm.unix_peer import (
+    GREETING,
+    PREFIX,
+    HandleEndpoint,
+    host_id,
+    is_same_user,
+    listen,
+    remove,
+)
+
+# What one run refers to at most: a message costs as much as some hundred KiB of copying.
+RUN_BYTES = 256 * 2**20
+# With checksums both ends have something to do at once only if there are several. So the first is
+# small, to come soon, and each of the next as long as all before it: what the claimant then has to
+# copy takes it as long as the next checksums.
+FIRST_CHECKED_RUN_BYTES = 2 * 2**20
+CHECKED_RUN_BYTES = 32 * 2**20
+
+logger = logging.getLogger(__name__)
+
+
+class HandleServer:
+    """Passes the descriptors of shared pools to processes of this user that ask for them.
+
+    Use as `async with`. What a reader has mapped it keeps; a connection stays open so that each end
+    notices when the other is gone.
+
+    Attributes:
+        door: where.
+    """
+
+    def __init__(self, pools: Sequence[KvPool], socket_dir: str | None = None) -> None:
+        """`socket_dir`: where the socket is; None: without a file. Raises `ValueError` if a pool is
+        not in shared memory; entering raises `OSError` where there can be no such socket."""
+        if any(pool.shared is None for pool in pools):
+            raise ValueError("the pools of this worker are not in shared memory")
+        self._memories: list[SharedMemory] = [p.shared for p in pools if p.shared is not None]
+        num_blocks = tuple(pool.num_blocks for pool in pools)
+        self.door = HandleEndpoint(f"{PREFIX}{secrets.token_hex(16)}", host_id(), num_blocks)
+        self._folder = socket_dir
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._readers: set[socket.socket] = set()
+        self._accepting: asyncio.Task[None] | None = None
+
+    @property
+    def num_readers(self) -> int:
+        return len(self._readers)
+
+    async def __aenter__(self) -> "HandleServer":
+        self._socket.setblocking(False)
+        try:
+            await asyncio.to_thread(listen, self._socket, self.door.address, self._folder)
+        except OSError:
+            self._socket.close()
+            raise
+        self._accepting = asyncio.create_task(self._accept())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._accepting is not None
+        self._accepting.cancel()
+        await asyncio.gather(self._accepting, return_exceptions=True)
+        self._socket.close()
+        remove(self.door.address, self._folder)
+        for reader in tuple(self._readers):
+            self._let_go(reader)
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                reader, _ = await loop.sock_accept(self._socket)
+            except OSError:  # such as too many open files: the next one may find some
+                logger.exception("a reader of the KV pools could not be let in")
+                await asyncio.sleep(0.1)
+                continue
+            try:
+                self._admit(reader)
+            except OSError as error:
+                logger.warning("a reader of the KV pools left at the door: %s", error)
+                reader.close()
+
+    def _admit(self, reader: socket.socket) -> None:
+        if not is_same_user(reader):
+            logger.warning("a process of another user asked for the KV pools and was refused")
+            reader.close()
+            return
+        reader.setblocking(False)
+        socket.send_fds(reader, [GREETING], [memory.fd for memory in self._memories])
+        self._readers.add(reader)
+        asyncio.get_running_loop().add_reader(reader, partial(self._let_go, reader))
+
+    def _let_go(self, reader: socket.socket) -> None:
+        """A reader says nothing; that there is something to read means that it is gone."""
+        asyncio.get_running_loop().remove_reader(reader)
+        self._readers.discard(reader)
+        reader.close()
+
+
+class PlaceSender:
+    """Says where the blocks lie. Their checksums, if asked for, are made in a thread."""
+
+    def __init__(self, integrity: Integrity) -> None:
+        self._checked = integrity is Integrity.CHECKSUMS
+
+    def max_blocks(self, layout: KvLayout, num_sent: int) -> int:
+        limit = RUN_BYTES
+        if self._checked:
+            before = num_sent * layout.block_bytes
+            limit = min(max(FIRST_CHECKED_RUN_BYTES, before), CHECKED_RUN_BYTES)
+        return max(1, limit // layout.block_bytes)
+
+    async def send(
+        self, group: int, first_block: int, block_ids: Sequence[int], pool: KvPool
+    ) -> BlockBatch:
+        checksums: tuple[int, ...] = ()
+        if self._checked:
+            pieces = pool.read_blocks(block_ids)
+            checksums = await asyncio.to_thread(checksums_of, pieces, pool.layout.block_bytes)
+        return BlockBatch(group, first_block, checksums, source_blocks=tuple(block_ids))

@@ -1,0 +1,81 @@
+"""KV exchange of a worker: serves its own blocks under leases and fetches those of others."""
+
+from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack
+
+from prometheus_client.core import Metric
+
+from baton.errors import UnavailableError
+from baton.v1.kv_sharing_pb2_grpc import add_KvSharingServicer_to_server
+from baton.worker.worker import Worker
+from baton_kvtransfer.client import KvFetcher
+from baton_kvtransfer.exchange.metrics import exchange_metrics
+from baton_kvtransfer.exchange.pool_server import PoolServer
+from baton_kvtransfer.exchange.sharing import SharingService
+from baton_kvtransfer.lease_table import LeaseTable
+from baton_kvtransfer.meter import TransferMeter
+from baton_kvtransfer.service import KvTransferService, add_to_server
+
+
+class KvExchange:
+    """Leases on a worker's blocks, and fetches of other workers' blocks.
+
+    Adds its services and metrics to the worker. Transports to and from its pools open once the
+    model is loaded.
+
+    Attributes:
+        leases: on blocks of this worker, for others.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self.leases = LeaseTable(worker.settings.lease_timeout_s)
+        self._worker = worker
+        self._pools = PoolServer(worker)
+        self._fetcher: KvFetcher | None = None
+        worker.on_load(self._open)
+        worker.on_load_report(self._load)
+        worker.exposition.add(self)
+        worker.kv_server.add(add_to_server, KvTransferService(self.leases, self._pools.served))
+        worker.server.add(add_KvSharingServicer_to_server, SharingService(worker, self.leases))
+
+    @property
+    def fetcher(self) -> KvFetcher:
+        """Raises `UnavailableError` while the model is being loaded."""
+        if self._fetcher is None:
+            raise UnavailableError(f"worker {self._worker.id} is not ready yet")
+        return self._fetcher
+
+    @property
+    def transfers(self) -> TransferMeter:
+        """Counts what was fetched from other workers; nothing while the model is being loaded."""
+        return TransferMeter() if self._fetcher is None else self._fetcher.meter
+
+    def collect(self) -> Iterable[Metric]:
+        """A collector (`baton.serving.telemetry.exposition`)."""
+        yield from exchange_metrics(self._worker, self.leases, self.transfers)
+
+    def _load(self) -> Mapping[str, int]:
+        transfers = self.transfers
+        return {
+            "num_leases": len(self.leases),
+            "num_transferred_bytes": transfers.num_bytes.total(),
+            "num_transfers": transfers.num_done,
+            "num_failed_transfers": transfers.num_failures.total(),
+        }
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        """Closing the stack closes the ways, and lets go of other workers' memory."""
+        worker = self._worker
+        await self._pools.open(stack)
+        fetcher = KvFetcher(
+            worker.engine.pools,
+            worker.pairing(),
+            worker.id,
+            worker.channels.get,
+            connector=worker.settings.kv_connector,
+            nixl_devices=worker.settings.devices_of_nixl,
+            nixl_problem=worker.settings.nixl_problem,
+            socket_dir=worker.settings.socket_dir,
+        )
+        stack.callback(fetcher.close)
+        self._fetcher = fetcher

@@ -1,0 +1,59 @@
+"""Pools of a worker as other workers may read them, after its model is loaded."""
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+from baton.engine.cache.kv_pool import KvPool
+from baton.errors import FailedPreconditionError, UnavailableError
+from baton.worker.worker import Worker
+from baton_kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
+from baton_kvtransfer.connectors.cuda_ipc.memory_handles import offer
+from baton_kvtransfer.connectors.nixl.agent import is_installed
+from baton_kvtransfer.connectors.nixl.source import NixlSource
+from baton_kvtransfer.connectors.shm.source import HandleServer
+from baton_kvtransfer.connectors.shm.unix_peer import HandleEndpoint
+from baton_kvtransfer.service import ServedPools
+
+
+class PoolServer:
+    """The pools of one worker and the ways to them."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._served: ServedPools | None = None
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Opens the ways. Closing the stack closes them."""
+        worker = self._worker
+        pools = worker.engine.pools
+        door: HandleEndpoint | str = "its pools are not in shared memory"
+        if all(pool.shared is not None for pool in pools):
+            door = await self._door(pools, stack)
+        nixl: NixlSource | str = "nixl is not installed there"
+        if worker.settings.nixl_problem:
+            nixl = worker.settings.nixl_problem
+        elif is_installed():
+            nixl = NixlSource(pools, worker.settings.devices_of_nixl)
+            stack.callback(nixl.close)
+        ipc = await asyncio.to_thread(offer, pools, DriverMemory())
+        served = ServedPools(pools, worker.pairing(), worker.epoch, door, nixl, ipc)
+        self._served = served
+
+    async def _door(self, pools: Sequence[KvPool], stack: AsyncExitStack) -> HandleEndpoint:
+        folder = self._worker.settings.socket_dir
+        try:
+            return (await stack.enter_async_context(HandleServer(pools, folder))).door
+        except OSError as error:
+            if folder is None:
+                raise
+            raise FailedPreconditionError(
+                f"no socket can be made in --socket-dir {folder}: {error.strerror or error}"
+            ) from error
+
+    def served(self) -> ServedPools:
+        """Raises `UnavailableError` while the model is being loaded."""
+        if self._served is None:
+            raise UnavailableError(f"worker {self._worker.id} is not ready yet")
+        return dataclasses.replace(self._served, epoch=self._worker.epoch)

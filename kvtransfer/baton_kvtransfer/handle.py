@@ -1,0 +1,56 @@
+"""Handle: what a claimant knows and shows to fetch blocks. Plain data; `wire` makes messages of
+it.
+"""
+
+from dataclasses import dataclass
+
+from baton.engine.scheduler.scheduling.plan import TokenLogprobs
+from baton.worker.pairing import Pairing
+from baton_kvtransfer.connector import Connector, Integrity
+
+LEASE_ID_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """Lets one worker claim one lease."""
+
+    source_worker: str
+    source_endpoint: str
+    source_epoch: int
+    lease_id: bytes
+    pairing: Pairing
+    num_tokens: int
+    block_hashes: tuple[bytes, ...]
+    integrity: Integrity = Integrity.BY_CONNECTOR
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """First token of a sequence, chosen by its prefill. `logprobs`: if requested."""
+
+    position: int
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+    @property
+    def logprob(self) -> float | None:
+        return None if self.logprobs is None else self.logprobs.logprob
+
+
+@dataclass(frozen=True, slots=True)
+class TransferReport:
+    """Report of one fetch, over all cache groups.
+
+    Attributes:
+        exposed_s: from the prefill's end, as seen here, to the fence.
+        connector: how the blocks came.
+        reason: why that way.
+    """
+
+    num_blocks: int
+    num_bytes: int
+    exposed_s: float
+    connector: Connector
+    reason: str

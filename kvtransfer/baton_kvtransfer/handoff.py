@@ -1,0 +1,107 @@
+"""One handoff as its claimant sees it: what may happen next, and which blocks are due.
+
+Knows no transport, and writes no block: it says where a run belongs, or that it belongs nowhere.
+"""
+
+from collections.abc import Sequence
+
+from baton.engine.cache.kv_pool import KvLayout
+from baton.engine.scheduler.scheduling.plan import ExternalAllocation
+from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
+from baton.errors import DataLossError
+from baton_kvtransfer.block_batch import BlockBatch
+from baton_kvtransfer.block_range import BlockRange
+from baton_kvtransfer.handle import FirstToken
+from baton_kvtransfer.lease_machine import CLAIMANT, ClaimantEvent, LeaseAction, LeaseState
+
+
+class Handoff:
+    """Follows the claimant's table. What may not happen now raises `DataLossError`.
+
+    Attributes:
+        generation: from the manifest, to be shown at confirmation.
+        num_blocks, num_bytes: what has come, over all cache groups.
+        first_token: from the result; None where the blocks alone were asked for.
+    """
+
+    def __init__(
+        self, num_tokens: int, layouts: Sequence[KvLayout], allocation: ExternalAllocation
+    ) -> None:
+        self._layouts = layouts
+        self._tables = allocation.block_ids
+        self._extent = BlockRange(num_tokens, layouts[0].block_size)
+        assert all(len(table) == self._extent.num_blocks for table in self._tables)
+        self._due = [self._extent.due(x.window, allocation.num_hit_blocks) for x in layouts]
+        self.state = LeaseState.CREATED
+        self.generation = 0
+        self.num_blocks = 0
+        self.num_bytes = 0
+        self.first_token: FirstToken | None = None
+
+    def ask(self) -> None:
+        self._apply(ClaimantEvent.ASKED)
+
+    def open(self, generation: int, num_blocks: int) -> None:
+        """The manifest."""
+        if num_blocks != self._extent.num_blocks:
+            raise DataLossError(
+                f"the lease has {num_blocks} blocks; {self._extent.num_blocks} were allocated for "
+                "it"
+            )
+        self._apply(ClaimantEvent.MANIFEST)
+        self.generation = generation
+
+    def place(self, run: BlockBatch) -> tuple[int, ...]:
+        """Where a run's blocks belong, for whoever stores them. They are due no longer."""
+        self._apply(ClaimantEvent.BLOCKS)
+        if run.group >= len(self._layouts):
+            raise DataLossError(
+                f"blocks of group {run.group} arrived; there are {len(self._layouts)}"
+            )
+        block_bytes, due = self._layouts[run.group].block_bytes, self._due[run.group]
+        count = run.count(block_bytes)
+        targets = self._tables[run.group][due.start : due.start + count]
+        if run.first_block != due.start or count > len(due) or NULL_BLOCK in targets:
+            raise DataLossError(
+                f"blocks [{run.first_block}, +{count}) of group {run.group} arrived where blocks "
+                f"[{due.start}, {due.stop}) were due"
+            )
+        self._due[run.group] = due[count:]
+        self.num_blocks += count
+        self.num_bytes += count * block_bytes
+        return targets
+
+    def complete(self, first_token: FirstToken | None) -> None:
+        """The result. All blocks must have come."""
+        for group, due in enumerate(self._due):
+            if due:
+                raise DataLossError(
+                    f"the transfer ended while blocks [{due.start}, {due.stop}) of group {group} "
+                    "were due"
+                )
+        self._apply(ClaimantEvent.RESULT)
+        self.first_token = first_token
+
+    def acknowledge(self) -> FirstToken | None:
+        """The source was holding everything when it was told. The content may be used, and goes on
+        with this token."""
+        self._apply(ClaimantEvent.ACKNOWLEDGED)
+        self._apply(ClaimantEvent.COMMITTED)
+        return self.first_token
+
+    def end(self, event: ClaimantEvent) -> bool:
+        """Gives up, for either reason. Whether there was still something to give up."""
+        step = CLAIMANT.get((self.state, event))
+        if step is None:
+            return False
+        assert step.actions == (LeaseAction.DISCARD,), "an ending of another kind"
+        self.state = step.state
+        return True
+
+    def _apply(self, event: ClaimantEvent) -> None:
+        step = CLAIMANT.get((self.state, event))
+        if step is None:
+            raise DataLossError(
+                f"the transfer brought {event.name.lower()} when it was {self.state.name.lower()}"
+            )
+        self.state = step.state

@@ -1,0 +1,249 @@
+"""A worker's promise to a claimant that it will find blocks. Knows no transport.
+
+The worker that computes or has the blocks opens the lease, closes it and frees the blocks; the
+worker it was made for claims it, once. Its states and events are the table of
+`baton_kvtransfer.lease_machine`; this module holds the blocks and the tasks that wait. Everything
+runs on one event loop: a lease that is open stays open until the next await.
+
+The fence. A confirmation is accepted only while the lease is `TRANSFERRING`. Until then every block
+that could be read has kept its content: the engine frees the blocks of a prefill, of a suspended
+sequence or of a pin when it is told to, which happens after the lease is over, and it preempts none
+of them; those that a window has passed are not readable; and a table that changes under a claimant
+all the same ends the lease here. So one generation for the lease proves as much as one for each
+block would.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
+from baton.errors import BatonError, DataLossError, FailedPreconditionError, NotFoundError
+from baton_kvtransfer.block_range import BlockRange
+from baton_kvtransfer.clock import Clock, Timer
+from baton_kvtransfer.handle import FirstToken
+from baton_kvtransfer.lease_machine import OVER, SOURCE, LeaseAction, LeaseState, SourceEvent
+
+_CLAIMED = (LeaseState.STREAMING, LeaseState.TRANSFERRING)
+_FILLING = (LeaseState.CREATED, LeaseState.COMPUTING, LeaseState.STREAMING)
+
+Tables = tuple[tuple[int, ...], ...]
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Proof that a claimant must show: all of it, or the lease is not found."""
+
+    lease_id: bytes
+    claimant: str
+    tenant: str = ""
+
+
+class Lease:
+    """Blocks of one sequence and how far they are filled.
+
+    Attributes:
+        extent: the tokens, and so the blocks, of the whole sequence.
+        generation: unique to this lease in this process; what a confirmation must show.
+        block_ids: per cache group, in the order of the sequence, at least the filled ones;
+            `NULL_BLOCK` where a window has passed.
+        num_filled: the leading blocks that may be read, where there are any.
+        is_complete: all of them may be read.
+        first_token: what follows them, once they are complete; None for cached blocks alone.
+        time_limit: seconds from when it is first complete to when it expires.
+        deadline: that moment, by its clock; None before.
+    """
+
+    def __init__(
+        self, claim: Claim, extent: BlockRange, generation: int, time_limit: float, clock: Clock
+    ) -> None:
+        self.claim = claim
+        self.extent = extent
+        self.generation = generation
+        self.state = LeaseState.CREATED
+        self.is_claimed = False
+        self.block_ids: Tables = ()
+        self.num_filled = 0
+        self.is_complete = False
+        self.first_token: FirstToken | None = None
+        self.deadline: float | None = None
+        self.time_limit = time_limit
+        self._clock = clock
+        self._opened = clock.time()
+        self._timer: Timer | None = None
+        self._free: Callable[[], None] | None = None
+        self._reason: BatonError | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in OVER
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was opened."""
+        return self._clock.time() - self._opened
+
+    # What the side that computes says.
+
+    def advance(self, block_ids: Tables, num_filled: int) -> None:
+        """The first `num_filled` blocks may be read; the tables cover at least those."""
+        if self.state not in _FILLING or num_filled < self.num_filled:
+            return
+        if self.is_claimed and self.num_filled and not self._still_holds(block_ids):
+            self.end(DataLossError("blocks were taken back while they could be read"))
+            return
+        self.block_ids, self.num_filled = block_ids, num_filled
+        self._apply(SourceEvent.FILLED)
+
+    def complete(self, first_token: FirstToken | None, free: Callable[[], None]) -> None:
+        """All blocks may be read, as last given, and this is what to continue with, if anything is.
+
+        From now on the blocks are the lease's, until it calls `free`, once; that is at once if the
+        lease is over.
+        """
+        if self.is_over:
+            free()
+            return
+        self._free = free
+        self.is_complete, self.first_token = True, first_token
+        self.num_filled = self.extent.num_blocks
+        if self.deadline is None:
+            self.deadline = self._clock.time() + self.time_limit
+            self._timer = self._clock.call_at(self.deadline, self.expire_if_due)
+        self._apply(SourceEvent.COMPLETED)
+
+    def retract(self) -> None:
+        """None of its blocks may be read any more; they are freed, and will be computed again.
+        Nobody has claimed it, so nobody has read any."""
+        assert not self.is_claimed, "a lease retracted under its claimant"
+        if not self.is_over:
+            self.block_ids, self.num_filled = (), 0
+            self.is_complete, self.first_token = False, None
+            self._apply(SourceEvent.RETRACTED)
+
+    def end(self, reason: BatonError) -> None:
+        """Ends the lease unless it is over; whoever waits on it gets `reason`."""
+        if not self.is_over:
+            self._reason = reason
+            self._apply(SourceEvent.BROKEN)
+
+    def expire_if_due(self) -> None:
+        """Ends the lease if its time limit has passed, whether or not its timer has come round."""
+        if self.deadline is None or self.is_over or self._clock.time() < self.deadline:
+            return
+        self._reason = NotFoundError(f"the lease was over after its {self.time_limit:g} s")
+        self._apply(SourceEvent.TIMED_OUT)
+
+    # What the claimant says.
+
+    def take(self) -> None:
+        """Its claimant is here. Raises `NotFoundError` if it may not be claimed any more."""
+        self.expire_if_due()
+        if (self.state, SourceEvent.CLAIMED) not in SOURCE:
+            raise no_such_lease()
+        self.is_claimed = True
+        self._apply(SourceEvent.CLAIMED)
+
+    def confirm(self, generation: int) -> None:
+        """The claimant holds all blocks: the fence. Raises `NotFoundError` if it comes too late,
+        `FailedPreconditionError` for another generation."""
+        self.expire_if_due()
+        if self.state not in _CLAIMED:
+            raise no_such_lease()
+        if generation != self.generation:
+            raise FailedPreconditionError(
+                f"the lease's generation is {self.generation}, the confirmation's is {generation}"
+            )
+        if self.state is not LeaseState.TRANSFERRING:
+            raise NotFoundError("the lease is not ready to be confirmed")
+        self._apply(SourceEvent.CONFIRMED)
+
+    # Waiting.
+
+    async def filled_beyond(self, num_blocks: int) -> None:
+        """Waits until more blocks may be read, or all. Raises the reason if the lease breaks."""
+        while self.state in _FILLING and self.num_filled <= num_blocks:
+            await self._change()
+        self._raise_if_broken()
+
+    async def claimed(self) -> None:
+        """Waits until its claimant is here. Raises the reason if the lease breaks before."""
+        while not self.is_claimed and not self.is_over:
+            await self._change()
+        self._raise_if_broken()
+
+    async def over(self) -> None:
+        """Waits until the lease is confirmed. Raises the reason if it breaks."""
+        while not self.is_over:
+            await self._change()
+        self._raise_if_broken()
+
+    async def during(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """The result of `work`. Raises the reason if the lease breaks before; `work` has then been
+        cancelled and has ended."""
+        working, ending = asyncio.ensure_future(work), asyncio.ensure_future(self.over())
+        try:
+            await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                ending.result()
+            return await working
+        finally:
+            working.cancel()
+            ending.cancel()
+            await asyncio.gather(working, ending, return_exceptions=True)
+
+    def _still_holds(self, block_ids: Tables) -> bool:
+        """Whether every block that may have been read is where it was, or has left with a window.
+
+        A block that has left too early is noticed by who wants to read it.
+        """
+        return all(
+            len(new) >= len(old)
+            and all(n in (o, NULL_BLOCK) for o, n in zip(old, new, strict=False))
+            for old, new in zip(self.block_ids, block_ids, strict=True)
+        )
+
+    def _apply(self, event: SourceEvent) -> None:
+        """Takes a step of the table, of which the caller knows that it is there."""
+        step = SOURCE[self.state, event]
+        self.state = step.state
+        if self.is_over and self._timer is not None:
+            self._timer.cancel()
+        for action in step.actions:
+            self._act(action)
+
+    def _act(self, action: LeaseAction) -> None:
+        if action is LeaseAction.WAKE:
+            self._wake()
+            return
+        assert action is LeaseAction.FREE, "an action of the other side"
+        free, self._free = self._free, None
+        if free is not None:
+            free()
+        if self.state is LeaseState.CONFIRMED:
+            self._apply(SourceEvent.FREED)
+
+    def _raise_if_broken(self) -> None:
+        if self._reason is not None:
+            raise self._reason
+
+    async def _change(self) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+def no_such_lease() -> NotFoundError:
+    """One answer for all that is not there, not there any more, or somebody else's, so that ids
+    cannot be probed."""
+    return NotFoundError("no such lease for this worker, or it is over")

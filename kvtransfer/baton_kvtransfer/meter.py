@@ -1,0 +1,96 @@
+"""Counts what a claimant fetches: how much, how fast, and why it did not come."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import grpc
+
+from baton.errors import (
+    BatonError,
+    DataLossError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    NotFoundError,
+    UnavailableError,
+)
+from baton.rpc_errors import error_of, is_loss
+from baton.serving.telemetry import buckets
+from baton.serving.telemetry.distribution import Distributions
+from baton_kvtransfer.handle import TransferReport
+
+Reason = Literal["lease_over", "damaged", "late", "unpaired", "source_lost", "called_off", "other"]
+
+REASONS: tuple[Reason, ...] = Reason.__args__  # type: ignore[attr-defined]
+
+_REASONS: dict[type[BaseException], Reason] = {
+    NotFoundError: "lease_over",
+    DataLossError: "damaged",
+    DeadlineExceededError: "late",
+    FailedPreconditionError: "unpaired",
+    UnavailableError: "source_lost",
+}
+
+
+class Transfer:
+    """One fetch. `report` is set once it has brought everything."""
+
+    report: TransferReport | None = None
+
+
+class TransferMeter:
+    """Transfer counters of one claimant, since its start.
+
+    Attributes:
+        seconds: from asking for the blocks to their confirmation, by connector.
+        exposed: the part of it after the last block was computed, by connector.
+        num_bytes, num_blocks: that were fetched and confirmed, by connector.
+        num_failures: by reason.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = Distributions(buckets.STAGE)
+        self.exposed = Distributions(buckets.STAGE)
+        self.num_bytes: Counter[str] = Counter()
+        self.num_blocks: Counter[str] = Counter()
+        self.num_failures: Counter[Reason] = Counter()
+
+    @property
+    def num_done(self) -> int:
+        """Transfers that were confirmed."""
+        return sum(sum(one.counts) for one in self.seconds.by_labels.values())
+
+    @contextmanager
+    def transfer(self) -> Iterator[Transfer]:
+        """The block is one fetch, which has failed if it raises."""
+        began, transfer = time.monotonic(), Transfer()
+        try:
+            yield transfer
+        except BaseException as error:
+            self.num_failures[reason_of(error)] += 1
+            raise
+        if transfer.report is not None:
+            self._count(transfer.report, time.monotonic() - began)
+
+    def _count(self, report: TransferReport, seconds: float) -> None:
+        connector = report.connector.value
+        self.seconds.at(connector).observe(seconds)
+        self.exposed.at(connector).observe(report.exposed_s)
+        self.num_bytes[connector] += report.num_bytes
+        self.num_blocks[connector] += report.num_blocks
+
+
+def reason_of(error: BaseException) -> Reason:
+    """Why a fetch has failed, in one of few words."""
+    if isinstance(error, asyncio.CancelledError):
+        return "called_off"
+    if isinstance(error, grpc.aio.AioRpcError):
+        if is_loss(error):
+            return "source_lost"
+        error = error_of(error)
+    if not isinstance(error, BatonError):
+        return "other"
+    return next((_REASONS[kind] for kind in type(error).__mro__ if kind in _REASONS), "other")

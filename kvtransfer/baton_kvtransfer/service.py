@@ -1,0 +1,177 @@
+"""Serves the blocks of this worker's leases: the source's side of a handoff."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from baton.engine.cache.kv_pool import KvPool
+from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
+from baton.errors import FailedPreconditionError, NotFoundError
+from baton.v1 import kv_transfer_pb2 as pb
+from baton.v1 import prefill_pb2
+from baton.worker.layout_wire import layouts_of
+from baton.worker.pairing import Pairing
+from baton_kvtransfer import frames
+from baton_kvtransfer.block_batch import BlockBatch
+from baton_kvtransfer.connector import Connector, Sender
+from baton_kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer
+from baton_kvtransfer.connectors.grpc.payload import PayloadSender
+from baton_kvtransfer.connectors.nixl.agent import NixlOffer
+from baton_kvtransfer.connectors.nixl.source import NixlSource
+from baton_kvtransfer.connectors.shm.source import PlaceSender
+from baton_kvtransfer.connectors.shm.unix_peer import HandleEndpoint
+from baton_kvtransfer.lease import Lease
+from baton_kvtransfer.lease_table import LeaseTable
+from baton_kvtransfer.offers import Description, description_to_message
+from baton_kvtransfer.transfer_spans import sending_span
+from baton_kvtransfer.wire import claim_of, connector_of, first_token_to_message, integrity_of
+
+# How long a Fetch waits for its Prefill.
+CLAIM_TIMEOUT = 30.0
+_NAME = pb.DESCRIPTOR.services_by_name["KvTransfer"].full_name
+
+Event = pb.FetchResponse | BlockBatch
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPools:
+    """The pools whose blocks are handed out, one per cache group, and whose they are.
+
+    Attributes:
+        door: where they can be read in place; or why they cannot.
+        nixl: their agent; or why they have none.
+        ipc: how their memory on a GPU can be opened; or why it cannot.
+    """
+
+    pools: Sequence[KvPool]
+    pairing: Pairing
+    epoch: int
+    door: HandleEndpoint | str = "its pools are not in shared memory"
+    nixl: NixlSource | str = "the other worker does not offer it"
+    ipc: IpcOffer | str = "the pools of the other worker are not on a GPU"
+
+
+class KvTransferService:
+    """Describe, Fetch and Confirm over one worker's pools and leases.
+
+    `served` gives the pools, or raises `UnavailableError` while the model is still being loaded.
+    """
+
+    def __init__(self, leases: LeaseTable, served: Callable[[], ServedPools]) -> None:
+        self._leases = leases
+        self._served = served
+
+    async def Describe(self, request: pb.DescribeRequest, _context: Any) -> pb.DescribeResponse:
+        served = self._served()
+        nixl: NixlOffer | str = "it was not asked for"
+        if isinstance(served.nixl, str):
+            nixl = served.nixl
+        elif pb.CONNECTOR_NIXL in request.connectors:
+            nixl = await served.nixl.offer()
+        description = Description(served.epoch, served.door, nixl, served.ipc)
+        return description_to_message(description)
+
+    async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[Event]:
+        claim = claim_of(request)
+        served = self._served()
+        _check(request, served)
+        sender = _sender(request, served)
+        remaining = context.time_remaining()
+        timeout = CLAIM_TIMEOUT if remaining is None else min(CLAIM_TIMEOUT, remaining)
+        with sending_span(request.claimant, connector_of(request.connector)):
+            async with self._leases.claim(claim, timeout) as lease:
+                async for event in _stream(lease, served.pools, sender, request.num_held_blocks):
+                    yield event
+                await lease.over()
+
+    async def Confirm(self, request: pb.ConfirmRequest, _context: Any) -> pb.ConfirmResponse:
+        self._leases.confirm(claim_of(request), request.generation)
+        return pb.ConfirmResponse()
+
+
+def add_to_server(service: KvTransferService, server: Any) -> None:
+    """As the generated function has it, but for the payload of a Fetch, which is not copied."""
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Describe": grpc.unary_unary_rpc_method_handler(
+            service.Describe,
+            request_deserializer=pb.DescribeRequest.FromString,
+            response_serializer=pb.DescribeResponse.SerializeToString,
+        ),
+        "Fetch": grpc.unary_stream_rpc_method_handler(
+            service.Fetch,
+            request_deserializer=pb.FetchRequest.FromString,
+            response_serializer=frames.encode,
+        ),
+        "Confirm": grpc.unary_unary_rpc_method_handler(
+            service.Confirm,
+            request_deserializer=pb.ConfirmRequest.FromString,
+            response_serializer=pb.ConfirmResponse.SerializeToString,
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_NAME, handlers),))
+
+
+def _check(request: pb.FetchRequest, served: ServedPools) -> None:
+    if request.source_epoch != served.epoch:
+        raise FailedPreconditionError(
+            f"this worker's epoch is {served.epoch}, the handle's is {request.source_epoch}: "
+            "it has restarted or changed its role since"
+        )
+    other = Pairing(request.baton_version, request.fingerprint, layouts_of(request.layouts))
+    served.pairing.check(other, request.claimant or "the claimant")
+
+
+def _sender(request: pb.FetchRequest, served: ServedPools) -> Sender:
+    connector = connector_of(request.connector)
+    integrity = integrity_of(request.integrity or pb.INTEGRITY_XXH3_64).of(connector)
+    if connector is Connector.GRPC:
+        return PayloadSender()
+    offered = {
+        Connector.SHM: served.door,
+        Connector.NIXL: served.nixl,
+        Connector.CUDA_IPC: served.ipc,
+    }[connector]
+    if isinstance(offered, str):
+        raise FailedPreconditionError(f"blocks cannot be had by {connector.value} here: {offered}")
+    return PlaceSender(integrity)
+
+
+async def _stream(
+    lease: Lease, pools: Sequence[KvPool], sender: Sender, num_held: int
+) -> AsyncIterator[Event]:
+    """Manifest, blocks as they are filled, result."""
+    num_blocks = lease.extent.num_blocks
+    if num_held > num_blocks:
+        raise NotFoundError(f"{num_held} blocks are held of a lease of {num_blocks}")
+    yield pb.FetchResponse(manifest=pb.Manifest(generation=lease.generation, num_blocks=num_blocks))
+    due = [lease.extent.due(pool.layout.window, num_held) for pool in pools]
+    sent = num_held
+    while not lease.is_complete or sent < num_blocks:
+        await lease.filled_beyond(sent)
+        num_filled = max(sent, lease.num_filled)
+        for group, pool in enumerate(pools):
+            filled = range(max(sent, due[group].start), num_filled)
+            async for run in _runs(lease, group, pool, filled, sender):
+                yield run
+        sent = num_filled
+    token = lease.first_token
+    tokens = [] if token is None else [first_token_to_message(token)]
+    yield pb.FetchResponse(result=prefill_pb2.PrefillResult(first_tokens=tokens))
+
+
+async def _runs(
+    lease: Lease, group: int, pool: KvPool, blocks: range, sender: Sender
+) -> AsyncIterator[BlockBatch]:
+    """Blocks of the sequence in one cache group, which are filled.
+
+    Each run is made when it is asked for; of a lease that has ended meanwhile none is.
+    """
+    start = blocks.start
+    while start < blocks.stop and not lease.is_over:
+        most = sender.max_blocks(pool.layout, start - blocks.start)
+        block_ids = lease.block_ids[group][start : min(start + most, blocks.stop)]
+        assert NULL_BLOCK not in block_ids, "a block was given back that its claimant still needs"
+        yield await sender.send(group, start, block_ids, pool)
+        start += len(block_ids)

@@ -1,0 +1,204 @@
+"""Choice of a transport for each source: asked once, the fastest that both sides have.
+
+Knows no message: it is given what a source says of itself.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, TypeVar
+
+from baton.engine.cache.kv_pool import KvPool
+from baton.errors import FailedPreconditionError, UnavailableError
+from baton_kvtransfer.connector import Connector, Receiver
+from baton_kvtransfer.connectors.cuda_ipc import memory_handles
+from baton_kvtransfer.connectors.cuda_ipc.driver_memory import DriverMemory
+from baton_kvtransfer.connectors.cuda_ipc.memory_handles import CudaMemory
+from baton_kvtransfer.connectors.grpc.payload import PayloadReceiver
+from baton_kvtransfer.connectors.nixl.agent import is_installed
+from baton_kvtransfer.connectors.nixl.claimant import NixlReader
+from baton_kvtransfer.connectors.shm import claimant as shm_claimant
+from baton_kvtransfer.offers import Description
+
+Choice = Literal["auto", "grpc", "shm", "nixl", "cuda-ipc"]
+
+# Of those that read the source's memory; `GRPC` is what is left.
+FASTEST_FIRST = (Connector.CUDA_IPC, Connector.SHM, Connector.NIXL)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """Transport of the blocks of one source, and the reason for it."""
+
+    receiver: Receiver
+    reason: str
+
+
+Describe = Callable[[str, Sequence[Connector]], Awaitable[Description]]
+_Source = tuple[str, int]
+
+
+class Sources:
+    """The ways of one worker to others, until `close`."""
+
+    def __init__(
+        self,
+        pools: Sequence[KvPool],
+        choice: Choice,
+        describe: Describe,
+        nixl: NixlReader,
+        cuda: CudaMemory | None = None,
+        *,
+        nixl_problem: str = "",
+        socket_dir: str | None = None,
+    ) -> None:
+        """`describe` asks the source at an endpoint, also for ways that it opens for whoever asks.
+        `nixl` is closed with this, and not used where `nixl_problem` says why not. `socket_dir`: as
+        of `claimant.attach`."""
+        self._pools = pools
+        self._on_cpu = all(pool.device.type == "cpu" for pool in pools)
+        self._choice = choice
+        self._describe = describe
+        self._nixl = nixl
+        self._nixl_problem = nixl_problem
+        self._cuda = cuda or DriverMemory()
+        self._socket_dir = socket_dir
+        self._ways: dict[_Source, asyncio.Task[Transport]] = {}
+
+    async def way(self, endpoint: str, epoch: int) -> Transport:
+        """The way to a source in one of its lives.
+
+        Raises what `describe` does, and `FailedPreconditionError` if the only way that is allowed
+        does not exist.
+        """
+        if self._choice == "grpc":
+            return Transport(PayloadReceiver(), "no other is allowed here")
+        source = endpoint, epoch
+        self._drop_if_lost(source)
+        if source not in self._ways:
+            self._forget_others(source)
+            self._ways[source] = asyncio.create_task(self._choose(source))
+            self._ways[source].add_done_callback(partial(self._forget_failed, source))
+        return await asyncio.shield(self._ways[source])
+
+    def lost(self, endpoint: str, epoch: int) -> None:
+        """A source could not be reached: what is held of it is let go."""
+        way = self._ways.get((endpoint, epoch))
+        if way is not None and way.done():
+            self._drop((endpoint, epoch))
+
+    def close(self) -> None:
+        """Lets go of all of them. Idempotent."""
+        for source in tuple(self._ways):
+            self._drop(source)
+        self._nixl.close()
+
+    async def _choose(self, source: _Source) -> Transport:
+        endpoint, epoch = source
+        described = await self._describe(endpoint, ())
+        tried = FASTEST_FIRST if self._choice == "auto" else (Connector(self._choice),)
+        problems: dict[Connector, str] = {}
+        for connector in tried:
+            try:
+                if described.epoch != epoch:  # as the fetch will be told
+                    raise UnavailableError("the other worker has restarted")
+                receiver, reason = await self._attach(connector, source, described)
+            except UnavailableError as error:
+                problems[connector] = str(error)
+            else:
+                reasons = [reason, *map(_why_not, problems.items())]
+                return self._chosen(source, receiver, "; ".join(reasons))
+        if self._choice != "auto":
+            raise FailedPreconditionError(
+                f"blocks may only come by {self._choice}, and cannot: {problems[tried[0]]}"
+            )
+        return self._chosen(source, PayloadReceiver(), "; ".join(map(_why_not, problems.items())))
+
+    async def _attach(
+        self, connector: Connector, source: _Source, described: Description
+    ) -> tuple[Receiver, str]:
+        """One way, and why it can be taken. Raises `UnavailableError`, which says why it cannot."""
+        if connector is Connector.CUDA_IPC:
+            if self._on_cpu:
+                raise UnavailableError("the pools of this worker are in host memory")
+            ipc = _offered(described.ipc)
+            mapped = await _opened(partial(memory_handles.attach, ipc, self._pools, self._cuda))
+            return mapped, "both see one GPU's memory"
+        if connector is Connector.SHM:
+            if not self._on_cpu:
+                raise UnavailableError("the pools of this worker are not in host memory")
+            door, layouts = _offered(described.door), [pool.layout for pool in self._pools]
+            receiver = await _opened(partial(shm_claimant.attach, door, layouts, self._socket_dir))
+            receiver.watch(partial(self._drop, source))
+            return receiver, "both are on one host and of one user"
+        if self._nixl_problem:
+            raise UnavailableError(self._nixl_problem)
+        if not is_installed():
+            raise UnavailableError("nixl is not installed here: pip install 'baton-serve[nixl]'")
+        described = await self._describe(source[0], (Connector.NIXL,))
+        return await self._nixl.attach(_offered(described.nixl)), "both have nixl"
+
+    def _chosen(self, source: _Source, receiver: Receiver, reason: str) -> Transport:
+        logger.info("blocks of %s come by %s: %s", source[0], receiver.connector.value, reason)
+        return Transport(receiver, reason)
+
+    def _forget_failed(self, source: _Source, choosing: "asyncio.Task[Transport]") -> None:
+        """The next one asks again, whether or not somebody is still there to be told."""
+        failed = choosing.cancelled() or choosing.exception() is not None
+        if failed and self._ways.get(source) is choosing:
+            del self._ways[source]
+
+    def _forget_others(self, source: _Source) -> None:
+        """An endpoint has one life at a time."""
+        for other in tuple(self._ways):
+            if other[0] == source[0] and self._ways[other].done():
+                self._drop(other)
+
+    def _drop_if_lost(self, source: _Source) -> None:
+        choosing = self._ways.get(source)
+        if choosing is None or not choosing.done() or choosing.cancelled():
+            return
+        if choosing.exception() is None and not choosing.result().receiver.is_open:
+            self._drop(source)
+
+    def _drop(self, source: _Source) -> None:
+        choosing = self._ways.pop(source)
+        if not choosing.done():
+            choosing.cancel()
+        elif not choosing.cancelled() and choosing.exception() is None:
+            choosing.result().receiver.close()
+
+
+_Opened = TypeVar("_Opened", bound=Receiver)
+
+
+async def _opened(attach: Callable[[], _Opened]) -> _Opened:
+    """What `attach` opens, in a thread. If nobody waits for it any more, it is closed again."""
+    opening = asyncio.get_running_loop().run_in_executor(None, attach)
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(_close_unwanted)
+        raise
+
+
+def _close_unwanted(opening: "asyncio.Future[_Opened]") -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
+
+
+def _why_not(problem: tuple[Connector, str]) -> str:
+    return f"not by {problem[0].value}: {problem[1]}"
+
+
+_Offer = TypeVar("_Offer")
+
+
+def _offered(offer: _Offer | str) -> _Offer:
+    if isinstance(offer, str):
+        raise UnavailableError(offer)
+    return offer

@@ -1,0 +1,35 @@
+"""Trace spans of one transfer, on both of its sides."""
+
+from contextlib import AbstractContextManager
+
+from opentelemetry.trace import Span
+
+from baton.serving.telemetry.stages import stage
+from baton_kvtransfer.connector import Connector
+from baton_kvtransfer.handle import Handle, TransferReport
+
+
+def transfer_span(handle: Handle, claimant: str) -> AbstractContextManager[Span]:
+    """`kv.transfer`: from the claim of a lease to its confirmation, while its blocks are computed
+    and after."""
+    told = {"baton.worker": claimant, "baton.transfer.source": handle.source_worker}
+    return stage("kv.transfer", told)
+
+
+def note_report(span: Span, report: TransferReport, num_held: int) -> None:
+    """What the transfer came to."""
+    span.set_attributes(
+        {
+            "baton.transfer.connector": report.connector.value,
+            "baton.transfer.num_blocks": report.num_blocks,
+            "baton.transfer.num_bytes": report.num_bytes,
+            "baton.transfer.num_held_blocks": num_held,
+            "baton.transfer.exposed_ms": report.exposed_s * 1000,
+        }
+    )
+
+
+def sending_span(claimant: str, connector: Connector) -> AbstractContextManager[Span]:
+    """`kv.send`, on the side that has the blocks, as part of the claimant's `kv.transfer`."""
+    told = {"baton.transfer.claimant": claimant, "baton.transfer.connector": connector.value}
+    return stage("kv.send", told)

@@ -1,0 +1,161 @@
+"""Messages of `baton.v1` to this room's data and back. The only place where the two meet."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from baton.engine.scheduler.scheduling.plan import TokenLogprobs
+from baton.errors import FailedPreconditionError, InvalidArgumentError
+from baton.v1 import kv_transfer_pb2 as pb
+from baton.v1 import prefill_pb2
+from baton.worker.layout_wire import layouts_of, layouts_to_messages
+from baton.worker.pairing import Pairing
+from baton.worker.wire import top_logprobs_to_message
+from baton_kvtransfer.connector import Connector, Integrity
+from baton_kvtransfer.handle import LEASE_ID_BYTES, FirstToken, Handle
+from baton_kvtransfer.lease import Claim
+
+HANDLE_VERSION = 1
+_HASH_BYTES = 16
+
+CONNECTORS = {
+    pb.CONNECTOR_UNSPECIFIED: Connector.GRPC,
+    pb.CONNECTOR_GRPC: Connector.GRPC,
+    pb.CONNECTOR_SHM: Connector.SHM,
+    pb.CONNECTOR_NIXL: Connector.NIXL,
+    pb.CONNECTOR_CUDA_IPC: Connector.CUDA_IPC,
+}
+_CONNECTOR_VALUES = {connector: value for value, connector in CONNECTORS.items()}
+_INTEGRITIES = {
+    pb.INTEGRITY_XXH3_64: Integrity.CHECKSUMS,
+    pb.INTEGRITY_FENCE: Integrity.FENCE,
+    pb.INTEGRITY_BY_CONNECTOR: Integrity.BY_CONNECTOR,
+}
+_INTEGRITY_VALUES = {integrity: value for value, integrity in _INTEGRITIES.items()}
+
+
+def lease_id_of(raw: bytes) -> bytes:
+    if len(raw) != LEASE_ID_BYTES:
+        raise InvalidArgumentError("lease_id", f"has {len(raw)} bytes; must have {LEASE_ID_BYTES}")
+    return raw
+
+
+def handle_of(message: pb.KvHandle) -> Handle:
+    if message.version != HANDLE_VERSION:
+        raise FailedPreconditionError(
+            f"the handle's version is {message.version}, this worker's is {HANDLE_VERSION}"
+        )
+    return Handle(
+        source_worker=message.source_worker,
+        source_endpoint=message.source_endpoint,
+        source_epoch=message.source_epoch,
+        lease_id=lease_id_of(message.lease_id),
+        pairing=Pairing(message.baton_version, message.fingerprint, layouts_of(message.layouts)),
+        num_tokens=message.num_tokens,
+        block_hashes=hashes_of(message.block_hashes, "handle.block_hashes"),
+        integrity=integrity_of(message.integrity),
+        tenant=message.tenant,
+    )
+
+
+def hashes_of(joined: bytes, field: str) -> tuple[bytes, ...]:
+    """Chain hashes that came as one. Raises `InvalidArgumentError`."""
+    if len(joined) % _HASH_BYTES:
+        raise InvalidArgumentError(
+            field, f"has {len(joined)} bytes; must be a multiple of {_HASH_BYTES}"
+        )
+    return tuple(joined[i : i + _HASH_BYTES] for i in range(0, len(joined), _HASH_BYTES))
+
+
+def integrity_of(value: int) -> Integrity:
+    if value not in _INTEGRITIES:
+        known = ", ".join(f"{v} ({pb.Integrity.Name(v)})" for v in _INTEGRITIES)
+        raise FailedPreconditionError(
+            f"the handle asks for integrity {value}, this worker knows {known}"
+        )
+    return _INTEGRITIES[pb.Integrity.ValueType(value)]
+
+
+def connector_values(connectors: Iterable[Connector]) -> list[pb.Connector.ValueType]:
+    return [_CONNECTOR_VALUES[connector] for connector in connectors]
+
+
+def connector_of(value: int) -> Connector:
+    if value not in CONNECTORS:
+        raise FailedPreconditionError(
+            f"connector {value} was asked for; this worker knows "
+            + ", ".join(connector.value for connector in Connector)
+        )
+    return CONNECTORS[pb.Connector.ValueType(value)]
+
+
+def fetch_request(
+    handle: Handle,
+    claimant: str,
+    own: Pairing,
+    num_held: int,
+    connector: Connector = Connector.GRPC,
+    integrity: Integrity | None = None,
+) -> pb.FetchRequest:
+    """`integrity`: what the handle's comes to; None: what the connector calls for. Raises
+    `FailedPreconditionError` if the handle asks for less than the connector needs."""
+    integrity = integrity or handle.integrity.of(connector)
+    return pb.FetchRequest(
+        tenant=handle.tenant,
+        connector=_CONNECTOR_VALUES[connector],
+        integrity=_INTEGRITY_VALUES[integrity],
+        lease_id=handle.lease_id,
+        source_epoch=handle.source_epoch,
+        claimant=claimant,
+        baton_version=own.version,
+        fingerprint=own.fingerprint,
+        layouts=layouts_to_messages(own.layouts),
+        num_held_blocks=num_held,
+    )
+
+
+def first_token_to_message(token: FirstToken) -> prefill_pb2.FirstToken:
+    """Of the only sequence. Why it ends with this token, if it does, is left to the caller."""
+    logprobs = token.logprobs
+    return prefill_pb2.FirstToken(
+        sequence_index=0,
+        position=token.position,
+        token_id=token.token_id,
+        logprob=None if logprobs is None else logprobs.logprob,
+        top_logprobs=(
+            top_logprobs_to_message(logprobs) if logprobs and logprobs.top_token_ids else None
+        ),
+    )
+
+
+def first_token_of(message: prefill_pb2.PrefillResult) -> FirstToken | None:
+    """None where nothing is chosen yet."""
+    if not message.first_tokens:
+        return None
+    if len(message.first_tokens) > 1:
+        raise FailedPreconditionError(
+            f"the prefill brought {len(message.first_tokens)} sequences; this worker takes one"
+        )
+    token = message.first_tokens[0]
+    if not token.HasField("logprob"):
+        return FirstToken(token.position, token.token_id)
+    top = token.top_logprobs
+    logprobs = TokenLogprobs(token.logprob, tuple(top.token_ids), tuple(top.logprobs))
+    return FirstToken(token.position, token.token_id, logprobs)
+
+
+class _Claiming(Protocol):
+    """Message that names a lease and its claimant."""
+
+    @property
+    def lease_id(self) -> bytes: ...
+    @property
+    def claimant(self) -> str: ...
+    @property
+    def tenant(self) -> str: ...
+
+
+def claim_of(request: _Claiming) -> Claim:
+    lease_id = lease_id_of(request.lease_id)
+    if not request.claimant:  # a prompt that is for no worker has a lease that is for none
+        raise InvalidArgumentError("claimant", "is empty; must be the id of a worker")
+    return Claim(lease_id, request.claimant, request.tenant)

@@ -1,0 +1,67 @@
+"""Gets the beginning of a prompt from another worker's cache, instead of computing it."""
+
+import logging
+
+from baton.engine.async_engine import SequenceStream
+from baton.engine.messages import EngineRequest
+from baton.engine.scheduler.scheduling.plan import ExternalAllocation
+from baton.v1 import prefill_pb2 as pb
+from baton.worker.cancellation import unless_ended
+from baton.worker.pairing import Pairing
+from baton_kvtransfer.client import KvFetcher
+from baton_kvtransfer.handle import LEASE_ID_BYTES, Handle
+
+# Blocks that were not brought within this many seconds are computed.
+PULL_TIMEOUT = 10.0
+
+logger = logging.getLogger(__name__)
+
+
+def source_of(request: pb.PrefillRequest, pairing: Pairing) -> Handle | None:
+    """What lets this worker claim the beginning of a prompt, or None if it is to be computed."""
+    source, block_size = request.source, pairing.layouts[0].block_size
+    num_tokens = source.num_blocks * block_size
+    is_usable = len(source.lease_id) == LEASE_ID_BYTES and 0 < num_tokens < len(request.token_ids)
+    if not is_usable or request.sampling.HasField("prompt_logprobs"):
+        return None
+    # Whether the two may pair the source says, before anything moves.
+    return Handle(
+        source_worker=source.worker,
+        source_endpoint=source.endpoint,
+        source_epoch=source.epoch,
+        lease_id=source.lease_id,
+        pairing=pairing,
+        num_tokens=num_tokens,
+        block_hashes=(),
+        tenant=request.tenant,
+    )
+
+
+async def pull(
+    stream: SequenceStream, wanted: EngineRequest, fetcher: KvFetcher, source: Handle
+) -> None:
+    """Has the sequence go on behind the blocks of `source`, or compute them if they do not come.
+
+    Raises what ends the sequence meanwhile, and nothing else.
+    """
+    allocation = await stream.allocation()
+    if not allocation.block_ids:
+        return  # they are here by now
+    if await unless_ended(stream, _fetched(fetcher, source, allocation, wanted)):
+        stream.commit_external(None)
+    else:
+        stream.fail_external()
+
+
+async def _fetched(
+    fetcher: KvFetcher, source: Handle, allocation: ExternalAllocation, wanted: EngineRequest
+) -> bool:
+    try:
+        _, report = await fetcher.fetch(source, allocation, PULL_TIMEOUT)
+    except Exception as error:
+        logger.info(
+            "%s computes what %s was to give it: %s", wanted.request_id, source.source_worker, error
+        )
+        return False
+    logger.debug("%d blocks came from %s", report.num_blocks, source.source_worker)
+    return True

@@ -1,0 +1,135 @@
+"""Service of the prefill role: one call per prompt, as long as its lease."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from baton.engine.messages import EngineRequest, SequenceUpdate
+from baton.engine.metering.step_times import StepTimes
+from baton.engine.metering.work_meter import WorkDone
+from baton.engine.scheduler.scheduling.plan import TokenLogprobs
+from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
+from baton.errors import InvalidArgumentError
+from baton.serving.attempt_id import request_id_of
+from baton.serving.logs import name_request
+from baton.v1 import inference_pb2
+from baton.v1 import prefill_pb2 as pb
+from baton.v1 import prefill_pb2_grpc as pb_grpc
+from baton.worker.request_spans import request_spans
+from baton.worker.wire import (
+    engine_request,
+    finish_reason_to_message,
+    prefill_started,
+    top_logprobs_to_messages,
+    work_done_to_message,
+)
+from baton.worker.worker import Worker
+from baton_kvtransfer.block_range import BlockRange
+from baton_kvtransfer.exchange.exchange import KvExchange
+from baton_kvtransfer.handle import FirstToken
+from baton_kvtransfer.lease import Claim
+from baton_kvtransfer.wire import first_token_to_message, lease_id_of
+from baton_prefill_worker.lease_keeper import Keeper
+from baton_prefill_worker.prefix_pull import pull, source_of
+
+
+class PrefillService(pb_grpc.PrefillServicer):
+    """Computes prompts and keeps their blocks under leases."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._exchange = worker.component(KvExchange)
+        self._keeper = Keeper(self._exchange.leases)
+
+    async def Prefill(
+        self, request: pb.PrefillRequest, context: Any
+    ) -> AsyncIterator[pb.PrefillResponse]:
+        name_request(request_id_of(request.request_id))
+        claim = Claim(lease_id_of(request.lease_id), request.decode_worker, request.tenant)
+        engine = self._worker.engine_for("prefill")
+        source = source_of(request, self._worker.pairing())
+        wanted = engine_request(
+            request,
+            context.time_remaining(),
+            purpose=Purpose.PREFILL,
+            kv_source=KvSource.EXTERNAL if source else KvSource.LOCAL,
+            num_external_tokens=source.num_tokens if source else 0,
+        )
+        _check_single(wanted)
+        grammar = await engine.compile_grammar(wanted.params)
+        extent = BlockRange(len(wanted.token_ids), engine.block_size)
+        # The blocks are freed after the lease on them has ended, whatever ends this call.
+        with (
+            engine.open(wanted, grammar) as stream,
+            request_spans(self._worker.id, wanted, stream),
+            self._exchange.leases.open(claim, extent) as lease,
+        ):
+            yield pb.PrefillResponse(admitted=pb.PrefillAdmitted())
+            if source is not None:
+                await pull(stream, wanted, self._exchange.fetcher, source)
+            last: SequenceUpdate | None = None
+            num_scored = 1  # The first token of a prompt has no log-probability.
+            async for updates in stream.updates():
+                if last is None:
+                    assert stream.first_step is not None, "an update of no step"
+                    yield _started(updates[0], wanted, stream.first_step)
+                last = updates[-1]
+                lease.advance(last.block_ids, last.num_computed_tokens // extent.block_size)
+                for update in updates:
+                    if update.prompt_logprobs:
+                        yield _prompt_logprobs(num_scored, update.prompt_logprobs, wanted)
+                        num_scored += len(update.prompt_logprobs)
+            assert last is not None
+            token = _first_token(last)
+            # A sequence that is complete with its first token has nothing to hand over; its lease
+            # ends with this call.
+            goes_on = last.finish_reason is FinishReason.PREFILLED or request.has_several_sequences
+            is_handed_over = goes_on and request.decode_worker
+            if is_handed_over:
+                lease.complete(token, lambda: engine.close_stream(wanted.request_id))
+            yield _result(token, last, engine.work_done)
+            if is_handed_over:
+                await self._keeper.until_released(engine, stream, wanted, lease, token)
+                yield pb.PrefillResponse(released=pb.LeaseReleased())
+
+
+def _check_single(wanted: EngineRequest) -> None:
+    if wanted.params.num_sequences > 1:
+        raise InvalidArgumentError(
+            "sampling.n",
+            f"asks for {wanted.params.num_sequences} sequences; a prefill is of one "
+            "(has_several_sequences says that the decode worker makes more)",
+        )
+
+
+def _started(update: SequenceUpdate, wanted: EngineRequest, step: StepTimes) -> pb.PrefillResponse:
+    started = prefill_started(update.num_cached_tokens, wanted.arrival_time, step)
+    return pb.PrefillResponse(started=started)
+
+
+def _prompt_logprobs(
+    position: int, logprobs: tuple[TokenLogprobs, ...], wanted: EngineRequest
+) -> pb.PrefillResponse:
+    """Of adjacent prompt tokens, from `position` on."""
+    message = inference_pb2.PromptLogprobs(
+        position=position,
+        logprobs=[p.logprob for p in logprobs],
+        top_logprobs=top_logprobs_to_messages(logprobs, wanted.params.prompt_logprobs or 0),
+    )
+    return pb.PrefillResponse(prompt_logprobs=message)
+
+
+def _first_token(update: SequenceUpdate) -> FirstToken:
+    assert update.token_id is not None, "a prefill ends with a token"
+    return FirstToken(update.position, update.token_id, update.logprobs)
+
+
+def _result(token: FirstToken, update: SequenceUpdate, done: WorkDone) -> pb.PrefillResponse:
+    message = first_token_to_message(token)
+    message.finish_reason = finish_reason_to_message(update.finish_reason)
+    return pb.PrefillResponse(
+        result=pb.PrefillResult(
+            first_tokens=[message],
+            num_cached_tokens=update.num_cached_tokens,
+            work_done=work_done_to_message(done),
+        )
+    )

@@ -1,0 +1,194 @@
+"""Admission queue: weighted-fair across tenants; rejects requests that cannot meet their deadline.
+Pure.
+
+A request that comes is told at once if it cannot get its first token before its deadline, or if
+too many wait already, with the time after which asking again is worthwhile. Otherwise it goes when
+it is its turn, there is room for it, and its tenant's allowance lets it; unless it has waited for
+so long by then that its first token would come too late, for those behind it can still be served in
+time. Knows nothing of workers: what would become of a request is forecast by the one who knows
+them. Nor how time passes, so that the router and the simulator have it in common.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from baton.errors import BatonError, DeadlineExceededError, OverloadedError
+from baton.serving.deadline import Clock
+from baton_router.admission.fair_queue import FairQueue, Waiting
+from baton_router.admission.quotas import Quotas
+from baton_router.placement.decision import Decision
+
+MAX_WAITING = 1024
+LOOK_SECONDS = 0.05
+"""Room appears with no word of it where a worker comes back, say: so often is looked while somebody
+waits."""
+
+_LEAST_RETRY_SECONDS = 0.1
+
+T = TypeVar("T")
+_T = TypeVar("_T", contravariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Forecast for a request if it were admitted now.
+
+    Attributes:
+        has_room: it would find room, at the end of its prefill as well.
+        ttft_seconds: until its first token.
+        drain_seconds: until there is room for it; 0 where there is.
+        decision: where it would be placed; None where that made no difference.
+    """
+
+    has_room: bool
+    ttft_seconds: float
+    drain_seconds: float = 0.0
+    decision: Decision | None = None
+
+
+NO_WAIT = Forecast(True, 0.0)
+
+
+class Forecaster(Protocol[_T]):
+    """Forecaster of requests, from the workers and their load."""
+
+    def forecast(self, request: _T, num_tokens_ahead: int, earlier: Decision | None, /) -> Forecast:
+        """Forecasts the request if it were placed now, after queued prompts of `num_tokens_ahead`
+        tokens. `earlier` is the last decision about it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QueuedRequest(Generic[T]):
+    """A request that waits.
+
+    Attributes:
+        expires: when its first token must have come, in seconds of the clock.
+        decision: about its placement, when it came.
+    """
+
+    request: T
+    expires: float
+    decision: Decision | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionResult(Generic[T]):
+    """A request that waits no more.
+
+    Attributes:
+        forecast: as it goes.
+        refusal: why it does not go; None if it does.
+    """
+
+    request: T
+    forecast: Forecast = NO_WAIT
+    refusal: BatonError | None = None
+
+
+class AdmissionQueue(Generic[T]):
+    """All that wait at one router.
+
+    Args:
+        max_waiting: requests; more are refused.
+    """
+
+    def __init__(
+        self,
+        quotas: Quotas,
+        forecaster: Forecaster[T],
+        max_waiting: int = MAX_WAITING,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._quotas = quotas
+        self._forecaster = forecaster
+        self._max_waiting = max_waiting
+        self._clock = clock
+        self._queue: FairQueue[QueuedRequest[T]] = FairQueue(quotas.weight_of)
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the prompts of all that wait."""
+        return self._queue.num_tokens
+
+    def join(
+        self, request: T, *, tenant: str, priority: int, num_tokens: int, seconds_left: float
+    ) -> Waiting[QueuedRequest[T]]:
+        """Has a request of so many prompt tokens wait for its turn.
+
+        Raises `OverloadedError` if its first token would not come in the seconds that are left.
+        """
+        is_full = len(self._queue) >= self._max_waiting
+        decision = None
+        if is_full or seconds_left < float("inf"):
+            decision = self._check_worthwhile(request, tenant, seconds_left, is_full=is_full)
+        asking = QueuedRequest(request, self._clock() + seconds_left, decision)
+        return self._queue.push(asking, tenant=tenant, priority=priority, num_tokens=num_tokens)
+
+    def next(self, has_gone: Callable[[T], bool] = lambda _: False) -> AdmissionResult[T] | None:
+        """Takes out whoever may go now, whose allowance is then used, or need not wait any more;
+        None if there is nobody.
+
+        Args:
+            has_gone: who waits no more, and is not removed yet.
+        """
+        waiting = self._queue.pop(self._quotas.may_go)
+        while waiting is not None and has_gone(waiting.item.request):
+            waiting = self._queue.pop(self._quotas.may_go)
+        if waiting is None:
+            return None
+        request, seconds_left = waiting.item.request, waiting.item.expires - self._clock()
+        if seconds_left <= 0:
+            return AdmissionResult(request, refusal=expired())
+        forecast = self._forecaster.forecast(request, 0, waiting.item.decision)
+        if forecast.ttft_seconds > seconds_left:
+            retry_after = max(forecast.drain_seconds, _LEAST_RETRY_SECONDS)
+            late = _late(forecast.ttft_seconds, seconds_left, retry_after)
+            return AdmissionResult(request, forecast, late)
+        if not forecast.has_room:
+            self._queue.put_back(waiting)
+            return None
+        self._quotas.enter(waiting.tenant, waiting.num_tokens)
+        return AdmissionResult(request, forecast)
+
+    def remove(self, waiting: Waiting[QueuedRequest[T]]) -> None:
+        """It waits no more; nothing if it has gone."""
+        self._queue.remove(waiting)
+
+    def leave(self, tenant: str, num_output_tokens: int) -> None:
+        """One that was taken out has ended."""
+        self._quotas.leave(tenant, num_output_tokens)
+
+    def _check_worthwhile(
+        self, request: T, tenant: str, seconds_left: float, *, is_full: bool
+    ) -> Decision | None:
+        forecast = self._forecaster.forecast(request, self._queue.num_tokens, None)
+        unpaid = self._quotas.seconds_until_paid(tenant)
+        wait = max(forecast.drain_seconds, unpaid)
+        retry_after = max(wait, _LEAST_RETRY_SECONDS)
+        first_token = wait + forecast.ttft_seconds
+        if is_full:
+            waiting = len(self._queue)
+            raise OverloadedError(f"{waiting} requests wait at this router already", retry_after)
+        if first_token > seconds_left and unpaid > 0 and unpaid >= forecast.drain_seconds:
+            raise OverloadedError(f"tenant {tenant!r} is over its rate", retry_after)
+        if first_token > seconds_left:
+            raise _late(first_token, seconds_left, retry_after)
+        return forecast.decision
+
+
+def expired() -> DeadlineExceededError:
+    """What is said of a request whose time has run out before its turn came."""
+    return DeadlineExceededError("the request's deadline has passed while it waited for room")
+
+
+def _late(first_token: float, seconds_left: float, retry_after: float) -> OverloadedError:
+    return OverloadedError(
+        f"a first token would come in {first_token:.1f} s, and the deadline is in "
+        f"{seconds_left:.1f} s",
+        retry_after,
+    )

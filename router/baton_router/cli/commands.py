@@ -1,0 +1,102 @@
+"""The commands `baton router`, `baton explain` and `baton replay`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from baton.cli.command import command
+from baton.cli.options import DEFAULT_ADMIN_ADDRESS, Admin, Json
+from baton.cli.running import console, finish
+from baton.cli.tls_options import TlsOptions, takes_tls
+from baton.errors import InvalidArgumentError
+
+
+@command("Processes", takes_rest=True)
+def router(context: typer.Context) -> None:
+    """Run a router, until a signal."""
+    from baton_router.process import run
+
+    run(context.args, context.command_path)
+
+
+@command("Operations")
+@takes_tls
+def explain(
+    *,
+    tls: TlsOptions,
+    prompt: Annotated[
+        str | None, typer.Argument(help="The text to place; -: read it from stdin.")
+    ] = None,
+    admin: Admin = DEFAULT_ADMIN_ADDRESS,
+    request_id: Annotated[
+        str | None,
+        typer.Option(help="Explain this request, which was placed of late, in place of a prompt."),
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Look for --request-id in what `--record` wrote."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Say where a prompt would run if it came now, and why; nothing is run.
+
+    \b
+    Examples:
+      baton explain "def fibonacci(n):"
+      baton explain --request-id 8c2f0a6b1d3e4f57
+      baton explain --request-id 8c2f0a6b1d3e4f57 --record placements.jsonl
+    """
+
+    def run() -> None:
+        from baton.cli.session import admin_session
+        from baton_router.cli import explain as impl
+
+        if (prompt is None) == (request_id is None):
+            raise InvalidArgumentError("prompt", "or --request-id is needed, and only one of them")
+        if record is not None:
+            found = impl.recorded(record, request_id)
+        else:
+            with admin_session(admin, 30.0, tls=tls.tls()) as client:
+                if request_id is not None:
+                    found = client.explain_request(request_id)
+                else:
+                    found = client.explain(sys.stdin.read() if prompt == "-" else prompt or "")
+        if json:
+            impl.print_json(found)
+        else:
+            impl.print_tables(found, console())
+
+    finish(run)
+
+
+@command("Analysis")
+def replay(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="What `--record` of a router wrote.")
+    ],
+    policy: Annotated[
+        str | None,
+        typer.Option(help="Decide by this policy; else by the recorded one, as a check."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Decide again what a router recorded, on the same snapshots, and show what differs.
+
+    \b
+    Examples:
+      baton replay placements.jsonl --policy least-loaded
+      baton replay placements.jsonl.2 placements.jsonl.1 placements.jsonl --json
+    """
+
+    def run() -> None:
+        from baton_router.cli import replay as impl
+
+        redecided = impl.redecide(files, impl.policy_of(policy))
+        if json:
+            impl.print_json(redecided)
+        else:
+            impl.print_table(redecided, console())
+
+    finish(run)

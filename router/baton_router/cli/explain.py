@@ -1,0 +1,80 @@
+"""`baton explain`: every worker with every term of its cost, and why the winner won."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from baton.client.client import Candidate, Explanation
+from baton.client.wire import explanation_of
+from baton.errors import InvalidArgumentError, NotFoundError
+from baton_router.lifecycle.wire import explanation
+from baton_router.placement.record.replay import read_record, replay
+
+_TITLES = {
+    ("prefill", False): "prefill workers",
+    ("decode", False): "decode workers",
+    ("decode", True): "decode workers that compute the prompt themselves",
+}
+
+
+def recorded(file: Path, request_id: str | None) -> Explanation:
+    """The last decision about a request in a record, as it is made again now.
+
+    Raises `NotFoundError` if it is not there.
+    """
+    if request_id is None:
+        raise InvalidArgumentError("--record", "is of no use without --request-id")
+    found = [d for d in replay(read_record(file)) if d.recorded.question.request_id == request_id]
+    if not found:
+        raise NotFoundError(f"{file} has no request {request_id!r}")
+    return explanation_of(explanation(found[-1].decision))
+
+
+def print_json(explained: Explanation) -> None:
+    """One object."""
+    print(json.dumps(dataclasses.asdict(explained)))
+
+
+def print_tables(explained: Explanation, console: Console) -> None:
+    """A table for each way to take part, and the reason."""
+    console.print(
+        f"request {explained.request_id}: {explained.num_tokens} tokens, policy {explained.policy}",
+        highlight=False,
+        markup=False,
+    )
+    candidates = explained.placement.candidates
+    for kind, title in _TITLES.items():
+        of_kind = [c for c in candidates if (c.role, c.computes_prompt) == kind]
+        if of_kind:
+            console.print(_table(title, of_kind, explained))
+    console.print(explained.reason, highlight=False, markup=False)
+
+
+def _table(title: str, candidates: list[Candidate], explained: Explanation) -> Table:
+    """A row for each worker, a column for each term. `>` is before the chosen one."""
+    names = sorted({name for c in candidates for name in c.terms})
+    # Only the default policy counts seconds.
+    factor, unit = (1000.0, " ms") if explained.policy == "baton" else (1.0, "")
+    table = Table("", "worker", title=title, title_justify="left", box=None)
+    for column in ("cached", *(f"{name}{unit}" for name in names), f"cost{unit}"):
+        table.add_column(column, justify="right")
+    table.add_column("not chosen because")
+    placement = explained.placement
+    winners = (placement.prefill_worker, placement.decode_worker)
+    for candidate in candidates:
+        takes_part = candidate.computes_prompt == (not placement.prefill_worker)
+        terms = [
+            f"{candidate.terms[n] * factor:.3f}" if n in candidate.terms else "" for n in names
+        ]
+        table.add_row(
+            ">" if candidate.worker in winners and takes_part else "",
+            candidate.worker,
+            str(candidate.num_cached_tokens),
+            *terms,
+            f"{candidate.cost * factor:.3f}" if terms else "",
+            candidate.excluded,
+        )
+    return table

@@ -1,0 +1,434 @@
+"""The workers this router knows: who they are, whether they answer, what was placed on them.
+
+Redis says who exists; the workers themselves, over gRPC health, say whether they serve. So a Redis
+that is gone, slow or empty never takes a living worker away. Load is counted here, from what this
+router placed and saw end, and not polled.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal, NamedTuple
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from redis.asyncio import Redis
+
+from baton.cluster.events import KvEvents
+from baton.cluster.index import LocalityIndex
+from baton.cluster.prefix import BlockHash, PrefixNamespace, hash_chain
+from baton.cluster.registry import WorkerRecord
+from baton.cluster.subscriber import EventSubscriber
+from baton.cluster.watcher import RegistryWatcher
+from baton.serving.channels import Channels
+from baton.serving.telemetry.stages import stage
+from baton.v1.kv_transfer_pb2 import KvLayouts
+from baton_router.fleet.candidate import Candidate
+from baton_router.fleet.circuit_breaker import CircuitBreaker
+from baton_router.fleet.cost_rates import Rates
+from baton_router.fleet.decayed_counter import coarse
+from baton_router.fleet.load import Load, Share
+from baton_router.fleet.pending_prefixes import PendingPrefixes, held_blocks
+from baton_router.fleet.worker_model import PoolModel, WorkerModel
+
+logger = logging.getLogger(__name__)
+
+State = Literal["ready", "draining", "unreachable", "starting"]
+
+_RETRY_SECONDS = 0.5
+_PROBE_SECONDS = 1.0
+_READINESS = health_pb2.HealthCheckRequest(service="readiness")
+
+
+class Member:
+    """One worker, as this router sees it.
+
+    Attributes:
+        pairing: workers hand blocks to each other only if theirs is equal.
+        namespace: what the chain hashes of its blocks start from.
+        bytes_per_token: of KV, over all layers.
+        max_held_tokens: tokens of all its sequences at most; None where every layer has a window.
+    """
+
+    def __init__(self, record: WorkerRecord, pool: PoolModel) -> None:
+        self.record = record
+        self.is_serving = False
+        self.is_listed = True
+        self.was_reached = False
+        self.was_asked = asyncio.Event()
+        self.load = Load()
+        # What stays as it is as long as the epoch does is asked for with each request.
+        self.pairing = record.pairing
+        self.namespace = record.namespace
+        self.layouts = KvLayouts.FromString(record.layout).layouts
+        self.bytes_per_token = sum(one.block_bytes / one.block_size for one in self.layouts)
+        has_window = any(layout.HasField("window") for layout in self.layouts[:1])
+        self.max_held_tokens = None if has_window else record.num_blocks * record.block_size
+        self.circuit = CircuitBreaker()
+        self.model = WorkerModel(pool, record.max_num_batched_tokens)
+        self._seen: tuple[float, int, str, int, Rates] | None = None
+        self._candidate: Candidate | None = None  # as which it was seen so last
+
+    @property
+    def admin_endpoint(self) -> str:
+        """Where its admin service is reached."""
+        return self.record.admin_endpoint or self.record.endpoint
+
+    @property
+    def state(self) -> State:
+        """Whether it can take work, and if not, what it does."""
+        if self.record.draining:
+            return "draining"
+        if self.is_serving and self.circuit.is_closed:
+            return "ready"
+        return "unreachable" if self.was_reached else "starting"
+
+    @property
+    def max_len(self) -> int:
+        """Tokens of one sequence at most. A decode worker must hold all of it in its pool, unless
+        even the layers that see furthest back have a window."""
+        record, room = self.record, self.max_held_tokens
+        if record.role == "prefill" or room is None:
+            return record.max_model_len
+        return min(record.max_model_len, room)
+
+    @contextmanager
+    def loaded(
+        self, *, num_sequences: int = 1, num_tokens: int = 0, num_held_tokens: int = 0
+    ) -> Iterator[None]:
+        """Counts sequences, prompt tokens yet to be computed, and tokens whose KV is held, for the
+        length of the block."""
+        share = Share(num_sequences, num_tokens, num_held_tokens)
+        self.load.take(share, time.monotonic(), time.monotonic_ns())
+        try:
+            yield
+        finally:
+            self.load.give_back(share)
+
+    def candidate(self, now: float, num_cached_tokens: int, excluded: str) -> Candidate:
+        """The worker as placement sees it. From one request to the next few workers change."""
+        seen = now, num_cached_tokens, excluded, self.load.num_changes, self.model.rates
+        if self._candidate is None or seen != self._seen:
+            self._seen = seen
+            self._candidate = self.load.candidate(
+                self.record.id,
+                self.record.role,
+                self.pairing,
+                now,
+                num_cached_tokens=num_cached_tokens,
+                max_held_tokens=self.max_held_tokens,
+                excluded=excluded,
+                rates=self.model.rates,
+                version=self.record.version,
+            )
+        return self._candidate
+
+    def excluded(self, tokenizer_hash: bytes) -> str:
+        """Why it cannot take work now; empty if it can."""
+        if self.record.draining:
+            return "draining"
+        if not self.is_serving:
+            return "not answering" if self.was_reached else "not reached yet"
+        if self.record.tokenizer_hash != tokenizer_hash:
+            return "another tokenizer"
+        return "" if self.circuit.is_closed else "failed a moment ago"
+
+
+class _Chain(NamedTuple):
+    """The chain hashes of a prompt, and what they are made of."""
+
+    namespace: PrefixNamespace
+    token_ids: tuple[int, ...]
+    salt: bytes
+    hashes: list[BlockHash]
+
+    def is_of(self, namespace: PrefixNamespace, token_ids: tuple[int, ...], salt: bytes) -> bool:
+        """Whether these are of this very tuple: looking at all its tokens would take as long as a
+        good part of hashing them."""
+        return token_ids is self.token_ids and (namespace, salt) == (self.namespace, self.salt)
+
+
+class Fleet:
+    """All workers. Owns the channels to them and the index of what they have cached."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        channels: Channels,
+        tokenizer_hash: bytes,
+        index: LocalityIndex | None = None,
+    ) -> None:
+        self.index = LocalityIndex() if index is None else index
+        self.pending = PendingPrefixes()
+        self._channels = channels
+        self._tokenizer_hash = tokenizer_hash
+        self._members: dict[str, Member] = {}
+        self._namespaces: frozenset[PrefixNamespace] = frozenset()  # of all members
+        self._last_chain: _Chain | None = None
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._watch_calls: set[Any] = set()
+        self._pools: dict[tuple[str, bytes], PoolModel] = {}
+        self._probes: dict[Member, asyncio.Task[None]] = {}
+        self._num_users: Counter[str] = Counter()  # of the channel to each endpoint
+        self._closing: set[asyncio.Task[None]] = set()
+        self._has_looked = False
+        self._registry = RegistryWatcher(redis, self._on_change)
+        self._events = EventSubscriber(redis, self.index)
+        channels.on_renewal(self._move_watches)
+
+    def start(self) -> None:
+        self._registry.start()
+        self._events.start()
+
+    async def stop(self) -> None:
+        await self._registry.stop()
+        await self._events.stop()
+        tasks = [*self._watches.values(), *self._probes.values(), *self._closing]
+        self._watches = {}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def first_look(self, timeout: float) -> None:
+        """Waits until this router knows what it can know: Redis was read, and each worker that was
+        found there has said whether it serves, or does not answer. `timeout` seconds at most, and
+        once it knows, never again."""
+        if self._has_looked:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                with stage("admit", {"baton.worker": "router"}):
+                    await self._registry.first_read()
+                    await asyncio.gather(*(member.was_asked.wait() for member in self.members))
+                self._has_looked = True
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the index has all that the workers known here have published."""
+        return self._events.is_warm
+
+    @property
+    def staleness(self) -> dict[str, float]:
+        """For how many seconds Redis has not answered, by what it is asked for."""
+        return {"registry": self._registry.staleness, "kv_events": self._events.staleness}
+
+    @property
+    def members(self) -> list[Member]:
+        """In the order of their ids."""
+        return [self._members[worker] for worker in sorted(self._members)]
+
+    def member(self, worker: str) -> Member:
+        return self._members[worker]
+
+    def channel_to(self, member: Member) -> AbstractContextManager[grpc.aio.Channel]:
+        """The channel to a worker, which stays open for the length of the block."""
+        return self._channel(member.record.endpoint)
+
+    def admin_channel_to(self, member: Member) -> AbstractContextManager[grpc.aio.Channel]:
+        """The same, to its admin service."""
+        return self._channel(member.admin_endpoint)
+
+    @contextmanager
+    def _channel(self, endpoint: str) -> Iterator[grpc.aio.Channel]:
+        self._num_users[endpoint] += 1
+        try:
+            yield self._channels.get(endpoint)
+        finally:
+            self._num_users[endpoint] -= 1
+            self._close_unused(endpoint)
+
+    def report_loss(self, member: Member) -> None:
+        """A call found the worker dead or silent: it gets no work until it is well."""
+        member.circuit.trip()
+        self._look_after(member)
+
+    def report_failure(self, member: Member) -> None:
+        """The worker says that it has failed within: so too, if that goes on."""
+        member.circuit.record_failure()
+        self._look_after(member)
+
+    def _look_after(self, member: Member) -> None:
+        if not member.circuit.is_closed and member not in self._probes:
+            self._probes[member] = asyncio.create_task(self._probe(member))
+
+    @property
+    def max_model_len(self) -> int:
+        """The least length any serving worker allows; unbounded while there is none."""
+        return min((m.max_len for m in self.members if m.is_serving), default=2**31)
+
+    def candidates(self, token_ids: tuple[int, ...], salt: bytes = b"") -> list[Candidate]:
+        """A snapshot for placement, with what each worker has cached of the prompt."""
+        cached = self._cached_blocks(token_ids, salt)
+        now = coarse(time.monotonic())
+        return [
+            m.candidate(
+                now,
+                cached.get(m.record.id, 0) * m.record.block_size,
+                m.excluded(self._tokenizer_hash),
+            )
+            for m in self.members
+        ]
+
+    def block_hashes(
+        self, member: Member, token_ids: tuple[int, ...], salt: bytes = b""
+    ) -> list[bytes]:
+        """The chain hashes of the prompt's full blocks, as this worker computes them."""
+        return self._chain(member.namespace, token_ids, salt)
+
+    def note_held(self, member: Member, hashes: Sequence[bytes]) -> None:
+        """A worker has computed these blocks, or has taken them over. While Redis answers, the
+        worker itself says so there, and also when it drops them; else this is all that is known."""
+        if self._events.stale:
+            record = member.record
+            self.index.apply(record.id, record.epoch, KvEvents(stored=tuple(hashes)))
+
+    @property
+    def hears_redis(self) -> bool:
+        """Whether Redis has answered the latest question."""
+        return not self._registry.stale
+
+    def _cached_blocks(self, token_ids: tuple[int, ...], salt: bytes) -> dict[str, int]:
+        """Leading blocks that each worker holds, or will once it has computed what it was given.
+        Workers of one namespace share one computation."""
+        cached: dict[str, int] = {}
+        for namespace in self._namespaces:
+            hashes = self._chain(namespace, token_ids, salt)
+            cached |= held_blocks(self.index, self.pending, hashes)
+        return cached
+
+    def _chain(
+        self, namespace: PrefixNamespace, token_ids: tuple[int, ...], salt: bytes
+    ) -> list[BlockHash]:
+        """The last one is kept: a request is let through, placed and sent in one go."""
+        last = self._last_chain
+        if last is None or not last.is_of(namespace, token_ids, salt):
+            hashes = hash_chain(namespace.root(salt), token_ids, namespace.block_size)
+            last = self._last_chain = _Chain(namespace, token_ids, salt, hashes)
+        return last.hashes
+
+    def _on_change(self, worker: str, record: WorkerRecord | None) -> None:
+        """What the registry says: a worker joined, changed, or is not listed any more."""
+        known = self._members.get(worker)
+        if record is None:
+            if known is not None:
+                known.is_listed = False
+                self._drop_if_gone(worker)
+            return
+        if known is not None and known.record.epoch == record.epoch:
+            known.record, known.is_listed = record, True
+            return
+        self._leave(worker)
+        logger.info("%s joined at %s", worker, record.endpoint)
+        self._members[worker] = Member(record, self._pool_of(record))
+        self._namespaces = self._namespaces | {self._members[worker].namespace}
+        self._events.follow(worker, record.epoch)
+        self._watches[worker] = asyncio.create_task(self._watch(self._members[worker]))
+
+    def _pool_of(self, record: WorkerRecord) -> PoolModel:
+        """What is known of the workers that this one may stand in for. Of those that pair with
+        none of before, as a new version's, it is at first what the latest ones take."""
+        pairing = record.pairing
+        if ("prefill", pairing) not in self._pools:
+            former = [pool for (role, _), pool in self._pools.items() if role == "prefill"]
+            prefill = PoolModel(former[-1] if former else None)
+            self._pools["prefill", pairing] = prefill
+            self._pools["decode", pairing] = PoolModel(prefill)
+        return self._pools[record.role, pairing]
+
+    async def _watch(self, member: Member) -> None:
+        """Follows one worker's readiness until it has left."""
+        while self._members.get(member.record.id) is member:
+            with contextlib.suppress(grpc.aio.AioRpcError), self.channel_to(member) as channel:
+                if await self._follow(member, channel):
+                    continue
+            member.is_serving = False
+            member.was_asked.set()
+            self._drop_if_gone(member.record.id)
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _follow(self, member: Member, channel: grpc.aio.Channel) -> bool:
+        """Notes what a worker says of its readiness. Returns True where another connection is to be
+        asked, and what was said last holds until then; raises `AioRpcError` where it is lost."""
+        watch: Any = health_pb2_grpc.HealthStub(channel).Watch(_READINESS)
+        self._watch_calls.add(watch)
+        try:
+            async for response in watch:
+                member.is_serving = _is_serving(response)
+                member.was_reached |= member.is_serving
+                member.was_asked.set()
+                if member.is_serving:
+                    member.circuit.probe_succeeded()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():  # it is this task that is to end
+                raise
+            return True
+        finally:
+            self._watch_calls.discard(watch)
+        return False
+
+    def _move_watches(self) -> None:
+        """There are new certificates: nobody shall stay on a connection with the former ones."""
+        for call in self._watch_calls:
+            call.cancel()
+
+    async def _probe(self, member: Member) -> None:
+        """Asks a worker that has failed, again and again, until it is well or has left."""
+        try:
+            while not member.circuit.is_closed and self._members.get(member.record.id) is member:
+                await asyncio.sleep(member.circuit.seconds_to_probe)
+                if await self._is_well(member):
+                    member.circuit.probe_succeeded()
+                else:
+                    member.circuit.probe_failed()
+        finally:
+            del self._probes[member]
+
+    async def _is_well(self, member: Member) -> bool:
+        with self.channel_to(member) as channel:
+            try:
+                stub = health_pb2_grpc.HealthStub(channel)
+                return _is_serving(await stub.Check(_READINESS, timeout=_PROBE_SECONDS))
+            except grpc.aio.AioRpcError:
+                return False
+
+    def _drop_if_gone(self, worker: str) -> None:
+        """Forgets a worker that is neither listed nor serving."""
+        member = self._members.get(worker)
+        if member is not None and not member.is_listed and not member.is_serving:
+            logger.info("%s left", worker)
+            self._leave(worker)
+
+    def _leave(self, worker: str) -> None:
+        member = self._members.pop(worker, None)
+        if member is None:
+            return
+        self._namespaces = frozenset(m.namespace for m in self._members.values())
+        member.was_asked.set()  # nobody will
+        self._events.unfollow(worker)
+        task = self._watches.pop(worker)
+        if task is not asyncio.current_task():
+            task.cancel()
+        self._close_unused(member.record.endpoint)
+
+    def _close_unused(self, endpoint: str) -> None:
+        """Closes the channel to an endpoint where no member is, once nothing uses it."""
+        is_home = any(m.record.endpoint == endpoint for m in self._members.values())
+        if is_home or self._num_users[endpoint] > 0:
+            return
+        closing = asyncio.create_task(self._close(endpoint))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    async def _close(self, endpoint: str) -> None:
+        if self._num_users[endpoint] == 0:  # nobody has come meanwhile
+            del self._num_users[endpoint]
+            await self._channels.discard(endpoint)
+
+
+def _is_serving(response: health_pb2.HealthCheckResponse) -> bool:
+    return bool(response.status == health_pb2.HealthCheckResponse.SERVING)

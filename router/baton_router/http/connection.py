@@ -1,0 +1,134 @@
+"""One connection of the HTTP front, and what all of them together may take.
+
+uvicorn waits for the head of a first request as long as its client likes, and for as many clients
+as come. Here a head comes in time or not at all. Where there are too many connections, the one that
+has asked for nothing for longest makes room; while all are busy, a new one is told to come again.
+"""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from baton_router.http.caller import AUTH_CONTEXT
+from baton_router.http.errors import Failure
+from baton_router.http.tls import auth_context
+
+_NO_ROOM = Failure(
+    503,
+    "this router has as many connections as it takes; try again",
+    "server_error",
+    "unavailable",
+    headers={"retry-after": "1"},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Connection limits of one HTTP front.
+
+    Attributes:
+        max_connections: open ones.
+        max_header_bytes: of a request's first line and headers.
+        head_seconds: for these to come in, from the connection's or the head's first byte on.
+    """
+
+    max_connections: int = 1024
+    max_header_bytes: int = 16 * 1024
+    head_seconds: float = 20.0
+
+
+class Connection(H11Protocol):
+    """One connection. What its client's certificate says is in the state of its requests."""
+
+    def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._heard_at = self.loop.time()
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a request is being answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Takes it, if there is room for it."""
+        has_room = len(self.connections) < self._limits.max_connections or self._make_room()
+        super().connection_made(transport)
+        secured = transport.get_extra_info("ssl_object")
+        if secured is not None:
+            self.app_state = {**self.app_state, AUTH_CONTEXT: auth_context(secured)}
+        if has_room:
+            self._time_head()
+        else:
+            self.connections.discard(self)  # it is none that another could take the place of
+            self._refuse(_NO_ROOM)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_at = self.loop.time()
+        super().data_received(data)
+        if self.is_asking:
+            self._stop_timer()
+        else:
+            self._time_head()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP; a head that is too large has a status of its own."""
+        buffered, _ = self.conn.trailing_data
+        if len(buffered) > self._limits.max_header_bytes:
+            most = self._limits.max_header_bytes
+            text = f"the headers have more than {most} bytes"
+            self._refuse(Failure(431, text, "invalid_request_error", "headers_too_large"))
+        else:
+            self._refuse(Failure(400, msg, "invalid_request_error", "invalid_http"))
+
+    def _make_room(self) -> bool:
+        """Closes the connection that has asked for nothing for longest; whether there was one."""
+        idle = [c for c in self.connections if isinstance(c, Connection) and not c.is_asking]
+        if not idle:
+            return False
+        oldest = min(idle, key=lambda connection: connection._heard_at)
+        oldest.transport.abort()
+        self.connections.discard(oldest)
+        return True
+
+    def _time_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._limits.head_seconds, self._give_up)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _give_up(self) -> None:
+        self._head_timer = None
+        if not self.is_asking:
+            text = f"the headers did not come within {self._limits.head_seconds:g} s"
+            self._refuse(Failure(408, text, "invalid_request_error", "headers_timeout"))
+
+    def _refuse(self, failure: Failure) -> None:
+        """Answers, in place of a request that is not there, and closes."""
+        self._stop_timer()
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()  # in the middle of an answer
+            return
+        content = json.dumps(failure.body).encode()
+        headers = [
+            ("content-type", "application/json"),
+            ("content-length", str(len(content))),
+            ("connection", "close"),
+            *failure.headers.items(),
+        ]
+        response = h11.Response(status_code=failure.status, headers=headers)
+        for event in (response, h11.Data(data=content), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()

@@ -1,0 +1,133 @@
+"""The way out over HTTP: an exception becomes a status and a body in OpenAI's shape.
+
+InvalidArgumentError      400 invalid_request_error, with the field as `param`
+    of `model`            404 model_not_found
+UnauthenticatedError      401 invalid_api_key
+NotFoundError             404
+AlreadyExistsError        409
+BodyTimeoutError          408
+BodyTooLargeError         413
+MediaTypeError            415
+OverloadedError           429 rate_limit_exceeded, Retry-After
+    of a tenant's limit   and x-ratelimit-*
+CancelledError            499 (aborted by an administrator)
+UnavailableError          503, and so is FailedPreconditionError
+DeadlineExceededError     504, and so is TimeoutError
+anything else             500, without its text
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton import errors
+from baton.serving.errors import UNEXPECTED
+from baton_router.admission.rate_limit import Kind, RateLimitedError, RateLimitStatus
+
+
+class BodyTooLargeError(errors.BatonError):
+    """The body has more bytes than are read."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(f"the body is larger than {max_bytes} bytes")
+
+
+class BodyTimeoutError(errors.BatonError):
+    """The body did not come in time."""
+
+
+class MediaTypeError(errors.BatonError):
+    """The body is not said to be JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Error response of a client.
+
+    Attributes:
+        kind: the `type` of OpenAI's error.
+        is_ours: it is a bug, to be logged.
+    """
+
+    status: int
+    message: str
+    kind: str
+    code: str | None = None
+    param: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    is_ours: bool = False
+
+    @property
+    def body(self) -> dict[str, Any]:
+        said = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": said}
+
+
+_INVALID = "invalid_request_error"
+_SERVER = "server_error"
+
+# Status, type and code of each.
+_KINDS: dict[type[BaseException], tuple[int, str, str | None]] = {
+    errors.InvalidArgumentError: (400, _INVALID, None),
+    errors.UnauthenticatedError: (401, "authentication_error", "invalid_api_key"),
+    errors.PermissionDeniedError: (403, "permission_error", "permission_denied"),
+    errors.NotFoundError: (404, _INVALID, "not_found"),
+    BodyTimeoutError: (408, _INVALID, "body_timeout"),
+    errors.AlreadyExistsError: (409, _INVALID, "already_exists"),
+    BodyTooLargeError: (413, _INVALID, "body_too_large"),
+    MediaTypeError: (415, _INVALID, "unsupported_media_type"),
+    errors.OverloadedError: (429, "rate_limit_error", "rate_limit_exceeded"),
+    errors.CancelledError: (499, "cancelled", "aborted"),
+    errors.UnavailableError: (503, _SERVER, "unavailable"),
+    errors.FailedPreconditionError: (503, _SERVER, "failed_precondition"),
+    errors.DeadlineExceededError: (504, _SERVER, "deadline_exceeded"),
+    TimeoutError: (504, _SERVER, "deadline_exceeded"),
+    errors.BatonError: (500, _SERVER, "internal_error"),
+}
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What to tell the client. Of a group the first error counts that is ours."""
+    error = _cause(error)
+    kind = next((_KINDS[kind] for kind in type(error).__mro__ if kind in _KINDS), None)
+    if kind is None:
+        return Failure(500, UNEXPECTED, _SERVER, "internal_error", is_ours=True)
+    status, name, code = kind
+    param = error.field if isinstance(error, errors.InvalidArgumentError) else None
+    if param == "model":
+        status, code = 404, "model_not_found"
+    return Failure(status, str(error), name, code, param, _headers_of(error), is_ours=status == 500)
+
+
+def limit_headers(statuses: Mapping[Kind, RateLimitStatus]) -> dict[str, str]:
+    """Where a tenant stands with its limits, as OpenAI's answers have it."""
+    headers = {}
+    for kind, standing in statuses.items():
+        headers[f"x-ratelimit-limit-{kind}"] = str(standing.limit)
+        headers[f"x-ratelimit-remaining-{kind}"] = str(standing.remaining)
+        headers[f"x-ratelimit-reset-{kind}"] = f"{standing.reset_seconds:.3f}s"
+    return headers
+
+
+def _cause(error: BaseException) -> BaseException:
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    causes = [_cause(inner) for inner in error.exceptions]
+    return next((c for c in causes if isinstance(c, errors.BatonError)), causes[0])
+
+
+def _headers_of(error: BaseException) -> dict[str, str]:
+    """When to ask again, for those who read whole seconds and those who read more; and with what
+    credentials."""
+    if isinstance(error, errors.OverloadedError):
+        seconds = max(0.0, error.retry_after)
+        statuses = error.statuses if isinstance(error, RateLimitedError) else {}
+        return {
+            "Retry-After": str(max(1, math.ceil(seconds))),
+            "retry-after-ms": str(math.ceil(seconds * 1000)),
+            **limit_headers(statuses),
+        }
+    if isinstance(error, errors.UnauthenticatedError):
+        return {"WWW-Authenticate": "Bearer"}
+    return {}

@@ -1,0 +1,195 @@
+"""Completions and chat completions as requests of the router."""
+
+import json
+import secrets
+from collections.abc import Callable, Sequence
+
+from baton.errors import InvalidArgumentError
+from baton.serving.deadline import Deadline
+from baton.serving.tenant import Caller
+from baton.v1 import inference_pb2 as pb
+from baton.v1 import sampling_pb2
+from baton_router.http.exchange import Exchange, Extra
+from baton_router.http.openai_responses import ChatShape, CompletionShape, Json, Shape
+from baton_router.http.sampling import chat_sampling, completion_sampling
+from baton_router.http.schemas import ChatMessage, ChatRequest, CompletionRequest, GenerationRequest
+from baton_router.http.sequence_reader import Prompt, Reader
+from baton_router.http.tokens import TokenBytes
+from baton_router.intake.intake import Intake
+from baton_router.lifecycle.inference import Inference
+
+MAX_PROMPTS = 128
+
+# What the renderer itself is told by these names.
+_RESERVED = {
+    "add_generation_prompt",
+    "chat_template",
+    "continue_final_message",
+    "conversations",
+    "documents",
+    "messages",
+    "return_assistant_tokens_mask",
+    "tools",
+}
+
+ExtraOf = Callable[[Caller], Extra]
+
+
+class Generations:
+    """Makes exchanges of what clients ask for.
+
+    Args:
+        timeout: seconds, for a request that sets no deadline.
+        extra_of: what an answer tells a caller who wants its timeline.
+    """
+
+    def __init__(
+        self, inference: Inference, intake: Intake, timeout: float, extra_of: ExtraOf
+    ) -> None:
+        self._inference = inference
+        self._intake = intake
+        self._timeout = timeout
+        self._extra_of = extra_of
+        self._tokens = TokenBytes(inference.card.tokenizer)
+
+    async def complete(self, asked: CompletionRequest, caller: Caller) -> Exchange:
+        """Of `/v1/completions`. Raises `InvalidArgumentError`."""
+        _check_stream(asked)
+        deadline = self._deadline(asked)
+        request_id = _new_id()
+        prompts = _prompts(asked)
+        requests, readers = [], []
+        sampling = completion_sampling(asked)
+        for at, prompt in enumerate(prompts):
+            own_id = request_id if len(prompts) == 1 else f"{request_id}-{at}"
+            requests.append(self._request(asked, own_id, sampling, prompt))
+            echo = await self._echo(asked, prompt) if asked.echo else None
+            readers.append(Reader(at * asked.n, asked.n, echo))
+        shape = CompletionShape(self._tokens)
+        return self._exchange(asked, caller, deadline, request_id, requests, readers, shape)
+
+    async def chat(self, asked: ChatRequest, caller: Caller) -> Exchange:
+        """Of `/v1/chat/completions`. Raises `InvalidArgumentError`."""
+        _check_stream(asked)
+        for name in _RESERVED & asked.chat_template_kwargs.keys():
+            raise InvalidArgumentError(f"chat_template_kwargs.{name}", "is not for clients to set")
+        deadline = self._deadline(asked)
+        await self._inference.first_look(deadline)
+        tools = [] if asked.tool_choice == "none" else asked.tools
+        token_ids = await self._intake.tokenize_chat(
+            asked.model,
+            [_message(message) for message in asked.messages],
+            [tool.model_dump(exclude_none=True) for tool in tools],
+            asked.chat_template_kwargs,
+        )
+        num_left = self._inference.max_model_len - len(token_ids)
+        if num_left < 1:
+            raise InvalidArgumentError(
+                "messages",
+                f"have {len(token_ids)} tokens; the model's length is "
+                f"{self._inference.max_model_len}, and an answer needs one at least",
+            )
+        request_id = _new_id()
+        sampling = chat_sampling(asked, num_left)
+        request = self._request(asked, request_id, sampling, token_ids)
+        shape, readers = ChatShape(self._tokens), [Reader(0, asked.n)]
+        return self._exchange(asked, caller, deadline, request_id, [request], readers, shape)
+
+    def _exchange(
+        self,
+        asked: GenerationRequest,
+        caller: Caller,
+        deadline: Deadline,
+        request_id: str,
+        requests: Sequence[pb.GenerateRequest],
+        readers: Sequence[Reader],
+        shape: Shape,
+    ) -> Exchange:
+        extra = self._extra_of(caller) if asked.baton.timeline else None
+        return Exchange(
+            self._inference, caller, deadline, asked, request_id, requests, readers, shape, extra
+        )
+
+    def _deadline(self, asked: GenerationRequest) -> Deadline:
+        given = asked.baton.timeout_s
+        return Deadline.after(self._timeout if given is None else given)
+
+    def _request(
+        self,
+        asked: GenerationRequest,
+        request_id: str,
+        sampling: sampling_pb2.SamplingParams,
+        prompt: str | Sequence[int],
+    ) -> pb.GenerateRequest:
+        request = pb.GenerateRequest(
+            model=asked.model,
+            request_id=request_id,
+            sampling=sampling,
+            priority=asked.baton.priority,
+        )
+        if isinstance(prompt, str):
+            request.text = prompt
+        else:
+            request.token_ids.ids.extend(prompt)
+        return request
+
+    async def _echo(self, asked: CompletionRequest, prompt: str | Sequence[int]) -> Prompt:
+        """What is repeated of a prompt: its tokens too, where they are to be scored."""
+        if not isinstance(prompt, str):
+            text = self._inference.card.tokenizer.decode(prompt, skip_special_tokens=False)
+            return Prompt(text, prompt if asked.logprobs is not None else ())
+        if asked.logprobs is None:
+            return Prompt(prompt)
+        token_ids, _ = await self._intake.tokenize(pb.TokenizeRequest(text=prompt))
+        return Prompt(prompt, token_ids)
+
+
+def _new_id() -> str:
+    return secrets.token_hex(8)
+
+
+def _check_stream(asked: GenerationRequest) -> None:
+    if asked.stream_options is not None and not asked.stream:
+        raise InvalidArgumentError("stream_options", "is only for requests with stream = true")
+
+
+def _prompts(asked: CompletionRequest) -> Sequence[str | Sequence[int]]:
+    """Each prompt of a request that may have several. Token ids are known to be no negative ones,
+    which no message can hold."""
+    prompt = asked.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise InvalidArgumentError("prompt", "is empty")
+    if isinstance(prompt[0], int):
+        prompts: Sequence[str | Sequence[int]] = [prompt]
+    else:
+        prompts = prompt
+    if len(prompts) > MAX_PROMPTS:
+        raise InvalidArgumentError(
+            "prompt", f"has {len(prompts)} prompts; at most {MAX_PROMPTS} are taken"
+        )
+    for one in prompts:
+        if not isinstance(one, str) and not all(0 <= token_id < 2**32 for token_id in one):
+            raise InvalidArgumentError("prompt", "has what is no token id")
+    return prompts
+
+
+def _message(message: ChatMessage) -> Json:
+    """A turn as chat templates read it: plain text, and calls with their arguments as objects."""
+    turn = message.model_dump(exclude_none=True, exclude={"annotations"})
+    if message.content is None:
+        turn["content"] = ""
+    elif not isinstance(message.content, str):
+        turn["content"] = "\n".join(part.text for part in message.content)
+    for call in turn.get("tool_calls", ()):
+        call["function"]["arguments"] = _arguments(call["function"]["arguments"])
+    return turn
+
+
+def _arguments(written: str) -> object:
+    """What a model has written as JSON; as it is, where it is none."""
+    try:
+        return json.loads(written)
+    except (ValueError, RecursionError):
+        return written

@@ -1,0 +1,136 @@
+"""Middleware of every route: errors in OpenAI's shape, requests counted, and cancellation when
+the client disconnects.
+"""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Coroutine
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from baton_router.http.errors import BodyTooLargeError, Failure, failure_of
+
+logger = logging.getLogger(__name__)
+
+# How long, and how much, is read of a body that was refused: a client that is still writing would
+# else find the connection broken before it has read why.
+_LINGER_SECONDS = 2.0
+_LINGER_BYTES = 64 * 2**20
+
+# A browser is to take an answer for what it says it is.
+_HEADERS = [(b"content-type", b"application/json"), (b"x-content-type-options", b"nosniff")]
+
+
+class InFlight:
+    """Counts requests, for a drain to wait for."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self.num_requests = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Returns once no request is in flight."""
+        await self._idle.wait()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.num_requests += 1
+        self._idle.clear()
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self.num_requests -= 1
+            if self.num_requests == 0:
+                self._idle.set()
+
+
+class Failures:
+    """Answers what a route raises. What fails after its answer has begun is cut off."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            failure = _failure_of(error)
+            if failure.is_ours:
+                logger.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
+            if not has_begun:
+                await _answer(failure, send, receive if _may_be_writing(error) else None)
+
+
+def _failure_of(error: Exception) -> Failure:
+    if not isinstance(error, HTTPException):
+        return failure_of(error)
+    code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
+    headers = dict(error.headers or {})
+    kind = "invalid_request_error"
+    return Failure(error.status_code, str(error.detail), kind, code, headers=headers)
+
+
+def _may_be_writing(error: Exception) -> bool:
+    return isinstance(error, BodyTooLargeError)
+
+
+async def _answer(failure: Failure, send: Send, unread: Receive | None) -> None:
+    content = json.dumps(failure.body).encode()
+    headers = [(name.lower().encode(), value.encode()) for name, value in failure.headers.items()]
+    headers += [*_HEADERS, (b"content-length", str(len(content)).encode())]
+    if unread is not None:
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": failure.status, "headers": headers})
+    await send({"type": "http.response.body", "body": content, "more_body": True})
+    if unread is not None:
+        await _linger(unread)
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _linger(receive: Receive) -> None:
+    """Reads what the client still writes, and forgets it."""
+    num_bytes, until = 0, time.monotonic() + _LINGER_SECONDS
+    try:
+        async with asyncio.timeout(_LINGER_SECONDS):
+            while num_bytes < _LINGER_BYTES and time.monotonic() < until:
+                message = await receive()
+                num_bytes += len(message.get("body", b""))
+                if not message.get("more_body"):
+                    return
+    except TimeoutError:
+        return
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Awaits the work, and raises what it raises. It is cancelled as soon as the client leaves."""
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_left(receive))
+    try:
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await _cancelled(leaving)
+        await _cancelled(working)
+    if not working.cancelled():
+        working.result()
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _cancelled(task: "asyncio.Task[None]") -> Awaitable[Any]:
+    """Its end. One that has ended already has ended as it has."""
+    task.cancel()
+    return asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,163 @@
+"""Pieces of choices in the shapes that OpenAI's clients read: of a stream, and whole.
+
+A shape is made for one answer, and sees the pieces of each choice in their order.
+"""
+
+from codecs import getincrementaldecoder
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from baton_router.http.sequence_reader import Piece, ScoredToken
+from baton_router.http.tokens import TokenBytes
+
+Json = dict[str, Any]
+
+_Utf8 = getincrementaldecoder("utf-8")
+
+
+class Shape(Protocol):
+    """Response format of the choices of an answer.
+
+    Attributes:
+        id_prefix: of the answer's id.
+        whole_name, chunk_name: the `object` of an answer and of a part of one.
+    """
+
+    id_prefix: str
+    whole_name: str
+    chunk_name: str
+
+    def opening(self, index: int) -> Json | None:
+        """What a stream begins the choice with, if anything."""
+
+    def part(self, piece: Piece) -> Json | None:
+        """A piece in a stream; None: there is nothing to tell of it."""
+
+    def whole(self, index: int, pieces: Sequence[Piece]) -> Json:
+        """All pieces of a choice at once."""
+
+
+class ChatShape:
+    """Response format of `/v1/chat/completions`."""
+
+    id_prefix = "chatcmpl-"
+    whole_name = "chat.completion"
+    chunk_name = "chat.completion.chunk"
+
+    def __init__(self, tokens: TokenBytes) -> None:
+        self._tokens = tokens
+
+    def opening(self, index: int) -> Json | None:
+        return self._choice(index, {"role": "assistant", "content": ""}, None)
+
+    def part(self, piece: Piece) -> Json | None:
+        if not (piece.text or piece.tokens or piece.finish_reason):
+            return None
+        delta = {"content": piece.text} if piece.text or piece.tokens else {}
+        choice = self._choice(piece.index, delta, piece.finish_reason)
+        if piece.tokens:
+            choice["logprobs"] = self._logprobs(piece.tokens)
+        return choice
+
+    def whole(self, index: int, pieces: Sequence[Piece]) -> Json:
+        scored = _tokens_of(pieces)
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": _text_of(pieces), "refusal": None},
+            "logprobs": self._logprobs(scored) if scored else None,
+            "finish_reason": _reason_of(pieces),
+        }
+
+    def _choice(self, index: int, delta: Json, finish_reason: str | None) -> Json:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+
+    def _logprobs(self, scored: Iterable[ScoredToken]) -> Json:
+        content = []
+        for token in scored:
+            top = [self._entry(token_id, logprob) for token_id, logprob in token.top]
+            content.append({**self._entry(token.token_id, token.logprob), "top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def _entry(self, token_id: int, logprob: float | None) -> Json:
+        told = list(self._tokens[token_id])
+        return {"token": self._tokens.text(token_id), "logprob": logprob, "bytes": told}
+
+
+class CompletionShape:
+    """Response format of `/v1/completions`."""
+
+    id_prefix = "cmpl-"
+    whole_name = chunk_name = "text_completion"
+
+    def __init__(self, tokens: TokenBytes) -> None:
+        self._tokens = tokens
+        self._offsets: dict[int, _Offsets] = {}
+
+    def opening(self, index: int) -> Json | None:  # noqa: ARG002 - one choice begins like another
+        return None
+
+    def part(self, piece: Piece) -> Json | None:
+        if not (piece.text or piece.tokens or piece.finish_reason):
+            return None
+        return self.whole(piece.index, [piece])
+
+    def whole(self, index: int, pieces: Sequence[Piece]) -> Json:
+        scored = _tokens_of(pieces)
+        return {
+            "index": index,
+            "text": _text_of(pieces),
+            "logprobs": self._logprobs(index, scored) if scored else None,
+            "finish_reason": _reason_of(pieces),
+        }
+
+    def _logprobs(self, index: int, scored: Sequence[ScoredToken]) -> Json:
+        offsets = self._offsets.setdefault(index, _Offsets(self._tokens))
+        return {
+            "tokens": [self._name(token.token_id) for token in scored],
+            "token_logprobs": [token.logprob for token in scored],
+            "top_logprobs": [self._top(token) for token in scored],
+            "text_offset": [offsets.next(token.token_id) for token in scored],
+        }
+
+    def _top(self, token: ScoredToken) -> Json | None:
+        """By their names, the chosen token among them."""
+        if token.logprob is None:
+            return None
+        named = {self._name(token_id): logprob for token_id, logprob in token.top}
+        named.setdefault(self._name(token.token_id), token.logprob)
+        return named
+
+    def _name(self, token_id: int) -> str:
+        """The token's text; of one that is no whole characters its bytes, lest two be the same."""
+        told = self._tokens[token_id]
+        try:
+            return told.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in told)
+
+
+class _Offsets:
+    """Text offsets of the tokens of a choice, in characters."""
+
+    def __init__(self, tokens: TokenBytes) -> None:
+        self._tokens = tokens
+        self._decoder = _Utf8(errors="replace")
+        self._num_characters = 0
+
+    def next(self, token_id: int) -> int:
+        begin = self._num_characters
+        if not self._tokens.is_special(token_id):
+            self._num_characters += len(self._decoder.decode(self._tokens[token_id]))
+        return begin
+
+
+def _text_of(pieces: Iterable[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+def _tokens_of(pieces: Iterable[Piece]) -> list[ScoredToken]:
+    return [token for piece in pieces for token in piece.tokens]
+
+
+def _reason_of(pieces: Iterable[Piece]) -> str | None:
+    return next((piece.finish_reason for piece in pieces if piece.finish_reason), None)

@@ -1,0 +1,126 @@
+"""OpenAI's parameters as Baton's, and the names of the latter, in refusals, as OpenAI's.
+
+The bounds are those of `baton.sampling`; only the defaults differ, which are OpenAI's.
+"""
+
+import json
+import re
+from typing import Any
+
+from baton.errors import InvalidArgumentError
+from baton.params_wire import to_proto
+from baton.sampling import DEFAULT_MAX_TOKENS, Grammar, GrammarKind, SamplingParams
+from baton.v1 import sampling_pb2
+from baton_router.http.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    ObjectFormat,
+    ResponseFormat,
+    SchemaFormat,
+)
+
+_ANY_OBJECT = {"type": "object"}
+_TOKEN_ID = re.compile(r"[0-9]{1,10}")
+
+# Where the field in a refusal is of another name here.
+_NAMES = {
+    "sampling.grammar": "response_format",
+    "input.chat.messages": "messages",
+    "input.chat": "messages",
+    "input.text": "prompt",
+    "input.token_ids": "prompt",
+    "input": "prompt",
+}
+
+
+def completion_sampling(asked: CompletionRequest) -> sampling_pb2.SamplingParams:
+    """Raises `InvalidArgumentError` for what is out of bounds."""
+    wants_logprobs = asked.logprobs is not None
+    return _to_proto(
+        asked,
+        asked.max_tokens,
+        best_of=asked.best_of,
+        logprobs=wants_logprobs,
+        top_logprobs=asked.logprobs or 0,
+        prompt_logprobs=asked.logprobs if asked.echo else None,
+    )
+
+
+def chat_sampling(asked: ChatRequest, num_tokens_left: int) -> sampling_pb2.SamplingParams:
+    """`num_tokens_left`: that fit behind the prompt; so many may come where no bound is given."""
+    given = asked.max_completion_tokens
+    if given is not None and asked.max_tokens not in (None, given):
+        raise InvalidArgumentError(
+            "max_completion_tokens", f"is {given} and max_tokens is {asked.max_tokens}; give one"
+        )
+    max_tokens = asked.max_tokens if given is None else given
+    return _to_proto(
+        asked,
+        num_tokens_left if max_tokens is None else max_tokens,
+        logprobs=asked.logprobs,
+        top_logprobs=asked.top_logprobs,
+    )
+
+
+def _to_proto(
+    asked: GenerationRequest, max_tokens: int | None, **others: Any
+) -> sampling_pb2.SamplingParams:
+    params = SamplingParams(
+        temperature=asked.temperature,
+        top_p=asked.top_p,
+        n=asked.n,
+        seed=(asked.seed or 0) % 2**64,
+        presence_penalty=asked.presence_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        logit_bias=_logit_bias(asked.logit_bias),
+        stop=(asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop),
+        grammar=_grammar(asked.response_format),
+        top_k=asked.top_k,
+        min_p=asked.min_p,
+        repetition_penalty=asked.repetition_penalty,
+        min_tokens=asked.min_tokens,
+        stop_token_ids=tuple(asked.stop_token_ids),
+        ignore_eos=asked.ignore_eos,
+        max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
+        **others,
+    )
+    message = to_proto(params)
+    if asked.seed is None:
+        message.ClearField("seed")  # one is drawn
+    return message
+
+
+def _logit_bias(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    for token_id in given:
+        if not _TOKEN_ID.fullmatch(token_id):
+            raise InvalidArgumentError("logit_bias", f"has the key {token_id!r}, no token id")
+    return tuple((int(token_id), bias) for token_id, bias in given.items())
+
+
+def _grammar(given: ResponseFormat | None) -> Grammar | None:
+    if isinstance(given, SchemaFormat):
+        return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(given.json_schema.json_schema))
+    if isinstance(given, ObjectFormat):
+        return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(_ANY_OBJECT))
+    return None
+
+
+def in_their_words(error: InvalidArgumentError, asked: GenerationRequest) -> InvalidArgumentError:
+    """The same refusal, by the names of what was sent."""
+    return InvalidArgumentError(
+        _their_name(error.field, asked), error.problem.replace("sampling.", "")
+    )
+
+
+def _their_name(field: str, asked: GenerationRequest) -> str:
+    for ours, theirs in _NAMES.items():
+        if field == ours or field.startswith((f"{ours}.", f"{ours}[")):
+            rest = field.removeprefix(ours)
+            return theirs + (rest if rest.startswith("[") else "")
+    name = field.removeprefix("sampling.")
+    if isinstance(asked, CompletionRequest) and name in ("top_logprobs", "prompt_logprobs"):
+        return "logprobs"
+    if name == "max_tokens" and isinstance(asked, ChatRequest):
+        return "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
+    return name

@@ -1,0 +1,97 @@
+"""The HTTP front's life: listen, serve beside gRPC in the same event loop, drain, stop."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from baton.serving.listening import cannot_listen
+from baton.tls import Tls
+from baton_router.http.connection import Connection, ConnectionLimits
+from baton_router.http.middleware import InFlight
+from baton_router.http.tls import server_context
+
+logger = logging.getLogger(__name__)
+
+# Longer than clients keep connections that they do not use, so that none sends into one that is
+# being closed.
+_KEEP_ALIVE_SECONDS = 75
+_LIMITS = ConnectionLimits()
+
+
+class _Uvicorn(uvicorn.Server):
+    """Leaves signals to the process."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpServer:
+    """Use: `start`, then `wait_idle` to drain, then `stop`."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str,
+        tls: Tls | None = None,
+        limits: ConnectionLimits = _LIMITS,
+        *,
+        asks_for_certificates: bool = False,
+    ) -> None:
+        """`tls`: None: all is said in the clear. `asks_for_certificates`: clients that show none
+        are not connected."""
+        self._host = host
+        self._scheme = "http" if tls is None else "https"
+        self._app = InFlight(app)
+        self._task: asyncio.Task[None] | None = None
+        config = uvicorn.Config(
+            self._app,
+            http=partial(Connection, limits=limits),  # type: ignore[arg-type]
+            h11_max_incomplete_event_size=limits.max_header_bytes,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=1,
+        )
+        config.load()
+        if tls is not None:
+            config.ssl = server_context(tls, asks_for_certificates=asks_for_certificates)
+        self._server = _Uvicorn(config)
+
+    async def start(self, port: int) -> int:
+        """Listens and returns the port, any free one for 0. Raises `FailedPreconditionError` where
+        it cannot listen."""
+        listening = _listen(self._host, port)
+        port = listening.getsockname()[1]
+        self._task = asyncio.create_task(self._server.serve(sockets=[listening]))
+        logger.info("OpenAI's API at %s://%s:%d/v1", self._scheme, self._host, port)
+        return port
+
+    async def wait_idle(self) -> None:
+        """Returns once no request is in flight."""
+        await self._app.wait_idle()
+
+    async def stop(self) -> None:
+        """Closes the port, and after a second the requests that are left. Idempotent."""
+        self._server.should_exit = True
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=1024)
+    except OSError as error:
+        raise cannot_listen(host, port, "--http-port", error) from error

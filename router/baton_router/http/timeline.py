@@ -1,0 +1,61 @@
+"""Timeline of an answer, for clients that ask for it: stages, workers, and the reasons of the
+placement.
+"""
+
+from collections.abc import Sequence
+
+from baton.errors import NotFoundError
+from baton.role_wire import role_of
+from baton.serving.tenant import Caller, Tenants
+from baton.v1 import admin_pb2
+from baton.v1 import inference_pb2 as pb
+from baton_router.http.exchange import Extra
+from baton_router.http.openai_responses import Json
+from baton_router.http.sequence_reader import Reader
+from baton_router.lifecycle import wire
+from baton_router.placement.placer import Placer
+
+
+def told_to(caller: Caller, tenants: Tenants, placer: Placer) -> Extra:
+    """What is told of each request: what `Finished` has of it, and `ExplainPlacement`."""
+    tenant = tenants.of(caller).name
+
+    def tell(readers: Sequence[Reader]) -> Json:
+        return {"requests": [_told(reader, placer, tenant) for reader in readers]}
+
+    return tell
+
+
+def _told(reader: Reader, placer: Placer, tenant: str) -> Json:
+    accepted, finished = reader.accepted, reader.finished
+    assert accepted is not None, "an answer that nobody began"
+    assert finished is not None, "an answer that nobody ended"
+    try:
+        decision = wire.explanation(placer.recall(accepted.request_id, tenant))
+    except NotFoundError:  # many have been placed since
+        decision = admin_pb2.ExplainPlacementResponse()
+    return {
+        "request_id": accepted.request_id,
+        "seconds": {
+            field.name: round(wire.seconds(duration), 6)
+            for field, duration in finished.timings.ListFields()
+        },
+        "usage": {field.name: value for field, value in finished.usage.ListFields()},
+        "prefill_worker": accepted.placement.prefill_worker,
+        "decode_worker": accepted.placement.decode_worker,
+        "prefix_source": accepted.placement.prefix_source,
+        "reason": decision.reason,
+        "candidates": [_candidate(candidate) for candidate in decision.placement.candidates],
+    }
+
+
+def _candidate(candidate: pb.PlacementCandidate) -> Json:
+    """Costs by their terms: seconds, under the default policy."""
+    return {
+        "worker": candidate.worker,
+        "role": role_of(candidate.role),
+        "computes_prompt": candidate.computes_prompt,
+        "num_cached_tokens": candidate.num_cached_tokens,
+        "terms": dict(candidate.terms),
+        "excluded": candidate.excluded,
+    }

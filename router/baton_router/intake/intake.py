@@ -1,0 +1,194 @@
+"""Checks a request and turns it into tokens, before it costs any compute.
+
+Every refusal is an `InvalidArgumentError` that names the field and the bound.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from baton.errors import InvalidArgumentError
+from baton.params_wire import from_proto
+from baton.sampling import (
+    MAX_BAD_TOKEN_SEQUENCE_LENGTH,
+    SamplingParams,
+    check_length,
+    check_token_ids,
+    check_vocabulary,
+)
+from baton.serving.tenant import Tenant
+from baton.v1 import inference_pb2 as pb
+from baton_router.intake.model_card import ModelCard
+from baton_router.request import ANONYMOUS, Request
+
+MAX_REQUEST_ID_BYTES = 128
+# Shorter texts are tokenized faster than a thread is asked.
+_THREAD_FROM_BYTES = 4096
+
+_TOLD_ENDINGS = (
+    pb.FINISH_REASON_END_OF_SEQUENCE,
+    pb.FINISH_REASON_STOP_TOKEN,
+    pb.FINISH_REASON_LENGTH,
+)
+
+_Encode = Callable[[str], list[int]]
+
+
+class Intake:
+    """Reads requests for one model."""
+
+    def __init__(self, card: ModelCard, max_prompt_bytes: int) -> None:
+        self._card = card
+        self._max_prompt_bytes = max_prompt_bytes
+
+    async def read(
+        self, message: pb.GenerateRequest, max_model_len: int, tenant: Tenant = ANONYMOUS
+    ) -> Request:
+        """Validates and tokenizes. `max_model_len` is the least of the workers' limits."""
+        self._check_model(message.model)
+        params = from_proto(message.sampling, default_seed=secrets.randbits(64))
+        limit = min(max_model_len, self._card.max_model_len)
+        # The cheapest check that can refuse a long request comes first.
+        check_length(1, params.max_tokens, limit)
+        token_ids = await self._tokens_of(message)
+        check_length(len(token_ids), params.max_tokens, limit)
+        if params.stop_token_ids:
+            check_token_ids(params.stop_token_ids, self._card.vocab_size, "sampling.stop_token_ids")
+        if params.bad_words:
+            params = self._without_words(params)
+        check_vocabulary(params, self._card.vocab_size)
+        request_id = _request_id(message.request_id)
+        received = self._received(message, params)
+        endings = tuple(map(_ending_of, message.continue_from))
+        return Request(
+            request_id, tuple(token_ids), params, message.priority, received, endings, tenant
+        )
+
+    async def tokenize(self, message: pb.TokenizeRequest) -> tuple[list[int], str]:
+        """The tokens of an input, and the text that was tokenized."""
+        self._check_model(message.model)
+        return await self._encode(message)
+
+    async def tokenize_chat(
+        self,
+        model: str,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The tokens of a conversation, whose messages may have more than a role and a text. The
+        arguments are those of `ModelCard.render`."""
+        self._check_model(model)
+        if not messages:
+            raise InvalidArgumentError("input.chat.messages", "is empty; at least 1 is needed")
+        text = self._card.render(messages, tools, variables)
+        self._check_size("input.chat.messages", text)
+        return await _off_loop(self._card.encode_rendered, text)
+
+    async def _tokens_of(self, message: pb.GenerateRequest) -> list[int]:
+        if message.WhichOneof("input") == "token_ids":
+            token_ids = list(message.token_ids.ids)
+            check_token_ids(token_ids, self._card.vocab_size, "input.token_ids")
+            return token_ids
+        token_ids, _ = await self._encode(message)
+        if not token_ids:
+            raise InvalidArgumentError("input", "has no tokens; at least 1 is needed")
+        return token_ids
+
+    def _received(
+        self, message: pb.GenerateRequest, params: SamplingParams
+    ) -> tuple[tuple[int, ...], ...]:
+        """The output that the client has already."""
+        sequences = tuple(tuple(sequence.ids) for sequence in message.continue_from)
+        if len(sequences) not in (0, params.n):
+            raise InvalidArgumentError(
+                "continue_from", f"has {len(sequences)} entries; must have sampling.n = {params.n}"
+            )
+        for i, token_ids in enumerate(sequences):
+            field = f"continue_from[{i}].ids"
+            if len(token_ids) > params.max_tokens:
+                raise InvalidArgumentError(
+                    field,
+                    f"has {len(token_ids)} tokens; at most sampling.max_tokens = "
+                    f"{params.max_tokens} are generated",
+                )
+            if token_ids:
+                check_token_ids(token_ids, self._card.vocab_size, field)
+        return sequences
+
+    async def _encode(
+        self, message: "pb.GenerateRequest | pb.TokenizeRequest"
+    ) -> tuple[list[int], str]:
+        kind = message.WhichOneof("input")
+        if kind == "text":
+            self._check_size("input.text", message.text)
+            return await _off_loop(self._card.encode, message.text), message.text
+        if kind == "chat":
+            text = self._render(message.chat)
+            return await _off_loop(self._card.encode_rendered, text), text
+        raise InvalidArgumentError("input", "is missing; set text, token_ids or chat")
+
+    def _without_words(self, params: SamplingParams) -> SamplingParams:
+        """The same with the tokens of the bad words in their place."""
+        banned = dict.fromkeys(params.bad_token_ids)
+        for i, word in enumerate(params.bad_words):
+            banned |= dict.fromkeys(self._tokens_of_word(f"sampling.bad_words[{i}]", word))
+        return replace(params, bad_words=(), bad_token_ids=tuple(banned))
+
+    def _tokens_of_word(self, field: str, word: str) -> list[tuple[int, ...]]:
+        """The tokens of a word behind a space, and of one within or at the start of a text."""
+        bare = word.lstrip(" ")
+        forms = dict.fromkeys((word, bare, f" {bare}") if bare else (word,))
+        found = [tuple(self._card.encode_rendered(form)) for form in forms]
+        most = MAX_BAD_TOKEN_SEQUENCE_LENGTH
+        for token_ids in found:
+            if not 1 <= len(token_ids) <= most:
+                raise InvalidArgumentError(
+                    field, f"is {len(token_ids)} tokens of this model; must be 1 to {most}"
+                )
+        return found
+
+    def _render(self, chat: pb.Chat) -> str:
+        if not chat.messages:
+            raise InvalidArgumentError("input.chat.messages", "is empty; at least 1 is needed")
+        self._check_size("input.chat.messages", "".join(m.role + m.content for m in chat.messages))
+        return self._card.render([{"role": m.role, "content": m.content} for m in chat.messages])
+
+    def _check_model(self, name: str) -> None:
+        if name not in ("", self._card.name):
+            raise InvalidArgumentError(
+                "model", f"is {name!r}; this router serves {self._card.name!r}"
+            )
+
+    def _check_size(self, field: str, text: str) -> None:
+        if not text:
+            raise InvalidArgumentError(field, "is empty; at least 1 character is needed")
+        # A character has at least one byte, so most texts need not be encoded to be refused.
+        size = len(text) if len(text) > self._max_prompt_bytes else len(text.encode())
+        if size > self._max_prompt_bytes:
+            raise InvalidArgumentError(
+                field, f"has {size} bytes or more; at most {self._max_prompt_bytes} are taken"
+            )
+
+
+async def _off_loop(encode: _Encode, text: str) -> list[int]:
+    """Long texts are tokenized in a thread, so that other requests' tokens keep flowing."""
+    return encode(text) if len(text) < _THREAD_FROM_BYTES else await asyncio.to_thread(encode, text)
+
+
+def _ending_of(received: pb.ReceivedTokens) -> pb.FinishReason.ValueType:
+    """What only the reason that came with the last token tells: a stop string is in the tokens,
+    and a reason that is not known here is none."""
+    is_told = received.ids and received.finish_reason in _TOLD_ENDINGS
+    return received.finish_reason if is_told else pb.FINISH_REASON_UNSPECIFIED
+
+
+def _request_id(given: str) -> str:
+    if len(given.encode()) > MAX_REQUEST_ID_BYTES:
+        raise InvalidArgumentError(
+            "request_id",
+            f"has {len(given.encode())} bytes; at most {MAX_REQUEST_ID_BYTES} are taken",
+        )
+    return given or secrets.token_hex(8)

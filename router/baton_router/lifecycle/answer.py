@@ -1,0 +1,301 @@
+"""Answer to one request, assembled from the workers' events in whatever order they come.
+
+Awaits nothing, and knows nothing of calls or of how they fail.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from baton.v1 import decode_pb2, prefill_pb2
+from baton.v1 import inference_pb2 as pb
+from baton_router.failure import FailureKind
+from baton_router.intake.model_card import ModelCard
+from baton_router.lifecycle import wire
+from baton_router.lifecycle.output import Output
+from baton_router.lifecycle.reorder_buffer import Token
+from baton_router.request import Request, RequestOutcome, Work, work_of
+from baton_router.usage import Account, Timings
+
+# For so long a loss of an answer that is not seen before its end counts as one at its beginning.
+_UNSEEN_SECONDS = 1.0
+
+
+class Answer:
+    """The answer to one request, of one sequence or several.
+
+    Attributes:
+        is_prefilling: the prefill worker computes the prompt now.
+        is_handed_over: the decode worker holds the prompt's blocks, or computes them itself.
+        num_sequences: that the client is to get.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        card: ModelCard,
+        arrived: float,
+        on_first_token: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        """`on_first_token` is called once, with the moment in monotonic seconds."""
+        params = request.params
+        self.is_prefilling = False
+        self.is_handed_over = False
+        self.num_sequences = params.n
+        self._on_first_token = on_first_token
+        self._request = request
+        self._eos_token_ids = frozenset() if params.ignore_eos else card.eos_token_ids
+        self._account = Account(Timings(arrived), len(request.token_ids))
+        self._outputs = [Output(card.tokenizer, params.stop) for _ in range(params.n)]
+        self._told_endings = _endings_of(request.received_endings)
+        self._endings: dict[int, wire.Ending] = {}
+        self._unfinished = set(range(params.n))
+        self._is_ranked = params.is_ranked
+        self._surplus: set[int] = set()
+        self._known_surplus: set[int] = set()
+        # Of several sequences the decode worker chooses the first tokens.
+        self._takes_first_token = params.num_sequences == 1
+        self._awaits_prompt = params.prompt_logprobs is not None
+        self._num_scored = 1  # The first token of a prompt has no log-probability.
+        self._held_back: list[decode_pb2.DecodeGenerateResponse] = []
+        self._handed_over_at = math.inf
+        self._take_received(request.received)
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._unfinished
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the tokens that were shown are the whole answer, though its end was not."""
+        return all(self._known_ending(index) is not None for index in self._unfinished)
+
+    @property
+    def needs_prefill(self) -> bool:
+        """Whether the prefill worker still has what only it can tell, or blocks that are needed."""
+        return self._awaits_prompt or not self.is_handed_over
+
+    @property
+    def account(self) -> Account:
+        """What the request has used and taken so far."""
+        return self._account
+
+    @property
+    def handed_over_at(self) -> float | None:
+        """When the decode worker had the prompt's blocks, in monotonic seconds; None: it has not,
+        in this attempt."""
+        return self._handed_over_at if self.is_handed_over else None
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Of all sequences, as far as they were shown."""
+        return self._account.num_output_tokens
+
+    @property
+    def place(self) -> int | None:
+        """How many tokens the present attempt has come to, with those it went on behind.
+
+        What is ranked is seen only at its end: there it is 0 for a second, and then not known.
+        """
+        if self._is_ranked and time.monotonic() - self._handed_over_at > _UNSEEN_SECONDS:
+            return None
+        return self.num_output_tokens
+
+    def outcome(self, failures: Sequence[FailureKind] = ()) -> RequestOutcome:
+        """How the request has ended, given the setbacks of its attempts."""
+        complete = sorted(set(range(len(self._outputs))) - self._unfinished)
+        return RequestOutcome(
+            self._request,
+            self._account,
+            tuple(self._ending(index).reason for index in complete),
+            tuple(self._outputs[index].token_ids for index in complete),
+            tuple(failures),
+        )
+
+    # From attempt to attempt.
+
+    def work(self) -> Work:
+        """What is left to be done."""
+        shown = [tuple(output.token_ids) for output in self._outputs]
+        left = self._unfinished
+        if len(shown) > 1:  # a single one is not complete, or nobody would ask
+            left = {index for index in left if self._known_ending(index) is None}
+        outputs = [ids if index in left else None for index, ids in enumerate(shown)]
+        return work_of(self._request, outputs, scored=not self._awaits_prompt)
+
+    def admitted(self) -> None:
+        """All its workers have taken the request, or what was left of it."""
+        if self._account.timings.admitted is None:
+            self._account.timings.admitted = time.monotonic()
+        else:
+            self._account.num_migrations += 1
+
+    def restart(self) -> None:
+        """What is left to be done is done by others from now on. What was shown stays."""
+        self.is_prefilling = self.is_handed_over = False
+        self._handed_over_at = math.inf
+        self._held_back.clear()
+        self._surplus.clear()
+        self._known_surplus.clear()
+        for index in self._unfinished:
+            self._endings.pop(index, None)
+            self._outputs[index].restart()
+
+    def conclude(self) -> list[pb.GenerateResponse]:
+        """Finishes the sequences whose tokens were shown to their end; returns what the client is
+        to see of it."""
+        responses = []
+        for index in sorted(self._unfinished):
+            ending = self._known_ending(index)
+            if ending is not None:
+                responses += self._end(index, ending)
+        return responses
+
+    # The workers' events.
+
+    def on_prefill(self, event: prefill_pb2.PrefillResponse) -> list[pb.GenerateResponse]:
+        """Books an event of the prefill worker; returns what the client is to see of it."""
+        kind = event.WhichOneof("event")
+        if kind == "started":
+            self.is_prefilling = True
+            self._account.started(*wire.prefill_started(event.started))
+        elif kind == "prompt_logprobs":
+            return self._on_scores(event.prompt_logprobs)
+        elif kind == "result":
+            self.is_prefilling = False
+            return self._on_result(event.result)
+        return []
+
+    def on_decode(self, event: decode_pb2.DecodeGenerateResponse) -> list[pb.GenerateResponse]:
+        """Books an event of the decode worker; returns what the client is to see of it.
+
+        Raises `UnavailableError` if it contradicts what was shown.
+        """
+        kind = event.WhichOneof("event")
+        if kind == "kv_ready":
+            self.is_handed_over, self._handed_over_at = True, time.monotonic()
+            self._account.handed_over(*wire.transferred(event.kv_ready))
+        elif kind == "prefill_started":
+            self.is_handed_over, self._handed_over_at = True, time.monotonic()
+            self._account.started(*wire.prefill_started(event.prefill_started))
+        elif self._awaits_prompt:
+            self._held_back.append(event)
+        elif kind == "tokens":
+            return self._on_tokens(event.tokens)
+        elif kind == "finished":
+            return self._end(event.finished.sequence_index, wire.ending(event.finished))
+        return []
+
+    def take_surplus(self) -> set[int]:
+        """The sequences that the decode worker goes on with though they are complete here; those of
+        each attempt once. None where all are complete, which ends the attempt."""
+        if not self._surplus:
+            return set()
+        surplus, self._surplus = self._surplus, set()
+        self._known_surplus |= surplus
+        return set() if self.is_complete else surplus
+
+    def _on_tokens(self, message: decode_pb2.DecodeTokens) -> list[pb.GenerateResponse]:
+        index, reason = message.sequence_index, message.finish_reason
+        tokens = wire.decoded_tokens(message)
+        responses = self._show(index, tokens, reason)
+        is_over = index not in self._unfinished and index not in self._known_surplus
+        if is_over and reason == pb.FINISH_REASON_UNSPECIFIED and not self._is_ranked:
+            self._surplus.add(index)
+        return responses
+
+    def _on_scores(self, message: pb.PromptLogprobs) -> list[pb.GenerateResponse]:
+        responses = wire.prompt_logprobs(message, self._num_scored)
+        self._num_scored = max(self._num_scored, message.position + len(message.logprobs))
+        return responses
+
+    def _on_result(self, result: prefill_pb2.PrefillResult) -> list[pb.GenerateResponse]:
+        self._awaits_prompt = False
+        responses = []
+        if self._takes_first_token:
+            token, reason = wire.first_token(result)
+            responses += self._show(0, [token], reason)
+        held, self._held_back = self._held_back, []
+        for event in held:
+            responses += self.on_decode(event)
+        return responses
+
+    # One sequence.
+
+    def _take_received(self, received: tuple[tuple[int, ...], ...]) -> None:
+        """Takes up where the client's earlier call was: it has these tokens and their text."""
+        for output, token_ids in zip(self._outputs, received, strict=False):
+            shown, _ = output.push([Token(i, t, None) for i, t in enumerate(token_ids)])
+            self._account.num_output_tokens += len(shown)
+            self._account.num_received_tokens += len(shown)
+
+    def _show(
+        self, index: int, tokens: list[Token], reason: pb.FinishReason.ValueType
+    ) -> list[pb.GenerateResponse]:
+        """`reason`: why the sequence ends with the last of the tokens, if it does. A stop string
+        ends it with the token completing it; what follows is ignored."""
+        if index not in self._unfinished:
+            return []
+        output, responses = self._outputs[index], []
+        # Of beams it does not tell the score.
+        if reason != pb.FINISH_REASON_UNSPECIFIED and not self._request.params.beam_width:
+            self._endings.setdefault(index, wire.Ending(reason))
+            output.has_ended = True
+        shown, text = output.push(tokens)
+        is_complete = output.is_complete
+        if shown:
+            if self._account.timings.first_token is None:
+                self._account.timings.first_token = moment = time.monotonic()
+                self._on_first_token(moment)
+            self._account.num_output_tokens += len(shown)
+            known = self._ending(index).reason if is_complete else pb.FINISH_REASON_UNSPECIFIED
+            responses.append(wire.chunk(index, shown, text, known))
+        return responses + self._finish(index) if is_complete else responses
+
+    def _end(self, index: int, ending: wire.Ending) -> list[pb.GenerateResponse]:
+        """No token will follow those that are on their way."""
+        if index not in self._unfinished or index in self._endings:
+            return []
+        self._endings[index] = ending
+        output = self._outputs[index]
+        output.has_ended = True
+        return self._finish(index) if output.is_complete else []
+
+    def _known_ending(self, index: int) -> wire.Ending | None:
+        """How the sequence has ended, as far as its tokens tell, or the client was told with them.
+        Of beams they do not tell the score."""
+        params, output = self._request.params, self._outputs[index]
+        if output.stop_string is not None:
+            return wire.Ending(pb.FINISH_REASON_STOP_STRING, output.stop_string)
+        if params.beam_width or not output.token_ids:
+            return None
+        if index in self._told_endings:
+            return self._told_endings[index]
+        last = output.token_ids[-1]
+        if last in self._eos_token_ids:
+            return wire.Ending(pb.FINISH_REASON_END_OF_SEQUENCE)
+        if last in params.stop_token_ids:
+            return wire.Ending(pb.FINISH_REASON_STOP_TOKEN)
+        if len(output.token_ids) >= params.max_tokens:
+            return wire.Ending(pb.FINISH_REASON_LENGTH)
+        return None
+
+    def _finish(self, index: int) -> list[pb.GenerateResponse]:
+        output = self._outputs[index]
+        self._unfinished.remove(index)
+        self._account.timings.finished = time.monotonic()
+        rest = output.finish()
+        finished = wire.finished(index, self._ending(index), self._account)
+        return [wire.chunk(index, [], rest), finished] if rest else [finished]
+
+    def _ending(self, index: int) -> wire.Ending:
+        """Of a sequence that is complete."""
+        stop_string = self._outputs[index].stop_string
+        if stop_string is None:
+            return self._endings[index]
+        return wire.Ending(pb.FINISH_REASON_STOP_STRING, stop_string)
+
+
+def _endings_of(reasons: Sequence[pb.FinishReason.ValueType]) -> dict[int, wire.Ending]:
+    """The endings that were told, by sequence."""
+    return {i: wire.Ending(r) for i, r in enumerate(reasons) if r != pb.FINISH_REASON_UNSPECIFIED}

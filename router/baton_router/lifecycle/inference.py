@@ -1,0 +1,150 @@
+"""The way of every request through the router, whichever front it came in by.
+
+Knows nothing of connections: a front says who calls and until when, and closes the generator when
+its caller has gone.
+"""
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from baton.errors import UnavailableError
+from baton.serving.coalescer import Coalescer
+from baton.serving.deadline import Deadline
+from baton.serving.logs import name_request
+from baton.serving.telemetry.stages import stage
+from baton.serving.tenant import Caller, Tenants
+from baton.v1 import inference_pb2 as pb
+from baton_router.admission.controller import AdmissionController
+from baton_router.admission.rate_limit import RateLimits
+from baton_router.fleet.fleet import Fleet
+from baton_router.intake.intake import Intake
+from baton_router.intake.model_card import ModelCard
+from baton_router.lifecycle.answer import Answer
+from baton_router.lifecycle.in_flight import Requests
+from baton_router.lifecycle.recovery import Recovery
+from baton_router.lifecycle.request_lifecycle import RequestLifecycle
+from baton_router.lifecycle.retry_budget import RetryBudget
+from baton_router.placement.placer import Placer
+from baton_router.request import Request, RequestOutcome
+from baton_router.telemetry.request_meter import RequestMeter
+from baton_router.telemetry.request_trace import tracing_request
+
+# A router that has just started waits so long for its first look at Redis and at the workers; where
+# Redis does not answer, its clients should rather hear of it and ask another one.
+_FIRST_LOOK_SECONDS = 5.0
+
+
+Observer = Callable[[RequestOutcome], None]
+"""Is told once how a request ended."""
+
+
+class Inference:
+    """Text in, tokens out.
+
+    Attributes:
+        card: the model that is served.
+    """
+
+    def __init__(
+        self,
+        card: ModelCard,
+        intake: Intake,
+        fleet: Fleet,
+        requests: Requests,
+        tenants: Tenants,
+        limits: RateLimits,
+        admission_controller: AdmissionController,
+        placer: Placer,
+        meter: RequestMeter,
+        coalesce_seconds: float,
+        *,
+        capture_content: bool = False,
+    ) -> None:
+        """`capture_content`: traces have in them what was asked and answered."""
+        self.card = card
+        self._intake = intake
+        self._fleet = fleet
+        self._requests = requests
+        self._tenants = tenants
+        self._limits = limits
+        self._admission = admission_controller
+        self._placer = placer
+        self._meter = meter
+        self._coalesce_seconds = coalesce_seconds
+        self._capture_content = capture_content
+        self._budget = RetryBudget()
+
+    @property
+    def max_model_len(self) -> int:
+        """The most tokens, prompt and output together, that one sequence may have now."""
+        return min(self.card.max_model_len, self._fleet.max_model_len)
+
+    @property
+    def fingerprint(self) -> str:
+        """That of the workers that serve, in hex; empty where none does."""
+        fingerprints = {m.record.fingerprint for m in self._fleet.members if m.is_serving}
+        return min(fingerprints).hex() if fingerprints else ""
+
+    async def first_look(self, deadline: Deadline) -> None:
+        """Waits until the workers are known; raises `DeadlineExceededError`."""
+        await self._fleet.first_look(min(deadline.remaining(), _FIRST_LOOK_SECONDS))
+        deadline.check()
+
+    async def generate(
+        self, message: pb.GenerateRequest, caller: Caller, deadline: Deadline
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
+        """The events of one request, as `Inference.Generate` promises them. To be closed where it
+        is read, which ends the request at once and gives back all it holds.
+
+        Raises what `baton.serving.errors` lists.
+        """
+        arrived = time.monotonic()
+        with (
+            tracing_request(message, self.card, with_content=self._capture_content) as trace,
+            self._meter.begin(message.WhichOneof("input"), arrived) as metered,
+        ):
+            request = await self._read(message, caller, deadline)
+            name_request(request.request_id)
+            answer = Answer(request, self.card, arrived, metered.first_token)
+            recovery = Recovery(request.request_id, self._budget)
+            coalescer = Coalescer(self._coalesce_seconds)
+            lifecycle = RequestLifecycle(
+                request, self._fleet, self._placer, answer, recovery, deadline, coalescer
+            )
+            observers: list[Observer] = [metered.ended, self._placer.ended]
+            if trace is not None:
+                observers.append(trace.ended)
+            self._requests.add(lifecycle)
+            self._budget.deposit()
+            try:
+                tenant = request.tenant.name
+                observers.append(self._limits.reserve(tenant, request.demand.most_tokens).end)
+                decision = await self._admission.admit(request, tenant, deadline)
+                observers.append(self._admission.end)
+                # Closed here, so that all is given back before it counts as ended.
+                async with aclosing(lifecycle.run(decision)) as responses:
+                    async for response in responses:
+                        yield response
+            finally:
+                self._requests.remove(lifecycle)
+                outcome = answer.outcome(recovery.failures)
+                # What holds capacity comes first: nothing that only counts can keep it.
+                for observe in reversed(observers):
+                    observe(outcome)
+
+    async def _read(
+        self, message: pb.GenerateRequest, caller: Caller, deadline: Deadline
+    ) -> Request:
+        """The request as it is from here on. Raises where it cannot be served."""
+        tenant = self._tenants.of(caller)
+        self._limits.count_request(tenant.name)
+        if self._requests.is_draining:
+            raise UnavailableError("the router is draining; another one will serve this")
+        await self.first_look(deadline)
+        with stage("tokenize"):
+            return await self._intake.read(message, self._fleet.max_model_len, tenant)
+
+    async def tokenize(self, message: pb.TokenizeRequest) -> tuple[list[int], str]:
+        """The tokens of an input, and the text that was tokenized."""
+        return await self._intake.tokenize(message)

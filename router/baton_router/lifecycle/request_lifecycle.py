@@ -1,0 +1,225 @@
+"""The life of one request: attempts in a row, until its answer is complete.
+
+An attempt that comes to nothing is a setback; the next one, on whichever workers are there, goes on
+behind the tokens that the client has; of several sequences, each behind its own. What is ranked
+(beams, `best_of`) begins anew: nothing of it is told before its end, and what a search has come to
+(its hypotheses and their scores) only the engine knew that was lost.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import replace
+
+from baton.errors import BatonError, CancelledError, UnavailableError
+from baton.serving.coalescer import Coalescer
+from baton.serving.deadline import Deadline
+from baton.v1 import decode_pb2
+from baton.v1 import inference_pb2 as pb
+from baton_router.failure import AttemptFailure, FailureKind
+from baton_router.fleet.fleet import Fleet
+from baton_router.lifecycle import wire
+from baton_router.lifecycle.answer import Answer
+from baton_router.lifecycle.attempt import Attempt, Event
+from baton_router.lifecycle.recovery import Recovery
+from baton_router.placement.decision import Decision
+from baton_router.placement.placement import Placement, why_none
+from baton_router.placement.placer import Placer
+from baton_router.request import Request
+from baton_router.telemetry import request_trace
+from baton_router.usage import Account
+
+logger = logging.getLogger(__name__)
+
+_Decoded = decode_pb2.DecodeGenerateResponse
+
+
+class RequestLifecycle:
+    """One request. `run` is used once; `abort` may be called meanwhile."""
+
+    def __init__(
+        self,
+        request: Request,
+        fleet: Fleet,
+        placer: Placer,
+        answer: Answer,
+        recovery: Recovery,
+        deadline: Deadline,
+        coalescer: Coalescer | None = None,
+    ) -> None:
+        self.request = request
+        self._fleet = fleet
+        self._placer = placer
+        self._answer = answer
+        self._recovery = recovery
+        self._deadline = deadline
+        self._coalescer = coalescer or Coalescer()
+        self._attempt: Attempt | None = None
+        self._decision: Decision | None = None
+        self._aborted = asyncio.Event()
+
+    @property
+    def account(self) -> Account:
+        """What the request has used and taken so far."""
+        return self._answer.account
+
+    @property
+    def placement(self) -> Placement | None:
+        """Where it runs now; None while it waits."""
+        return None if self._attempt is None else self._attempt.placement
+
+    def abort(self) -> None:
+        """Ends the request and frees both workers; `run` raises `CancelledError`."""
+        self._aborted.set()
+        if self._attempt is not None:
+            self._attempt.cancel()
+
+    async def run(
+        self, decision: Decision | None = None
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
+        """The events of the request, `accepted` to the last `finished`. Raises what ended it
+        otherwise. `decision` is the one about its placement that it was admitted by."""
+        self._decision = decision
+        if self._answer.is_known:
+            yield wire.accepted(self.request, None)
+            for response in self._answer.conclude():
+                yield response
+        while not self._answer.is_complete:
+            try:
+                async with self._next_attempt() as attempt:
+                    for response in await self._admit(attempt):
+                        yield response
+                    # As little as can be for each message, and no generator of its own.
+                    while not self._answer.is_complete:
+                        events = await attempt.next_events()
+                        responses, failure = self._book_all(attempt, events)
+                        for response in responses:
+                            yield response
+                        if failure is not None:
+                            raise failure
+                        for event in events:
+                            if isinstance(event, _Decoded) and not event.HasField("tokens"):
+                                await self._follow_drain(attempt, event)
+            except AttemptFailure as attempt_failure:
+                await self._recover(attempt_failure)
+                for response in self._answer.conclude() if self._recovery.is_accepted else ():
+                    yield response
+
+    async def _admit(self, attempt: Attempt) -> list[pb.GenerateResponse]:
+        """Waits until all its workers have taken the request; returns what the client is to see of
+        that. Raises `AttemptFailure`."""
+        self._attempt = attempt
+        await attempt.admit()
+        self._raise_if_aborted()
+        self._answer.admitted()
+        request_trace.admitted()
+        if self._recovery.is_accepted:
+            return []
+        self._recovery.is_accepted = True
+        return [wire.accepted(self.request, attempt.placement), *self._answer.conclude()]
+
+    def _next_attempt(self) -> Attempt:
+        """Places what is left to do. Raises `AttemptFailure` if no workers can take it."""
+        work = self._answer.work()
+        recovery = self._recovery
+        decision = self._placer.place(
+            work, recovery.refused, recovery.broken, recovery.crowded, self._decision
+        )
+        if decision.placement is None:
+            reason = why_none(list(decision.question.candidates))
+            raise AttemptFailure(FailureKind.NOBODY, UnavailableError(reason))
+        return Attempt(
+            work,
+            self._fleet,
+            decision.placement,
+            self._deadline,
+            self._coalescer,
+            may_return=recovery.may_return,
+        )
+
+    def _book_all(
+        self, attempt: Attempt, events: list[Event | AttemptFailure]
+    ) -> tuple[Iterable[pb.GenerateResponse], AttemptFailure | BatonError | None]:
+        """Books events until the answer is complete, or one of them is a failure; returns what the
+        client is to see of those before it, which counts as shown, and the failure."""
+        responses: list[pb.GenerateResponse] = []
+        failure: AttemptFailure | BatonError | None = None
+        for event in events:
+            try:
+                responses += self._book(event)
+            except (AttemptFailure, BatonError) as error:
+                failure = error
+                break
+            if self._answer.is_complete:
+                attempt.succeed()  # before the client hears of it, and asks again
+                break
+        for index in self._answer.take_surplus():
+            attempt.end_sequence(index)
+        return wire.coalesced(responses) if responses[1:] else responses, failure
+
+    async def _follow_drain(self, attempt: Attempt, event: _Decoded) -> None:
+        """Sees to it that the request goes on with another decode worker, if that is what an event
+        is about and there is more to come. Raises `AttemptFailure`."""
+        if self._answer.is_complete:
+            return
+        if event.HasField("draining"):
+            # Where there is nobody else, the worker may finish it in time.
+            decode = self._placer.successor(
+                self._answer.work(), attempt.decode_worker, self._recovery.refused
+            )
+            if decode is not None:
+                await attempt.hand_over(decode)
+        elif event.HasField("suspended"):
+            await self._move(attempt, event.suspended)
+
+    async def _move(self, attempt: Attempt, stopped: decode_pb2.DecodeSuspended) -> None:
+        """It has stopped, with the KV of so many tokens; the client has one more, behind which
+        another worker goes on."""
+        work = self._answer.work()
+        if len(work.token_ids) != stopped.num_tokens + 1:
+            error = UnavailableError("the request was stopped where its answer has not come to")
+            raise AttemptFailure(FailureKind.NOBODY, error)
+        self._answer.restart()
+        await attempt.move(replace(work, output=work.output[:-1]), stopped.lease_id)
+        self._raise_if_aborted()
+        self._answer.admitted()
+
+    def _book(self, event: Event | AttemptFailure) -> list[pb.GenerateResponse]:
+        """Books one event; returns what the client is to see of it."""
+        if isinstance(event, _Decoded):
+            return self._answer.on_decode(event)
+        if not isinstance(event, AttemptFailure):
+            return self._answer.on_prefill(event)
+        is_of_prefill = event.worker == event.pair[0]
+        if is_of_prefill and not self._answer.needs_prefill:
+            return []
+        is_computing = self._answer.is_prefilling if is_of_prefill else self._answer.is_handed_over
+        if event.kind is FailureKind.LOST and is_computing:
+            event.place = self._answer.place
+        raise event
+
+    async def _recover(self, attempt_failure: AttemptFailure) -> None:
+        """Waits for the moment of the next attempt. Raises what ends the request."""
+        self._attempt = None
+        answer = self._answer
+        request_trace.failed(
+            attempt_failure,
+            handed_over_at=answer.handed_over_at,
+            is_prefilling=answer.is_prefilling,
+        )
+        self._raise_if_aborted()
+        self._deadline.check()
+        pause = self._recovery.after(attempt_failure, self._answer.num_output_tokens)
+        if self._recovery.is_accepted:
+            logger.info("going on elsewhere: %s", attempt_failure)
+            self._answer.restart()
+        try:
+            async with asyncio.timeout(min(pause, self._deadline.remaining())):
+                await self._aborted.wait()
+        except TimeoutError:
+            self._deadline.check()
+        self._raise_if_aborted()
+
+    def _raise_if_aborted(self) -> None:
+        if self._aborted.is_set():
+            raise CancelledError(f"request {self.request.request_id} was aborted")

@@ -1,0 +1,44 @@
+"""Cost of placing a preempted request again. Pure.
+
+Where a sequence has to make room, its worker may keep the request and compute it again, or give it
+back; it compares by these figures, which are as of the moment when the request was placed.
+"""
+
+from dataclasses import dataclass
+
+from baton_router.fleet.candidate import Candidate
+from baton_router.fleet.cost_rates import PRIOR
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnCost:
+    """In seconds.
+
+    Attributes:
+        fixed: with the tokens that it is placed with.
+        per_token: for each token that is generated after.
+        recompute_token: to compute one of its tokens again on its decode worker instead.
+    """
+
+    fixed: float
+    per_token: float
+    recompute_token: float
+
+
+def return_cost(prefill: Candidate, decode: Candidate, num_tokens: int) -> ReturnCost:
+    """Of a request with so many tokens that these two run.
+
+    The prefill worker is taken to have them cached, as it has just computed them, and to be as busy
+    as it is now; the decode worker that goes on is taken to have none of them.
+    """
+    computing, taking = prefill.rates or PRIOR, decode.rates or PRIOR
+    step = computing.prefill_seconds_per_step
+    token = computing.prefill_seconds(1, num_tokens) - step
+    moving = num_tokens * taking.transfer_seconds_per_token
+    queue = computing.queue_seconds(prefill.num_queued_tokens)
+    again = taking.prefill_seconds(num_tokens, 0)
+    return ReturnCost(
+        fixed=queue + step + taking.handoff_seconds + moving,
+        per_token=token + taking.transfer_seconds_per_token,
+        recompute_token=again / num_tokens,
+    )

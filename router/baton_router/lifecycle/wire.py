@@ -1,0 +1,447 @@
+"""Messages of `baton.v1` to the router's data and back."""
+
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from google.protobuf.duration_pb2 import Duration
+
+from baton.errors import InternalError
+from baton.params_wire import to_proto
+from baton.role_wire import role_to_message
+from baton.sampling import SamplingParams
+from baton.serving.attempt_id import attempt_id
+from baton.v1 import admin_pb2, decode_pb2, kv_sharing_pb2, kv_transfer_pb2, prefill_pb2
+from baton.v1 import inference_pb2 as pb
+from baton_router.fleet.fleet import Member
+from baton_router.fleet.worker_model import WorkDone
+from baton_router.lifecycle.reorder_buffer import Token, TopLogprobs
+from baton_router.lifecycle.return_cost import ReturnCost
+from baton_router.placement.decision import Decision
+from baton_router.placement.explanation import why
+from baton_router.placement.placement import Placement, Scored
+from baton_router.request import Request, Work
+from baton_router.roles.role_balance import Balance, Flip
+from baton_router.usage import Account, Timings
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Ending of one sequence. `score` is of beams."""
+
+    reason: pb.FinishReason.ValueType
+    stop_string: str | None = None
+    score: float | None = None
+
+
+def request_info(
+    request: Request, account: Account, placement: Placement | None, now: float
+) -> admin_pb2.RequestInfo:
+    """A request in flight, at a moment of the clock of its account."""
+    timings = account.timings
+    message = admin_pb2.RequestInfo(
+        request_id=request.request_id,
+        age=_duration(now - timings.arrived),
+        phase=_phase(timings),
+        num_prompt_tokens=account.num_prompt_tokens,
+        num_output_tokens=account.num_output_tokens,
+        num_migrations=account.num_migrations,
+    )
+    if placement is not None:
+        message.prefill_worker = placement.prefill
+        message.decode_worker = placement.decode
+    if timings.first_token is not None:
+        message.time_to_first_token.CopyFrom(_duration(timings.first_token - timings.arrived))
+    return message
+
+
+def _phase(timings: Timings) -> admin_pb2.RequestPhase.ValueType:
+    if timings.admitted is None:
+        return admin_pb2.REQUEST_PHASE_WAITING
+    if timings.first_token is None:
+        return admin_pb2.REQUEST_PHASE_PREFILL
+    return admin_pb2.REQUEST_PHASE_DECODE
+
+
+def prefill_started(message: prefill_pb2.PrefillStarted) -> tuple[float, float, int]:
+    """Seconds in the queue, seconds since then, cached prompt tokens."""
+    return seconds(message.queue_time), seconds(message.elapsed), message.num_cached_tokens
+
+
+def transferred(message: decode_pb2.KvReady) -> tuple[float, int, int, int]:
+    """Exposed seconds, transferred blocks and bytes, blocks that were there."""
+    return (
+        seconds(message.exposed),
+        message.num_transferred_blocks,
+        message.num_transferred_bytes,
+        message.num_reused_blocks,
+    )
+
+
+def new_lease_id() -> bytes:
+    return secrets.token_bytes(16)
+
+
+def handle(
+    source: Member, lease_id: bytes, work: Work, block_hashes: list[bytes]
+) -> kv_transfer_pb2.KvHandle:
+    """What lets the decode worker claim the lease of this attempt."""
+    return kv_transfer_pb2.KvHandle(
+        version=1,
+        source_worker=source.record.id,
+        source_endpoint=source.record.kv_endpoint,
+        source_epoch=source.record.epoch,
+        lease_id=lease_id,
+        baton_version=source.record.version,
+        fingerprint=source.record.fingerprint,
+        layouts=source.layouts,
+        num_tokens=len(work.token_ids),
+        block_hashes=b"".join(block_hashes),
+        integrity=kv_transfer_pb2.INTEGRITY_BY_CONNECTOR,
+        tenant=work.request.tenant.name,
+    )
+
+
+def decode_request(
+    work: Work,
+    lease_id: bytes,
+    kv_handle: kv_transfer_pb2.KvHandle | None,
+    return_cost: ReturnCost | None = None,
+) -> decode_pb2.DecodeGenerateRequest:
+    """`kv_handle` None: the decode worker computes the prompt. `return_cost` None: it may not give
+    the request back."""
+    message = decode_pb2.DecodeGenerateRequest(
+        request_id=attempt_id(work.request.request_id, lease_id),
+        token_ids=work.token_ids,
+        num_prompt_tokens=len(work.request.token_ids),
+        sampling=to_proto(work.params),
+        handle=kv_handle,
+        priority=work.request.priority,
+        salt=work.request.tenant.salt,
+        return_cost=None if return_cost is None else _return_cost(return_cost),
+        outputs=map(_sequence_output, work.outputs),
+    )
+    message.sampling.ClearField("prompt_logprobs")
+    return message
+
+
+def _sequence_output(output: tuple[int, ...] | None) -> decode_pb2.SequenceOutput:
+    return decode_pb2.SequenceOutput(token_ids=output or (), is_complete=output is None)
+
+
+def _return_cost(cost: ReturnCost) -> decode_pb2.ReturnCost:
+    return decode_pb2.ReturnCost(
+        fixed=_duration(cost.fixed),
+        per_token=_duration(cost.per_token),
+        recompute_token=_duration(cost.recompute_token),
+    )
+
+
+def end_sequence_request(
+    request: decode_pb2.DecodeGenerateRequest, member: Member, index: int
+) -> decode_pb2.EndSequenceRequest:
+    """Ends one sequence of what this worker was asked for."""
+    return decode_pb2.EndSequenceRequest(
+        request_id=request.request_id, epoch=member.record.epoch, sequence_index=index
+    )
+
+
+def share_request(
+    lease_id: bytes, block_hashes: list[bytes], claimant: str, tenant: str
+) -> kv_sharing_pb2.ShareRequest:
+    return kv_sharing_pb2.ShareRequest(
+        lease_id=lease_id,
+        block_hashes=b"".join(block_hashes),
+        claimant=claimant,
+        tenant=tenant,
+    )
+
+
+def hand_over_request(
+    request: decode_pb2.DecodeGenerateRequest, lease_id: bytes, claimant: str, tenant: str
+) -> decode_pb2.HandOverRequest:
+    """Stops what a worker was asked for, for another one to go on with it."""
+    return decode_pb2.HandOverRequest(
+        request_id=request.request_id, lease_id=lease_id, claimant=claimant, tenant=tenant
+    )
+
+
+def prefix_source(holder: Member, lease_id: bytes, num_blocks: int) -> prefill_pb2.PrefixSource:
+    return prefill_pb2.PrefixSource(
+        worker=holder.record.id,
+        endpoint=holder.record.kv_endpoint,
+        epoch=holder.record.epoch,
+        lease_id=lease_id,
+        num_blocks=num_blocks,
+    )
+
+
+def prefill_request(
+    work: Work,
+    lease_id: bytes,
+    decode_worker: str,
+    source: prefill_pb2.PrefixSource | None = None,
+) -> prefill_pb2.PrefillRequest:
+    params, has_several = work.params, work.params.num_sequences > 1
+    if has_several:
+        # Its token is not used. A grammar would be compiled for nothing, and beams make no sense.
+        params = SamplingParams(
+            max_tokens=params.max_tokens, prompt_logprobs=params.prompt_logprobs
+        )
+    return prefill_pb2.PrefillRequest(
+        request_id=attempt_id(work.request.request_id, lease_id),
+        lease_id=lease_id,
+        token_ids=work.token_ids,
+        num_prompt_tokens=len(work.request.token_ids),
+        sampling=to_proto(params),
+        decode_worker=decode_worker,
+        has_several_sequences=has_several,
+        priority=work.request.priority,
+        tenant=work.request.tenant.name,
+        salt=work.request.tenant.salt,
+        source=source,
+    )
+
+
+def first_token(
+    result: prefill_pb2.PrefillResult,
+) -> tuple[Token, pb.FinishReason.ValueType]:
+    """The token, and why the sequence is complete with it, if it is. Raises `InternalError` for
+    none, and for several."""
+    if len(result.first_tokens) != 1:
+        raise InternalError(f"a prefill brought {len(result.first_tokens)} first tokens, not one")
+    (first,) = result.first_tokens
+    logprob = first.logprob if first.HasField("logprob") else None
+    top = _top(first.top_logprobs) if first.HasField("top_logprobs") else None
+    return Token(first.position, first.token_id, logprob, top), first.finish_reason
+
+
+def work_done(message: prefill_pb2.WorkDone) -> WorkDone:
+    return WorkDone(
+        message.num_steps,
+        message.num_prompt_tokens,
+        message.num_prompt_pairs,
+        message.num_decode_tokens,
+        seconds(message.busy),
+    )
+
+
+def received(message: decode_pb2.KvReady, member: Member) -> tuple[float, float, str]:
+    """Tokens whose KV came to this worker, the seconds it waited for them, and the connector."""
+    per_token = member.bytes_per_token
+    num_tokens = message.num_transferred_bytes / per_token if per_token else 0.0
+    return num_tokens, seconds(message.exposed), message.connector
+
+
+def decoded_tokens(message: decode_pb2.DecodeTokens) -> list[Token]:
+    """Raises `InternalError` where not all tokens have what some have."""
+    token_ids = message.token_ids
+    if not message.logprobs and not message.top_logprobs:
+        return [Token(position, t) for position, t in enumerate(token_ids, message.position)]
+    count = len(token_ids)
+    logprobs: list[float | None] = list(message.logprobs) or [None] * count
+    tops: list[TopLogprobs | None] = [_top(m) for m in message.top_logprobs] or [None] * count
+    if not count == len(logprobs) == len(tops):
+        raise InternalError(
+            f"{count} tokens came with {len(logprobs)} log-probabilities and those of {len(tops)} "
+            "most likely ones"
+        )
+    return [
+        Token(message.position + i, token_id, logprob, top)
+        for i, (token_id, logprob, top) in enumerate(zip(token_ids, logprobs, tops, strict=True))
+    ]
+
+
+def _top(message: pb.TopLogprobs) -> TopLogprobs:
+    return TopLogprobs(tuple(message.token_ids), tuple(message.logprobs))
+
+
+def ending(message: decode_pb2.DecodeFinished) -> Ending:
+    score = message.score if message.HasField("score") else None
+    return Ending(message.reason, score=score)
+
+
+def accepted(request: Request, placement: Placement | None) -> pb.GenerateResponse:
+    """Tells of the chosen workers alone. `placement`: None where nothing is left to generate."""
+    return pb.GenerateResponse(
+        accepted=pb.Accepted(
+            request_id=request.request_id,
+            num_prompt_tokens=len(request.token_ids),
+            placement=None if placement is None else _chosen(placement),
+            seed=request.params.seed,
+        )
+    )
+
+
+def explanation(decision: Decision) -> admin_pb2.ExplainPlacementResponse:
+    """All of a decision. Where there was no choice, its candidates have no terms."""
+    question, placement = decision.question, decision.placement
+    if placement is None:
+        excluded = [Scored(c, {}, 0.0, 0) for c in question.candidates]
+        message = pb.Placement(candidates=map(_candidate, excluded))
+    else:
+        message = _placement(placement, placement.scored)
+        for single in placement.alone:
+            message.candidates.append(_candidate(single, computes_prompt=True))
+    return admin_pb2.ExplainPlacementResponse(
+        request_id=question.request_id,
+        num_tokens=question.num_tokens,
+        policy=decision.rules.policy,
+        placement=message,
+        reason=why(decision),
+    )
+
+
+def _chosen(placement: Placement) -> pb.Placement:
+    message = _placement(placement, placement.chosen)
+    for candidate in message.candidates:
+        candidate.computes_prompt = not placement.prefill
+    return message
+
+
+def _placement(placement: Placement, scored: Iterable[Scored]) -> pb.Placement:
+    return pb.Placement(
+        prefill_worker=placement.prefill,
+        decode_worker=placement.decode,
+        candidates=map(_candidate, scored),
+        prefix_source=placement.source,
+    )
+
+
+def _candidate(scored: Scored, *, computes_prompt: bool = False) -> pb.PlacementCandidate:
+    candidate = scored.candidate
+    return pb.PlacementCandidate(
+        worker=candidate.worker,
+        role=role_to_message(candidate.role),
+        terms=scored.terms,
+        excluded=candidate.excluded,
+        num_cached_tokens=candidate.num_cached_tokens,
+        computes_prompt=computes_prompt,
+    )
+
+
+def prompt_logprobs(message: pb.PromptLogprobs, num_known: int) -> list[pb.GenerateResponse]:
+    """Those of the prompt's tokens beyond the first `num_known`, if any."""
+    num_repeated = max(0, num_known - message.position)
+    rest = pb.PromptLogprobs(
+        position=message.position + num_repeated,
+        logprobs=message.logprobs[num_repeated:],
+        top_logprobs=message.top_logprobs[num_repeated:],
+    )
+    return [pb.GenerateResponse(prompt_logprobs=rest)] if rest.logprobs else []
+
+
+def chunk(
+    index: int,
+    tokens: list[Token],
+    text: str,
+    reason: pb.FinishReason.ValueType = pb.FINISH_REASON_UNSPECIFIED,
+) -> pb.GenerateResponse:
+    """Some tokens with the text that is ready; the text alone when there are none.
+
+    `reason`: why the sequence is complete with them.
+    """
+    response = pb.GenerateResponse()
+    chunk = response.tokens  # filled where it is: a message that is put into another is copied
+    chunk.sequence_index = index
+    chunk.text = text
+    chunk.finish_reason = reason
+    if tokens:
+        chunk.position = tokens[0].position
+        chunk.token_ids.extend([t.token_id for t in tokens])
+        logprobs = [t.logprob for t in tokens if t.logprob is not None]
+        if logprobs:
+            chunk.logprobs.extend(logprobs)
+        for token in tokens:
+            if token.top is not None:
+                chunk.top_logprobs.add(token_ids=token.top.token_ids, logprobs=token.top.logprobs)
+    return response
+
+
+def coalesced(responses: list[pb.GenerateResponse]) -> Iterator[pb.GenerateResponse]:
+    """The same in fewer messages: the tokens of a sequence that come together become one chunk."""
+    held: dict[int, pb.GenerateResponse] = {}
+    for response in responses:
+        index = response.tokens.sequence_index
+        if not response.HasField("tokens"):
+            yield from held.values()
+            held.clear()
+            yield response
+        elif index in held:
+            _append(held[index].tokens, response.tokens)
+        else:
+            held[index] = response
+    yield from held.values()
+
+
+def _append(chunk: pb.TokenChunk, more: pb.TokenChunk) -> None:
+    chunk.token_ids.extend(more.token_ids)
+    chunk.text += more.text
+    chunk.logprobs.extend(more.logprobs)
+    chunk.top_logprobs.extend(more.top_logprobs)
+    chunk.finish_reason = more.finish_reason
+
+
+def finished(index: int, ending: Ending, account: Account) -> pb.GenerateResponse:
+    return pb.GenerateResponse(
+        finished=pb.Finished(
+            sequence_index=index,
+            reason=ending.reason,
+            stop_string=ending.stop_string or "",
+            score=ending.score,
+            usage=pb.Usage(
+                num_prompt_tokens=account.num_prompt_tokens,
+                num_output_tokens=account.num_output_tokens,
+                num_cached_prompt_tokens=account.num_cached_prompt_tokens,
+                num_transferred_blocks=account.num_transferred_blocks,
+                num_transferred_bytes=account.num_transferred_bytes,
+                num_reused_decode_blocks=account.num_reused_decode_blocks,
+                num_migrations=account.num_migrations,
+            ),
+            timings=_timings(account.timings),
+        )
+    )
+
+
+def seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos * 1e-9
+
+
+def _timings(timings: Timings) -> pb.Timings:
+    def since(moment: float | None) -> Duration | None:
+        return None if moment is None else _duration(moment - timings.arrived)
+
+    def lasting(length: float | None) -> Duration | None:
+        return None if length is None else _duration(length)
+
+    return pb.Timings(
+        admission=since(timings.admitted),
+        prefill_queue=lasting(timings.prefill_queue_s),
+        time_to_first_token=since(timings.first_token),
+        exposed_transfer=lasting(timings.exposed_transfer_s),
+        total=since(timings.finished),
+        prefill_started=since(timings.prefill_started),
+        handed_over=since(timings.handed_over),
+    )
+
+
+def _duration(length: float) -> Duration:
+    duration = Duration()
+    duration.FromNanoseconds(int(length * 1e9))
+    return duration
+
+
+def _flip(flip: Flip) -> admin_pb2.RoleFlip:
+    return admin_pb2.RoleFlip(worker=flip.worker, role=role_to_message(flip.role), epoch=flip.epoch)
+
+
+def role_balance(balance: Balance, is_elastic: bool) -> admin_pb2.GetRoleBalanceResponse:
+    """What `Admin.GetRoleBalance` tells."""
+    flip = balance.flip
+    return admin_pb2.GetRoleBalanceResponse(
+        prefill_pressure=balance.prefill_pressure,
+        decode_pressure=balance.decode_pressure,
+        proposal=None if flip is None else _flip(flip),
+        reason=balance.reason,
+        is_elastic=is_elastic,
+    )

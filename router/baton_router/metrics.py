@@ -1,0 +1,175 @@
+"""Metrics of a router, collected when scraped from counters that exist anyway."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+
+from prometheus_client.core import Metric
+
+from baton.cluster.round_trips import RoundTrips
+from baton.serving.telemetry.families import counter, gauge, histogram
+from baton.serving.telemetry.redis import redis_metrics
+from baton_router.admission.controller import AdmissionController
+from baton_router.admission.quotas import OTHERS
+from baton_router.admission.rate_limit import KINDS, RateLimits
+from baton_router.failure import FailureKind
+from baton_router.fleet.fleet import Fleet
+from baton_router.lifecycle.in_flight import Requests
+from baton_router.placement.placer import PLACED, Placer
+from baton_router.roles.rebalancer import Rebalancer
+from baton_router.telemetry.request_meter import RequestMeter
+
+_GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
+
+
+class RouterMetrics:
+    """A collector (`baton.serving.telemetry.exposition`)."""
+
+    def __init__(
+        self,
+        meter: RequestMeter,
+        requests: Requests,
+        admission_controller: AdmissionController,
+        placer: Placer,
+        fleet: Fleet,
+        rebalancer: Rebalancer,
+        round_trips: RoundTrips,
+    ) -> None:
+        self._meter = meter
+        self._requests_in_flight = requests
+        self._admission = admission_controller
+        self._placer = placer
+        self._fleet = fleet
+        self._rebalancer = rebalancer
+        self._round_trips = round_trips
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._requests()
+        yield from self._placements()
+        yield from self._workers()
+        yield from redis_metrics(self._round_trips, self._fleet.staleness)
+
+    def _requests(self) -> Iterable[Metric]:
+        meter, admission_controller = self._meter, self._admission
+        yield histogram(
+            "gen_ai_server_time_to_first_token_seconds",
+            "From a request's arrival to its first token.",
+            meter.ttft.by_labels,
+            _GEN_AI,
+        )
+        yield histogram(
+            "gen_ai_server_time_per_output_token_seconds",
+            "Between the tokens of a sequence behind its first; the mean of each request.",
+            meter.per_token.by_labels,
+            _GEN_AI,
+        )
+        yield histogram(
+            "gen_ai_server_request_duration_seconds",
+            "From a request's arrival to its end; error_type is its gRPC code if it failed.",
+            meter.duration.by_labels,
+            (*_GEN_AI, "error_type"),
+        )
+        yield histogram(
+            "baton_admission_seconds",
+            "From a request's arrival until workers have taken it.",
+            meter.admission,
+        )
+        yield histogram(
+            "baton_prefill_queue_seconds",
+            "For which a prompt has waited at its worker for the first step of its prefill.",
+            meter.prefill_queue,
+        )
+        yield gauge(
+            "baton_requests_in_flight",
+            "Requests at this router that have not ended.",
+            len(self._requests_in_flight),
+        )
+        yield gauge(
+            "baton_requests_waiting",
+            "Requests that wait at this router for room.",
+            admission_controller.num_waiting,
+        )
+        yield gauge(
+            "baton_waiting_prompt_tokens",
+            "Prompt tokens of the requests that wait at this router for room.",
+            admission_controller.num_waiting_tokens,
+        )
+        yield counter(
+            "baton_prompt_tokens_total",
+            "Prompt tokens of the requests that have ended.",
+            meter.num_prompt_tokens,
+        )
+        yield counter(
+            "baton_output_tokens_total",
+            "Tokens that the requests which have ended were answered with.",
+            meter.num_output_tokens,
+        )
+
+    def _placements(self) -> Iterable[Metric]:
+        yield counter(
+            "baton_placements_total",
+            "Decisions where a request runs: handoff from a prefill to a decode worker, decode "
+            "worker alone, or nobody could take it.",
+            {(way,): self._placer.num_placed[way] for way in PLACED},
+            ("way",),
+        )
+        yield counter(
+            "baton_setbacks_total",
+            "Attempts that came to nothing, of the requests that have ended: refused by a worker, "
+            "worker lost, handoff broken, nobody to be asked, given back by its worker.",
+            {(k.name.lower(),): self._meter.num_failures[k] for k in FailureKind},
+            ("kind",),
+        )
+        yield counter(
+            "baton_migrations_total",
+            "Times that a request went on with other workers, of the requests that have ended.",
+            self._meter.num_migrations,
+        )
+
+    def _workers(self) -> Iterable[Metric]:
+        fleet, balance = self._fleet, self._rebalancer.balance
+        known = Counter[tuple[str, str]]((m.record.role, m.state) for m in fleet.members)
+        states = ("ready", "draining", "unreachable", "starting")
+        yield gauge(
+            "baton_workers",
+            "Workers that this router knows.",
+            {(r, s): known[r, s] for r in ("prefill", "decode") for s in states},
+            ("role", "state"),
+        )
+        yield gauge(
+            "baton_pool_pressure",
+            "How hard a pool is pressed, as `baton role` says it; above 1 it is too little.",
+            {("prefill",): balance.prefill_pressure, ("decode",): balance.decode_pressure},
+            ("role",),
+        )
+        yield gauge(
+            "baton_indexed_blocks",
+            "KV blocks that this router thinks to be cached, a block on several workers counted "
+            "for each.",
+            sum(fleet.index.num_blocks(m.record.id) for m in fleet.members),
+        )
+        yield gauge(
+            "baton_index_is_warm",
+            "Whether this router has read all that its workers have published of their caches.",
+            fleet.is_warm,
+        )
+
+
+class RateLimitMetrics:
+    """Rejections by rate limit and tenant. A tenant has a label of its own if it is `named` in the
+    file of quotas, which bounds the number of labels; the others share "*"."""
+
+    def __init__(self, limits: RateLimits, named: Collection[str]) -> None:
+        self._limits = limits
+        self._named = named
+
+    def collect(self) -> Iterable[Metric]:
+        tenants = (*self._named, OTHERS)
+        refused: dict[tuple[str, ...], float] = {(t, kind): 0 for t in tenants for kind in KINDS}
+        for (tenant, kind), number in self._limits.num_refused.items():
+            refused[tenant if tenant in self._named else OTHERS, kind] += number
+        yield counter(
+            "baton_rate_limited_total",
+            "Requests refused since their tenant had all its requests, or tokens, of a minute.",
+            refused,
+            ("tenant", "limit"),
+        )

@@ -1,0 +1,136 @@
+"""Explanation of a placement decision, as sentences. Pure."""
+
+from collections.abc import Iterable, Iterator
+
+from baton_router.placement.decision import Decision, Question
+from baton_router.placement.placement import (
+    Placement,
+    Role,
+    Scored,
+    has_version_gap,
+    ready_versions,
+    why_none,
+)
+
+Choice = tuple[Scored, ...]
+"""The workers of one way to run a request."""
+
+_NUM_TERMS = 3  # of those that decide, the greatest
+_MOST_NAMED = 4  # of workers and versions
+_OTHER: dict[Role, Role] = {"prefill": "decode", "decode": "prefill"}
+
+
+def why(decision: Decision) -> str:
+    """Why the winner won and by how much, or why nobody can."""
+    placement, question = decision.placement, decision.question
+    if placement is None:
+        return why_none(list(question.candidates))
+    return " ".join((_why_chosen(decision, placement), *_of_versions(question)))
+
+
+def _why_chosen(decision: Decision, placement: Placement) -> str:
+    question = decision.question
+    unit = _unit(decision)
+    winner = placement.chosen
+    others = [choice for choice in choices(placement, question) if choice != winner]
+    said = f"{_names(winner)} cost{_verb(winner)} {_amount(_cost(winner), unit)}"
+    if not others:
+        return f"{said}. No other choice could take it."
+    second = min(others, key=_cost)
+    margin = _cost(second) - _cost(winner)
+    if margin <= 0:
+        return f"{said}. {_names(second)} as much: the request's id breaks the tie."
+    because = ", ".join(_differences(winner, second, unit))
+    return (
+        f"{said}. Next best of {len(others)} other choices: {_names(second)}, "
+        f"{_amount(margin, unit)} more ({because})."
+    )
+
+
+def choices(placement: Placement, question: Question) -> Iterator[Choice]:
+    """Every way in which the request could run."""
+    ready = [s for s in placement.scored if not s.candidate.excluded]
+    for prefill in (s for s in ready if s.candidate.role == "prefill"):
+        for decode in (s for s in ready if s.candidate.role == "decode"):
+            pair = (prefill.candidate.worker, decode.candidate.worker)
+            if prefill.candidate.pairing == decode.candidate.pairing and (
+                pair not in question.broken
+            ):
+                yield prefill, decode
+    for single in placement.alone:
+        if not single.candidate.excluded:
+            yield (single,)
+
+
+def _of_versions(question: Question) -> Iterator[str]:
+    """What an upgrade that is under way has to do with it."""
+    candidates = question.candidates
+    versions = {role: ready_versions(candidates, role) for role in _OTHER}
+    if has_version_gap(candidates):
+        prefills, decodes = (_listed(map(_said, sorted(versions[role]))) for role in _OTHER)
+        yield (
+            f"Prefill workers are of version {prefills}, decode workers of {decodes}, and exchange "
+            "blocks with their like alone: until the upgrade is finished, decode workers compute "
+            "prompts themselves."
+        )
+        return
+    left_out = [
+        f"{c.worker} ({_said(c.version)})"
+        for c in candidates
+        if not c.excluded and c.version not in versions[_OTHER[c.role]]
+    ]
+    if left_out and all(versions.values()):
+        yield f"Without a partner of the same version: {_listed(left_out)}."
+
+
+def _listed(names: Iterable[str]) -> str:
+    some = list(names)
+    more = [f"{len(some) - _MOST_NAMED} more"] if len(some) > _MOST_NAMED else []
+    return ", ".join(some[:_MOST_NAMED] + more)
+
+
+def _said(version: str) -> str:
+    return version or "not said"
+
+
+def _cost(choice: Choice) -> float:
+    return sum(scored.cost for scored in choice)
+
+
+def _names(choice: Choice) -> str:
+    names = " with ".join(scored.candidate.worker for scored in choice)
+    return f"{names} alone" if len(choice) == 1 else names
+
+
+def _verb(choice: Choice) -> str:
+    return "s" if len(choice) == 1 else ""
+
+
+def _differences(winner: Choice, other: Choice, unit: str) -> list[str]:
+    """The terms that make the other one dearer or cheaper, the most important first."""
+    less, more = _terms(winner), _terms(other)
+    changes = {name: more.get(name, 0.0) - less.get(name, 0.0) for name in less | more}
+    ordered = sorted(changes.items(), key=lambda change: -abs(change[1]))
+    return [
+        f"{name} {'+' if change > 0 else '-'}{_amount(abs(change), unit)}"
+        for name, change in ordered[:_NUM_TERMS]
+        if change
+    ]
+
+
+def _terms(choice: Choice) -> dict[str, float]:
+    """The terms of all its workers, by name; those of one name are added up."""
+    terms: dict[str, float] = {}
+    for scored in choice:
+        for name, cost in scored.terms.items():
+            terms[name] = terms.get(name, 0.0) + cost
+    return terms
+
+
+def _unit(decision: Decision) -> str:
+    """Only the default policy counts seconds."""
+    return "ms" if decision.rules.policy == "baton" else ""
+
+
+def _amount(cost: float, unit: str) -> str:
+    return f"{cost * 1000:.3g} ms" if unit else f"{cost:.6g}"

@@ -1,0 +1,149 @@
+"""Places requests on the fleet, remembers for a while why, and has it recorded.
+
+Knows nothing of calls or of what becomes of a request.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import partial
+
+from baton.cluster.prefix import BlockHash
+from baton.errors import NotFoundError
+from baton.serving.tenant import DEFAULT_TENANT
+from baton_router.failure import Pair
+from baton_router.fleet.candidate import Candidate
+from baton_router.fleet.fleet import Fleet
+from baton_router.placement.decision import DEFAULT_RULES, Decision, Question, Rules
+from baton_router.placement.placement_span import placing
+from baton_router.placement.prefix_source import with_sources
+from baton_router.placement.record.recorder import Recorder
+from baton_router.request import RequestOutcome, Work
+
+_NUM_REMEMBERED = 128
+
+PLACED = ("handoff", "decode_alone", "nobody")
+"""What a decision may come to."""
+
+
+class Placer:
+    """Asks the fleet for a snapshot, and decides by it.
+
+    Attributes:
+        num_placed: decisions since the start, by what they came to.
+    """
+
+    def __init__(
+        self, fleet: Fleet, rules: Rules = DEFAULT_RULES, recorder: Recorder | None = None
+    ) -> None:
+        self._fleet = fleet
+        self._rules = rules
+        self._recorder = recorder
+        self.num_placed: Counter[str] = Counter()
+        self._remembered: OrderedDict[tuple[str, str], Decision] = OrderedDict()
+
+    def place(
+        self,
+        work: Work,
+        refused: Collection[str] = (),
+        broken: Collection[Pair] = (),
+        crowded: str = "",
+        earlier: Decision | None = None,
+    ) -> Decision:
+        """Decides where a request, or what is left of it, runs.
+
+        Args:
+            refused: workers that are not to be asked now.
+            broken: pairs that are not to be asked now.
+            crowded: a worker that is to be asked only if no other one can be; others may still get
+                what it has cached.
+            earlier: the last decision about it, which holds unless the cluster has changed since.
+        """
+        with placing(work.request.request_id) as span:
+            decision = self._decide(work, refused, broken, crowded, earlier)
+            if decision.placement is None and crowded:
+                decision = self._decide(work, refused, broken)
+            span.decided(decision)
+        self.num_placed[_way(decision)] += 1
+        self._remember(work.request.tenant.name, decision)
+        if self._recorder is not None:
+            self._recorder.decided(decision, self._hashing(decision, work))
+        return decision
+
+    def successor(self, work: Work, decode: str, refused: Collection[str] = ()) -> str | None:
+        """The decode worker to go on with what runs on `decode`, or None if no other one can."""
+        return self._rules.decide_again(self._question(work, refused, ()), decode)
+
+    def ended(self, outcome: RequestOutcome) -> None:
+        """A request has ended."""
+        if self._recorder is not None:
+            self._recorder.ended(outcome.request.request_id, outcome.num_output_tokens)
+
+    def explain(self, work: Work, earlier: Decision | None = None) -> Decision:
+        """Where a request would be placed if it came now. Changes nothing. `earlier` is the last
+        decision about it, which holds unless the cluster has changed since."""
+        return self._decide(work, (), (), earlier=earlier)
+
+    def recall(self, request_id: str, tenant: str = DEFAULT_TENANT) -> Decision:
+        """The last decision about a request. Raises `NotFoundError` for one that is forgotten, or
+        is another tenant's."""
+        if (tenant, request_id) not in self._remembered:
+            raise NotFoundError(
+                f"request {request_id!r} is not among the last {_NUM_REMEMBERED} that this router "
+                "has placed"
+            )
+        return self._remembered[tenant, request_id]
+
+    def _decide(
+        self,
+        work: Work,
+        refused: Collection[str],
+        broken: Collection[Pair],
+        crowded: str = "",
+        earlier: Decision | None = None,
+    ) -> Decision:
+        return self._rules.decision(self._question(work, refused, broken, crowded), earlier)
+
+    def _question(
+        self, work: Work, refused: Collection[str], broken: Collection[Pair], crowded: str = ""
+    ) -> Question:
+        token_ids = work.token_ids
+        known = self._fleet.candidates(token_ids, work.request.tenant.salt)
+        candidates = [c for c in known if c.worker not in refused]
+        needs_prefill = work.params.prompt_logprobs is not None
+        if not needs_prefill:  # all of the prompt is computed for them
+            candidates = with_sources(candidates)
+        if crowded:
+            candidates = [_passed_over(c) if c.worker == crowded else c for c in candidates]
+        return Question(
+            work.request.request_id,
+            len(token_ids),
+            tuple(candidates),
+            frozenset(broken),
+            needs_prefill=needs_prefill,
+        )
+
+    def _hashing(self, decision: Decision, work: Work) -> Callable[[], list[BlockHash]]:
+        """Makes the chain hashes, as the chosen workers do, once there is time for it."""
+        if decision.placement is None:
+            return list
+        member = self._fleet.member(decision.placement.decode)
+        salt = work.request.tenant.salt
+        return partial(self._fleet.block_hashes, member, work.token_ids, salt)
+
+    def _remember(self, tenant: str, decision: Decision) -> None:
+        key = tenant, decision.question.request_id
+        self._remembered[key] = decision
+        self._remembered.move_to_end(key)
+        if len(self._remembered) > _NUM_REMEMBERED:
+            self._remembered.popitem(last=False)
+
+
+def _way(decision: Decision) -> str:
+    if decision.placement is None:
+        return "nobody"
+    return "handoff" if decision.placement.prefill else "decode_alone"
+
+
+def _passed_over(candidate: Candidate) -> Candidate:
+    return replace(candidate, excluded=candidate.excluded or "gave the request back")

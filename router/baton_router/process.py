@@ -1,0 +1,200 @@
+"""Router process: its parts, put together and served until a signal."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from baton.cluster.index import LocalityIndex
+from baton.cluster.redis import connect
+from baton.cluster.round_trips import RoundTrips
+from baton.errors import FailedPreconditionError
+from baton.serving.access import ROUTER_NAME, Access
+from baton.serving.certificates import check_role
+from baton.serving.channels import Channels
+from baton.serving.optional_dependencies import check_extra
+from baton.serving.process import main, settle
+from baton.serving.server import Server
+from baton.serving.telemetry.exposition import Exposition
+from baton.serving.telemetry.scrape_server import Render
+from baton.serving.telemetry.serving import serve_metrics
+from baton.serving.tenant import Tenants
+from baton.v1 import admin_pb2_grpc, inference_pb2_grpc
+from baton_router.admission.controller import AdmissionController
+from baton_router.admission.forecast import Forecasts
+from baton_router.admission.policy import admission_named
+from baton_router.admission.rate_limit import RateLimits
+from baton_router.fleet.fleet import Fleet
+from baton_router.fleet.service_discovery import PATH as TARGETS_PATH
+from baton_router.fleet.service_discovery import ServiceDiscovery
+from baton_router.intake.intake import Intake
+from baton_router.intake.model_card import read_model_card
+from baton_router.lifecycle.in_flight import Requests
+from baton_router.lifecycle.inference import Inference
+from baton_router.metrics import RateLimitMetrics, RouterMetrics
+from baton_router.placement.decision import Rules
+from baton_router.placement.placer import Placer
+from baton_router.placement.record.record_file import RecordFile
+from baton_router.placement.record.recorder import Recorder
+from baton_router.request import Request, work_of
+from baton_router.roles.rebalancer import Rebalancer
+from baton_router.service import InferenceService, RouterAdmin
+from baton_router.settings import RouterSettings
+from baton_router.telemetry.request_meter import RequestMeter
+
+if TYPE_CHECKING:
+    from baton_router.http.server import HttpServer
+
+
+async def serve(settings: RouterSettings) -> None:
+    """Serves until a signal."""
+    check_role(settings.tls, ("router",), ROUTER_NAME)
+    if settings.redis_url is None:
+        raise FailedPreconditionError(
+            "a router finds its workers through Redis; set --redis-url, or let `baton up` start all"
+        )
+    if settings.http_port is not None:
+        check_extra("http", "--http-port")
+    tenants, quotas = settings.tenants(), settings.all_quotas()
+    limits = RateLimits(quotas.of)
+    card = read_model_card(settings.model_path)
+    card.warm_up()
+    server = Server(settings, by_token=settings.by_token)
+    async with AsyncExitStack() as stack:
+        round_trips = RoundTrips()
+        redis = connect(settings.redis_url, round_trips)
+        stack.push_async_callback(redis.aclose)
+        channels = Channels(settings.max_message_bytes, tls=settings.tls_to_workers)
+        stack.push_async_callback(channels.close)
+        fleet = Fleet(
+            redis, channels, card.tokenizer_hash, LocalityIndex(settings.max_indexed_blocks)
+        )
+        stack.push_async_callback(fleet.stop)
+        intake = Intake(card, settings.max_prompt_bytes)
+        rules = Rules(settings.placement, settings.conditional_disaggregation)
+        recorder = _recorder(settings, rules, stack)
+        placer = Placer(fleet, rules, recorder)
+        forecasts = Forecasts[Request](
+            lambda request, earlier: placer.explain(work_of(request), earlier),
+            lambda request: request.demand,
+            admission_named(settings.admission),
+        )
+        admission_controller = AdmissionController(quotas, forecasts, settings.max_waiting)
+        requests = Requests(admission_controller)
+        meter = RequestMeter(card.name)
+        inference = Inference(
+            card,
+            intake,
+            fleet,
+            requests,
+            tenants,
+            limits,
+            admission_controller,
+            placer,
+            meter,
+            settings.coalesce_ms / 1000,
+            capture_content=settings.capture_content,
+        )
+        service = InferenceService(inference, tenants, limits, settings.default_timeout_s)
+        server.add(inference_pb2_grpc.add_InferenceServicer_to_server, service)
+        rebalancer = Rebalancer(
+            redis,
+            fleet,
+            admission_controller,
+            forecasts,
+            settings.objectives(),
+            settings.hysteresis(),
+            is_elastic=settings.elastic,
+        )
+        exposition = Exposition()
+        exposition.add(
+            RouterMetrics(
+                meter, requests, admission_controller, placer, fleet, rebalancer, round_trips
+            )
+        )
+        exposition.add(RateLimitMetrics(limits, quotas.named))
+        admin = RouterAdmin(fleet, requests, tenants, intake, placer, rebalancer)
+        server.add_admin(admin_pb2_grpc.add_AdminServicer_to_server, admin)
+        server.on_drain(requests.drain)
+        fleet.start()
+        rebalancer.start()
+        stack.push_async_callback(rebalancer.stop)
+        await serve_metrics(settings, exposition, server, stack, partial(_pages, fleet))
+        if settings.http_port is not None:
+            parts = inference, intake, requests, tenants, limits, placer, exposition
+            http = _http_server(settings, *parts)
+            await http.start(settings.http_port)
+            stack.push_async_callback(http.stop)
+            server.on_drain(http.wait_idle)
+        await server.start()
+        stack.push_async_callback(server.stop)
+        settle()
+        await server.set_ready(True)
+        await server.run_until_signal()
+
+
+def _pages(fleet: Fleet, endpoint: str) -> dict[str, Render]:
+    """Pages beside the metrics, which are served at `endpoint`."""
+    return {TARGETS_PATH: ServiceDiscovery(fleet, endpoint).render}
+
+
+def _http_server(
+    settings: RouterSettings,
+    inference: Inference,
+    intake: Intake,
+    requests: Requests,
+    tenants: Tenants,
+    limits: RateLimits,
+    placer: Placer,
+    exposition: Exposition,
+) -> "HttpServer":
+    from baton_router.http.app import Routes
+    from baton_router.http.connection import ConnectionLimits
+    from baton_router.http.generation import Generations
+    from baton_router.http.server import HttpServer
+    from baton_router.http.timeline import told_to
+
+    timeout = settings.default_timeout_s
+    extra_of = partial(told_to, tenants=tenants, placer=placer)
+    generations = Generations(inference, intake, timeout, extra_of)
+    render = exposition.render if settings.metrics else None
+    max_body_bytes = settings.http_max_body_bytes
+    access = None if settings.tls is None else Access(settings.by_token)
+    routes = Routes(
+        inference, generations, requests, tenants, limits, render, max_body_bytes, access
+    )
+    asks = settings.client_auth == "certificate"
+    connections = ConnectionLimits(
+        settings.http_max_connections, settings.http_max_header_bytes, settings.http_head_timeout_s
+    )
+    return HttpServer(
+        routes.app(), settings.host, settings.tls, connections, asks_for_certificates=asks
+    )
+
+
+def _recorder(settings: RouterSettings, rules: Rules, stack: AsyncExitStack) -> Recorder | None:
+    """What records placements, if they are to be. Closing the stack writes the rest."""
+    if settings.record is None:
+        return None
+    file = RecordFile(Path(settings.record), settings.record_max_bytes, settings.record_files)
+    recorder = Recorder(file, rules)
+    recorder.start()
+    stack.push_async_callback(asyncio.to_thread, recorder.stop)
+    return recorder
+
+
+def run(arguments: Sequence[str], program: str) -> None:
+    """Runs a router until a signal. `arguments` follow `program` on the command line."""
+    # Of what a message takes here, a sixth is the event loop's own work in asyncio's.
+    main(
+        RouterSettings,
+        "router",
+        serve,
+        new_loop=uvloop.new_event_loop,
+        arguments=arguments,
+        program=program,
+    )

@@ -1,0 +1,176 @@
+"""Looks at both pools again and again, says what should be done, and does it if it is to."""
+
+import asyncio
+import json
+import logging
+import secrets
+import time
+from dataclasses import astuple
+
+from redis.asyncio import Redis
+
+from baton.cluster.gossip import Gossip
+from baton.cluster.keys import role_turn_key
+from baton.cluster.redis import prefix_of
+from baton.cluster.redis_lock import RedisLock
+from baton.errors import BatonError
+from baton.serving.deadline import Clock
+from baton_router.admission.controller import AdmissionController
+from baton_router.admission.forecast import Forecasts
+from baton_router.fleet.candidate import Candidate
+from baton_router.fleet.fleet import Fleet
+from baton_router.request import Request
+from baton_router.roles.pool_load import (
+    Backlog,
+    Objectives,
+    PoolDemand,
+    decode_pressure,
+    demand_of,
+    prefill_pressure,
+)
+from baton_router.roles.role_balance import Balance, Flip, Hysteresis, RoleBalance, WorkerState
+from baton_router.roles.role_changer import RoleChanger
+
+logger = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.5
+# Within which a worker has drained, or has given it up.
+_FLIP_SECONDS = 120.0
+
+
+class Rebalancer:
+    """Rebalancer of one router. The routers of a cluster gossip their demand, so that each knows
+    that of all, and only one of them changes a role at a time.
+
+    Args:
+        is_elastic: it does what it proposes.
+
+    Attributes:
+        balance: what it saw and thought last.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        fleet: Fleet,
+        admission_controller: AdmissionController,
+        forecasts: Forecasts[Request],
+        objectives: Objectives,
+        marks: Hysteresis,
+        *,
+        is_elastic: bool,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        name = secrets.token_hex(8)
+        self.changer = RoleChanger(fleet)
+        self.is_elastic = is_elastic
+        self._fleet = fleet
+        self._admission = admission_controller
+        self._forecasts = forecasts
+        self._objectives = objectives
+        self._cooldown_seconds = marks.cooldown_seconds
+        self._clock = clock
+        self._roles = RoleBalance(marks)
+        self._notices = Gossip(redis, name, self._notice)
+        self._turn = RedisLock(redis, role_turn_key(prefix_of(redis)), name)
+        self._looking: asyncio.Task[None] | None = None
+        self._flipping: asyncio.Task[None] | None = None
+        self.balance = Balance(0.0, 0.0, None, "nothing was seen yet")
+
+    def start(self) -> None:
+        """Looks in the background. Needs a running event loop."""
+        self._notices.start()
+        self._looking = asyncio.create_task(self._look_on())
+
+    async def stop(self) -> None:
+        """Stops looking. A worker that is changing its role goes on with that."""
+        await self._notices.stop()
+        tasks = [task for task in (self._looking, self._flipping) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def look(self) -> Balance:
+        """Sees how things are, and what should be done."""
+        workers = self._fleet.candidates(())
+        demand = self._demand(workers)
+        for notice in self._notices.others:
+            demand += _demand_in(notice)
+        before = self.balance
+        self.balance = self._roles.observe(
+            [self._state_of(worker) for worker in workers],
+            prefill_pressure(workers, demand, self._objectives),
+            decode_pressure(workers, demand, self._objectives),
+            self._clock(),
+        )
+        flip = self.balance.flip
+        if flip is not None and before.flip is None:
+            logger.info("%s should take the %s role: %s", *_named(flip), self.balance.reason)
+        return self.balance
+
+    async def _look_on(self) -> None:
+        while True:
+            try:
+                self._act(self.look().flip)
+            except Exception:
+                logger.exception("the pools could not be compared")
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _act(self, flip: Flip | None) -> None:
+        if self.is_elastic and flip is not None and not self._is_flipping:
+            self._flipping = asyncio.create_task(self._flip(flip))
+
+    @property
+    def _is_flipping(self) -> bool:
+        return self._flipping is not None and not self._flipping.done()
+
+    async def _flip(self, flip: Flip) -> None:
+        """Has the worker change its role, unless another router is at it."""
+        if not await self._turn.take(_FLIP_SECONDS + self._cooldown_seconds):
+            return
+        try:
+            await self.changer.set_role(flip.worker, flip.role, flip.epoch, _FLIP_SECONDS)
+            logger.info("%s has taken the %s role", *_named(flip))
+        except BatonError as error:
+            logger.warning("%s has not taken the %s role: %s", *_named(flip), error)
+        self._roles.rest(self._clock())
+        await self._turn.take(self._cooldown_seconds)
+
+    def _state_of(self, worker: Candidate) -> WorkerState:
+        record = self._fleet.member(worker.worker).record
+        return WorkerState(
+            worker=record.id,
+            role=record.role,
+            epoch=record.epoch,
+            pairing=worker.pairing,
+            is_ready=not worker.excluded,
+            is_draining=record.draining,
+            num_sequences=worker.num_sequences,
+            num_cached_blocks=self._fleet.index.num_blocks(record.id),
+        )
+
+    def _demand(self, workers: list[Candidate]) -> PoolDemand:
+        """This router's own."""
+        admission_controller, forecasts = self._admission, self._forecasts
+        backlog = Backlog(
+            admission_controller.num_waiting,
+            admission_controller.num_waiting_tokens,
+            forecasts.num_in_flight,
+            forecasts.num_tokens_in_flight,
+        )
+        return demand_of(workers, backlog)
+
+    def _notice(self) -> bytes:
+        return json.dumps(astuple(self._demand(self._fleet.candidates(())))).encode()
+
+
+def _demand_in(notice: bytes) -> PoolDemand:
+    """Nothing, of a router that speaks otherwise."""
+    try:
+        return PoolDemand(*map(float, json.loads(notice)))
+    except (ValueError, TypeError):
+        return PoolDemand()
+
+
+def _named(flip: Flip) -> tuple[str, str]:
+    return flip.worker, flip.role

@@ -1,0 +1,101 @@
+"""Request metrics: counted at the first token and at the end of each request.
+
+Names, labels and bounds of the first three distributions are those of OpenTelemetry's conventions
+for generative AI. Knows nothing of how what it counts is told.
+"""
+
+import time
+from collections import Counter
+from types import TracebackType
+from typing import Self
+
+from baton.serving.deadline import Clock
+from baton.serving.errors import code_of
+from baton.serving.telemetry import buckets
+from baton.serving.telemetry.distribution import Distribution, Distributions
+from baton_router.failure import FailureKind
+from baton_router.request import RequestOutcome
+
+PROVIDER = "baton"
+_OPERATIONS = {"chat": "chat"}
+
+
+class RequestMeter:
+    """Request metrics of one router, since its start. In seconds; labels are operation, provider
+    and model.
+
+    Attributes:
+        ttft: from arrival to the first token.
+        per_token: between the tokens of a sequence, the mean of each request.
+        duration: from arrival to end; a fourth label says with which error, empty for none.
+        admission: from arrival until workers had taken the request.
+        prefill_queue: in which a prompt waited for its worker's first step.
+        num_failures: failed attempts, by kind, of the requests that have ended.
+    """
+
+    def __init__(self, model: str, clock: Clock = time.monotonic) -> None:
+        self.ttft = Distributions(buckets.TIME_TO_FIRST_TOKEN)
+        self.per_token = Distributions(buckets.TIME_PER_OUTPUT_TOKEN)
+        self.duration = Distributions(buckets.REQUEST_DURATION)
+        self.admission = Distribution(buckets.STAGE)
+        self.prefill_queue = Distribution(buckets.STAGE)
+        self.num_prompt_tokens = 0
+        self.num_output_tokens = 0
+        self.num_migrations = 0
+        self.num_failures: Counter[FailureKind] = Counter()
+        self.clock = clock
+        self._model = model
+
+    def begin(self, prompt_kind: str | None, arrived: float) -> "MeteredRequest":
+        """A request has come. Use its meter in `with`, for as long as the request lives.
+
+        Args:
+            prompt_kind: which field of `GenerateRequest.input` it is in.
+            arrived: when, by the clock.
+        """
+        operation = _OPERATIONS.get(prompt_kind or "", "text_completion")
+        return MeteredRequest(self, (operation, PROVIDER, self._model), arrived)
+
+
+class MeteredRequest:
+    """One request."""
+
+    def __init__(self, meter: RequestMeter, labels: tuple[str, str, str], arrived: float) -> None:
+        self._meter = meter
+        self._labels = labels
+        self._arrived = arrived
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        error_type = "" if error is None else code_of(error)
+        duration = self._meter.clock() - self._arrived
+        self._meter.duration.at(*self._labels, error_type).observe(duration)
+
+    def first_token(self, moment: float) -> None:
+        """Its first token was shown, at a moment of the clock."""
+        self._meter.ttft.at(*self._labels).observe(moment - self._arrived)
+
+    def ended(self, outcome: RequestOutcome) -> None:
+        """A valid request has ended."""
+        meter, account = self._meter, outcome.account
+        timings = account.timings
+        num_new = account.num_output_tokens - account.num_received_tokens
+        meter.num_failures.update(outcome.failures)
+        meter.num_prompt_tokens += account.num_prompt_tokens
+        meter.num_output_tokens += num_new
+        meter.num_migrations += account.num_migrations
+        if timings.admitted is not None:
+            meter.admission.observe(timings.admitted - self._arrived)
+        if timings.prefill_queue_s is not None:
+            meter.prefill_queue.observe(timings.prefill_queue_s)
+        num_gaps = num_new / outcome.request.params.n - 1
+        if timings.first_token is not None and num_gaps > 0:
+            ended = meter.clock() if timings.finished is None else timings.finished
+            meter.per_token.at(*self._labels).observe((ended - timings.first_token) / num_gaps)

@@ -1,0 +1,228 @@
+"""Trace of one request at its router: the span `generate`, and links between its attempts.
+
+All is told when it is over, from what the answer knows anyway; no message costs anything.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from opentelemetry.trace import Link, Span, SpanContext
+from opentelemetry.util.types import AttributeValue
+
+from baton.sampling import SamplingParams
+from baton.serving.telemetry.stages import past_stage, stage, stage_of_call, wall_ns
+from baton.v1 import inference_pb2 as pb
+from baton_router.failure import AttemptFailure, FailureKind
+from baton_router.intake.model_card import ModelCard
+from baton_router.request import Request, RequestOutcome
+
+Attributes = dict[str, AttributeValue]
+
+_current: "ContextVar[RequestTrace | None]" = ContextVar("baton_request_trace", default=None)
+
+_CANNOT_TELL = (FailureKind.LOST, FailureKind.SILENT)
+
+_FINISH_REASONS = {
+    pb.FINISH_REASON_END_OF_SEQUENCE: "stop",
+    pb.FINISH_REASON_STOP_TOKEN: "stop",
+    pb.FINISH_REASON_STOP_STRING: "stop",
+    pb.FINISH_REASON_LENGTH: "length",
+}
+
+
+class RequestTrace:
+    """One request whose trace somebody will see."""
+
+    def __init__(
+        self, span: Span, message: pb.GenerateRequest, card: ModelCard, *, with_content: bool
+    ) -> None:
+        self._span = span
+        self._with_content = with_content
+        self._message = message
+        self._card = card
+        self._num_attempts = 0
+        self._placed: SpanContext | None = None
+        self._admitted_at: float | None = None
+        self._failure: AttemptFailure | None = None
+        self._failed_at = 0.0
+        span.set_attributes(_of_message(message, card))
+
+    def ended(self, outcome: RequestOutcome) -> None:
+        """The request has ended."""
+        account, arrived = outcome.account, outcome.account.timings.arrived
+        first_token = account.timings.first_token
+        self._span.set_attributes(_of_request(outcome.request))
+        self._span.set_attributes(
+            {
+                "gen_ai.usage.input_tokens": account.num_prompt_tokens,
+                "gen_ai.usage.output_tokens": account.num_output_tokens,
+                "gen_ai.usage.cache_read.input_tokens": account.num_cached_prompt_tokens,
+                "gen_ai.response.finish_reasons": _finish_reasons(outcome),
+                "baton.num_attempts": self._num_attempts,
+                "baton.num_migrations": account.num_migrations,
+            }
+        )
+        if first_token is not None:
+            self._span.set_attribute(
+                "gen_ai.response.time_to_first_chunk", round(first_token - arrived, 6)
+            )
+            self._span.add_event("first token", timestamp=wall_ns(first_token))
+        if self._with_content:
+            self._span.set_attributes(_content(self._message, outcome, self._card))
+
+    @contextmanager
+    def placing(self) -> Iterator[Span]:
+        """The next attempt is placed in the block; it is linked to the one that failed before."""
+        failure, self._failure = self._failure, None
+        links: tuple[Link, ...] = ()
+        if failure is not None:
+            told = _of_failure(failure)
+            past_stage("recover", self._failed_at, time.monotonic(), told)
+            links = (Link(self._placed, told),) if self._placed is not None else ()
+        self._num_attempts += 1
+        with stage("place", {"baton.attempt": self._num_attempts}, links) as span:
+            yield span
+        self._placed, self._admitted_at = span.get_span_context(), None
+
+    def admitted(self) -> None:
+        """All workers of this attempt have taken it."""
+        self._admitted_at = time.monotonic()
+
+    def failed(
+        self, failure: AttemptFailure, *, handed_over_at: float | None, is_prefilling: bool
+    ) -> None:
+        """This attempt has failed. The router makes the spans of a worker that was lost.
+
+        Args:
+            handed_over_at: when the decode worker had the prompt's blocks, in monotonic seconds;
+                None: it had not.
+            is_prefilling: the prefill worker was computing the prompt.
+        """
+        self._failure, self._failed_at = failure, time.monotonic()
+        if failure.kind not in _CANNOT_TELL or self._admitted_at is None:
+            return
+        source, decode = failure.pair
+        began, now = self._admitted_at, self._failed_at
+        told: Attributes = {"baton.worker": failure.worker, "baton.told_by": "router"}
+        if failure.worker == decode:
+            before = "kv.transfer" if source else "prefill.queue"
+            if handed_over_at is None:
+                past_stage(before, began, now, told, failure.error)
+                return
+            past_stage(before, began, handed_over_at, told)
+            past_stage("decode", handed_over_at, now, told, failure.error)
+        else:
+            name = "prefill.chunk" if is_prefilling else "prefill.queue"
+            past_stage(name, began, now, told, failure.error)
+
+
+@contextmanager
+def tracing_request(
+    message: pb.GenerateRequest, card: ModelCard, *, with_content: bool = False
+) -> "Iterator[RequestTrace | None]":
+    """The span `generate` for the length of the block, in the trace of the caller or one of its
+    own. None where it is not recorded. `with_content`: it has the texts of prompt and answer."""
+    with stage_of_call("generate") as span:
+        is_seen = span.is_recording()
+        begun = RequestTrace(span, message, card, with_content=with_content) if is_seen else None
+        _current.set(begun)
+        yield begun
+
+
+@contextmanager
+def placing() -> Iterator[Span]:
+    """A span `place` for the length of the block, of the request that is being served."""
+    request = _current.get()
+    with stage("place") if request is None else request.placing() as span:
+        yield span
+
+
+def admitted() -> None:
+    """All workers of the request's present attempt have taken it."""
+    request = _current.get()
+    if request is not None:
+        request.admitted()
+
+
+def failed(failure: AttemptFailure, *, handed_over_at: float | None, is_prefilling: bool) -> None:
+    """The request's present attempt has failed; arguments as of `RequestTrace.failed`."""
+    request = _current.get()
+    if request is not None:
+        request.failed(failure, handed_over_at=handed_over_at, is_prefilling=is_prefilling)
+
+
+def _of_failure(failure: AttemptFailure) -> Attributes:
+    return {
+        "baton.setback": failure.kind.name.lower(),
+        "baton.setback.worker": failure.worker,
+        "baton.setback.reason": str(failure.error),
+    }
+
+
+def _of_message(message: pb.GenerateRequest, card: ModelCard) -> Attributes:
+    is_chat = message.WhichOneof("input") == "chat"
+    return {
+        "gen_ai.operation.name": "chat" if is_chat else "text_completion",
+        "gen_ai.provider.name": "baton",
+        "gen_ai.request.model": message.model or card.name,
+        "baton.request.id": message.request_id,
+        "gen_ai.request.stream": True,
+    }
+
+
+def _of_request(request: Request) -> Attributes:
+    params, tenant = request.params, request.tenant.name
+    return {
+        "gen_ai.response.id": request.request_id,
+        "baton.request.id": request.request_id,
+        "baton.tenant": tenant,
+        "baton.request.priority": request.priority,
+        "baton.request.num_received_tokens": sum(map(len, request.received)),
+        **_of_params(params),
+    }
+
+
+def _of_params(params: SamplingParams) -> Attributes:
+    """Without what has text of the user's in it."""
+    return {
+        "gen_ai.request.max_tokens": params.max_tokens,
+        "gen_ai.request.temperature": params.temperature,
+        "gen_ai.request.top_k": float(params.top_k),
+        "gen_ai.request.top_p": params.top_p,
+        "gen_ai.request.presence_penalty": params.presence_penalty,
+        "gen_ai.request.frequency_penalty": params.frequency_penalty,
+        "gen_ai.request.choice.count": params.n,
+        # Of 64 bits without a sign, which an attribute has no room for.
+        "gen_ai.request.seed": params.seed & (2**63 - 1),
+        "baton.request.num_sequences": params.num_sequences,
+    }
+
+
+def _content(message: pb.GenerateRequest, outcome: RequestOutcome, card: ModelCard) -> Attributes:
+    told: Attributes = {}
+    kind = message.WhichOneof("input")
+    if kind == "text":
+        told["gen_ai.input.messages"] = json.dumps([_part("user", message.text)])
+    elif kind == "chat":
+        asked = [_part(m.role, m.content) for m in message.chat.messages]
+        told["gen_ai.input.messages"] = json.dumps(asked)
+    texts = [card.tokenizer.decode(token_ids) for token_ids in outcome.token_ids]
+    told["gen_ai.output.messages"] = json.dumps(
+        [
+            _part("assistant", text) | {"finish_reason": reason}
+            for text, reason in zip(texts, _finish_reasons(outcome), strict=True)
+        ]
+    )
+    return told
+
+
+def _finish_reasons(outcome: RequestOutcome) -> list[str]:
+    return [_FINISH_REASONS[reason] for reason in outcome.finish_reasons]
+
+
+def _part(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "parts": [{"type": "text", "content": text}]}
