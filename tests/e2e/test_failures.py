@@ -68,31 +68,6 @@ async def test_requests_spread_over_all_workers(client, pair):
     await until_nothing_is_held(pair)
 
 
-async def test_a_repeated_prompt_goes_where_it_is_cached(client, pair):
-    prompt = prompt_of(200, seed=7)
-    first = client.generate(prompt, SHORT)
-    await first.text()
-    place = (await first.wait_accepted()).placement
-    await until_observed(
-        lambda: all(
-            worker.num_indexed_blocks >= 12
-            for worker in listed(pair).values()
-            if worker.id in (place.prefill_worker, place.decode_worker)
-        ),
-        within=3.0,
-        what="the index of the prompt's blocks",
-    )
-    for _ in range(5):
-        again = client.generate(prompt, SHORT)
-        assert await again.token_ids() == await first.token_ids()
-        repeated = (await again.wait_accepted()).placement
-        assert (repeated.prefill_worker, repeated.decode_worker) == (
-            place.prefill_worker,
-            place.decode_worker,
-        )
-        assert again.finished.usage.num_cached_prompt_tokens == 192
-
-
 async def test_a_router_killed_in_the_middle_leaves_nothing_held(pair):
     async with AsyncClient(pair.address, resume=False) as client:
         generation, _ = await streaming(client, pair)

@@ -16,7 +16,6 @@ from baton.errors import (
     AlreadyExistsError,
     CancelledError,
     DeadlineExceededError,
-    FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
 )
@@ -167,13 +166,6 @@ async def ended(client: AsyncClient, prompt: object, **fields: object):
     return tokens, await generation.text(), generation.finished
 
 
-async def test_a_request_ends_with_its_last_token(client):
-    tokens, _, finished = await ended(client, prompt_of(20), max_tokens=7)
-    assert (len(tokens), finished.reason) == (7, FinishReason.LENGTH)
-    assert finished.usage.num_output_tokens == 7
-    assert finished.usage.num_prompt_tokens == 20
-
-
 @pytest.mark.parametrize("at", [0, 1, 6])
 async def test_a_request_ends_with_a_stop_token_which_is_part_of_it(client, cluster, at):
     plain, _, _ = await ended(client, prompt_of(20), max_tokens=16)
@@ -195,14 +187,6 @@ async def test_a_request_ends_before_a_stop_string(client, cluster):
     assert tokens == plain[: len(tokens)]
     assert finished.usage.num_output_tokens == len(tokens)
     await until_nothing_is_held(cluster)
-
-
-async def test_what_was_held_back_for_a_stop_string_is_shown_at_the_end(client):
-    prompt = "def add(a, b):\n"
-    _, text, _ = await ended(client, prompt, max_tokens=12)
-    never = text[-4:] + "\0"
-    _, shown, finished = await ended(client, prompt, max_tokens=12, stop=(never,))
-    assert (shown, finished.reason) == (text, FinishReason.LENGTH)
 
 
 def long_generation(client: AsyncClient, name: str = ""):
@@ -299,12 +283,6 @@ def test_a_process_says_what_it_offers_where_it_was_told_to(cluster):
     with pytest.raises(grpc.RpcError) as caught:
         services_of(cluster.process("decode-0").endpoint)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-
-async def test_a_worker_lists_no_workers(cluster):
-    async with AsyncClient(cluster.process("decode-0").admin_endpoint) as worker:
-        with pytest.raises(FailedPreconditionError, match="not offered here"):
-            await worker.list_workers()
 
 
 async def test_a_router_stays_small_and_maps_no_torch(client, cluster):

@@ -66,12 +66,6 @@ async def test_several_seeded_samples_are_those_of_one_engine(client, engine, le
     assert [len(ids) for ids in token_ids(completions)] == [16] * 3
 
 
-async def test_the_first_of_several_is_the_one_that_would_come_alone(client):
-    prompt = prompt_of(40, seed=71)
-    several = await client.generate(prompt, sampled(n=2)).token_ids()
-    assert several == await client.generate(prompt, sampled()).token_ids()
-
-
 async def test_several_sequences_use_what_they_have_together(client):
     generation = client.generate(prompt_of(40, seed=72), sampled(n=4))
     completions = await generation.completions()
@@ -85,14 +79,6 @@ async def test_several_sequences_are_streamed_side_by_side(client):
     generation = client.generate(prompt_of(20, seed=73), sampled(n=2, max_tokens=100))
     order = [chunk.sequence_index async for chunk in generation]
     assert order != sorted(order)
-
-
-@pytest.mark.parametrize("length", [5, 2047])
-async def test_several_sequences_may_end_with_their_first_token(client, length):
-    prompt = prompt_of(length, seed=74)
-    completions = await client.generate(prompt, sampled(n=3, max_tokens=1)).completions()
-    assert [len(ids) for ids in token_ids(completions)] == [1, 1, 1]
-    assert [c.finished.reason for c in completions] == [FinishReason.LENGTH] * 3
 
 
 async def test_a_stop_string_ends_one_sequence_and_the_others_go_on(client):
@@ -138,30 +124,6 @@ async def test_what_a_sequence_held_is_free_once_it_has_met_its_stop_string(clie
     assert completions[1].finished.reason is FinishReason.STOP_STRING
 
 
-async def test_a_request_ends_once_every_sequence_has_met_its_stop_string(client):
-    params = sampled(n=2, max_tokens=1500, stop=("\n", " ", "a", "e"))
-    completions = await client.generate(CODE, params).completions()
-    assert [c.finished.reason for c in completions] == [FinishReason.STOP_STRING] * 2
-
-
-async def test_of_several_candidates_the_likeliest_come_in_order(client, engine):
-    prompt, params = prompt_of(30, seed=75), sampled(n=2, best_of=5, logprobs=True)
-    completions = await client.generate(prompt, params).completions()
-    assert token_ids(completions) == alone(engine, prompt, params)
-    means = [sum(c.logprobs) / len(c.logprobs) for c in completions]
-    assert means == sorted(means, reverse=True)
-    every = sampled(n=5, logprobs=True)
-    candidates = await client.generate(prompt, every).completions()
-    assert means[0] == pytest.approx(max(sum(c.logprobs) / len(c.logprobs) for c in candidates))
-
-
-async def test_the_best_of_several_is_one_sequence(client):
-    params = sampled(best_of=4)
-    (completion,) = await client.generate(prompt_of(9, seed=76), params).completions()
-    assert len(completion.token_ids) == 16
-    assert completion.logprobs == ()
-
-
 async def test_cancelling_several_sequences_frees_all(client):
     async with client.generate(prompt_of(33), sampled(n=8, max_tokens=1500)) as generation:
         for _ in range(5):
@@ -176,20 +138,6 @@ CROWD = (
     SamplingParams(max_tokens=40, beam_width=4, n=3, ignore_eos=True),
     sampled(max_tokens=120, repetition_penalty=1.2, logprobs=True, prompt_logprobs=2),
 )
-
-
-@pytest.mark.slow
-async def test_a_crowd_of_every_kind_is_what_each_is_alone(client, cluster, engine):
-    asked = [(prompt_of(5 + 7 * i, seed=i), CROWD[i % len(CROWD)]) for i in range(12)]
-    expected = [alone(engine, prompt, params) for prompt, params in asked]
-    before = load_of(cluster.process("decode-0").admin_endpoint).num_preemptions
-    # The decode pool is too small for all of them, unless their prompts come one by one.
-    for _ in range(4):
-        every = await asyncio.gather(*(client.generate(*one).completions() for one in asked))
-        assert [token_ids(completions) for completions in every] == expected
-        if load_of(cluster.process("decode-0").admin_endpoint).num_preemptions > before:
-            return
-    pytest.fail("nothing was preempted in any of the crowds")
 
 
 async def test_a_crowd_that_leaves_leaves_nothing(client):
@@ -226,26 +174,6 @@ async def test_beams_are_those_of_transformers(client, length_penalty, early_sto
     assert scores == pytest.approx([score for _, score in expected], abs=1e-4)
 
 
-async def test_beams_that_end_are_those_of_one_engine(client, engine):
-    prompt = prompt_of(30, seed=77)
-    greedy = await client.generate(prompt, sampled(temperature=0.0)).token_ids()
-    params = SamplingParams(
-        max_tokens=20,
-        n=4,
-        beam_width=4,
-        length_penalty=0.0,  # short ones win
-        stop_token_ids=tuple(greedy[2:10]),
-        ignore_eos=True,
-    )
-    completions = await client.generate(prompt, params).completions()
-    (result,) = engine.generate([prompt], params)
-    assert token_ids(completions) == [c.token_ids for c in result.completions]
-    assert [c.finished.score for c in completions] == pytest.approx(
-        [c.score for c in result.completions], abs=1e-4
-    )
-    assert FinishReason.STOP_TOKEN in {c.finished.reason for c in completions}
-
-
 # One token after the other.
 
 PROCESSORS = {
@@ -270,43 +198,6 @@ async def test_what_changes_logits_changes_them_as_in_one_engine(
     assert temperature == 0.0 or changed != plain
 
 
-async def test_bad_words_do_not_come(client):
-    text = await client.generate(CODE, sampled(temperature=0.0, max_tokens=60)).text()
-    words = tuple(dict.fromkeys(re.findall(r"\w{2,}", text)))[:5]
-    assert words
-    without = await client.generate(
-        CODE, sampled(temperature=0.0, max_tokens=60, bad_words=words)
-    ).completions()
-    assert without[0].text != text
-    tokens = {(await client.tokenize(form)).token_ids for w in words for form in (w, f" {w}")}
-    ids = without[0].token_ids
-    for banned in tokens:
-        assert all(ids[i : i + len(banned)] != banned for i in range(len(ids)))
-
-
-async def test_the_end_comes_no_sooner_than_it_may(client):
-    plain = await client.generate(CODE, sampled(temperature=0.0)).token_ids()
-    params = {"temperature": 0.0, "stop_token_ids": (plain[5],), "max_tokens": 40}
-    short = await client.generate(CODE, sampled(**params)).token_ids()
-    assert short == plain[: plain.index(plain[5]) + 1]
-    long = await client.generate(CODE, sampled(**params, min_tokens=30)).token_ids()
-    assert len(long) >= 30
-    assert plain[5] not in long[:29]
-
-
-@pytest.mark.parametrize("speculate", [True, False])
-async def test_speculation_may_be_asked_for_or_not(client, speculate):
-    prompt = prompt_of(30, seed=79)
-    plain = await client.generate(prompt, sampled()).token_ids()
-    assert await client.generate(prompt, sampled(speculate=speculate)).token_ids() == plain
-
-
-@pytest.mark.parametrize("priority", [-(2**31), 5])
-async def test_any_priority_is_taken(client, priority):
-    generation = client.generate(prompt_of(8), sampled(), priority=priority)
-    assert len(await generation.token_ids()) == 16
-
-
 # Log-probabilities.
 
 
@@ -326,14 +217,6 @@ async def test_every_token_has_its_logprobs_those_of_the_likeliest_too(client, e
         assert list(top.values()) == sorted(top.values(), reverse=True)
 
 
-async def test_several_sequences_have_their_own_logprobs(client):
-    params = sampled(n=3, logprobs=True, top_logprobs=2)
-    for completion in await client.generate(prompt_of(20, seed=82), params).completions():
-        assert len(completion.logprobs) == len(completion.top_logprobs) == 16
-        for logprob, top in zip(completion.logprobs, completion.top_logprobs, strict=True):
-            assert logprob <= max(top.values()) + 1e-6
-
-
 @pytest.mark.parametrize("fields", [{}, {"n": 2}, {"best_of": 2}, {"max_tokens": 1}])
 async def test_a_prompt_s_logprobs_are_those_of_transformers(client, fields):
     prompt = prompt_of(100, seed=83)
@@ -350,12 +233,6 @@ async def test_a_prompt_s_logprobs_are_those_of_transformers(client, fields):
         for i, logprobs in enumerate(scored):
             assert logprobs.logprob == pytest.approx(expected[i, prompt[i + 1]].item(), abs=1e-3)
             assert list(logprobs.top) == expected[i].topk(3).indices.tolist()
-
-
-async def test_a_prompt_of_one_token_has_no_logprobs(client):
-    generation = client.generate(prompt_of(1), sampled(prompt_logprobs=0))
-    await generation.text()
-    assert generation.prompt_logprobs == []
 
 
 # Grammars.
@@ -397,14 +274,6 @@ async def test_an_answer_matches_its_regular_expression(client, engine):
     assert re.fullmatch(pattern, await generation.text())
     (result,) = engine.generate(["The date: "], params)
     assert tuple(await generation.token_ids()) == result.token_ids
-
-
-@pytest.mark.parametrize("n", [1, 2])
-async def test_a_grammar_may_be_complete_with_the_first_token(client, n):
-    params = grammar(GrammarKind.REGEX, "[a-e]", n=n)
-    for completion in await client.generate("A letter: ", params).completions():
-        assert completion.text in "abcde"
-        assert completion.finished.reason is FinishReason.END_OF_SEQUENCE
 
 
 async def test_an_answer_matches_its_grammar(client):

@@ -50,21 +50,6 @@ async def test_the_shipped_model_s_tokens_are_those_of_transformers(client, clus
     await until_nothing_is_held(cluster)
 
 
-async def test_they_are_those_that_generate_gives(client):
-    prompt = prompt_of(23)
-    assert await generated(client, prompt) == greedy(TINY, prompt, 20)
-
-
-@pytest.mark.parametrize("max_tokens", [1, 2])
-async def test_a_request_may_end_with_its_first_tokens(client, cluster, max_tokens):
-    prompt = prompt_of(40, seed=3)
-    every = [await generated(client, prompt, max_tokens) for _ in range(10)]
-    assert every == [every[0]] * 10
-    assert len(every[0]) == max_tokens
-    assert is_greedy(TINY, prompt, every[0])
-    await until_nothing_is_held(cluster)
-
-
 async def test_a_prompt_near_the_model_s_length_is_served_to_the_last_token(client):
     prompt = prompt_of(2040)
     tokens = await generated(client, prompt, 8)
@@ -115,26 +100,6 @@ async def test_a_prompt_of_whole_blocks_that_decode_holds_moves_nothing(client):
     assert await again.token_ids() == expected
     assert again.finished.usage.num_transferred_blocks == 0
     assert again.finished.usage.num_reused_decode_blocks == 4
-
-
-async def test_a_seeded_sample_is_the_same_alone_and_in_a_crowd(client):
-    prompt = prompt_of(30, seed=50)
-    sampled = params(24, temperature=0.9, top_p=0.95, top_k=50, seed=1234)
-    alone = await client.generate(prompt, sampled).token_ids()
-    crowd = [generated(client, prompt_of(20 + i, seed=60 + i), 24) for i in range(12)]
-    in_crowd, *_ = await asyncio.gather(client.generate(prompt, sampled).token_ids(), *crowd)
-    assert alone == in_crowd
-    other = params(24, temperature=0.9, top_p=0.95, top_k=50, seed=4321)
-    assert await client.generate(prompt, other).token_ids() != alone
-
-
-async def test_every_token_has_its_logprob_the_first_one_too(client):
-    prompt = prompt_of(33, seed=51)
-    for max_tokens in (1, 6):
-        chunks = [c async for c in client.generate(prompt, params(max_tokens, logprobs=True))]
-        logprobs = [value for chunk in chunks for value in chunk.logprobs]
-        assert len(logprobs) == max_tokens
-        assert all(value < 0.0 for value in logprobs)
 
 
 async def test_the_text_is_what_the_tokens_say(client):

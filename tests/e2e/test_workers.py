@@ -14,11 +14,9 @@ from baton.cluster.keys import record_key
 from baton.cluster.redis import connect
 from baton.cluster.registry import WorkerRecord
 from baton.errors import (
-    AlreadyExistsError,
     CancelledError,
     FailedPreconditionError,
     InvalidArgumentError,
-    OverloadedError,
     UnavailableError,
 )
 from baton.models import locate
@@ -27,7 +25,7 @@ from baton.v1 import inference_pb2 as pb
 from baton.v1.admin_pb2_grpc import AdminStub
 from baton.v1.decode_pb2_grpc import DecodeStub
 from baton.v1.prefill_pb2_grpc import PrefillStub
-from tests.support.cluster.checkpoints import is_greedy, prompt_of
+from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.watch import held, until_nothing_is_held
 from tests.support.failures import failure_of
 from tests.support.waiting import until_observed
@@ -85,11 +83,6 @@ def to_prefill(
     return prefill_pb2.PrefillRequest(**request(prompt, output or [], 12), **fields)
 
 
-async def read_to_end(call: Any) -> None:
-    while await call.read() is not grpc.aio.EOF:
-        pass
-
-
 async def decoded(call: Any) -> tuple[list[int], int, int]:
     """Its tokens, the position of the first, and why it ended."""
     tokens: list[int] = []
@@ -102,13 +95,6 @@ async def decoded(call: Any) -> tuple[list[int], int, int]:
         if response.HasField("finished"):
             reason = response.finished.reason
     return tokens, start, reason
-
-
-async def test_a_decode_worker_computes_a_prompt_itself_where_there_is_no_handle(workers):
-    prompt = prompt_of(70, seed=21)
-    tokens, start, reason = await decoded(workers.decode.Generate(to_decode(prompt), timeout=10.0))
-    assert (len(tokens), start, reason) == (12, 0, pb.FINISH_REASON_LENGTH)
-    assert is_greedy(TINY, prompt, tokens)
 
 
 @pytest.mark.parametrize("known", [1, 6, 11])
@@ -129,16 +115,6 @@ async def test_a_prefill_worker_alone_gives_one_token_and_keeps_nothing(workers,
     assert [e.WhichOneof("event") for e in events] == ["admitted", "started", "result"]
     (first,) = events[-1].result.first_tokens
     assert (first.token_id, first.position) == (whole[known], known)
-
-
-async def test_a_lease_id_can_be_open_once(workers):
-    wanted = to_prefill(prompt_of(20), decode_worker="d")
-    holding = workers.prefill.Prefill(wanted, timeout=10.0)
-    await holding.read()
-    again = to_prefill(prompt_of(20), decode_worker="d", lease_id=wanted.lease_id)
-    failure = await failure_of(workers.prefill.Prefill(again, timeout=10.0))
-    assert isinstance(failure, AlreadyExistsError)
-    holding.cancel()
 
 
 async def test_a_prefill_that_nobody_fetches_is_given_up_by_its_caller(workers, cluster):
@@ -223,28 +199,6 @@ async def test_a_source_that_is_not_there_ends_the_decode_as_unavailable(workers
     wanted = to_decode(prompt_of(20), handle=gone)
     failure = await failure_of(workers.decode.Generate(wanted, timeout=10.0))
     assert isinstance(failure, UnavailableError)
-
-
-async def test_a_decode_worker_promises_only_so_much(workers):
-    # Its pool has 130 blocks and it promises four times as many; each of these arrives with 120.
-    calls = [workers.decode.Generate(to_decode(prompt_of(1920)), timeout=10.0) for _ in range(4)]
-    for call in calls:
-        assert (await call.read()).HasField("admitted")
-    failure = await failure_of(workers.decode.Generate(to_decode(prompt_of(1920)), timeout=10.0))
-    assert isinstance(failure, OverloadedError)
-    assert failure.retry_after > 0
-    assert "120 more KV blocks were asked for and 480 of 520 are promised" in str(failure)
-    for call in calls:
-        call.cancel()
-
-
-async def test_a_worker_ends_a_request_by_the_name_that_it_was_given(workers, cluster):
-    wanted = to_decode(prompt_of(20), max_tokens=1900)
-    call = workers.decode.Generate(wanted, timeout=10.0)
-    await call.read()
-    await call.read()
-    await workers.decode_admin.Abort(admin_pb2.AbortRequest(request_id=wanted.request_id))
-    assert isinstance(await failure_of(call), CancelledError)
 
 
 async def test_a_worker_ends_a_request_whose_blocks_are_on_their_way(workers, cluster):

@@ -474,9 +474,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=textwrap.dedent("""\
             examples:
-              train.py --out DIR --minutes 40 --seed 0   train for longer than the shipped one
-              train.py --out DIR --minutes 1             see the whole path work, badly trained
-              train.py --out DIR --steps 500             the same batches every time
+              train_tiny.py --out DIR --minutes 40 --seed 0   train for longer than the shipped one
+              train_tiny.py --out DIR --minutes 1             see the whole path work, badly trained
+              train_tiny.py --out DIR --steps 500             the same batches every time
 
             The seed fixes the tokenizer, the first weights and the order of the batches for one
             version of the standard library.  With --minutes, how many steps fit depends on the
