@@ -72,8 +72,7 @@ _TLS_HINTS = (
     ("wrong_version_number", "the other side speaks no TLS, or no gRPC"),
     ("certificate has expired", "the other side's certificate has expired"),
     ("certificate is not yet valid", "the other side's certificate is not valid yet"),
-    ("certificate_verify_failed", "nobody who is believed here has signed the other side's "
-     "certificate"),
+    ("certificate_verify_failed", "no trusted authority has signed the other side's certificate"),
     ("hostname verification", "the other side's certificate is for another name than it was "
      "asked for by"),
     ("socket closed", "the other side hangs up at once, as one does that wants TLS, a certificate, "

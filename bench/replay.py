@@ -111,7 +111,7 @@ def replay(
         placement = place(
             str(turn), row.num_prompt_tokens, [*candidates, _DECODE], policy=chosen_policy
         )
-        assert placement is not None, "somebody can take work"
+        assert placement is not None, "no worker is available"
         chosen = workers[placement.prefill]
         num_cached = matches.get(placement.source or chosen.name, 0)
         pull = placement.chosen[0].terms.get(PULL, 0.0)

@@ -60,7 +60,9 @@ def run(repeats: int) -> list[Row]:
             rows = asyncio.run(_compare(redis.url, endpoint, repeats))
     finally:
         server.stop(0)
-    assert collector.num_spans > repeats * NUM_ROUNDS * NUM_REQUESTS, "spans that nobody heard of"
+    assert collector.num_spans > repeats * NUM_ROUNDS * NUM_REQUESTS, (
+        "spans that the collector did not receive"
+    )
     return rows
 
 

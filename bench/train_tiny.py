@@ -510,7 +510,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     recipe = parse_arguments(argv)
     torch.manual_seed(recipe.seed)
     torch.set_num_threads(recipe.threads)
-    rng = random.Random(recipe.seed)  # noqa: S311
+    rng = random.Random(recipe.seed)
     trainer = Trainer(recipe, *build_corpus(recipe, rng), rng)
     trainer.run()
     save(trainer.model, trainer.tokenizer, recipe.out)

@@ -24,7 +24,7 @@ Token: TypeAlias = Annotated[
         envvar="BATON_TOKEN",
         metavar="TOKEN",
         show_default=False,
-        help="Says whose request it is; better given by the variable, which nobody else sees.",
+        help="The tenant's token; safer in the variable, which other users cannot see.",
     ),
 ]
 Timeout: TypeAlias = Annotated[

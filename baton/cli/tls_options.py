@@ -38,7 +38,7 @@ class TlsOptions:
         typer.Option(
             envvar="BATON_TLS_SERVER_NAME",
             metavar="NAME",
-            help="Whom the router's certificate must name; baton-router is in that of each. "
+            help="Name that the router's certificate must have; baton-router is in each. "
             "Unset: the host of its address.",
         ),
     ] = None

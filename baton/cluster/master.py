@@ -50,7 +50,7 @@ class MasterLookup:
             except (RedisError, OSError, LookupError) as error:
                 host, port = node
                 reasons.append(f"{host}:{port}: {error or type(error).__name__}")
-        raise RedisConnectionError(f"nobody says where the master is ({'; '.join(reasons)})")
+        raise RedisConnectionError(f"no sentinel or node names the master ({'; '.join(reasons)})")
 
     async def _ask(self, node: Node) -> Node:
         address = self._address

@@ -391,7 +391,7 @@ class AsyncEngine:
         try:
             self._loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:
-            logger.debug("the event loop is closed; nobody is left to tell")
+            logger.debug("the event loop is closed; the callback is dropped")
 
     # The event loop's thread.
 

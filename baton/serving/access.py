@@ -19,7 +19,7 @@ from baton.serving.errors import status_of
 from baton.serving.interceptors import Context, Continuation, Handler, guarded
 
 Role = Literal["client", "router", "prefill", "decode", "worker", "admin"]
-"""`worker`: one that may be both, and so changes its role."""
+"""`worker`: prefill and decode; such a worker may change its role."""
 
 # DNS names in the certificates of every worker, and of every router.
 WORKER_NAME = "baton-worker"
@@ -42,7 +42,7 @@ ANYBODY = (
     "grpc.reflection.v1alpha.ServerReflection",
     "grpc.reflection.v1.ServerReflection",
 )
-"""Services for whoever has got a connection."""
+"""Services that need no role: every connected peer may call them."""
 
 _URI = re.compile(
     r"spiffe://[^/]+/baton/(?P<role>[a-z]+)(?:/(?P<tenant>[A-Za-z0-9._-]{1,64}))?", re.ASCII
@@ -60,7 +60,7 @@ class Identity:
     """Identity in a certificate.
 
     Attributes:
-        tenant: of a client whose every call is of one; None: it is told otherwise.
+        tenant: tenant of all calls of a client; None: its token names the tenant, if any.
     """
 
     role: Role
@@ -71,8 +71,7 @@ class Identity:
 
 
 def identity_in(uris: Iterable[str]) -> Identity | None:
-    """Whom those URIs of a certificate name; None where that is nobody of ours, or more than
-    one."""
+    """Returns the identity that a certificate's `uris` name; None if they name none, or several."""
     found = set(_identities(uris))
     return found.pop() if len(found) == 1 else None
 
@@ -88,26 +87,25 @@ def _identities(uris: Iterable[str]) -> Iterator[Identity]:
 
 
 def identity_of(call: Connected) -> Identity | None:
-    """Whom the caller's certificate names; None too where none was shown."""
+    """Returns the identity in the caller's certificate; None too if the caller showed none."""
     uris = call.auth_context().get("peer_uri", ())
     return identity_in(uri.decode(errors="replace") for uri in uris)
 
 
 class Access:
-    """Lets a call pass if its caller's role may call its service."""
+    """Access check of gRPC calls: the caller's role must be among the service's `CALLERS`."""
 
     def __init__(self, by_token: Collection[str] = ()) -> None:
-        """`by_token`: services that ask for no certificate, because they tell who calls by its
-        token."""
+        """Exempts the services `by_token`, whose callers authenticate by a token."""
         self._by_token = by_token
 
     def check(self, call: Connected, service: str) -> None:
-        """Raises `UnauthenticatedError` for a caller without a role, and `PermissionDeniedError`
-        for one with another role than it needs."""
+        """Raises `UnauthenticatedError` if the caller has no role, and `PermissionDeniedError` if
+        its role may not call `service`."""
         if service in ANYBODY or service in self._by_token:
             return
         roles = CALLERS.get(service, ())
-        needed = f"{service} is for {' and '.join(roles) or 'nobody'}"
+        needed = f"{service} is for {' and '.join(roles) or 'no role'}"
         identity = identity_of(call)
         if identity is None:
             raise UnauthenticatedError(
@@ -119,7 +117,7 @@ class Access:
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):
-    """Ends calls that may not pass, before their requests are looked at."""
+    """Server interceptor that rejects unauthorized calls before they reach their handler."""
 
     def __init__(self, access: Access) -> None:
         self._access = access

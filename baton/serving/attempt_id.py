@@ -6,12 +6,12 @@ _ATTEMPT = re.compile(r"(?P<request>.*)\.[0-9a-f]{12}", re.DOTALL)
 
 
 def attempt_id(request_id: str, lease_id: bytes) -> str:
-    """New with each attempt, so that one which a worker has not quite ended never meets the next of
-    that name, be it this router's or another's."""
+    """Returns an id that is new with each attempt: an attempt that a worker is still ending never
+    collides with the next one of that request, from this router or another."""
     return f"{request_id}.{lease_id.hex()[:12]}"
 
 
 def request_id_of(attempt: str) -> str:
-    """The name that the request has for its client."""
+    """Returns the id that the client knows the request by."""
     match = _ATTEMPT.fullmatch(attempt)
     return attempt if match is None else match["request"]

@@ -9,7 +9,7 @@ from importlib.metadata import version as installed
 from baton.v1 import admin_pb2 as pb
 from baton.version import version
 
-# Libraries whose versions decide how a process behaves, of whichever it has.
+# Libraries whose versions affect behaviour; those not installed are skipped.
 LIBRARIES = (
     "grpcio",
     "protobuf",
@@ -25,7 +25,7 @@ LIBRARIES = (
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Of Baton, of Python, and of those libraries that are installed, by name."""
+    """Returns the versions of Baton, Python and the installed `LIBRARIES`, by name."""
     found = {"baton": version(), "python": platform.python_version()}
     for name in LIBRARIES:
         try:
@@ -36,11 +36,11 @@ def versions() -> dict[str, str]:
 
 
 def info(*, has_redis: bool, is_heard: bool, worker: pb.WorkerFacts | None) -> pb.GetInfoResponse:
-    """The answer to `Admin.GetInfo`.
+    """Returns the answer to `Admin.GetInfo`.
 
     Args:
-        has_redis: the process was told of one.
-        is_heard: it answers.
+        has_redis: the process is configured with a Redis.
+        is_heard: Redis answers.
         worker: None on a router, and while a worker loads its model.
     """
     state = pb.REDIS_STATE_NONE

@@ -1,7 +1,7 @@
-"""A process's own certificate: whether others will believe it, and what it says.
+"""TLS certificate of this process: whether peers accept it, and its role, names and expiry.
 
-It is asked by shaking hands with itself, in memory: what the other side of a connection would find
-wrong is found here, and in its words.
+The process checks it by a TLS handshake with itself, in memory: whatever a peer would reject is
+found here, with the same error text.
 """
 
 import ssl
@@ -13,7 +13,7 @@ from baton.serving.access import ROUTER_NAME, WORKER_NAME, Identity, Role, ident
 from baton.tls import PemFiles, Tls
 from baton.watched_files import INTERVAL_SECONDS
 
-# Messages that two sides send each other at most until they have shaken hands.
+# Rounds of an in-memory TLS handshake, at most.
 _TURNS = 8
 
 
@@ -22,7 +22,7 @@ class Certificate:
     """Parsed certificate.
 
     Attributes:
-        identity: None: it has no role.
+        identity: None: the certificate has no role.
         names: DNS names that it is for.
         expires: in Unix seconds.
     """
@@ -33,8 +33,8 @@ class Certificate:
 
 
 def read_certificate(tls: Tls) -> Certificate:
-    """One's own. Raises `FailedPreconditionError` if it, its key and the authorities do not go
-    together: peers that believe the same authorities would refuse it."""
+    """Returns this process's certificate. Raises `FailedPreconditionError` if certificate, key and
+    authorities do not match: peers that trust the same authorities would refuse it."""
     near, far = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = trusting_context(ssl.PROTOCOL_TLS_CLIENT, tls).wrap_bio(near, far)
     server = trusting_context(ssl.PROTOCOL_TLS_SERVER, tls).wrap_bio(far, near, server_side=True)
@@ -43,7 +43,7 @@ def read_certificate(tls: Tls) -> Certificate:
 
 
 def certificate_shown(connection: ssl.SSLObject | ssl.SSLSocket) -> Certificate:
-    """The other side's, of whom one is demanded."""
+    """Returns the peer's certificate, on a connection that demands one."""
     return Certificate(
         identity_in(names_shown(connection, "URI")),
         frozenset(names_shown(connection, "DNS")),
@@ -54,15 +54,15 @@ def certificate_shown(connection: ssl.SSLObject | ssl.SSLSocket) -> Certificate:
 def names_shown(
     connection: ssl.SSLObject | ssl.SSLSocket, kind: Literal["URI", "DNS"]
 ) -> list[str]:
-    """What the other side's certificate is for; nothing where it has shown none."""
+    """Returns the names of one kind in the peer's certificate; none if it showed none."""
     shown = (connection.getpeercert() or {}).get("subjectAltName", ())
     return [name for of, name in cast("tuple[tuple[str, str], ...]", shown) if of == kind]
 
 
 def check_role(tls: Tls | None, roles: tuple[Role, ...], server_name: str) -> Role | None:
-    """The certificate's role; None without TLS, where nobody asks for one. Raises
-    `FailedPreconditionError` unless it is one of these, and the certificate names the server as
-    others will ask for it."""
+    """Returns the certificate's role; None without TLS, where no role is needed. Raises
+    `FailedPreconditionError` unless it is one of `roles` and the certificate names `server_name`,
+    which peers verify."""
     if tls is None:
         return None
     certificate = read_certificate(tls)
@@ -82,9 +82,9 @@ def check_role(tls: Tls | None, roles: tuple[Role, ...], server_name: str) -> Ro
 
 
 def watched(tls: Tls, interval: float = INTERVAL_SECONDS) -> PemFiles:
-    """The files, whose certificate stays that of the same role and name, whatever becomes of them.
+    """Returns the files, reloaded when they change; role and name of the certificate must stay.
 
-    Raises `FailedPreconditionError` where nobody would believe what is in them.
+    Raises `FailedPreconditionError` if peers would reject the certificate in them.
     """
     first: tuple[object, ...] | None = None
 
@@ -101,17 +101,17 @@ def watched(tls: Tls, interval: float = INTERVAL_SECONDS) -> PemFiles:
 
 
 def trusting_context(protocol: int, tls: Tls) -> ssl.SSLContext:
-    """Demands a certificate, whatever its names, and shows one's own, if any. Raises
-    `FailedPreconditionError` for files that are none of these."""
+    """Returns a TLS context that demands a certificate of any name and shows that of `tls`, if any.
+    Raises `FailedPreconditionError` if the files do not match or cannot be read."""
     context = ssl.SSLContext(protocol)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     try:
         if tls.cert is not None:
-            # Of an encrypted key nobody is there to be asked for the password.
+            # An encrypted key fails here instead of asking for its password.
             context.load_cert_chain(tls.cert, tls.key, password=lambda: b"")
         context.load_verify_locations(tls.ca)
-    except OSError as error:  # of ssl too
+    except OSError as error:  # includes ssl.SSLError
         said = getattr(error, "reason", None) or error.strerror or str(error)
         raise FailedPreconditionError(
             f"{tls.cert}, {tls.key} and {tls.ca} are no certificate, its key and authorities: "
@@ -131,5 +131,5 @@ def _shake_hands(tls: Tls, client: ssl.SSLObject, server: ssl.SSLObject) -> None
     except ssl.SSLError as error:
         said = getattr(error, "verify_message", None) or str(error)
         raise FailedPreconditionError(
-            f"nobody who trusts {tls.ca} believes the certificate in {tls.cert}: {said}"
+            f"the authorities in {tls.ca} do not verify the certificate in {tls.cert}: {said}"
         ) from error

@@ -1,6 +1,6 @@
-"""One channel per endpoint, and the transport settings both ends of a connection share.
+"""gRPC channels, one per endpoint, and the transport settings that both ends share.
 
-Knows nothing of the services called.
+Independent of the services called.
 """
 
 import asyncio
@@ -15,15 +15,15 @@ from baton.tls import Pem, PemFiles, Tls
 MAX_MESSAGE_BYTES = 16 * 2**20
 MAX_EARLY_PINGS = 100
 
-# For a channel that carries KV blocks: one HTTP/2 frame per payload in place of one per 16 KiB.
+# For channels that carry KV blocks: one HTTP/2 frame per payload instead of one per 16 KiB.
 LARGE_FRAMES = [("grpc.http2.max_frame_size", 2**24 - 1)]
 
-# Between `Channels.get` and the call that it is for, at most.
+# Longest time between `Channels.get` and the call on that channel.
 _HANDOUT_SECONDS = 2.0
 _LONGEST_CALL_SECONDS = 24 * 3600.0
 
-# A peer that falls silent is noticed within the silence bound of 2 s: ping after 1 s, wait 0.8 s.
-# Of the two timeouts the second is the one that counts: it is a minute by default.
+# A silent peer is detected within the silence bound of 2 s: ping after 1 s, wait 0.8 s.
+# Of the two timeouts the second is effective; its default is one minute.
 _KEEPALIVE: list[tuple[str, int]] = [
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.keepalive_timeout_ms", 800),
@@ -33,15 +33,15 @@ _KEEPALIVE: list[tuple[str, int]] = [
 
 
 def channel_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str, int]]:
-    """What a channel to one of our servers needs. Messages of more bytes are refused, both ways."""
+    """Returns options of channels to Baton's servers; `max_message_bytes` binds both directions."""
     return [
         *_message_limits(max_message_bytes),
         *_KEEPALIVE,
         ("grpc.enable_http_proxy", 0),
-        # How long a peer may take to shake hands, 20 s by default: one that is stopped takes the
-        # connection and then says nothing.
+        # Handshake timeout, 20 s by default: a stopped peer accepts the connection, then sends
+        # nothing.
         ("grpc.min_reconnect_backoff_ms", 1500),
-        # A worker that restarts is found again at once.
+        # Reconnects soon after a worker has restarted.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1000),
     ]
@@ -50,25 +50,24 @@ def channel_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[st
 def server_options(
     max_message_bytes: int, max_header_bytes: int, max_streams: int, max_idle_seconds: float
 ) -> list[tuple[str, int]]:
-    """What a server needs to live with `channel_options`, to own its port alone, and to give no
-    client more than it should.
+    """Returns options of servers, matching `channel_options`: own port, and limits per client.
 
     Args:
-        max_streams: calls at once on one connection; a client has more of them wait.
-        max_idle_seconds: after which a connection without calls is closed.
+        max_streams: max concurrent streams per connection; a client queues further calls.
+        max_idle_seconds: idle timeout of a connection without calls, in seconds.
     """
     return [
         *_message_limits(max_message_bytes),
         *_KEEPALIVE,
-        # Between the two, gRPC would refuse some at random.
+        # Equal: between the soft and the hard limit gRPC rejects some calls at random.
         ("grpc.max_metadata_size", max_header_bytes),
         ("grpc.absolute_max_metadata_size", max_header_bytes),
         ("grpc.max_concurrent_streams", max_streams),
         ("grpc.max_connection_idle_ms", math.ceil(1000 * max_idle_seconds)),
         ("grpc.so_reuseport", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
-        # So many that came sooner, while this side had nothing to say. By default it is two, and a
-        # peer that goes on after it stood still may have that many on their way.
+        # Pings tolerated that came too early while this side sent nothing. The default is two; a
+        # peer that resumes after a stall may have that many in flight.
         ("grpc.http2.max_ping_strikes", MAX_EARLY_PINGS),
     ]
 
@@ -81,7 +80,7 @@ def _message_limits(max_message_bytes: int) -> list[tuple[str, int]]:
 
 
 class Channels:
-    """A cache of channels. Owns them: nobody else closes one."""
+    """Cache of gRPC channels by endpoint; it alone closes them."""
 
     def __init__(
         self,
@@ -90,8 +89,8 @@ class Channels:
         tls: Tls | None = None,
         options: Sequence[tuple[str, int | str]] = (),
     ) -> None:
-        """`tls`: None: all is said in the clear. `options` go beside those of every channel of
-        ours."""
+        """Takes `tls` (None: plaintext), and `options` in addition to those of
+        `channel_options`."""
         self._options = [*channel_options(max_message_bytes), *options]
         self._files: PemFiles | None = None
         self._shown: Pem | None = None
@@ -104,13 +103,13 @@ class Channels:
         self._on_renewal: list[Callable[[], None]] = []
 
     def on_renewal(self, callback: Callable[[], None]) -> None:
-        """Has `callback` called when there are new certificates, and so `get` has new channels.
-        Calls that never end by themselves should then move over: the old channels wait for them."""
+        """Registers `callback`, called when certificates were renewed and `get` has new channels.
+        Endless calls should then move over: the old channels wait for them."""
         self._on_renewal.append(callback)
 
     def get(self, endpoint: str) -> grpc.aio.Channel:
-        """The channel to "host:port", on which to call soon: valid until `discard`, `close`, or
-        some seconds after certificates have changed. Connects on first use."""
+        """Returns the channel to "host:port", which connects on first use. Call on it soon: it is
+        valid until `discard`, `close`, or some seconds after a certificate renewal."""
         if self._files is not None and self._files.current() is not self._shown:
             self._renew()
         if endpoint not in self._channels:
@@ -132,7 +131,7 @@ class Channels:
         await asyncio.gather(*(channel.close() for channel in channels))
 
     def _renew(self) -> None:
-        """New calls go over new connections; those that run go on over theirs."""
+        """Opens new connections for new calls; calls in flight stay on theirs."""
         assert self._files is not None
         self._shown = self._files.current()
         former, self._channels = self._channels, {}
@@ -151,6 +150,6 @@ class Channels:
 
 
 async def _retire(channel: grpc.aio.Channel) -> None:
-    """Closes it once its calls have ended. Who has just got it may still begin one."""
+    """Closes `channel` once its calls have ended; a caller of `get` may still begin one."""
     await asyncio.sleep(_HANDOUT_SECONDS)
     await channel.close(_LONGEST_CALL_SECONDS)

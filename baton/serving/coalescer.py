@@ -5,14 +5,14 @@ last.
 import asyncio
 import time
 
-# Far below what anybody sees, and long enough that a fast stream sends a tenth of the messages.
+# Imperceptible, and long enough that a fast stream sends a tenth of the messages.
 INTERVAL_SECONDS = 0.001
 
 
 class Coalescer:
-    """Lets a stream send at most once in `seconds`. One that is slower never waits.
+    """Rate limit of one stream: a message per `seconds` at most. A slower stream never waits.
 
-    Zero: nothing waits, and nothing is to be gathered.
+    With 0 seconds no stream waits, and nothing is coalesced.
     """
 
     def __init__(self, seconds: float = INTERVAL_SECONDS) -> None:
@@ -21,11 +21,11 @@ class Coalescer:
 
     @property
     def wait(self) -> float:
-        """Seconds until something may be sent again; not above 0 where it may now."""
+        """Seconds until the next message may be sent; 0 or less if it may be sent now."""
         return self._next - time.monotonic()
 
     async def turn(self) -> None:
-        """Waits until something may be sent again, and counts it as sent."""
+        """Waits until the next message may be sent, and counts it as sent."""
         wait = self.wait
         if wait > 0:
             await asyncio.sleep(wait)

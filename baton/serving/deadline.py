@@ -1,4 +1,4 @@
-"""The time a request has left, on its way from hop to hop. Knows nothing of what is done in it."""
+"""Deadline of a request, propagated from hop to hop. Independent of the work it limits."""
 
 import time
 from collections.abc import Callable
@@ -17,15 +17,15 @@ class TimeLimited(Protocol):
     """A call that may have a time limit, such as `grpc.aio.ServicerContext`."""
 
     def time_remaining(self) -> float | None:
-        """Seconds left, or None without a limit."""
+        """Returns the seconds left; None without a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """The moment after which a request's result is of no use to anyone.
+    """Deadline of a request, after which its result is useless.
 
     Attributes:
-        expires_at: the moment, on `clock`.
+        expires_at: the deadline, on `clock`.
         clock: monotonic seconds.
     """
 
@@ -34,17 +34,17 @@ class Deadline:
 
     @classmethod
     def of(cls, context: TimeLimited, default: float, clock: Clock = time.monotonic) -> Self:
-        """The deadline of a call, or `default` seconds from now where its caller set none."""
+        """Returns the deadline of a call; `default` seconds from now if its caller set none."""
         remaining = context.time_remaining()
         return cls.after(default if remaining is None else remaining, clock)
 
     @classmethod
     def after(cls, seconds: float, clock: Clock = time.monotonic) -> Self:
-        """The deadline `seconds` from now."""
+        """Returns the deadline `seconds` from now."""
         return cls(clock() + seconds, clock)
 
     def remaining(self) -> float:
-        """Seconds left, 0 once expired."""
+        """Returns the seconds left; 0 once expired."""
         return max(0.0, self.expires_at - self.clock())
 
     @property
@@ -57,15 +57,15 @@ class Deadline:
             raise DeadlineExceededError("the request's deadline has passed")
 
     def may_have_ended(self, margin: float = FORWARD_MARGIN) -> bool:
-        """Whether a call it was forwarded to can have ended by it, on the other side, by now."""
+        """Returns whether a call forwarded to the next hop may have reached its deadline there."""
         return self.remaining() <= 2 * margin
 
     def forward(self, margin: float = FORWARD_MARGIN) -> float:
-        """The timeout in seconds for a call to the next hop, always positive.
+        """Returns the timeout in seconds for a call to the next hop; always positive.
 
-        `margin` seconds are kept for the way back, so that this hop can still answer when the next
-        one runs out of time. gRPC tells the next hop up to a percent more than this, rounding up,
-        but ends the call here on time. Raises `DeadlineExceededError` once expired.
+        `margin` seconds are reserved for the way back, so that this hop can still answer when the
+        next one times out. gRPC rounds the next hop's timeout up by as much as a percent, but ends
+        the call here on time. Raises `DeadlineExceededError` once expired.
         """
         self.check()
         return max(self.remaining() - margin, MIN_FORWARDED)

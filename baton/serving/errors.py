@@ -1,4 +1,4 @@
-"""The way out: an exception becomes a `google.rpc.Status`. The way back is `baton.rpc_errors`.
+"""Status of each exception, as `google.rpc.Status`. `baton.rpc_errors` converts it back.
 
 InvalidArgumentError      INVALID_ARGUMENT + BadRequest
 OverloadedError           RESOURCE_EXHAUSTED + RetryInfo
@@ -29,7 +29,7 @@ from baton.rpc_errors import DOMAIN, UNSUPPORTED_MODEL, error_of
 
 __all__ = ["error_of", "status_of"]
 
-# The message travels in a header, three bytes for one outside ASCII, and again, with its field and
+# The message is sent in a header, each byte outside ASCII as three, and again, with its field and
 # problem, in the header of the details. gRPC refuses more than 8 KiB of headers.
 MAX_MESSAGE_CHARS = 1024
 MAX_MESSAGE_HEADER_BYTES = 1536
@@ -58,10 +58,10 @@ _CODE_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 def status_of(error: BaseException) -> status_pb2.Status:
-    """The status a caller is told.
+    """Returns the status that the caller receives.
 
-    A failed call to another process passes on as what that process said. Of a group the first
-    `BatonError` counts. What is not ours gives INTERNAL and a text that says nothing of its own.
+    A failed call to another process passes on that process's status. Of an exception group the
+    first `BatonError` counts. An unexpected exception gives INTERNAL, without its text.
     """
     error = _cause(error)
     code = next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), None)
@@ -71,14 +71,14 @@ def status_of(error: BaseException) -> status_pb2.Status:
 
 
 def code_of(error: BaseException) -> str:
-    """The name of the code that a caller is told, such as "UNAVAILABLE"."""
-    if isinstance(error, GeneratorExit):  # of a handler whose caller has left
+    """Returns the name of the code that the caller receives, such as "UNAVAILABLE"."""
+    if isinstance(error, GeneratorExit):  # of a handler whose caller has disconnected
         return grpc.StatusCode.CANCELLED.name
     return _CODE_NAMES[status_of(error).code]
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What the error is really about: unwraps groups and failed calls."""
+    """Returns the root cause: unwraps exception groups and failed calls."""
     if isinstance(error, BaseExceptionGroup):
         causes = [_cause(inner) for inner in error.exceptions]
         return next((c for c in causes if isinstance(c, errors.BatonError)), causes[0])
@@ -117,5 +117,5 @@ def _shortened(text: str) -> str:
 
 
 def _header_bytes(text: str) -> int:
-    """The size of a text in a header, where gRPC writes all but printable ASCII as %XX."""
+    """Returns the bytes of a text in a header, where all but printable ASCII is written as %XX."""
     return sum(1 if 0x20 <= byte < 0x7F else 3 for byte in text.encode(errors="replace"))

@@ -1,7 +1,7 @@
 """gRPC interceptors around every call: errors become statuses, and calls in flight are counted.
 
-Handlers are wrapped as coroutines that write, whatever they were, so that a generator is closed in
-its own task at the moment its call ends. Knows nothing of what a call does.
+Every handler is wrapped as a coroutine that writes its responses, so that a generator is closed in
+its own task as soon as its call ends. Independent of what a call does.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _MAKERS = {
 
 
 def guarded(handler: Handler, guard: Guard) -> Handler:
-    """The handler with each of its calls run inside `guard(context)`."""
+    """Returns the handler with each of its calls run inside `guard(context)`."""
     behavior = (
         handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
     )
@@ -61,11 +61,11 @@ async def _run(behavior: Any, request: Any, context: Context) -> Any:
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Ends a call whose handler raises with the status of `baton.serving.errors`.
+    """Server interceptor that ends a failed call with the status of `baton.serving.errors`.
 
-    A request that cannot be parsed is INVALID_ARGUMENT and does not reach the handler.
-    Cancellation and the exception of `context.abort` pass untouched. INTERNAL is logged with its
-    traceback, and only there does the text of an unexpected exception appear.
+    A request that cannot be parsed is INVALID_ARGUMENT and does not reach the handler. Cancellation
+    and the exception of `context.abort` pass untouched. INTERNAL is logged with its traceback; the
+    text of an unexpected exception appears in that log only.
     """
 
     async def intercept_service(
@@ -79,7 +79,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _parsing(handler: Handler) -> Handler:
-    """The handler of one request with `tolerant` parsing; one of a stream of them as it is."""
+    """Returns the handler with `tolerant` parsing; unchanged if it takes a stream of requests."""
     if handler.request_streaming or handler.request_deserializer is None:
         return handler
     behavior: Any = handler.unary_unary or handler.unary_stream
@@ -101,7 +101,7 @@ async def _mapping_errors(context: Context, method: str) -> AsyncIterator[None]:
     except grpc.aio.AbortError:
         raise
     except NotImplementedError:
-        # What the generated base class of a servicer raises.
+        # Raised by the generated base class of a servicer.
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not offered here")
     except Exception as error:
         status = status_of(error)
@@ -111,7 +111,7 @@ async def _mapping_errors(context: Context, method: str) -> AsyncIterator[None]:
 
 
 class InFlightInterceptor(grpc.aio.ServerInterceptor):
-    """Counts the calls in flight, except those of gRPC's own services, health and reflection."""
+    """Counter of calls in flight, except those of gRPC's own services, health and reflection."""
 
     def __init__(self) -> None:
         self.num_calls = 0
@@ -119,7 +119,7 @@ class InFlightInterceptor(grpc.aio.ServerInterceptor):
         self._idle.set()
 
     async def wait_idle(self) -> None:
-        """Returns once no call is in flight."""
+        """Waits until no call is in flight."""
         await self._idle.wait()
 
     async def intercept_service(

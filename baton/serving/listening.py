@@ -1,4 +1,4 @@
-"""Addresses that a process listens on, and why it cannot."""
+"""Listen addresses: their format, the loopback check, and errors of ports that cannot be bound."""
 
 import errno
 from ipaddress import ip_address
@@ -9,12 +9,12 @@ WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - nothing is bound to here
 
 
 def host_and_port(host: str, port: int) -> str:
-    """As one string; an IPv6 address in brackets."""
+    """Returns "host:port"; an IPv6 address is put in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there. Of names only "localhost" is known."""
+    """Returns whether only this machine can connect to it. Of names only "localhost" is known."""
     if host == "localhost":
         return True
     try:
@@ -24,7 +24,7 @@ def is_loopback(host: str) -> bool:
 
 
 def cannot_listen(host: str, port: int, flag: str, error: OSError) -> FailedPreconditionError:
-    """Says why, and which flag chooses another port."""
+    """Returns the error with its reason; for a port in use, with the `flag` to choose another."""
     if error.errno == errno.EADDRINUSE:
         return FailedPreconditionError(
             f"port {port} on {host} is taken; choose another with {flag}"

@@ -1,6 +1,6 @@
-"""Log lines on stderr, for people or as JSON, each with the request it belongs to and its trace.
+"""Log lines on stderr, human-readable or JSON, each with its request id and trace id.
 
-Whoever logs keeps prompt text out; nothing here adds any.
+Callers keep prompt text out of log messages; nothing here adds any.
 """
 
 import json
@@ -18,8 +18,8 @@ _trace_id: ContextVar[str] = ContextVar("baton_trace_id", default="")
 
 
 def name_request(request_id: str) -> None:
-    """Lines logged from here on, by this task or one it starts, carry the request's id, and that of
-    its trace if it is sampled. A task that serves one call has nothing else to log."""
+    """Adds the request id, and the trace id if sampled, to all later lines of this task and of
+    tasks that it starts. A task that serves one call has nothing else to log."""
     _request_id.set(request_id)
     _trace_id.set(_present_trace())
 
@@ -35,7 +35,7 @@ def configure_logging(level: str, format: LogFormat, role: str) -> None:  # noqa
 
 
 class HumanFormatter(logging.Formatter):
-    """`12:00:00.123 INFO router [request trace] module: message`."""
+    """Human-readable lines: `12:00:00.123 INFO router [request trace] module: message`."""
 
     def __init__(self, role: str) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class HumanFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time (RFC 3339), level, role, logger, message, request_id, trace_id,
+    """JSON lines with time (RFC 3339), level, role, logger, message, request_id, trace_id,
     exception."""
 
     def __init__(self, role: str) -> None:
@@ -78,6 +78,6 @@ class JsonFormatter(logging.Formatter):
 
 
 def _present_trace() -> str:
-    """The id of the trace that what runs now is in, in hex; empty where it is in none."""
+    """Returns the id of the current trace, in hex; empty outside a trace."""
     context = trace.get_current_span().get_span_context()
     return trace.format_trace_id(context.trace_id) if context.is_valid else ""

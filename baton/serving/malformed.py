@@ -1,7 +1,7 @@
-"""A request that cannot be parsed: which of its fields is to blame.
+"""Malformed requests: finds the field that cannot be parsed.
 
-gRPC answers INTERNAL where a deserializer raises. So ours returns a `Malformed` in the request's
-place, and whoever runs the handler raises its error. Knows no particular message.
+gRPC answers INTERNAL if a deserializer raises. So ours returns a `Malformed` in place of the
+request, and the interceptor raises its error. Independent of message types.
 """
 
 from collections.abc import Callable
@@ -22,13 +22,13 @@ _LENGTH_DELIMITED = 2
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Placeholder of a request that could not be parsed."""
+    """Placeholder for a request that could not be parsed."""
 
     error: InvalidArgumentError
 
 
 def tolerant(deserialize: Deserializer) -> Deserializer:
-    """The deserializer, but a message that cannot be parsed gives a `Malformed`."""
+    """Wraps `deserialize` to return a `Malformed` for a message that cannot be parsed."""
     message_class = getattr(deserialize, "__self__", None)
     if not (isinstance(message_class, type) and issubclass(message_class, Message)):
         return deserialize
@@ -51,7 +51,7 @@ def _explain(data: bytes, descriptor: Descriptor) -> InvalidArgumentError:
 
 
 def _bad_text(data: bytes, descriptor: Descriptor) -> str | None:
-    """The path of the first string field, at any depth, that is not UTF-8."""
+    """Returns the path of the first string field, at any depth, that is not UTF-8."""
     seen: dict[int, int] = {}
     for number, content in _length_delimited_fields(data):
         field = descriptor.fields_by_number.get(number)
@@ -69,7 +69,7 @@ def _bad_text(data: bytes, descriptor: Descriptor) -> str | None:
 
 
 def _name(field: FieldDescriptor) -> str:
-    """As the router's refusals name it: a member of a oneof behind the oneof's name."""
+    """Returns the name that the router's errors use: the oneof's name precedes its member's."""
     group = field.containing_oneof
     if group is None or group.name.startswith("_"):
         return field.name
@@ -77,7 +77,7 @@ def _name(field: FieldDescriptor) -> str:
 
 
 def _length_delimited_fields(data: bytes) -> list[tuple[int, bytes]]:
-    """Number and content of each, in the order of the wire; none if even that cannot be read."""
+    """Returns number and content of each in wire order; none if the bytes cannot be read."""
     try:
         fields: Any = UnknownFieldSet(Empty.FromString(data))
     except DecodeError:

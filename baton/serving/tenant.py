@@ -1,8 +1,7 @@
-"""Tenant of a call, determined by its credentials and by nothing else that it says.
+"""Tenant of a call, determined by its credentials alone.
 
-Of a caller that has shown a certificate (mutual TLS) which names a tenant, it is that one; else it
-is what the token it bears was given to, in a file that holds tokens only as hashes; a caller
-without either is refused, or is `DEFAULT_TENANT`.
+The tenant in the caller's certificate (mutual TLS) takes precedence; else the token decides, by a
+file that holds tokens only as hashes. A caller without either is refused, or is `DEFAULT_TENANT`.
 """
 
 import hashlib
@@ -29,7 +28,7 @@ class Tenant:
     """Tenant of a request.
 
     Attributes:
-        salt: goes into the chain hashes of what is cached; who has another one finds none of it.
+        salt: part of the chain hashes of cached blocks; tenants of other salts find none of them.
     """
 
     name: str = DEFAULT_TENANT
@@ -43,7 +42,7 @@ class Caller(Connected, Protocol):
 
 
 class Tenants:
-    """Tenants by token. Without tokens, all callers whose certificate names no tenant are one."""
+    """Tenants by token. Without tokens, callers without a certified one are the default."""
 
     def __init__(
         self,
@@ -52,9 +51,9 @@ class Tenants:
         share_prefixes: bool = False,
         needs_token: bool = False,
     ) -> None:
-        """`tokens`: those that hold now; None: of what callers bear nothing is asked.
-        `share_prefixes`: what is cached for one tenant is found for all. `needs_token`: a call
-        without one is refused, unless an administrator's certificate was shown."""
+        """Takes `tokens`, which returns the valid ones; None: tokens are ignored. `share_prefixes`:
+        tenants share cached prefixes. `needs_token`: calls without a token are refused, unless
+        their certificate names a tenant or is an administrator's."""
         self._tokens = tokens
         self._share_prefixes = share_prefixes
         self._needs_token = needs_token
@@ -63,19 +62,19 @@ class Tenants:
     def read(
         cls, path: Path, *, share_prefixes: bool = False, needs_token: bool = False
     ) -> "Tenants":
-        """From a file (`baton.serving.tokens`), which is read again once it has changed: a token
-        that is taken out of it is refused a second later.
+        """Returns the tenants of a token file (`baton.serving.tokens`), which is reloaded when it
+        changes: a removed token is refused a second later.
 
-        Raises `FailedPreconditionError`, naming the line, for a file that cannot be read so.
+        Raises `FailedPreconditionError`, naming the line, if the file cannot be parsed.
         """
         file = WatchedFiles([path], partial(read_tokens, path))
         return cls(file.current, share_prefixes=share_prefixes, needs_token=needs_token)
 
     def of(self, call: Caller) -> Tenant:
-        """The tenant of a call. Raises `UnauthenticatedError` for a token that nobody was given,
-        and for none where one is needed."""
+        """Returns the tenant of a call. Raises `UnauthenticatedError` for an unknown token, and for
+        a missing one where one is needed."""
         name = self._name(call)
-        # The prefixes of the default one are those of a cluster without tenants.
+        # The default tenant shares prefixes with a cluster without tenants.
         is_apart = name != DEFAULT_TENANT and not self._share_prefixes
         return Tenant(name, hashlib.sha256(name.encode()).digest() if is_apart else b"")
 

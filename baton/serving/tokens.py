@@ -1,8 +1,8 @@
-"""Bearer tokens: made at random, told once, and kept only as hashes in a file of lines
+"""Bearer tokens: random, shown once, and stored only as hashes in a file of lines
 
     SHA-256 TENANT     # comment
 
-Tokens are long and random, so that a plain hash of one says nothing of it.
+Tokens are long and random, so that a plain hash reveals nothing of them.
 """
 
 import hashlib
@@ -18,9 +18,9 @@ from baton.errors import FailedPreconditionError, InvalidArgumentError, Unauthen
 MAX_NAME_CHARS = 64
 
 Tokens: TypeAlias = Mapping[bytes, str]
-"""The tenant that each token was given to, by the token's SHA-256."""
+"""Tenant of each token, by the token's SHA-256."""
 
-# By which those who look for leaked secrets know one.
+# Secret scanners recognize tokens by it.
 _PREFIX = "baton_"
 _NUM_BYTES = 32
 _NAME = rf"[^\s#]{{1,{MAX_NAME_CHARS}}}"
@@ -28,9 +28,9 @@ _LINE = re.compile(rf"(?P<hash>[0-9a-fA-F]{{64}})\s+(?P<tenant>{_NAME})")
 
 
 def new_token(tenant: str) -> tuple[str, str]:
-    """A token that nobody has, and the line of a file that gives it to the tenant.
+    """Returns a new token, and the line of a token file that gives it to the tenant.
 
-    Raises `InvalidArgumentError` for a name that no such line can have.
+    Raises `InvalidArgumentError` for a name that such a line cannot hold.
     """
     if re.fullmatch(_NAME, tenant) is None:
         problem = f"is {tenant!r}; must be 1 to {MAX_NAME_CHARS} characters, no space and no #"
@@ -40,7 +40,7 @@ def new_token(tenant: str) -> tuple[str, str]:
 
 
 def read_tokens(path: Path) -> Tokens:
-    """What a file says. Raises `FailedPreconditionError`, naming the line that is none."""
+    """Returns a file's tokens. Raises `FailedPreconditionError`, naming a line that is invalid."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -61,8 +61,8 @@ def read_tokens(path: Path) -> Tokens:
 
 
 def owner_of(token: str, tokens: Tokens) -> str:
-    """Compares with every hash, in the same time whichever it is. Raises `UnauthenticatedError` for
-    a token that nobody was given."""
+    """Returns the token's tenant, in constant time: it is compared with every hash. Raises
+    `UnauthenticatedError` for an unknown token."""
     shown, found = _hash_of(token), None
     for known, tenant in tokens.items():
         if hmac.compare_digest(known, shown):

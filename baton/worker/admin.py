@@ -1,4 +1,4 @@
-"""The admin service of a worker, whatever its role."""
+"""Admin service of a worker in any role."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from baton.worker.worker import Worker
 
 
 class WorkerAdmin(pb_grpc.AdminServicer):
-    """Looks after one worker. `ListWorkers`, `ExplainPlacement` and `GetRoleBalance` are the
+    """Admin service of one worker. `ListWorkers`, `ExplainPlacement` and `GetRoleBalance` are the
     router's."""
 
     def __init__(self, worker: Worker) -> None:

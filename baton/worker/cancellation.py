@@ -1,4 +1,4 @@
-"""Waiting, on behalf of a sequence, for something else than the engine."""
+"""Cancellation of work that runs for a sequence outside the engine, when the sequence ends."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -10,9 +10,9 @@ _Result = TypeVar("_Result")
 
 
 async def unless_ended(stream: SequenceStream, work: Coroutine[Any, Any, _Result]) -> _Result:
-    """The result of `work`, which runs while no update of the sequence can come.
+    """Returns the result of `work`, which runs while no update of the sequence can come.
 
-    Raises what ends the sequence, if something does meanwhile; `work` has then been cancelled.
+    If the sequence ends first, cancels `work` and raises what ended the sequence.
     """
     working = asyncio.create_task(work)
     ending = asyncio.create_task(stream.failure())

@@ -49,7 +49,7 @@ def layouts_to_messages(layouts: Iterable[KvLayout]) -> list[pb.KvLayout]:
 
 
 def serialize_layouts(layouts: Iterable[KvLayout]) -> bytes:
-    """As a worker's record has them; equal for equal layouts."""
+    """Returns the layouts as a worker's record has them; equal bytes for equal layouts."""
     message = pb.KvLayouts(layouts=layouts_to_messages(layouts))
     return message.SerializeToString(deterministic=True)
 

@@ -2,17 +2,17 @@
 
 import ctypes
 
-# glibc's parameters, and the values. What is smaller than the first comes from the heap, whose top
-# is given back to the system only beyond the second.
+# glibc's parameters and values. Allocations below the first come from the heap, whose top is
+# returned to the system only beyond the second.
 _MMAP_THRESHOLD, _HEAP_BELOW = -3, 32 * 2**20
 _TRIM_THRESHOLD, _KEPT_BYTES = -1, 128 * 2**20
 
 
 def keep_freed_memory() -> bool:
-    """Has the allocator keep what is freed, up to 128 MiB, for what comes next.
+    """Makes the allocator reuse freed memory, up to 128 MiB.
 
-    Otherwise each message of 1 MiB is made of fresh pages, and it takes longer to get those zeroed
-    from the system than to fill them. False where the C library is another.
+    Otherwise each message of 1 MiB is made of fresh pages, and the system takes longer to zero
+    those than the process to fill them. Returns False if the C library has no `mallopt`.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -16,7 +16,7 @@ _HITS, _LOOKUPS = "baton_prefix_hit_tokens_total", "baton_prefix_lookup_tokens_t
 _PREEMPTIONS = "baton_preemptions_total"
 _DRAFTED, _ACCEPTED = "baton_drafted_tokens_total", "baton_accepted_tokens_total"
 
-# By name: what it tells, and its labels beside the role.
+# Help text by name, and the labels beside the role.
 _COUNTED: dict[str, tuple[str, tuple[str, ...]]] = {
     _STEPS: ("Steps of the engine that computed something.", ()),
     _STEP_TOKENS: (
@@ -46,8 +46,8 @@ _COUNTED: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 class WorkerMetrics:
-    """A collector (`baton.serving.telemetry.exposition`). A worker that loads its model tells that
-    alone."""
+    """Metrics collector of a worker (`baton.serving.telemetry.exposition`). Those of the engine are
+    missing until the model is loaded."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -76,7 +76,7 @@ class WorkerMetrics:
             yield from self._counted()
 
     def _settle(self) -> None:
-        """Brings the totals up to date, as part of the worker's present role."""
+        """Adds what was counted since the last call to the totals of the worker's present role."""
         if not self._worker.is_ready:
             return
         engine = self._worker.engine
@@ -156,7 +156,7 @@ class WorkerMetrics:
         num_free = stats.num_blocks - stats.num_held_blocks - stats.num_cached_blocks
         yield gauge(
             "baton_kv_blocks",
-            "KV blocks: held by sequences or leases, cached and held by nobody, or free.",
+            "KV blocks: held by sequences or leases, cached and not held, or free.",
             {
                 (role, "held"): stats.num_held_blocks,
                 (role, "cached"): stats.num_cached_blocks,

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from baton.engine.cache.kv_pool import KvLayout
 from baton.errors import FailedPreconditionError
 
-# Groups, and shapes in one, that a refusal names: the other side may claim any number.
+# Groups, and shapes of each, that an error names at most: the peer may claim any number.
 _MOST_NAMED = 4
-_LONGEST_VERSION = 64  # likewise
+_LONGEST_VERSION = 64  # characters, likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class Pairing:
     """Properties that two workers must share before any block moves.
 
     Attributes:
-        version: of Baton; empty: not said, as by workers of before, and no worker's own.
+        version: version of Baton; empty from workers too old to report it, never this worker's.
         layouts: one per cache group, in the order of the groups.
     """
 
@@ -47,7 +47,7 @@ class Pairing:
 
 
 def describe_layouts(layouts: tuple[KvLayout, ...]) -> str:
-    """For people; bounded, however many there are."""
+    """Returns the layouts as text of bounded length, for error messages."""
     named = list(map(_describe_group, layouts[:_MOST_NAMED]))
     if len(layouts) > _MOST_NAMED:
         named.append(f"{len(layouts) - _MOST_NAMED} more")

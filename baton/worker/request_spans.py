@@ -1,7 +1,7 @@
-"""The spans of one request on one worker: what it waited for, and what was computed for it.
+"""Spans of one request on one worker: its waiting times, and the computation for it.
 
-They are made of what the engine tells of its steps, and only for a request whose trace somebody
-will see. Where nothing is computed for it or brought to it, it waits; so its spans leave no gap.
+Made of the engine's step reports, and only for a request whose trace is sampled. While nothing is
+computed or fetched for it, the request waits; so its spans leave no gap.
 """
 
 import time
@@ -21,7 +21,7 @@ from baton.engine.scheduler.sequences.config import Preemption
 from baton.engine.scheduler.sequences.sequence import FinishReason, KvSource, Purpose
 from baton.serving.telemetry.stages import begun_stage, failed, is_sampled, past_stage, wall_ns
 
-# What lies between two steps in a row is no waiting.
+# A gap of fewer seconds than this between two consecutive steps is not waiting.
 _BETWEEN_STEPS = 0.001
 
 Attributes = Mapping[str, AttributeValue]
@@ -30,13 +30,13 @@ Attributes = Mapping[str, AttributeValue]
 def request_spans(
     worker: str, request: EngineRequest, stream: SequenceStream
 ) -> AbstractContextManager[object]:
-    """Tells of a request for the length of the block, if its trace is sampled."""
+    """Records spans of a request for the length of the block, if its trace is sampled."""
     return RequestSpans(worker, request, stream) if is_sampled() else nullcontext()
 
 
 class RequestSpans:
-    """Watches the stream of a request. `prefill.queue`, `decode.queue` until something is computed
-    for it, `prefill.chunk` for each chunk of its prompt, and `decode` from the step behind the
+    """Watcher of a request's stream. Spans: `prefill.queue` or `decode.queue` until computation
+    begins, `prefill.chunk` for each chunk of the prompt, and `decode` from the step after the
     prompt to the end of the call."""
 
     def __init__(self, worker: str, request: EngineRequest, stream: SequenceStream) -> None:
@@ -68,7 +68,7 @@ class RequestSpans:
 
     def allocated(self) -> None:
         self._wait_until(time.monotonic())
-        self._is_fetching = True  # of which a span of the transfer's own tells
+        self._is_fetching = True  # covered by the transfer's own span
 
     def brought(self) -> None:
         self._told_until = time.monotonic()
@@ -117,7 +117,7 @@ class RequestSpans:
     def _tell(
         self, name: str, until: float, told: Attributes, error: BaseException | None = None
     ) -> None:
-        """A span from where the last one ended to this moment."""
+        """Records a span from the end of the previous one to `until`."""
         began, self._told_until = self._told_until, max(until, self._told_until)
         if until > began:
             attributes = {**self._common, **told}
@@ -125,8 +125,8 @@ class RequestSpans:
 
 
 class _Decode:
-    """The span `decode`. What the steps of the engine took while it lasted is told by attributes,
-    since spans for every token would be too many."""
+    """Span `decode`. The engine's step times are attributes, since a span for every token would be
+    too many."""
 
     def __init__(self, span: Span, request: EngineRequest, began: float, times: StepTimes) -> None:
         self._span = span
@@ -140,21 +140,21 @@ class _Decode:
             self._event("migration", began, {"baton.num_received_tokens": num_received})
 
     def stepped(self, update: SequenceUpdate, times: StepTimes) -> None:
-        """A step of this span."""
+        """Adds a step to the span."""
         self._after = times.after
         self._note(update, times)
 
     def preempted(self, mode: Preemption, times: StepTimes) -> None:
-        """One of its sequences has had to make room in a step."""
+        """Records the preemption of one of its sequences in a step."""
         self._event("preemption", times.started, {"baton.preemption.mode": mode.value})
 
     def follows(self, update: SequenceUpdate, times: StepTimes) -> None:
-        """The span begins behind a step, which has brought its first token."""
+        """Begins the span after a step that computed its first token."""
         self._before = self._after = times.after
         self._note(update, times)
 
     def end(self, error: BaseException | None) -> None:
-        """It ends now."""
+        """Ends the span now."""
         now = time.monotonic()
         spent = self._after.since(self._before)
         told = {
@@ -165,7 +165,7 @@ class _Decode:
             "baton.decode.finish_reasons": [reason.name.lower() for reason in self._reasons],
         }
         self._span.set_attributes(told)
-        if error is not None and not self._reasons:  # else it has been heard to its end
+        if error is not None and not self._reasons:  # else the stream was read to its end
             failed(self._span, error)
         self._span.end(wall_ns(now))
 
@@ -186,7 +186,7 @@ class _Decode:
 
 
 def _times(spent: TimeSpent) -> dict[str, AttributeValue]:
-    """Seconds."""
+    """Returns the step times in seconds, as attributes."""
     return {
         "baton.time.schedule": spent.schedule,
         "baton.time.forward": spent.forward,

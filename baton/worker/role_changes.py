@@ -1,6 +1,6 @@
-"""A worker that changes its role: it drains, and begins a new life with the model that it has.
+"""Role change of a worker: drains, then begins a new epoch with the model already loaded.
 
-Knows no messages, nor why it is told to.
+Independent of messages and of the reason for the change.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ logger = logging.getLogger(__name__)
 
 
 class RoleChanges:
-    """Those of one worker, one at a time. A change that has begun goes on, whoever stops waiting
-    for it, so that no worker is left between its roles."""
+    """Role changes of one worker, one at a time. A change continues after its caller has stopped
+    waiting, so that no worker is left between its roles."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -23,17 +23,17 @@ class RoleChanges:
         self._change: asyncio.Task[None] | None = None
 
     async def set_role(self, role: Role, epoch: int = 0) -> int:
-        """Has the worker take this role, and returns the epoch in which it has it. Where it has the
-        role already, or is about to, nothing else begins.
+        """Changes the worker's role, and returns the epoch in which it has the role. Begins no
+        other change if the worker has the role already, or is changing to it.
 
         Raises:
-            FailedPreconditionError: `epoch` is not 0 and not the worker's, so the caller knows of
-                an earlier life; or it is changing to the other role, or its certificate is for one
-                role alone.
+            FailedPreconditionError: `epoch` is not 0 and not the worker's, so the caller knows an
+                earlier incarnation; or it is changing to the other role, or its certificate is for
+                one role alone.
             UnavailableError: it is loading its model, or draining for good; or Redis does not
                 answer, so that no router would learn of another role.
-            DeadlineExceededError: what ran did not end within `drain_timeout_s`. It runs on, and
-                the worker takes work in its present role again.
+            DeadlineExceededError: calls in flight did not end within `drain_timeout_s`. They
+                continue, and the worker takes work in its present role again.
         """
         worker = self._worker
         if self._change is None and role == worker.role:

@@ -1,4 +1,4 @@
-"""Totals that a process has counted since its start, told by the role in which they came about."""
+"""Counter totals of a process since its start, divided by the role that they were counted in."""
 
 from collections.abc import Mapping
 
@@ -6,18 +6,18 @@ from baton.cluster.registry import Role
 
 Labels = tuple[str, ...]
 Totals = Mapping[str, Mapping[Labels, float]]
-"""Counts since the start, by name and by labels, the role not among them."""
+"""Counts since the start, by name and by labels without the role."""
 
 
 class RoleTotals:
-    """Counters by role. Must be settled before a role ends, and before they are read."""
+    """Counters by role. Call `settle` before a role ends, and before they are read."""
 
     def __init__(self) -> None:
         self._settled: dict[tuple[str, Labels], float] = {}
         self._by_role: dict[str, dict[Labels, float]] = {}
 
     def settle(self, role: Role, totals: Totals) -> None:
-        """What has come since the last time has come in this role."""
+        """Adds the growth of `totals` since the last call to the counters of `role`."""
         for name, values in totals.items():
             in_roles = self._by_role.setdefault(name, {})
             for labels, total in values.items():
@@ -26,5 +26,5 @@ class RoleTotals:
                 in_roles[role, *labels] = in_roles.get((role, *labels), 0) + grown
 
     def of(self, name: str) -> dict[Labels, float]:
-        """By role and labels."""
+        """Returns the values of a counter by role and labels."""
         return self._by_role.get(name, {})

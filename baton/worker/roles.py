@@ -24,7 +24,7 @@ GROUP = "baton.roles"
 
 @dataclass(frozen=True, slots=True)
 class WorkerRole:
-    """One role: the object that an entry point names.
+    """Role of a worker: the object that an entry point names.
 
     Attributes:
         settings: the settings that the role reads.

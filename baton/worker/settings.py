@@ -11,7 +11,7 @@ from baton.serving.settings import ServingSettings
 
 
 class WorkerSettings(ServingSettings):
-    """Settings of both roles."""
+    """Settings of a worker in either role."""
 
     worker_id: str | None = Field(
         None,
@@ -98,10 +98,10 @@ class WorkerSettings(ServingSettings):
     )
     preemption: Literal["auto", "recompute", "swap", "return"] = Field(
         "auto",
-        description="What becomes of the KV of a sequence that must make room. recompute: it is "
-        "computed again. swap: it waits in host memory, as far as --swap-bytes reach. return: it "
-        "is dropped, and the router places what is left of the request anew, where it is one that "
-        "a prefill worker has handed over. auto: what is expected to take less time.",
+        description="KV of a preempted sequence. recompute: it is computed again. swap: it is kept "
+        "in host memory, up to --swap-bytes. return: it is dropped, and the router places the rest "
+        "of the request again, if a prefill worker handed it over. auto: the mode that is expected "
+        "to take least time.",
     )
     swap_bytes: int = Field(
         0, ge=0, description="Host memory for the KV of preempted sequences, in bytes; 0 is none."
@@ -184,13 +184,12 @@ class WorkerSettings(ServingSettings):
 
     @property
     def devices_of_nixl(self) -> str | None:
-        """None for all."""
+        """Network devices that NIXL may use; None for all."""
         return self.nixl_devices or ("lo" if is_loopback(self.host) else None)
 
     @property
     def nixl_problem(self) -> str:
-        """Why others may not read these pools by NIXL, nor this worker theirs; empty if they
-        may."""
+        """Reason why workers may not read each other's pools by NIXL here; empty if they may."""
         if self.tls is None or self.kv_connector == "nixl" or self.devices_of_nixl == "lo":
             return ""
         return (

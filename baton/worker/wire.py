@@ -1,4 +1,4 @@
-"""Messages of `baton.v1` to engine data and back, for both roles."""
+"""Conversion of `baton.v1` messages to engine data and back, for both roles."""
 
 import time
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _FINISH_REASONS = {
 
 
 def finish_reason_to_message(reason: FinishReason | None) -> pb.FinishReason.ValueType:
-    """Unspecified for a sequence that goes on, here or elsewhere."""
+    """Returns UNSPECIFIED for a sequence that continues, here or on another worker."""
     if reason is None:
         return pb.FINISH_REASON_UNSPECIFIED
     return _FINISH_REASONS.get(reason, pb.FINISH_REASON_UNSPECIFIED)
@@ -38,11 +38,11 @@ def engine_request(
     block_hashes: tuple[bytes, ...] = (),
     return_cost: ReturnCost | None = None,
 ) -> EngineRequest:
-    """The request a message asks for, arriving now.
+    """Returns the request in a message, with the present as its arrival time.
 
     `time_remaining` is that of the call, in seconds; None: it has no deadline. `outputs` and
-    `block_hashes` are those of `EngineRequest`. Raises `InvalidArgumentError` for
-    parameters out of bounds; the engine checks the rest.
+    `block_hashes` are those of `EngineRequest`. Raises `InvalidArgumentError` for parameters out of
+    bounds; the engine checks the rest.
     """
     arrival = time.monotonic()
     return EngineRequest(
@@ -81,7 +81,7 @@ def top_logprobs_to_message(logprobs: TokenLogprobs) -> pb.TopLogprobs:
 def top_logprobs_to_messages(
     logprobs: Sequence[TokenLogprobs | None], num_top: int
 ) -> list[pb.TopLogprobs]:
-    """One per token; none where none were asked for."""
+    """Returns one message per token; none if `num_top` is 0."""
     if not num_top:
         return []
     return [pb.TopLogprobs() if p is None else top_logprobs_to_message(p) for p in logprobs]
@@ -90,8 +90,8 @@ def top_logprobs_to_messages(
 def prefill_started(
     num_cached_tokens: int, arrival_time: float, step: StepTimes
 ) -> prefill_pb2.PrefillStarted:
-    """That a prompt is being computed, from this step on; told behind it."""
-    # The clocks of requests and of steps are one on Linux.
+    """Returns the message that a prompt is computed since `step`; sent after that step."""
+    # On Linux requests and steps have the same clock.
     started = prefill_pb2.PrefillStarted(num_cached_tokens=num_cached_tokens)
     started.queue_time.FromNanoseconds(int(max(0.0, step.started - arrival_time) * 1e9))
     started.elapsed.FromNanoseconds(int((time.perf_counter() - step.started) * 1e9))

@@ -1,9 +1,9 @@
-"""Worker in either role: a model loaded behind a server that already answers.
+"""Worker process in either role: a model behind a gRPC server that answers while it loads.
 
 Its role may change (`baton.worker.role_changes`); the model, the cache and the servers stay.
 
-The server listens before the model is loaded, so that health and progress can be asked for; the
-engine is there once `engine` no longer raises.
+The server listens before the model is loaded, to report health and progress; the engine is
+available once `engine` no longer raises.
 """
 
 import asyncio
@@ -41,23 +41,23 @@ logger = logging.getLogger(__name__)
 
 _Component = TypeVar("_Component")
 
-# The engine's thread asks for the interpreter some hundred times a step. At Python's 5 ms it would
-# stand still whenever the event loop sends a step's tokens; shorter still costs more than it gives.
+# The engine's thread needs the interpreter some hundred times a step. At Python's 5 ms it would
+# stall whenever the event loop sends a step's tokens; shorter still costs more than it gains.
 SWITCH_INTERVAL = 0.0005
 
 
 class Worker:
-    """One worker process. Roles and components add services to `server` and `kv_server`, metrics to
-    `exposition` and callbacks; then `run` is called (`baton.worker.roles`).
+    """Worker process. Roles and components add services to `server` and `kv_server`, metrics to
+    `exposition`, and callbacks; then `run` is called (`baton.worker.roles`).
 
     Attributes:
-        role: the pool it belongs to now.
-        keeps_role: it may have no other one, for its certificate is for this one.
-        kv_server: has a port and limits of its own, or is `server`.
-        epoch: grows from start to start, and from role to role.
+        role: its present pool.
+        keeps_role: it cannot change its role, since its certificate is for this one.
+        kv_server: server for blocks with a port and limits of its own, or `server`.
+        epoch: number of the incarnation; grows with each start and each role change.
         channels: to other workers, for their blocks.
         exposition: its metrics.
-        round_trips: to Redis.
+        round_trips: counts of calls to Redis.
     """
 
     def __init__(self, role: Role, settings: WorkerSettings) -> None:
@@ -92,8 +92,7 @@ class Worker:
 
     @property
     def id(self) -> str:
-        """Its name in the cluster, which it keeps in another role. Valid once the server has
-        started."""
+        """Name in the cluster, the same in every role. Valid once the server has started."""
         return self.settings.worker_id or f"{self._first_role}-{self.server.endpoint}"
 
     @property
@@ -102,22 +101,22 @@ class Worker:
 
     @property
     def is_draining(self) -> bool:
-        """Whether it takes no new work, for good or until it has changed its role."""
+        """True if it takes no new work, for good or until it has changed its role."""
         return self._is_leaving or self._is_paused
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it takes no new work ever again."""
+        """True if it will never take new work again."""
         return self._is_leaving
 
     @property
     def is_heard(self) -> bool:
-        """Whether routers would hear of another role now: Redis answers, or none is needed."""
+        """True if routers would learn of another role now: Redis answers, or none is used."""
         return self._registration is None or not self._registration.stale
 
     @property
     def num_calls(self) -> int:
-        """Calls in flight, but for those that look after the process."""
+        """Calls in flight, except health, reflection and administration."""
         return sum(server.num_calls for server in self._servers)
 
     @property
@@ -132,14 +131,14 @@ class Worker:
         return self._engine
 
     def engine_for_new_work(self) -> AsyncEngine:
-        """The engine. Raises `UnavailableError` while loading or draining."""
+        """Returns the engine. Raises `UnavailableError` while loading or draining."""
         if self.is_draining:
             raise UnavailableError(f"worker {self.id} is draining; another one will serve this")
         return self.engine
 
     def engine_for(self, role: Role) -> AsyncEngine:
-        """The engine, for new work of a role. Raises `UnavailableError` while loading or draining,
-        and in another role."""
+        """Returns the engine, for new work in `role`. Raises `UnavailableError` while loading or
+        draining, and in another role."""
         engine = self.engine_for_new_work()
         if self.role != role:
             raise UnavailableError(
@@ -148,12 +147,12 @@ class Worker:
         return engine
 
     def on_load(self, callback: Callable[[AsyncExitStack], Awaitable[None]]) -> None:
-        """Has `callback` awaited once the engine is there, before anybody is told of this worker.
-        It is where what needs the engine is set up; closing the stack must undo it."""
+        """Registers `callback`, awaited once the engine runs and before the worker is registered.
+        It sets up what needs the engine; closing the stack must undo it."""
         self._on_load.append(callback)
 
     def on_new_life(self, callback: Callable[[], None]) -> None:
-        """Has `callback` called when a life ends and another one, in another role, is to begin."""
+        """Registers `callback`, called when an incarnation ends and one in another role begins."""
         self._on_new_life.append(callback)
 
     def component(self, kind: "Callable[[Worker], _Component]") -> _Component:
@@ -175,50 +174,49 @@ class Worker:
 
     @property
     def staleness(self) -> dict[str, float]:
-        """For how many seconds Redis has not answered, by what it is asked for; empty where it is
-        not asked."""
+        """Seconds without an answer of Redis, by what it is asked for; empty without Redis."""
         if self._registration is None or self._publisher is None:
             return {}
         return {"registry": self._registration.staleness, "kv_events": self._publisher.staleness}
 
     @property
     def num_unpublished_events(self) -> int:
-        """KV events that Redis does not know of yet."""
+        """KV events that are not in Redis yet."""
         publisher = self._publisher
         return 0 if publisher is None else publisher.sequence - publisher.published
 
     def pairing(self) -> Pairing:
-        """What another worker must share to exchange blocks with this one."""
+        """Returns the properties that another worker must share to exchange blocks with it."""
         engine = self.engine
         return Pairing(version(), engine.info.fingerprint, engine.layouts)
 
     async def drain(self) -> None:
-        """Takes no new work from now on."""
+        """Stops taking new work, for good."""
         if not self._is_leaving:
             self._is_leaving = True
             logger.info("draining: no new work is taken")
             await self._tell()
 
     async def pause(self) -> None:
-        """Takes no new work until `resume` or `begin_life`."""
+        """Stops taking new work until `resume` or `begin_life`."""
         self._is_paused = True
         await self._tell()
 
     async def resume(self) -> None:
-        """Takes new work again after `pause`, unless it is leaving."""
+        """Resumes taking new work after `pause`, unless it is leaving."""
         self._is_paused = False
         await self._tell()
 
     async def idle(self) -> None:
-        """Waits until there is no call in flight."""
+        """Waits until no call is in flight."""
         while self.num_calls:
             for server in self._servers:
                 await server.wait_idle()
 
     async def begin_life(self, role: Role) -> None:
-        """Takes work in this role after `pause`, under a new epoch. No call may be in flight.
+        """Takes work in `role` after `pause`, under a new epoch. No call may be in flight.
 
-        What is cached stays, and is published anew.
+        Cached blocks stay, and are published again.
         """
         assert self._is_paused, "work may come meanwhile"
         assert self.num_calls == 0, "a call of the life before"
@@ -234,13 +232,13 @@ class Worker:
             await former.stop()
 
     async def _tell(self) -> None:
-        """Says whether new work is welcome, and in which role."""
+        """Publishes readiness and role."""
         if self._registration is not None:
             self._registration.update(self._record())
         await self.server.set_ready(self.is_ready and not self.is_draining)
 
     async def run(self) -> None:
-        """Serves until a signal, drains, and takes everything down. Raises why it could not."""
+        """Serves until a signal, drains and stops. Raises what prevented it from serving."""
         sys.setswitchinterval(SWITCH_INTERVAL)
         keep_freed_memory()
         async with AsyncExitStack() as stack:
@@ -261,7 +259,7 @@ class Worker:
             await serving
 
     async def listen(self, stack: AsyncExitStack) -> None:
-        """Starts the servers, which answer before there is a model. Closing `stack` stops them."""
+        """Starts the servers, which answer before the model is loaded. `stack` stops them."""
         self._metrics_endpoint = await serve_metrics(
             self.settings, self.exposition, self.server, stack
         )
@@ -271,12 +269,12 @@ class Worker:
         stack.push_async_callback(self.channels.close)
 
     async def load(self, stack: AsyncExitStack) -> None:
-        """Loads the model, starts the engine, and makes the worker known. The server has started.
+        """Loads the model, starts the engine, and registers the worker. The server has started.
 
         Closing `stack` undoes it.
         """
         url = self.settings.redis_url
-        # What is wrong with it is told before all else.
+        # A bad URL is reported before the model is loaded.
         redis = connect(url, self.round_trips) if url else None
         loaded = await asyncio.to_thread(
             Engine.from_pretrained,
@@ -313,7 +311,7 @@ class Worker:
 
     def _record(self) -> WorkerRecord:
         engine = self.engine
-        pool = engine.pools[0]  # the one that sees furthest back: it bounds a sequence
+        pool = engine.pools[0]  # the one with the longest window: it bounds a sequence
         return WorkerRecord(
             id=self.id,
             role=self.role,
@@ -345,7 +343,7 @@ class Worker:
 
 
 def _kv_server(settings: WorkerSettings) -> Server | None:
-    """A server for blocks alone, if they are to have a port of their own."""
+    """Returns a server for blocks alone if `kv_port` is set; else None."""
     if settings.kv_port is None:
         return None
     apart = {"port": settings.kv_port, "max_message_bytes": settings.kv_max_message_bytes}

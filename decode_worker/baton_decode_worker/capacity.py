@@ -7,10 +7,10 @@ from baton.errors import OverloadedError
 
 
 def num_blocks_on_arrival(num_tokens: int, num_given: Sequence[int], block_size: int) -> int:
-    """Blocks of a cache group that a request's tokens take: its sequences share them, but for a
-    last block that each of them writes to, and for those of what each was given behind them.
+    """Returns the blocks that a request needs on arrival in one cache group. Its sequences share
+    the blocks of the `num_tokens` prompt tokens, except for a last block that each one writes to.
 
-    Args: num_given: tokens, of each sequence.
+    Args: num_given: for each sequence, the number of output tokens that it arrives with.
     """
     shared = -(-num_tokens // block_size)
     given = sum(-(-(num_tokens + count) // block_size) - shared for count in num_given)
@@ -18,10 +18,10 @@ def num_blocks_on_arrival(num_tokens: int, num_given: Sequence[int], block_size:
 
 
 class Capacity:
-    """Promises over the pool of one cache group, the one that sees furthest back.
+    """Promised blocks in the pool of one cache group, that with the longest window.
 
-    A promise is for the blocks a request arrives with. More may be promised than the pool has,
-    since sequences end; what does not fit yet waits for its blocks. `limit` bounds that queue.
+    A promise covers the blocks that a request arrives with. Promises may exceed the pool, since
+    sequences end; requests that do not fit yet wait for blocks. `limit` (blocks) bounds that queue.
     """
 
     def __init__(self, limit: int) -> None:
@@ -30,7 +30,8 @@ class Capacity:
 
     @contextmanager
     def promise(self, num_blocks: int) -> Iterator[None]:
-        """Room for a request, for the length of the block. Raises `OverloadedError`."""
+        """Promises `num_blocks` for the duration of the `with` block. Raises `OverloadedError` if
+        that exceeds the limit, unless nothing else is promised."""
         if self.num_promised > 0 and self.num_promised + num_blocks > self._limit:
             raise OverloadedError(
                 f"{num_blocks} more KV blocks were asked for and {self.num_promised} of "

@@ -1,4 +1,4 @@
-"""The command `baton decode-worker`."""
+"""Command `baton decode-worker`."""
 
 import typer
 

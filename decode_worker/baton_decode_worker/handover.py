@@ -1,4 +1,4 @@
-"""Requests that run here and may go on elsewhere, with the KV they have."""
+"""Live migration of running requests to another decode worker, with their KV."""
 
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -16,12 +16,12 @@ from baton_kvtransfer.handle import FirstToken
 from baton_kvtransfer.lease import Claim
 from baton_kvtransfer.lease_table import LeaseTable
 
-# A router that had nobody to give a request to is told of the drain again after so many seconds.
+# Seconds after which a router that could not place the request is notified of the drain again.
 REMIND_INTERVAL = 1.0
 
 
 class Departure:
-    """One running request and, once it was told to leave, who may have its blocks."""
+    """Running request that may migrate, with the claim on its blocks after the router's order."""
 
     def __init__(self, stream: SequenceStream, leases: LeaseTable, block_size: int) -> None:
         self._stream = stream
@@ -31,8 +31,8 @@ class Departure:
         self._next_reminder = 0.0
 
     def order(self, claim: Claim) -> None:
-        """Has it stop behind its next token. Raises `AlreadyExistsError` if it was told before, or
-        the lease's id is used."""
+        """Suspends the request after its next token. Raises `AlreadyExistsError` for a second
+        order, or a lease id that is or was in use."""
         if self._claim is not None:
             raise AlreadyExistsError("the request was told before to go on elsewhere")
         self._leases.check_new(claim.lease_id)
@@ -42,9 +42,9 @@ class Departure:
     async def follow(
         self, last: SequenceUpdate, *, drains: bool
     ) -> AsyncIterator[pb.DecodeGenerateResponse]:
-        """What is to be said behind an update of the sequence: of one that has stopped, that its
-        blocks can be fetched, and that they were; of one that runs while the worker drains, that it
-        should leave. Raises what broke the lease."""
+        """Yields responses after an update of the sequence: for a suspended one `suspended`, and
+        `released` after its blocks were fetched; for a running one, if the worker `drains`, a
+        reminder to migrate it. Raises the reason if the lease breaks."""
         if last.finish_reason is FinishReason.SUSPENDED:
             async for response in self._lend(last):
                 yield response
@@ -52,7 +52,7 @@ class Departure:
             yield wire.draining()
 
     def _is_reminder_due(self) -> bool:
-        """Whether to say that it should leave, of which it takes note."""
+        """Returns whether to send a `draining` reminder, and schedules the next one."""
         now = time.monotonic()
         if self._claim is not None or now < self._next_reminder:
             return False
@@ -60,7 +60,7 @@ class Departure:
         return True
 
     async def _lend(self, last: SequenceUpdate) -> AsyncIterator[pb.DecodeGenerateResponse]:
-        """Keeps the blocks of the stopped sequence until its claimant has them; frees none."""
+        """Leases the blocks of the suspended sequence until its claimant has them; frees none."""
         assert self._claim is not None, "stopped without having been told to"
         assert last.token_id is not None, "stopped without a token to go on with"
         extent = BlockRange(last.num_computed_tokens, self._block_size)
@@ -73,7 +73,7 @@ class Departure:
 
 
 class Departures:
-    """The requests that may leave, by id."""
+    """Running requests that may migrate, by id."""
 
     def __init__(self, leases: LeaseTable, block_size: int) -> None:
         self._leases = leases
@@ -82,8 +82,8 @@ class Departures:
 
     @contextmanager
     def open(self, request: EngineRequest, stream: SequenceStream) -> Iterator[Departure | None]:
-        """A request that runs, for the length of the block; None if it has several sequences, which
-        do not leave."""
+        """Registers a running request for the duration of the `with` block. Yields None for one
+        with several sequences, which cannot migrate."""
         if request.params.num_sequences > 1:
             yield None
             return
@@ -95,7 +95,8 @@ class Departures:
             del self._running[request.request_id]
 
     def order(self, request_id: str, claim: Claim) -> None:
-        """Raises `NotFoundError` for one that does not run, and what `Departure.order` does."""
+        """Suspends a request for migration. Raises `NotFoundError` if it does not run, and the
+        errors of `Departure.order`."""
         if request_id not in self._running:
             raise NotFoundError(f"no request {request_id!r} runs here that could be handed over")
         self._running[request_id].order(claim)

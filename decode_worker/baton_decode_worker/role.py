@@ -1,4 +1,4 @@
-"""The decode role of a worker, which the entry point `baton.roles` names."""
+"""Decode role of a worker, registered under the entry point `baton.roles`."""
 
 from baton.v1.decode_pb2_grpc import add_DecodeServicer_to_server
 from baton.worker.roles import WorkerRole

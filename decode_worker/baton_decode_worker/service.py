@@ -1,4 +1,4 @@
-"""Service of the decode role: one call per request."""
+"""gRPC service of the decode role: one call per request."""
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack
@@ -29,15 +29,15 @@ from baton_kvtransfer.exchange.exchange import KvExchange
 from baton_kvtransfer.handle import Handle
 from baton_kvtransfer.wire import claim_of, handle_of
 
-# When the caller sets no deadline.
+# Seconds for a fetch if the caller sets no deadline.
 DEFAULT_TIMEOUT = 600.0
 
 
 class DecodeService(pb_grpc.DecodeServicer):
-    """Continues prompts whose KV another worker computes, or which it computes itself."""
+    """Service that decodes sequences whose prompt's KV it fetches, or computes itself."""
 
     def __init__(self, worker: Worker) -> None:
-        """The worker's settings are `DecodeSettings`."""
+        """`worker`: its settings have to be `DecodeSettings`."""
         assert isinstance(worker.settings, DecodeSettings)
         self._worker = worker
         self._exchange = worker.component(KvExchange)
@@ -56,7 +56,7 @@ class DecodeService(pb_grpc.DecodeServicer):
         return self._capacity.num_promised if self._capacity else 0
 
     def collect(self) -> Iterable[Metric]:
-        """A collector (`baton.serving.telemetry.exposition`)."""
+        """Yields the metrics, as a collector of `baton.serving.telemetry.exposition`."""
         if self._capacity is not None:
             yield gauge(
                 "baton_promised_kv_blocks",
@@ -112,9 +112,9 @@ class DecodeService(pb_grpc.DecodeServicer):
     async def _answer(
         self, stream: SequenceStream, wanted: EngineRequest
     ) -> AsyncIterator[pb.DecodeGenerateResponse]:
-        """The tokens and endings of all sequences: as they come, or ranked once all have ended.
-        Before them, that the prompt is being computed, where it is so here; in place of an ending,
-        that the only sequence goes on elsewhere, or was given back."""
+        """Yields tokens and finish reasons of all sequences: streamed, or ranked after all have
+        ended. Before them, if the prompt is computed here, `prefill_started`; in place of a finish
+        reason, that the only sequence migrated or was preempted."""
         worker, params, gathered = self._worker, wanted.params, []
         is_begun = wanted.kv_source is KvSource.EXTERNAL
         with self._departures.open(wanted, stream) as departure:
@@ -160,7 +160,8 @@ async def _take_over(
     *,
     timeout: float,
 ) -> list[pb.DecodeGenerateResponse]:
-    """Brings the KV in and hands the sequences to the scheduler. Returns what is to be said."""
+    """Fetches the KV and commits it, so that the scheduler runs the sequences. Returns responses
+    for the router. Raises `DataLossError` for a missing or invalid first token."""
     allocation = await stream.allocation()
     token, report = await unless_ended(stream, fetcher.fetch(handle, allocation, timeout))
     ready = wire.kv_ready(report, allocation.num_hit_blocks, engine.work_done)
@@ -173,7 +174,7 @@ async def _take_over(
     if token.token_id >= vocab_size:
         raise DataLossError(f"the transfer brought token {token.token_id} of {vocab_size}")
     stream.commit_external(token.token_id, token.logprob)
-    # The router has the token from where the blocks are from, unless that worker has just died.
+    # Sent again in case the source failed before the router got its token.
     return [ready, wire.first_token(token, wanted.params)]
 
 

@@ -6,7 +6,7 @@ from baton.worker.settings import WorkerSettings
 
 
 class DecodeSettings(WorkerSettings):
-    """Settings of a decode worker."""
+    """Settings of a decode worker, beside those of every worker."""
 
     admit_factor: float = Field(
         4.0,

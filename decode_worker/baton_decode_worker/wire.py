@@ -1,4 +1,4 @@
-"""Requests and responses of the decode service, as messages of `baton.v1`."""
+"""Conversion of the decode service's requests and responses from and to messages of `baton.v1`."""
 
 from collections.abc import Iterator
 
@@ -22,12 +22,12 @@ from baton.worker.wire import (
 )
 from baton_kvtransfer.handle import FirstToken, TransferReport
 
-# A ranked sequence is sent at once; this keeps its messages far below what gRPC takes.
+# A ranked sequence is sent as a whole; this keeps its messages far below gRPC's size limit.
 _TOKENS_PER_MESSAGE = 1024
 
 
 def return_cost(message: pb.DecodeGenerateRequest) -> ReturnCost | None:
-    """Raises `InvalidArgumentError` for less than nothing."""
+    """Returns the return cost, if set. Raises `InvalidArgumentError` for negative seconds."""
     if not message.HasField("return_cost"):
         return None
     cost = message.return_cost
@@ -46,7 +46,7 @@ def _seconds(field: str, duration: Duration) -> float:
 
 
 def outputs(message: pb.DecodeGenerateRequest) -> tuple[tuple[int, ...] | None, ...]:
-    """What each of several sequences has come to; None for one that is complete."""
+    """Returns the output tokens so far of each of several sequences; None for a complete one."""
     return tuple(None if o.is_complete else tuple(o.token_ids) for o in message.outputs)
 
 
@@ -57,7 +57,7 @@ def admitted() -> pb.DecodeGenerateResponse:
 def prefill_is_here(
     num_cached_tokens: int, arrival_time: float, step: StepTimes, done: WorkDone
 ) -> pb.DecodeGenerateResponse:
-    """The prompt is computed here, from this step on."""
+    """Builds the `prefill_started` response of a prompt that this worker computes itself."""
     started = prefill_started(num_cached_tokens, arrival_time, step)
     started.work_done.CopyFrom(work_done_to_message(done))
     return pb.DecodeGenerateResponse(prefill_started=started)
@@ -81,7 +81,7 @@ def kv_ready(
 
 
 def first_token(token: FirstToken, params: SamplingParams) -> pb.DecodeGenerateResponse:
-    """The token that came with the blocks, of the only sequence."""
+    """Builds the response with the only sequence's token that came with the blocks."""
     logprobs = token.logprobs
     tokens = pb.DecodeTokens(
         sequence_index=0,
@@ -113,7 +113,7 @@ def released() -> pb.DecodeGenerateResponse:
 def responses(
     updates: list[SequenceUpdate], params: SamplingParams
 ) -> Iterator[pb.DecodeGenerateResponse]:
-    """Updates of whichever sequences that gathered since the last look."""
+    """Yields the responses for a batch of updates, grouped by sequence."""
     if params.num_sequences == 1:
         yield from _of_sequence(0, updates, params)
         return
@@ -127,7 +127,7 @@ def responses(
 def ranked_responses(
     updates: list[SequenceUpdate], params: SamplingParams
 ) -> Iterator[pb.DecodeGenerateResponse]:
-    """All updates of a request whose sequences have ended: those that are returned, best first."""
+    """Yields the returned sequences of a finished request, best first, from all its updates."""
     for place, of_one in enumerate(ranked(updates, params)):
         for start in range(0, len(of_one), _TOKENS_PER_MESSAGE):
             yield from _of_sequence(place, of_one[start : start + _TOKENS_PER_MESSAGE], params)
@@ -136,8 +136,8 @@ def ranked_responses(
 def _of_sequence(
     index: int, updates: list[SequenceUpdate], params: SamplingParams
 ) -> Iterator[pb.DecodeGenerateResponse]:
-    """Updates of one sequence, as one message of tokens; then its ending, or that it was given
-    back. That it has stopped is no ending, and tells a token once more."""
+    """Yields one message with a sequence's tokens, then its finish reason or `preempted`. Skips a
+    SUSPENDED update, which is no end and repeats a token."""
     if updates[-1].finish_reason is FinishReason.SUSPENDED:
         updates = updates[:-1]
     sampled = [u for u in updates if u.token_id is not None]
@@ -151,7 +151,7 @@ def _of_sequence(
             top_logprobs=top_logprobs_to_messages(
                 [u.logprobs for u in sampled], params.top_logprobs
             ),
-            # The end goes with the token that brings it, so that neither comes without the other.
+            # Sent with the token that ends the sequence, so that neither arrives without the other.
             finish_reason=finish_reason_to_message(sampled[-1].finish_reason),
         )
         yield pb.DecodeGenerateResponse(tokens=tokens)

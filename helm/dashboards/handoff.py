@@ -89,7 +89,7 @@ BOARD = Board(
                         )
                     ],
                     "percentunit",
-                    "Of both pools. What is cached and in use by nobody is free to be used.",
+                    "Of both pools. Cached blocks that are not in use can be reused.",
                     most=1,
                 ),
                 Panel(

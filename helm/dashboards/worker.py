@@ -116,7 +116,7 @@ BOARD = Board(
                 Panel(
                     "KV blocks",
                     [Query(_now("baton_kv_blocks"), f"{_NAME} {{{{state}}}}")],
-                    text="held: in use by sequences or leases. cached: in use by nobody.",
+                    text="held: in use by sequences or leases. cached: not in use.",
                     is_stacked=True,
                 ),
                 Panel(

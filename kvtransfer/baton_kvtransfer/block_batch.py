@@ -1,4 +1,4 @@
-"""Blocks on their way. Knows no transport."""
+"""Block batches in transfer, with their checksums. Independent of the transport."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ class BlockBatch:
     """Adjacent blocks of a sequence in one cache group.
 
     Attributes:
-        group: the cache group.
-        first_block: the index, within the sequence, of the first one.
-        checksums: of each block; empty where the fence alone has to do.
-        payload: their bytes, in pieces; empty where memory is read in place.
-        source_blocks: where they lie in the source's pool, where it is.
+        group: index of the cache group.
+        first_block: index of the first block within the sequence.
+        checksums: xxh3-64 of each block; empty if the fence is the only integrity check.
+        payload: bytes of the blocks, in pieces; empty if the claimant reads the source's memory.
+        source_blocks: block ids in the source's pool, if the claimant reads its memory.
     """
 
     group: int
@@ -27,11 +27,11 @@ class BlockBatch:
 
     @property
     def num_bytes(self) -> int:
-        """Of the payload."""
+        """Size of the payload in bytes."""
         return sum(len(piece) for piece in self.payload)
 
     def count(self, block_bytes: int) -> int:
-        """How many blocks it brings. Raises `DataLossError` for no whole number of them."""
+        """Returns the number of blocks. Raises `DataLossError` for a payload of partial blocks."""
         if self.source_blocks:
             return len(self.source_blocks)
         count, odd = divmod(self.num_bytes, block_bytes)
@@ -42,7 +42,7 @@ class BlockBatch:
         return count
 
     def check_block(self, index: int, checksum: int) -> None:
-        """Raises `DataLossError` unless this is the checksum of its block at `index`."""
+        """Raises `DataLossError` unless the batch's block at `index` has this checksum."""
         if index >= len(self.checksums) or checksum != self.checksums[index]:
             raise DataLossError(
                 f"the checksum of block {self.first_block + index} of group {self.group} is another"
@@ -50,8 +50,8 @@ class BlockBatch:
 
 
 def checksums_of(pieces: "Sequence[memoryview[Any]]", block_bytes: int) -> tuple[int, ...]:
-    """xxh3-64 of each block; each piece holds whole blocks."""
-    import xxhash  # where a GPU is tested there is nothing but what computes
+    """Returns the xxh3-64 of each block; each piece holds whole blocks."""
+    import xxhash  # imported late: the environment of the GPU tests lacks it
 
     return tuple(
         xxhash.xxh3_64_intdigest(
@@ -63,6 +63,6 @@ def checksums_of(pieces: "Sequence[memoryview[Any]]", block_bytes: int) -> tuple
 
 
 def check(run: BlockBatch, pieces: "Sequence[memoryview[Any]]", block_bytes: int) -> None:
-    """Raises `DataLossError` unless the pieces are the blocks of a run."""
+    """Raises `DataLossError` unless the blocks in `pieces` have the checksums of the batch."""
     for index, checksum in enumerate(checksums_of(pieces, block_bytes)):
         run.check_block(index, checksum)

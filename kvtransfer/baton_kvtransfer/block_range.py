@@ -1,5 +1,5 @@
-"""Block range of a sequence that is transferred. Source and claimant derive it alike, so that no
-list of blocks travels.
+"""Block range of a transferred sequence. Source and claimant derive it independently, so that no
+list of blocks is sent.
 """
 
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BlockRange:
-    """The tokens of one handoff, cut into blocks; as many in each cache group."""
+    """Tokens of one handoff, cut into blocks; the same number in each cache group."""
 
     num_tokens: int
     block_size: int
@@ -17,10 +17,9 @@ class BlockRange:
         return -(-self.num_tokens // self.block_size)
 
     def due(self, window: int | None, num_held: int) -> range:
-        """The blocks of one cache group that a claimant needs who holds the leading `num_held`.
-
-        Behind a window that is what the last token sees, since the claimant may compute that token
-        once more; whatever follows it sees no further back.
+        """Returns the blocks of a cache group that a claimant needs if it holds the first
+        `num_held`. With a sliding `window` (tokens) only the blocks that the last token attends to
+        are due: the claimant may compute it again, and later tokens see no further back.
         """
         first = 0 if window is None else max(0, self.num_tokens - window) // self.block_size
         return range(max(first, num_held), self.num_blocks)

@@ -1,14 +1,13 @@
-"""Work on memory that is somebody else's as soon as whoever asked for it has gone."""
+"""Cancellation-safe waiting for work that writes to blocks until it ends."""
 
 import asyncio
 from typing import Any
 
 
 async def ended(work: "asyncio.Future[Any]", within: float | None = None) -> bool:
-    """Waits for work that cannot be called off, however often this is cancelled.
+    """Waits until `work` ends, even if this is cancelled; `work` itself cannot be cancelled.
 
-    `within`: at most so many seconds. Returns whether it has ended; what it came to is whoever
-    waits for it to know, and nobody else.
+    Waits at most `within` seconds. Returns whether it has ended; never raises its error.
     """
     clock = asyncio.get_running_loop().time
     until = None if within is None else clock() + within

@@ -1,4 +1,4 @@
-"""Brings the blocks of a lease into this worker's pools: the claimant's side of a handoff."""
+"""KV transfer client: the claimant fetches the blocks of a lease into its own pools."""
 
 import asyncio
 import time
@@ -30,18 +30,18 @@ from baton_kvtransfer.sources import Choice, Sources
 from baton_kvtransfer.transfer_spans import note_report, transfer_span
 from baton_kvtransfer.wire import connector_values, fetch_request, first_token_of
 
-# A source that cannot say within this how its blocks are to be had is not there.
+# Seconds within which a source has to answer `Describe`; after that it counts as unavailable.
 _DESCRIBE_TIMEOUT = 5.0
 _FETCH = f"/{pb.DESCRIPTOR.services_by_name['KvTransfer'].full_name}/Fetch"
 
 
 class KvFetcher:
-    """Claims leases for one worker, whose pools it is given in the order of their cache groups.
+    """Fetcher of leased blocks into one worker's `pools`, which are in the order of cache groups.
 
-    It keeps what it learns of each source, until `close`.
+    Caches the transport of each source until `close`.
 
     Attributes:
-        meter: counts what it brings.
+        meter: counters of its transfers.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class KvFetcher:
         socket_dir: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`nixl_devices`: of the network, as UCX names them; None for all. `nixl_problem`: why it
-        is not to be used; empty where it may. `socket_dir`: where this host's workers have their
-        sockets; None: without a file."""
+        """`nixl_devices`: network devices as UCX names them; None for all. `nixl_problem`: reason
+        not to use NIXL; empty if it may be used. `socket_dir`: folder of the Unix sockets of this
+        host's workers; None for abstract sockets."""
         self.meter = TransferMeter()
         self._pools = pools
         self._layouts = tuple(pool.layout for pool in pools)
@@ -78,14 +78,14 @@ class KvFetcher:
         )
 
     def close(self) -> None:
-        """Lets go of what it has mapped. Idempotent."""
+        """Unmaps the memory of all sources. Idempotent."""
         self._sources.close()
 
     def check(self, handle: Handle) -> None:
         """Raises `FailedPreconditionError` if the two workers may not pair.
 
-        A handle of a router of before does not say the source's version; its fingerprint, in which
-        the version is bound, does so, and the source itself will check.
+        The handle of an older router lacks the source's version; its fingerprint includes the
+        version, and the source checks again.
         """
         theirs = handle.pairing
         if not theirs.version:
@@ -95,14 +95,14 @@ class KvFetcher:
     async def fetch(
         self, handle: Handle, allocation: ExternalAllocation, timeout: float
     ) -> tuple[FirstToken | None, TransferReport]:
-        """Fills the allocated blocks behind the leading hits, and confirms. Returns the token that
-        follows them, if there is one.
+        """Fetches the blocks after the leading cache hits within `timeout` seconds and confirms the
+        lease. Returns the token that follows them, if there is one, and a report.
 
-        After this returns, and only then, the blocks may be used; after it has ended in any way
-        nothing writes to them any more. Cancelling it ends the lease. Raises `NotFoundError` (the
-        lease is over), `DataLossError` (bytes arrived damaged, out of order or not at all),
-        `DeadlineExceededError`, `FailedPreconditionError`, `UnavailableError` (the source is gone,
-        or the connection to it broken), or whatever else the source says, as the call's error.
+        The blocks may be used only after a return; after a return, error or cancellation nothing
+        writes to them. Cancellation ends the lease. Raises `NotFoundError` (the lease is over),
+        `DataLossError` (bytes damaged, out of order or missing), `DeadlineExceededError`,
+        `FailedPreconditionError`, `UnavailableError` (the source or the connection to it is lost),
+        or any other error of the source as the call's error.
         """
         handoff = Handoff(handle.num_tokens, self._layouts, allocation)
         deadline = self._clock() + timeout
@@ -147,7 +147,7 @@ class KvFetcher:
                 tenant=handle.tenant,
             )
             timeout = self._left(handoff, deadline)
-            # The channel of the fetch may be an old one by now, if certificates have changed.
+            # Asks for the channel again: certificates may have changed since the fetch began.
             stub = pb_grpc.KvTransferStub(self._channel_to(handle.source_endpoint))
             await stub.Confirm(confirmation, timeout=timeout, metadata=outgoing())
         finally:
@@ -165,7 +165,7 @@ class KvFetcher:
         receiver: Receiver,
         integrity: Integrity,
     ) -> None:
-        """Takes what the source sends, to the result."""
+        """Receives manifest and blocks, until the result of the transfer."""
         async for event in call:
             if event is None:
                 raise DataLossError("the transfer brought something that is no event of it")
@@ -186,7 +186,8 @@ class KvFetcher:
         raise DataLossError("the transfer ended without a result")
 
     def _left(self, handoff: Handoff, deadline: float) -> float:
-        """Seconds to the deadline. Past it, the handoff is over."""
+        """Returns the seconds to `deadline`. After it, ends the handoff and raises
+        `DeadlineExceededError`."""
         left = deadline - self._clock()
         if left <= 0:
             handoff.end(ClaimantEvent.TIMED_OUT)
@@ -206,10 +207,8 @@ class KvFetcher:
 
 
 async def _while_open(call: Any, receiving: Coroutine[Any, Any, None]) -> None:
-    """Receives, unless the source is lost meanwhile, which a read of its memory may not notice.
-
-    Raises the call's error then.
-    """
+    """Awaits `receiving`; cancels it and raises the error of `call` if the source is lost, which a
+    read of the source's memory may not notice."""
     lost = asyncio.Event()
     call.add_done_callback(lambda _: lost.set())
     task, losing = asyncio.ensure_future(receiving), asyncio.ensure_future(lost.wait())
@@ -228,7 +227,7 @@ async def _while_open(call: Any, receiving: Coroutine[Any, Any, None]) -> None:
 
 
 def _fetch(channel: grpc.aio.Channel) -> Any:
-    """As the generated stub has it, but for the payload, which is not copied."""
+    """Returns the generated stub's Fetch, with a decoder that does not copy the payload."""
     return channel.unary_stream(
         _FETCH,
         request_serializer=pb.FetchRequest.SerializeToString,

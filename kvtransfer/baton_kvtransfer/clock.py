@@ -1,17 +1,17 @@
-"""The time that leases run by, so that a test can hold it still."""
+"""Clock and timer interfaces for lease timeouts, which tests replace."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
 
 
 class Timer(Protocol):
-    """A callback that is yet to be made."""
+    """Scheduled callback."""
 
     def cancel(self) -> None: ...
 
 
 class Clock(Protocol):
-    """Monotonic seconds. An asyncio event loop is one."""
+    """Monotonic clock, in seconds. An asyncio event loop implements it."""
 
     def time(self) -> float: ...
 

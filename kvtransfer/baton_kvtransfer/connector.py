@@ -1,8 +1,8 @@
-"""The ways in which blocks move, and what each of them has to offer. The seam between them.
+"""Connector interface: the transports by which blocks move, and their integrity checks.
 
-The stream of a Fetch is the same for all: what will come, runs of blocks as they are filled, the
-result. A connector is two objects: a `Sender` beside the source's pools, that makes a run of blocks
-that are filled, and a `Receiver` beside the claimant's, that puts them where they belong.
+Every connector uses the same Fetch stream: manifest, batches of blocks as they are filled, result.
+A connector is two objects: a `Sender` at the source, which builds batches of filled blocks, and a
+`Receiver` at the claimant, which writes them into its pools.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from baton_kvtransfer.block_batch import BlockBatch
 
 
 class Connector(Enum):
-    """`GRPC`: in the stream itself, over any network. `SHM`: read from the source's memory, on the
-    same host. `CUDA_IPC`: the same for the memory of a GPU. `NIXL`: read from the source's memory
-    by whatever the network has for it."""
+    """Transport of blocks. `GRPC`: payload of the stream, over any network. `SHM`: the claimant
+    reads the source's memory on the same host. `CUDA_IPC`: the same for GPU memory. `NIXL`:
+    one-sided reads of the source's memory, over RDMA or TCP."""
 
     GRPC = "grpc"
     SHM = "shm"
@@ -25,17 +25,17 @@ class Connector(Enum):
     CUDA_IPC = "cuda-ipc"
 
 
-# The fence proves that what was read lay there all the while.
+# The fence proves that the blocks kept their content while the claimant read them.
 READS_IN_PLACE = frozenset({Connector.SHM, Connector.NIXL, Connector.CUDA_IPC})
-# And these never pass over a wire on which bits could flip.
+# These never cross a network on which bits could flip.
 _LOCAL = frozenset({Connector.SHM, Connector.CUDA_IPC})
 
 
 class Integrity(Enum):
     """Integrity check of transferred blocks, beside the fence that every handoff has.
 
-    `BY_CONNECTOR`: checksums where bytes cross a wire, none where memory is read in place. Between
-    GPUs none either: what links them has its own, and ours would take each block through the host.
+    `BY_CONNECTOR`: checksums if bytes cross a network, none on one host. NIXL between GPUs needs
+    none either: their links have their own, and ours would copy each block through the host.
     """
 
     CHECKSUMS = "checksums"
@@ -43,9 +43,9 @@ class Integrity(Enum):
     BY_CONNECTOR = "by connector"
 
     def of(self, connector: Connector, *, is_on_gpu: bool = False) -> "Integrity":
-        """What it comes to, for pools in host memory or on a GPU.
+        """Returns the check that `connector` makes, for pools in host memory or on a GPU.
 
-        Raises `FailedPreconditionError` for less than the connector needs.
+        Raises `FailedPreconditionError` for `FENCE` alone if the connector needs checksums.
         """
         reads_in_place = connector in READS_IN_PLACE
         if self is Integrity.FENCE and not reads_in_place:
@@ -59,25 +59,25 @@ class Integrity(Enum):
 
 
 class Sender(Protocol):
-    """Makes runs of the blocks of one source."""
+    """Builder of block batches at a source."""
 
     def max_blocks(self, layout: KvLayout, num_sent: int) -> int:
-        """How many blocks the next run has at most; at least 1.
+        """Returns the maximum number of blocks in the next batch; at least 1.
 
-        `num_sent`: how many have gone, of those of its group that were filled at once.
+        `num_sent`: blocks already sent, of those of its group that were filled at the same time.
         """
 
     async def send(
         self, group: int, first_block: int, block_ids: Sequence[int], pool: KvPool
     ) -> BlockBatch:
-        """A run of filled blocks, that lie in `pool` at `block_ids`. Valid until the next one is
-        asked for, or the lease is over."""
+        """Returns a batch of the filled blocks `block_ids` of `pool`. It is valid until the next
+        call, or until the lease is over."""
 
 
 class Receiver(Protocol):
-    """Takes runs from one source, until `close`. `connector` is how.
+    """Receiver of block batches from one source over `connector`, until `close`.
 
-    `is_open`: whether that is still to be had.
+    `is_open`: whether the source can still be read.
     """
 
     connector: Connector
@@ -86,14 +86,13 @@ class Receiver(Protocol):
     def is_open(self) -> bool: ...
 
     def close(self) -> None:
-        """Lets go of the source once nothing comes from it any more. Idempotent."""
+        """Releases the source's memory after reads in flight have ended. Idempotent."""
 
     async def receive(
         self, run: BlockBatch, pool: KvPool, targets: Sequence[int], integrity: Integrity
     ) -> None:
-        """Puts a run's blocks into `pool` at `targets`, of which it has as many.
+        """Writes a batch into the blocks `targets` of `pool`, which are as many.
 
-        When this has returned or raised, cancelled or not, nothing is being written any more.
-        Raises `DataLossError` for blocks that are not what they should be, or that cannot be
-        checked where they should be.
+        After a return, error or cancellation nothing writes to them. Raises `DataLossError` for
+        blocks that fail their checks, or lack the checksums that `integrity` requires.
         """

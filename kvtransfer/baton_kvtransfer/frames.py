@@ -1,9 +1,8 @@
-"""The events of a Fetch as bytes: `FetchResponse` messages, whose payload is not copied on the way.
+"""Zero-copy codec for the events of a Fetch: `FetchResponse` messages as bytes.
 
-A payload is most of what a worker sends, and a message of protobuf would copy it three times. So
-the bytes of a `BlockRun` are put together by hand, payload last, and taken apart by hand, in
-whatever order the fields are. Anybody who reads or writes the message as it is defined
-understands the other.
+The payload is most of what a worker sends, and protobuf would copy it three times. So `encode`
+writes a `BlockRun` by hand, payload last, and `decode` parses one by hand, with fields in any
+order. Both are compatible with protobuf's own encoding of the message.
 """
 
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ _PAYLOAD = _tag(pb.BlockRun.PAYLOAD_FIELD_NUMBER)
 
 
 def encode(event: pb.FetchResponse | BlockBatch) -> bytes:
-    """One event. The pieces of a payload are read once, into the result."""
+    """Returns one event as bytes. Copies each piece of a payload once, into the result."""
     if isinstance(event, pb.FetchResponse):
         return event.SerializeToString()
     head = pb.BlockRun(
@@ -41,7 +40,7 @@ def encode(event: pb.FetchResponse | BlockBatch) -> bytes:
 
 
 def decode(data: bytes) -> pb.FetchResponse | BlockBatch | None:
-    """One event; a run's payload is a view of `data`. None for what is no event."""
+    """Returns one event, whose payload is a view of `data`; None if `data` is no event."""
     try:
         if data[:1] == bytes([_BLOCKS]):
             start, end = _delimited(data, 1)
@@ -56,8 +55,8 @@ def decode(data: bytes) -> pb.FetchResponse | BlockBatch | None:
 
 
 def _run(data: bytes, start: int) -> BlockBatch:
-    """From the bytes of a `BlockRun`, to the end of `data`. Of several payloads the last counts, as
-    protobuf has it."""
+    """Parses a `BlockRun` from `start` to the end of `data`. The last of several payloads counts,
+    as in protobuf."""
     head, payload = bytearray(), memoryview(b"")
     for tag, begin, value, end in _fields(data, start):
         if tag == _PAYLOAD:
@@ -75,7 +74,8 @@ def _run(data: bytes, start: int) -> BlockBatch:
 
 
 def _fields(data: bytes, position: int) -> Iterator[tuple[int, int, int, int]]:
-    """Tag, and where field, value and what follows begin. Raises `ValueError` or `IndexError`."""
+    """Yields (tag, start of field, start of value, end of field), in bytes. Raises `ValueError` or
+    `IndexError` if `data` is malformed."""
     while position < len(data):
         begin = position
         tag, value = _read_varint(data, position)
@@ -96,7 +96,7 @@ def _fields(data: bytes, position: int) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _delimited(data: bytes, position: int) -> tuple[int, int]:
-    """Where a value with its length before it begins and ends."""
+    """Returns the begin and end of a length-delimited value."""
     length, begin = _read_varint(data, position)
     return begin, begin + length
 
@@ -111,7 +111,7 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """The value and where it ends. Raises `IndexError` where it does not, or `ValueError`."""
+    """Returns the value and its end. Raises `IndexError` if it is cut off, or `ValueError`."""
     value = 0
     for shift in range(0, 70, 7):
         byte = data[position]

@@ -1,6 +1,4 @@
-"""Handle: what a claimant knows and shows to fetch blocks. Plain data; `wire` makes messages of
-it.
-"""
+"""Handle by which a claimant fetches blocks. Plain data; `wire` converts it to a message."""
 
 from dataclasses import dataclass
 
@@ -13,7 +11,7 @@ LEASE_ID_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """Lets one worker claim one lease."""
+    """Handle with which one worker claims one lease."""
 
     source_worker: str
     source_endpoint: str
@@ -28,7 +26,7 @@ class Handle:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """First token of a sequence, chosen by its prefill. `logprobs`: if requested."""
+    """First token after the transferred blocks, chosen by the source. `logprobs`: if requested."""
 
     position: int
     token_id: int
@@ -44,9 +42,9 @@ class TransferReport:
     """Report of one fetch, over all cache groups.
 
     Attributes:
-        exposed_s: from the prefill's end, as seen here, to the fence.
-        connector: how the blocks came.
-        reason: why that way.
+        exposed_s: seconds from the end of the prefill, as the claimant sees it, to the fence.
+        connector: transport of the blocks.
+        reason: reason for that transport.
     """
 
     num_blocks: int

@@ -1,6 +1,6 @@
-"""One handoff as its claimant sees it: what may happen next, and which blocks are due.
+"""Handoff state of a claimant: valid events, and blocks that are due in each cache group.
 
-Knows no transport, and writes no block: it says where a run belongs, or that it belongs nowhere.
+Independent of the transport; writes no block, but returns where a batch belongs or rejects it.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from baton_kvtransfer.lease_machine import CLAIMANT, ClaimantEvent, LeaseAction,
 
 
 class Handoff:
-    """Follows the claimant's table. What may not happen now raises `DataLossError`.
+    """Handoff that follows the table `CLAIMANT`. An event invalid now raises `DataLossError`.
 
     Attributes:
-        generation: from the manifest, to be shown at confirmation.
-        num_blocks, num_bytes: what has come, over all cache groups.
-        first_token: from the result; None where the blocks alone were asked for.
+        generation: generation of the lease, from the manifest; the confirmation must have it.
+        num_blocks, num_bytes: blocks and bytes received, over all cache groups.
+        first_token: from the result; None if only the blocks were requested.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Handoff:
         self._apply(ClaimantEvent.ASKED)
 
     def open(self, generation: int, num_blocks: int) -> None:
-        """The manifest."""
+        """Applies the manifest. Raises `DataLossError` for another number of blocks."""
         if num_blocks != self._extent.num_blocks:
             raise DataLossError(
                 f"the lease has {num_blocks} blocks; {self._extent.num_blocks} were allocated for "
@@ -52,7 +52,8 @@ class Handoff:
         self.generation = generation
 
     def place(self, run: BlockBatch) -> tuple[int, ...]:
-        """Where a run's blocks belong, for whoever stores them. They are due no longer."""
+        """Returns the target blocks of a batch, which the receiver writes. Removes them from due.
+        Raises `DataLossError` unless the batch begins with the next block due."""
         self._apply(ClaimantEvent.BLOCKS)
         if run.group >= len(self._layouts):
             raise DataLossError(
@@ -72,7 +73,7 @@ class Handoff:
         return targets
 
     def complete(self, first_token: FirstToken | None) -> None:
-        """The result. All blocks must have come."""
+        """Applies the result. Raises `DataLossError` if blocks are still due."""
         for group, due in enumerate(self._due):
             if due:
                 raise DataLossError(
@@ -83,14 +84,14 @@ class Handoff:
         self.first_token = first_token
 
     def acknowledge(self) -> FirstToken | None:
-        """The source was holding everything when it was told. The content may be used, and goes on
-        with this token."""
+        """Applies the source's acknowledgement that it still held all blocks: the content may be
+        used. Returns the token that follows it."""
         self._apply(ClaimantEvent.ACKNOWLEDGED)
         self._apply(ClaimantEvent.COMMITTED)
         return self.first_token
 
     def end(self, event: ClaimantEvent) -> bool:
-        """Gives up, for either reason. Whether there was still something to give up."""
+        """Ends the handoff by `TIMED_OUT` or `BROKEN`. Returns False if it was over already."""
         step = CLAIMANT.get((self.state, event))
         if step is None:
             return False

@@ -1,16 +1,15 @@
-"""A worker's promise to a claimant that it will find blocks. Knows no transport.
+"""Lease on the blocks of one sequence: the source keeps them for one claimant.
 
-The worker that computes or has the blocks opens the lease, closes it and frees the blocks; the
-worker it was made for claims it, once. Its states and events are the table of
-`baton_kvtransfer.lease_machine`; this module holds the blocks and the tasks that wait. Everything
-runs on one event loop: a lease that is open stays open until the next await.
+The source worker opens the lease, closes it and frees the blocks; the claimant claims it, once. Its
+states and events are the table of `baton_kvtransfer.lease_machine`; this module holds the blocks
+and the waiting tasks, independent of the transport. Everything runs on one event loop: an open
+lease stays open until the next await.
 
-The fence. A confirmation is accepted only while the lease is `TRANSFERRING`. Until then every block
-that could be read has kept its content: the engine frees the blocks of a prefill, of a suspended
-sequence or of a pin when it is told to, which happens after the lease is over, and it preempts none
-of them; those that a window has passed are not readable; and a table that changes under a claimant
-all the same ends the lease here. So one generation for the lease proves as much as one for each
-block would.
+Fence: a confirmation is accepted only while the lease is `TRANSFERRING`. Until then every readable
+block has kept its content: the engine frees the blocks of a prefill, a suspended sequence or a pin
+on command, which comes after the lease is over, and preempts none of them; blocks that have left a
+sliding window are not readable; and a table that changes under a claimant nevertheless ends the
+lease here. So one generation per lease proves as much as one per block.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Proof that a claimant must show: all of it, or the lease is not found."""
+    """Claim of a lease. All of its fields must match, or the lease is not found."""
 
     lease_id: bytes
     claimant: str
@@ -43,18 +42,18 @@ class Claim:
 
 
 class Lease:
-    """Blocks of one sequence and how far they are filled.
+    """Lease on the blocks of one sequence, with the number of them that are filled.
 
     Attributes:
-        extent: the tokens, and so the blocks, of the whole sequence.
-        generation: unique to this lease in this process; what a confirmation must show.
-        block_ids: per cache group, in the order of the sequence, at least the filled ones;
-            `NULL_BLOCK` where a window has passed.
-        num_filled: the leading blocks that may be read, where there are any.
-        is_complete: all of them may be read.
-        first_token: what follows them, once they are complete; None for cached blocks alone.
-        time_limit: seconds from when it is first complete to when it expires.
-        deadline: that moment, by its clock; None before.
+        extent: block range of the whole sequence.
+        generation: unique to this lease in this process; the confirmation must have it.
+        block_ids: block table per cache group, at least of the filled blocks; `NULL_BLOCK` for
+            blocks that have left a sliding window.
+        num_filled: number of leading blocks that may be read.
+        is_complete: whether all blocks may be read.
+        first_token: token that follows the complete blocks; None for cached blocks alone.
+        time_limit: seconds from the first completion to the expiry.
+        deadline: time of the expiry, by its clock; None before the first completion.
     """
 
     def __init__(
@@ -87,10 +86,11 @@ class Lease:
         """Seconds since it was opened."""
         return self._clock.time() - self._opened
 
-    # What the side that computes says.
+    # Calls of the source.
 
     def advance(self, block_ids: Tables, num_filled: int) -> None:
-        """The first `num_filled` blocks may be read; the tables cover at least those."""
+        """Lets the claimant read the first `num_filled` blocks, which `block_ids` covers. Breaks
+        the lease if a block that may have been read has moved."""
         if self.state not in _FILLING or num_filled < self.num_filled:
             return
         if self.is_claimed and self.num_filled and not self._still_holds(block_ids):
@@ -100,10 +100,9 @@ class Lease:
         self._apply(SourceEvent.FILLED)
 
     def complete(self, first_token: FirstToken | None, free: Callable[[], None]) -> None:
-        """All blocks may be read, as last given, and this is what to continue with, if anything is.
+        """Lets the claimant read all blocks of the last `advance`; `first_token` follows them.
 
-        From now on the blocks are the lease's, until it calls `free`, once; that is at once if the
-        lease is over.
+        The lease then owns the blocks until it calls `free`, once; at once if the lease is over.
         """
         if self.is_over:
             free()
@@ -117,8 +116,8 @@ class Lease:
         self._apply(SourceEvent.COMPLETED)
 
     def retract(self) -> None:
-        """None of its blocks may be read any more; they are freed, and will be computed again.
-        Nobody has claimed it, so nobody has read any."""
+        """Withdraws and frees all blocks, which the source will compute again. The lease must be
+        unclaimed, so that no block has been read."""
         assert not self.is_claimed, "a lease retracted under its claimant"
         if not self.is_over:
             self.block_ids, self.num_filled = (), 0
@@ -126,22 +125,22 @@ class Lease:
             self._apply(SourceEvent.RETRACTED)
 
     def end(self, reason: BatonError) -> None:
-        """Ends the lease unless it is over; whoever waits on it gets `reason`."""
+        """Breaks the lease unless it is over; every task that waits on it gets `reason`."""
         if not self.is_over:
             self._reason = reason
             self._apply(SourceEvent.BROKEN)
 
     def expire_if_due(self) -> None:
-        """Ends the lease if its time limit has passed, whether or not its timer has come round."""
+        """Ends the lease if its time limit has passed, even if its timer has not fired yet."""
         if self.deadline is None or self.is_over or self._clock.time() < self.deadline:
             return
         self._reason = NotFoundError(f"the lease was over after its {self.time_limit:g} s")
         self._apply(SourceEvent.TIMED_OUT)
 
-    # What the claimant says.
+    # Calls of the claimant.
 
     def take(self) -> None:
-        """Its claimant is here. Raises `NotFoundError` if it may not be claimed any more."""
+        """Claims the lease. Raises `NotFoundError` if it is over or already claimed."""
         self.expire_if_due()
         if (self.state, SourceEvent.CLAIMED) not in SOURCE:
             raise no_such_lease()
@@ -149,8 +148,8 @@ class Lease:
         self._apply(SourceEvent.CLAIMED)
 
     def confirm(self, generation: int) -> None:
-        """The claimant holds all blocks: the fence. Raises `NotFoundError` if it comes too late,
-        `FailedPreconditionError` for another generation."""
+        """Confirms that the claimant holds all blocks: the fence. Raises `NotFoundError` if it is
+        late or early, `FailedPreconditionError` for another generation."""
         self.expire_if_due()
         if self.state not in _CLAIMED:
             raise no_such_lease()
@@ -165,13 +164,14 @@ class Lease:
     # Waiting.
 
     async def filled_beyond(self, num_blocks: int) -> None:
-        """Waits until more blocks may be read, or all. Raises the reason if the lease breaks."""
+        """Waits until more than `num_blocks` blocks may be read, or all. Raises the reason if the
+        lease breaks."""
         while self.state in _FILLING and self.num_filled <= num_blocks:
             await self._change()
         self._raise_if_broken()
 
     async def claimed(self) -> None:
-        """Waits until its claimant is here. Raises the reason if the lease breaks before."""
+        """Waits until the claimant has claimed it. Raises the reason if the lease breaks before."""
         while not self.is_claimed and not self.is_over:
             await self._change()
         self._raise_if_broken()
@@ -183,8 +183,8 @@ class Lease:
         self._raise_if_broken()
 
     async def during(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """The result of `work`. Raises the reason if the lease breaks before; `work` has then been
-        cancelled and has ended."""
+        """Returns the result of `work`. If the lease breaks before, cancels `work`, waits for its
+        end and raises the reason."""
         working, ending = asyncio.ensure_future(work), asyncio.ensure_future(self.over())
         try:
             await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -197,9 +197,9 @@ class Lease:
             await asyncio.gather(working, ending, return_exceptions=True)
 
     def _still_holds(self, block_ids: Tables) -> bool:
-        """Whether every block that may have been read is where it was, or has left with a window.
+        """Returns whether each block that may have been read is in place, or has left a window.
 
-        A block that has left too early is noticed by who wants to read it.
+        `_runs` in `service` detects a block that left the window too early.
         """
         return all(
             len(new) >= len(old)
@@ -208,7 +208,7 @@ class Lease:
         )
 
     def _apply(self, event: SourceEvent) -> None:
-        """Takes a step of the table, of which the caller knows that it is there."""
+        """Applies a transition that the caller knows to be in the table."""
         step = SOURCE[self.state, event]
         self.state = step.state
         if self.is_over and self._timer is not None:
@@ -244,6 +244,6 @@ class Lease:
 
 
 def no_such_lease() -> NotFoundError:
-    """One answer for all that is not there, not there any more, or somebody else's, so that ids
-    cannot be probed."""
+    """Returns the same error for an unknown lease, a past one and that of another claimant, so that
+    ids cannot be probed."""
     return NotFoundError("no such lease for this worker, or it is over")

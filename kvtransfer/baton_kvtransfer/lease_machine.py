@@ -2,8 +2,8 @@
 task, no transport.
 
 A row is (state, event) -> (state, actions). An event without a row is invalid in that state: the
-shells (`baton_kvtransfer.lease`, `baton_kvtransfer.client`) refuse it with a typed error, or ignore
-it where it came too late. Every path ends, and every end releases what is held exactly once."""
+shells (`baton_kvtransfer.lease`, `baton_kvtransfer.client`) reject it with a typed error, or ignore
+it if it is late. Every path reaches a final state, which releases blocks exactly once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from enum import Enum, auto
 
 
 class LeaseState(Enum):
-    """State of a handoff. The last three are final; a confirmed one is about to be released.
+    """State of a handoff. The last three are final; `RELEASED` directly follows `CONFIRMED`.
 
     Attributes:
-        CREATED: nothing is computed, nobody has come.
-        COMPUTING: blocks are being filled; on the claimant's side, it has asked for them.
-        READY: all blocks are filled and wait for the claimant; on its side, all have arrived.
-        STREAMING: the claimant is here, and blocks flow while others are still being filled.
-        TRANSFERRING: what is left flows: all blocks are filled.
-        CONFIRMED: the claimant has all of them, unharmed.
-        RELEASED: confirmed, and the source has its blocks back, the claimant has the content.
-        EXPIRED: the time limit passed first.
-        FAILED: one of the two, or what lies between them, gave up.
+        CREATED: no block is computed, and no claimant has connected.
+        COMPUTING: the source fills blocks; on the claimant's side, it has requested them.
+        READY: all blocks are filled and unclaimed; on the claimant's side, all have arrived.
+        STREAMING: the claimant fetches blocks while the source fills others.
+        TRANSFERRING: all blocks are filled, and the claimant fetches the rest.
+        CONFIRMED: the claimant has all blocks intact.
+        RELEASED: confirmed; the source has freed its blocks, the claimant uses the content.
+        EXPIRED: the time limit passed before the confirmation.
+        FAILED: source, claimant or connection failed.
     """
 
     CREATED = auto()
@@ -37,45 +37,45 @@ class LeaseState(Enum):
 
 
 OVER = frozenset({LeaseState.CONFIRMED, LeaseState.RELEASED, LeaseState.EXPIRED, LeaseState.FAILED})
-"""The states in which no block may be read any more."""
+"""States in which the claimant may no longer read any block."""
 
 
 class SourceEvent(Enum):
-    """Event of a lease on the side that computes."""
+    """Event of a lease at the source, which computes the blocks."""
 
     FILLED = auto()  # more blocks may be read
-    COMPLETED = auto()  # all of them may
-    RETRACTED = auto()  # none of them may, for now
-    CLAIMED = auto()  # the claimant is here
-    CONFIRMED = auto()  # the claimant has everything
-    FREED = auto()  # the blocks were given back
+    COMPLETED = auto()  # all blocks may be read
+    RETRACTED = auto()  # no block may be read, until they are computed again
+    CLAIMED = auto()  # the claimant has connected
+    CONFIRMED = auto()  # the claimant has all blocks
+    FREED = auto()  # the blocks are free again
     TIMED_OUT = auto()
-    BROKEN = auto()  # the claimant left, or the computation did
+    BROKEN = auto()  # the claimant disconnected, or the computation failed
 
 
 class ClaimantEvent(Enum):
-    """Event of a handoff on the side that fetches."""
+    """Event of a handoff at the claimant, which fetches the blocks."""
 
     ASKED = auto()
-    MANIFEST = auto()  # the source says what will come
+    MANIFEST = auto()  # the source announced the number of blocks
     BLOCKS = auto()
-    RESULT = auto()  # the source says that all has come
-    ACKNOWLEDGED = auto()  # the source was still holding everything when it was told
-    COMMITTED = auto()  # the content is a sequence's
+    RESULT = auto()  # the source has sent all blocks
+    ACKNOWLEDGED = auto()  # the source still held all blocks when it got the confirmation
+    COMMITTED = auto()  # the content belongs to a sequence
     TIMED_OUT = auto()
     BROKEN = auto()
 
 
 class LeaseAction(Enum):
-    """Action that a transition asks of the shell.
+    """Action that the shell takes on a transition.
 
     Attributes:
-        WAKE: somebody may be waiting for this.
-        FREE: give the blocks back (source).
-        STORE: put what arrived into the allocated blocks (claimant).
-        CONFIRM: ask the source whether it still held everything (claimant).
-        COMMIT: the content may be used (claimant).
-        DISCARD: hang up, and let nothing that arrived be used (claimant).
+        WAKE: wake the tasks that wait for a change.
+        FREE: free the blocks (source).
+        STORE: write the received blocks into the allocated ones (claimant).
+        CONFIRM: ask the source whether it still held all blocks (claimant).
+        COMMIT: let the sequence use the content (claimant).
+        DISCARD: close the call and discard all that arrived (claimant).
     """
 
     WAKE = auto()
@@ -105,7 +105,7 @@ _S, _A = LeaseState, LeaseAction
 def _endings(
     states: tuple[LeaseState, ...], timed_out: Event, broken: Event, *actions: LeaseAction
 ) -> dict[tuple[LeaseState, Event], Step]:
-    """The two ways in which each of these states can end without a confirmation."""
+    """Returns the rows by which each of these states expires or fails without a confirmation."""
     expired, failed = Step(_S.EXPIRED, actions), Step(_S.FAILED, actions)
     return {(s, e): step for s in states for e, step in ((timed_out, expired), (broken, failed))}
 
@@ -134,8 +134,8 @@ SOURCE: Table = {
         _A.WAKE,
     ),
 }
-"""The side that computes the blocks. There is no way back from a claim: a claimant has perhaps read
-what a retraction would take away."""
+"""Transitions of the source, which computes the blocks. A claim is final: the claimant may have
+read blocks that a retraction would free."""
 
 _C = ClaimantEvent
 CLAIMANT: Table = {
@@ -152,4 +152,4 @@ CLAIMANT: Table = {
         _A.DISCARD,
     ),
 }
-"""The side that fetches them. Nothing that arrived is used before the source has acknowledged."""
+"""Transitions of the claimant. No received block is used before the source has acknowledged."""

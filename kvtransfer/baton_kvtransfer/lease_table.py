@@ -1,4 +1,4 @@
-"""All leases of one worker. Knows no transport."""
+"""Lease table of one worker. Independent of the transport."""
 
 import asyncio
 from collections import deque
@@ -12,17 +12,16 @@ from baton_kvtransfer.clock import Clock
 from baton_kvtransfer.lease import Claim, Lease, no_such_lease
 from baton_kvtransfer.lease_machine import LeaseState
 
-# How many ids are remembered after their leases are over, so that none is used a second time.
+# Number of ids remembered after their leases are over, to reject a reused id.
 NUM_REMEMBERED = 16_384
 _DEFAULT_TIME_LIMIT = 60.0
 
 
 class LeaseTable:
-    """The leases that are not over, and the ids of those that were. A claim may come before its
-    lease.
+    """Table of open leases, and of ids of past ones. A claim may arrive before its lease opens.
 
-    A lease is found by all of its claim, so that whoever shows another tenant's or worker's is told
-    the same, and as late, as one who made an id up.
+    Leases are looked up by the whole claim: a claim with the id of another tenant or worker gets
+    the same error, after the same delay, as one with an id that does not exist.
     """
 
     def __init__(
@@ -30,8 +29,8 @@ class LeaseTable:
         time_limit: float = _DEFAULT_TIME_LIMIT,
         clock: Callable[[], Clock] = asyncio.get_running_loop,
     ) -> None:
-        """`time_limit`: seconds from a lease's completion to its confirmation. `clock` is asked for
-        the clock when a lease is opened."""
+        """`time_limit`: seconds from a lease's completion to its confirmation. `clock` returns the
+        clock; it is called when a lease opens."""
         self._time_limit = time_limit
         self._clock = clock
         self._leases: dict[Claim, Lease] = {}
@@ -45,12 +44,12 @@ class LeaseTable:
 
     @property
     def oldest_age(self) -> float:
-        """Seconds since the oldest lease that is not over was opened; 0 where there is none."""
+        """Seconds since the oldest lease that is not over was opened; 0 if there is none."""
         return max((lease.age for lease in self._leases.values()), default=0.0)
 
     @property
     def num_awaited(self) -> int:
-        """Claims that wait for their lease to be opened."""
+        """Number of claims that wait for their lease to open."""
         return len(self._awaited)
 
     @property
@@ -59,15 +58,15 @@ class LeaseTable:
         return any(lease.state is LeaseState.STREAMING for lease in self._leases.values())
 
     def check_new(self, lease_id: bytes) -> None:
-        """Raises `AlreadyExistsError` for an id that is in use or has been."""
+        """Raises `AlreadyExistsError` for an id that is or was in use."""
         if lease_id in self._used:
             raise AlreadyExistsError("a lease with this id is here, or was; an id is used once")
 
     @contextmanager
     def open(self, claim: Claim, extent: BlockRange) -> Iterator[Lease]:
-        """A new lease for the length of the block, after which it is over in any case.
+        """Opens a lease for the duration of the `with` block, after which it is over in any case.
 
-        Raises `AlreadyExistsError` for an id that is in use or has been.
+        Raises `AlreadyExistsError` for an id that is or was in use.
         """
         self.check_new(claim.lease_id)
         generation = next(self._generations)
@@ -86,10 +85,10 @@ class LeaseTable:
 
     @asynccontextmanager
     async def claim(self, claim: Claim, timeout: float) -> AsyncIterator[Lease]:
-        """Claims a lease for the length of the block, waiting up to `timeout` seconds for it to be
-        opened. If the block ends before the lease does, the lease breaks: the claimant is gone.
+        """Claims a lease for the duration of the `with` block; waits up to `timeout` seconds for it
+        to open. If the `with` block ends first, the lease breaks: its claimant is gone.
 
-        Raises `NotFoundError` if it does not come, is over, or was claimed before.
+        Raises `NotFoundError` if it does not open in time, is over, or was claimed before.
         """
         lease = self._leases.get(claim) or await self._wait_for(claim, timeout)
         lease.take()
@@ -99,7 +98,7 @@ class LeaseTable:
             lease.end(UnavailableError("its claimant stopped fetching"))
 
     def confirm(self, claim: Claim, generation: int) -> None:
-        """Releases a lease. Raises `NotFoundError` if there is none to be released,
+        """Confirms and so releases a lease. Raises `NotFoundError` if it is over or unknown,
         `FailedPreconditionError` for another generation."""
         lease = self._leases.get(claim)
         if lease is None:

@@ -1,4 +1,4 @@
-"""Counts what a claimant fetches: how much, how fast, and why it did not come."""
+"""Transfer metrics of a claimant: bytes, durations, and failures by reason."""
 
 import asyncio
 import time
@@ -36,7 +36,7 @@ _REASONS: dict[type[BaseException], Reason] = {
 
 
 class Transfer:
-    """One fetch. `report` is set once it has brought everything."""
+    """One fetch. `report` is set after all of its blocks are confirmed."""
 
     report: TransferReport | None = None
 
@@ -45,10 +45,10 @@ class TransferMeter:
     """Transfer counters of one claimant, since its start.
 
     Attributes:
-        seconds: from asking for the blocks to their confirmation, by connector.
-        exposed: the part of it after the last block was computed, by connector.
-        num_bytes, num_blocks: that were fetched and confirmed, by connector.
-        num_failures: by reason.
+        seconds: seconds from the request for the blocks to their confirmation, by connector.
+        exposed: the part of these seconds after the last block was computed, by connector.
+        num_bytes, num_blocks: bytes and blocks fetched and confirmed, by connector.
+        num_failures: failed transfers by reason.
     """
 
     def __init__(self) -> None:
@@ -60,12 +60,12 @@ class TransferMeter:
 
     @property
     def num_done(self) -> int:
-        """Transfers that were confirmed."""
+        """Number of confirmed transfers."""
         return sum(sum(one.counts) for one in self.seconds.by_labels.values())
 
     @contextmanager
     def transfer(self) -> Iterator[Transfer]:
-        """The block is one fetch, which has failed if it raises."""
+        """Counts the `with` block as one fetch, which has failed if the block raises."""
         began, transfer = time.monotonic(), Transfer()
         try:
             yield transfer
@@ -84,7 +84,7 @@ class TransferMeter:
 
 
 def reason_of(error: BaseException) -> Reason:
-    """Why a fetch has failed, in one of few words."""
+    """Returns the reason for which a fetch failed, as a metric label."""
     if isinstance(error, asyncio.CancelledError):
         return "called_off"
     if isinstance(error, grpc.aio.AioRpcError):

@@ -12,13 +12,13 @@ _NOT_OFFERED = "the other worker does not offer it"
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """Transports of a source; of each that it lacks, the reason.
+    """Transports of a source; for each that it lacks, the reason.
 
     Attributes:
-        epoch: the life of it that says so.
-        door: to its memory, on one host.
-        nixl: its agent.
-        ipc: its memory on a GPU.
+        epoch: incarnation of the source.
+        door: socket that passes the descriptors of its shared memory, on one host.
+        nixl: its NIXL agent.
+        ipc: CUDA IPC handles of its GPU memory.
     """
 
     epoch: int
@@ -38,7 +38,7 @@ def description_to_message(description: Description) -> pb.DescribeResponse:
 
 
 def description_of(message: pb.DescribeResponse) -> Description:
-    """Offers of connectors that this worker does not know are left out."""
+    """Returns the message as plain data; ignores offers of connectors that it does not know."""
     door: HandleEndpoint | str = _NOT_OFFERED
     nixl: NixlOffer | str = _NOT_OFFERED
     ipc: IpcOffer | str = _NOT_OFFERED

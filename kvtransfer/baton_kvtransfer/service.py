@@ -1,4 +1,4 @@
-"""Serves the blocks of this worker's leases: the source's side of a handoff."""
+"""gRPC service `KvTransfer`: the source streams the blocks of its leases to claimants."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from baton_kvtransfer.offers import Description, description_to_message
 from baton_kvtransfer.transfer_spans import sending_span
 from baton_kvtransfer.wire import claim_of, connector_of, first_token_to_message, integrity_of
 
-# How long a Fetch waits for its Prefill.
+# Seconds for which a Fetch waits for its Prefill to open the lease.
 CLAIM_TIMEOUT = 30.0
 _NAME = pb.DESCRIPTOR.services_by_name["KvTransfer"].full_name
 
@@ -37,12 +37,12 @@ Event = pb.FetchResponse | BlockBatch
 
 @dataclass(frozen=True, slots=True)
 class ServedPools:
-    """The pools whose blocks are handed out, one per cache group, and whose they are.
+    """Pools that claimants fetch from, one per cache group, with the transports they offer.
 
     Attributes:
-        door: where they can be read in place; or why they cannot.
-        nixl: their agent; or why they have none.
-        ipc: how their memory on a GPU can be opened; or why it cannot.
+        door: socket that passes the descriptors of shared memory; or the reason for none.
+        nixl: NIXL agent of the pools; or the reason for none.
+        ipc: CUDA IPC handles of the pools; or the reason for none.
     """
 
     pools: Sequence[KvPool]
@@ -54,9 +54,9 @@ class ServedPools:
 
 
 class KvTransferService:
-    """Describe, Fetch and Confirm over one worker's pools and leases.
+    """Service with Describe, Fetch and Confirm over one worker's pools and leases.
 
-    `served` gives the pools, or raises `UnavailableError` while the model is still being loaded.
+    `served` returns the pools, or raises `UnavailableError` while the model is being loaded.
     """
 
     def __init__(self, leases: LeaseTable, served: Callable[[], ServedPools]) -> None:
@@ -92,7 +92,7 @@ class KvTransferService:
 
 
 def add_to_server(service: KvTransferService, server: Any) -> None:
-    """As the generated function has it, but for the payload of a Fetch, which is not copied."""
+    """Adds the service as the generated function does, but does not copy the payload of a Fetch."""
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Describe": grpc.unary_unary_rpc_method_handler(
             service.Describe,
@@ -141,7 +141,7 @@ def _sender(request: pb.FetchRequest, served: ServedPools) -> Sender:
 async def _stream(
     lease: Lease, pools: Sequence[KvPool], sender: Sender, num_held: int
 ) -> AsyncIterator[Event]:
-    """Manifest, blocks as they are filled, result."""
+    """Yields the manifest, blocks as they are filled, and the result."""
     num_blocks = lease.extent.num_blocks
     if num_held > num_blocks:
         raise NotFoundError(f"{num_held} blocks are held of a lease of {num_blocks}")
@@ -164,9 +164,9 @@ async def _stream(
 async def _runs(
     lease: Lease, group: int, pool: KvPool, blocks: range, sender: Sender
 ) -> AsyncIterator[BlockBatch]:
-    """Blocks of the sequence in one cache group, which are filled.
+    """Yields filled blocks of the sequence in one cache group, in batches.
 
-    Each run is made when it is asked for; of a lease that has ended meanwhile none is.
+    Each batch is built when the stream requests it; none is built after the lease has ended.
     """
     start = blocks.start
     while start < blocks.stop and not lease.is_over:

@@ -1,6 +1,6 @@
-"""Choice of a transport for each source: asked once, the fastest that both sides have.
+"""Transport selection for each source: described once, the fastest that both sides support.
 
-Knows no message: it is given what a source says of itself.
+Independent of messages: `describe` returns the source's offers as plain data.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from baton_kvtransfer.offers import Description
 
 Choice = Literal["auto", "grpc", "shm", "nixl", "cuda-ipc"]
 
-# Of those that read the source's memory; `GRPC` is what is left.
+# Connectors that read the source's memory; the fallback is `GRPC`.
 FASTEST_FIRST = (Connector.CUDA_IPC, Connector.SHM, Connector.NIXL)
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ _Source = tuple[str, int]
 
 
 class Sources:
-    """The ways of one worker to others, until `close`."""
+    """Transports from one worker's sources, cached by endpoint and epoch until `close`."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class Sources:
         nixl_problem: str = "",
         socket_dir: str | None = None,
     ) -> None:
-        """`describe` asks the source at an endpoint, also for ways that it opens for whoever asks.
-        `nixl` is closed with this, and not used where `nixl_problem` says why not. `socket_dir`: as
-        of `claimant.attach`."""
+        """`describe` asks the source at an endpoint for its offers, and names the connectors that
+        the source opens only on request. `nixl` is closed with this, and not used if `nixl_problem`
+        has a reason. `socket_dir`: as in `claimant.attach`."""
         self._pools = pools
         self._on_cpu = all(pool.device.type == "cpu" for pool in pools)
         self._choice = choice
@@ -70,10 +70,10 @@ class Sources:
         self._ways: dict[_Source, asyncio.Task[Transport]] = {}
 
     async def way(self, endpoint: str, epoch: int) -> Transport:
-        """The way to a source in one of its lives.
+        """Returns the transport of the source at `endpoint`, in its incarnation `epoch`.
 
-        Raises what `describe` does, and `FailedPreconditionError` if the only way that is allowed
-        does not exist.
+        Raises the errors of `describe`, and `FailedPreconditionError` if the only transport that is
+        allowed is not available.
         """
         if self._choice == "grpc":
             return Transport(PayloadReceiver(), "no other is allowed here")
@@ -86,13 +86,13 @@ class Sources:
         return await asyncio.shield(self._ways[source])
 
     def lost(self, endpoint: str, epoch: int) -> None:
-        """A source could not be reached: what is held of it is let go."""
+        """Closes the transport of a source that could not be reached."""
         way = self._ways.get((endpoint, epoch))
         if way is not None and way.done():
             self._drop((endpoint, epoch))
 
     def close(self) -> None:
-        """Lets go of all of them. Idempotent."""
+        """Closes all transports. Idempotent."""
         for source in tuple(self._ways):
             self._drop(source)
         self._nixl.close()
@@ -104,7 +104,7 @@ class Sources:
         problems: dict[Connector, str] = {}
         for connector in tried:
             try:
-                if described.epoch != epoch:  # as the fetch will be told
+                if described.epoch != epoch:  # the source will reject the fetch for the same reason
                     raise UnavailableError("the other worker has restarted")
                 receiver, reason = await self._attach(connector, source, described)
             except UnavailableError as error:
@@ -121,7 +121,8 @@ class Sources:
     async def _attach(
         self, connector: Connector, source: _Source, described: Description
     ) -> tuple[Receiver, str]:
-        """One way, and why it can be taken. Raises `UnavailableError`, which says why it cannot."""
+        """Opens one transport; returns it with the reason for it. Raises `UnavailableError`, with
+        the reason, if it is not available."""
         if connector is Connector.CUDA_IPC:
             if self._on_cpu:
                 raise UnavailableError("the pools of this worker are in host memory")
@@ -147,13 +148,13 @@ class Sources:
         return Transport(receiver, reason)
 
     def _forget_failed(self, source: _Source, choosing: "asyncio.Task[Transport]") -> None:
-        """The next one asks again, whether or not somebody is still there to be told."""
+        """Removes a choice that failed, so that the next fetch asks the source again."""
         failed = choosing.cancelled() or choosing.exception() is not None
         if failed and self._ways.get(source) is choosing:
             del self._ways[source]
 
     def _forget_others(self, source: _Source) -> None:
-        """An endpoint has one life at a time."""
+        """Drops other epochs of the same endpoint, which has one incarnation at a time."""
         for other in tuple(self._ways):
             if other[0] == source[0] and self._ways[other].done():
                 self._drop(other)
@@ -177,7 +178,7 @@ _Opened = TypeVar("_Opened", bound=Receiver)
 
 
 async def _opened(attach: Callable[[], _Opened]) -> _Opened:
-    """What `attach` opens, in a thread. If nobody waits for it any more, it is closed again."""
+    """Calls `attach` in a thread and returns its receiver; closes it if this is cancelled."""
     opening = asyncio.get_running_loop().run_in_executor(None, attach)
     try:
         return await asyncio.shield(opening)

@@ -10,14 +10,14 @@ from baton_kvtransfer.handle import Handle, TransferReport
 
 
 def transfer_span(handle: Handle, claimant: str) -> AbstractContextManager[Span]:
-    """`kv.transfer`: from the claim of a lease to its confirmation, while its blocks are computed
-    and after."""
+    """Returns the span `kv.transfer`: from the claim of a lease to its confirmation, which includes
+    the wait for blocks that are still being computed."""
     told = {"baton.worker": claimant, "baton.transfer.source": handle.source_worker}
     return stage("kv.transfer", told)
 
 
 def note_report(span: Span, report: TransferReport, num_held: int) -> None:
-    """What the transfer came to."""
+    """Sets the attributes of the completed transfer."""
     span.set_attributes(
         {
             "baton.transfer.connector": report.connector.value,
@@ -30,6 +30,6 @@ def note_report(span: Span, report: TransferReport, num_held: int) -> None:
 
 
 def sending_span(claimant: str, connector: Connector) -> AbstractContextManager[Span]:
-    """`kv.send`, on the side that has the blocks, as part of the claimant's `kv.transfer`."""
+    """Returns the source's span `kv.send`, a child of the claimant's `kv.transfer`."""
     told = {"baton.transfer.claimant": claimant, "baton.transfer.connector": connector.value}
     return stage("kv.send", told)

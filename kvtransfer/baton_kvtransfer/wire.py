@@ -1,4 +1,4 @@
-"""Messages of `baton.v1` to this room's data and back. The only place where the two meet."""
+"""Conversion between messages of `baton.v1` and the plain data of `baton_kvtransfer`."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -58,7 +58,7 @@ def handle_of(message: pb.KvHandle) -> Handle:
 
 
 def hashes_of(joined: bytes, field: str) -> tuple[bytes, ...]:
-    """Chain hashes that came as one. Raises `InvalidArgumentError`."""
+    """Splits joined chain hashes. Raises `InvalidArgumentError` for a partial hash."""
     if len(joined) % _HASH_BYTES:
         raise InvalidArgumentError(
             field, f"has {len(joined)} bytes; must be a multiple of {_HASH_BYTES}"
@@ -96,8 +96,8 @@ def fetch_request(
     connector: Connector = Connector.GRPC,
     integrity: Integrity | None = None,
 ) -> pb.FetchRequest:
-    """`integrity`: what the handle's comes to; None: what the connector calls for. Raises
-    `FailedPreconditionError` if the handle asks for less than the connector needs."""
+    """Builds the request of a Fetch. `integrity` None: that of the handle for this connector.
+    Raises `FailedPreconditionError` if the handle asks for less than the connector needs."""
     integrity = integrity or handle.integrity.of(connector)
     return pb.FetchRequest(
         tenant=handle.tenant,
@@ -114,7 +114,7 @@ def fetch_request(
 
 
 def first_token_to_message(token: FirstToken) -> prefill_pb2.FirstToken:
-    """Of the only sequence. Why it ends with this token, if it does, is left to the caller."""
+    """Returns the message of the only sequence's token; the caller sets a finish reason."""
     logprobs = token.logprobs
     return prefill_pb2.FirstToken(
         sequence_index=0,
@@ -128,7 +128,7 @@ def first_token_to_message(token: FirstToken) -> prefill_pb2.FirstToken:
 
 
 def first_token_of(message: prefill_pb2.PrefillResult) -> FirstToken | None:
-    """None where nothing is chosen yet."""
+    """Returns the token, if any. Raises `FailedPreconditionError` for several sequences."""
     if not message.first_tokens:
         return None
     if len(message.first_tokens) > 1:
@@ -156,6 +156,6 @@ class _Claiming(Protocol):
 
 def claim_of(request: _Claiming) -> Claim:
     lease_id = lease_id_of(request.lease_id)
-    if not request.claimant:  # a prompt that is for no worker has a lease that is for none
+    if not request.claimant:  # a Prefill without a decode worker opens a lease without a claimant
         raise InvalidArgumentError("claimant", "is empty; must be the id of a worker")
     return Claim(lease_id, request.claimant, request.tenant)

@@ -1,4 +1,4 @@
-"""The command `baton prefill-worker`."""
+"""Command `baton prefill-worker`."""
 
 import typer
 

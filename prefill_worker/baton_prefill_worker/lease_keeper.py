@@ -1,9 +1,8 @@
-"""Keeps computed blocks until their decode worker has taken them over.
+"""Lease retention and lease reclaim: keeps computed blocks until their decode worker has them.
 
-Blocks here wait for a decode worker to have room, and blocks there for a prompt to be computed
-here. If both pools are full of what the other side does not come to first, neither would ever move.
-So a lease that nobody has claimed gives way: while prompts whose decode worker is already waiting
-find no blocks, it gives its own back, and computes them again once it is claimed.
+Blocks here wait until a decode worker has free blocks; blocks there wait until a prompt is computed
+here. If both pools are full, that is a deadlock. So an unclaimed lease is reclaimed while prompts
+whose decode worker already waits find no free blocks; its prompt is computed again after a claim.
 """
 
 import asyncio
@@ -20,12 +19,12 @@ from baton_kvtransfer.lease import Lease
 from baton_kvtransfer.lease_machine import LeaseState
 from baton_kvtransfer.lease_table import LeaseTable
 
-# A jam that is no shorter than this is one.
+# Seconds between two checks for a deadlock; found by two in succession, it is one.
 LOOK_INTERVAL = 0.1
 
 
 class Keeper:
-    """Looks after the leases of one worker whose prompts are computed."""
+    """Lease retention of one prefill worker, for leases whose prompts are computed."""
 
     def __init__(self, leases: LeaseTable) -> None:
         self._leases = leases
@@ -38,8 +37,8 @@ class Keeper:
         lease: Lease,
         token: FirstToken,
     ) -> None:
-        """Waits until the claimant has all blocks of `request`, whose lease is complete and frees
-        them. Raises what broke the lease, or `UnavailableError` after the time limit."""
+        """Waits until the claimant has all blocks of `request`; its complete `lease` frees them.
+        Raises the reason if the lease breaks, or `UnavailableError` after the time limit."""
         try:
             if await unless_ended(stream, self._must_give_way(engine, lease)):
                 lease.retract()
@@ -55,7 +54,8 @@ class Keeper:
             ) from error
 
     async def _must_give_way(self, engine: AsyncEngine, lease: Lease) -> bool:
-        """Waits until the lease is claimed (False), or others need its blocks first (True)."""
+        """Waits until the lease is claimed and returns False, or returns True if a deadlock over
+        blocks is found first."""
         jammed_at = None
         while not lease.is_claimed:
             try:
@@ -69,7 +69,7 @@ class Keeper:
         return False
 
     def _is_jammed(self, engine: AsyncEngine) -> bool:
-        """Nothing is computed, though somebody is waiting for it on the other side."""
+        """Returns whether no sequence runs, although some wait here and a claimant for blocks."""
         stats = engine.stats()
         computes = stats.num_running + stats.num_awaiting_kv > 0
         return stats.num_waiting > 0 and not computes and self._leases.has_awaited
@@ -77,7 +77,7 @@ class Keeper:
     async def _compute_again(
         self, engine: AsyncEngine, request: EngineRequest, lease: Lease, token: FirstToken
     ) -> None:
-        """The blocks alone: the token is known, and so is all else that was asked for."""
+        """Computes the blocks again; token and log-probabilities were already sent."""
         params = SamplingParams(max_tokens=request.params.max_tokens)
         again = replace(request, params=params, kv_source=KvSource.LOCAL, num_external_tokens=0)
         with engine.open(again) as stream:

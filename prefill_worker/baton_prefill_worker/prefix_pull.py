@@ -1,4 +1,4 @@
-"""Gets the beginning of a prompt from another worker's cache, instead of computing it."""
+"""Remote prefix fetch: takes a prompt's prefix from another worker's cache, if that is possible."""
 
 import logging
 
@@ -11,20 +11,20 @@ from baton.worker.pairing import Pairing
 from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.handle import LEASE_ID_BYTES, Handle
 
-# Blocks that were not brought within this many seconds are computed.
+# Seconds after which the prefix is computed instead.
 PULL_TIMEOUT = 10.0
 
 logger = logging.getLogger(__name__)
 
 
 def source_of(request: pb.PrefillRequest, pairing: Pairing) -> Handle | None:
-    """What lets this worker claim the beginning of a prompt, or None if it is to be computed."""
+    """Returns the handle of a prompt's leased prefix, or None if this worker has to compute it."""
     source, block_size = request.source, pairing.layouts[0].block_size
     num_tokens = source.num_blocks * block_size
     is_usable = len(source.lease_id) == LEASE_ID_BYTES and 0 < num_tokens < len(request.token_ids)
     if not is_usable or request.sampling.HasField("prompt_logprobs"):
         return None
-    # Whether the two may pair the source says, before anything moves.
+    # Own pairing: the source itself checks it before it sends blocks.
     return Handle(
         source_worker=source.worker,
         source_endpoint=source.endpoint,
@@ -40,13 +40,12 @@ def source_of(request: pb.PrefillRequest, pairing: Pairing) -> Handle | None:
 async def pull(
     stream: SequenceStream, wanted: EngineRequest, fetcher: KvFetcher, source: Handle
 ) -> None:
-    """Has the sequence go on behind the blocks of `source`, or compute them if they do not come.
-
-    Raises what ends the sequence meanwhile, and nothing else.
+    """Fetches the blocks of `source`, after which the sequence continues; if that fails, has the
+    sequence compute them. Raises only an error that ends the sequence meanwhile.
     """
     allocation = await stream.allocation()
     if not allocation.block_ids:
-        return  # they are here by now
+        return  # the prefix is in this worker's cache by now
     if await unless_ended(stream, _fetched(fetcher, source, allocation, wanted)):
         stream.commit_external(None)
     else:

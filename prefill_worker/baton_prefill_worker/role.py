@@ -1,4 +1,4 @@
-"""The prefill role of a worker, which the entry point `baton.roles` names."""
+"""Prefill role of a worker, registered under the entry point `baton.roles`."""
 
 from baton.v1.prefill_pb2_grpc import add_PrefillServicer_to_server
 from baton.worker.roles import WorkerRole

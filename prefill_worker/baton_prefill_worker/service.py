@@ -1,4 +1,4 @@
-"""Service of the prefill role: one call per prompt, as long as its lease."""
+"""gRPC service of the prefill role: one call per prompt, which ends with its lease."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -33,7 +33,7 @@ from baton_prefill_worker.prefix_pull import pull, source_of
 
 
 class PrefillService(pb_grpc.PrefillServicer):
-    """Computes prompts and keeps their blocks under leases."""
+    """Service that computes prompts and keeps their blocks under leases."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -57,7 +57,7 @@ class PrefillService(pb_grpc.PrefillServicer):
         _check_single(wanted)
         grammar = await engine.compile_grammar(wanted.params)
         extent = BlockRange(len(wanted.token_ids), engine.block_size)
-        # The blocks are freed after the lease on them has ended, whatever ends this call.
+        # The blocks are freed after the lease has ended, however this call ends.
         with (
             engine.open(wanted, grammar) as stream,
             request_spans(self._worker.id, wanted, stream),
@@ -80,8 +80,8 @@ class PrefillService(pb_grpc.PrefillServicer):
                         num_scored += len(update.prompt_logprobs)
             assert last is not None
             token = _first_token(last)
-            # A sequence that is complete with its first token has nothing to hand over; its lease
-            # ends with this call.
+            # A sequence that finishes with its first token needs no handoff; its lease ends with
+            # this call.
             goes_on = last.finish_reason is FinishReason.PREFILLED or request.has_several_sequences
             is_handed_over = goes_on and request.decode_worker
             if is_handed_over:
@@ -109,7 +109,7 @@ def _started(update: SequenceUpdate, wanted: EngineRequest, step: StepTimes) -> 
 def _prompt_logprobs(
     position: int, logprobs: tuple[TokenLogprobs, ...], wanted: EngineRequest
 ) -> pb.PrefillResponse:
-    """Of adjacent prompt tokens, from `position` on."""
+    """Returns the log-probabilities of adjacent prompt tokens, the first at `position`."""
     message = inference_pb2.PromptLogprobs(
         position=position,
         logprobs=[p.logprob for p in logprobs],

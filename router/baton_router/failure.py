@@ -5,34 +5,34 @@ from enum import Enum, auto
 from baton.errors import BatonError
 
 Pair = tuple[str, str]
-"""The ids of a prefill and a decode worker."""
+"""Ids of a prefill and a decode worker."""
 
 
 class FailureKind(Enum):
     """Kind of a failed attempt."""
 
     REFUSED = auto()
-    """A worker did not take the request, and said why."""
+    """A worker refused the request, with a reason."""
     LOST = auto()
-    """A worker died, or failed within."""
+    """A worker died, or had an internal error."""
     SILENT = auto()
-    """A worker fell silent, or the way to it is cut. It may be well, and is missed all the same."""
+    """A worker fell silent, or the network to it is cut. It may be healthy, but is unreachable."""
     BROKEN = auto()
-    """Two workers that both answer could not go on together."""
+    """Two workers that both respond could not continue the request together."""
     NOBODY = auto()
-    """No two workers could be asked."""
+    """No workers were available for the attempt."""
     PREEMPTED = auto()
-    """A decode worker gave the request back to make room for others. No failure of anybody."""
+    """A decode worker preempted the request and gave it back. No fault of the worker."""
 
 
-class AttemptFailure(Exception):  # noqa: N818 - what it becomes, another try or an error, is open yet
-    """An attempt that came to nothing.
+class AttemptFailure(Exception):  # noqa: N818 - it may become a retry, not an error
+    """Failure of one attempt at a request.
 
     Attributes:
-        worker: who refused or was lost; empty where that is nobody.
-        pair: the two that were asked.
-        place: how many tokens the attempt had come to when a worker died that was computing it;
-            None: it was not, or nobody knows.
+        worker: the worker that refused or was lost; empty if there is none.
+        pair: the two workers that were called.
+        place: output tokens that the attempt had reached when a worker died that was computing it;
+            None if it was not computing, or the number is unknown.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Metrics of a router, collected when scraped from counters that exist anyway."""
+"""Prometheus metrics of a router, collected on scrape from counters that exist anyway."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -22,7 +22,7 @@ _GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_mode
 
 
 class RouterMetrics:
-    """A collector (`baton.serving.telemetry.exposition`)."""
+    """Prometheus collector of the router (`baton.serving.telemetry.exposition`)."""
 
     def __init__(
         self,
@@ -108,14 +108,14 @@ class RouterMetrics:
         yield counter(
             "baton_placements_total",
             "Decisions where a request runs: handoff from a prefill to a decode worker, decode "
-            "worker alone, or nobody could take it.",
+            "worker alone, or no worker available.",
             {(way,): self._placer.num_placed[way] for way in PLACED},
             ("way",),
         )
         yield counter(
             "baton_setbacks_total",
             "Attempts that came to nothing, of the requests that have ended: refused by a worker, "
-            "worker lost, handoff broken, nobody to be asked, given back by its worker.",
+            "worker lost, handoff broken, no worker available, returned by its worker.",
             {(k.name.lower(),): self._meter.num_failures[k] for k in FailureKind},
             ("kind",),
         )
@@ -155,8 +155,8 @@ class RouterMetrics:
 
 
 class RateLimitMetrics:
-    """Rejections by rate limit and tenant. A tenant has a label of its own if it is `named` in the
-    file of quotas, which bounds the number of labels; the others share "*"."""
+    """Rate limit metrics: rejections by tenant and limit. A tenant has its own label if it is
+    `named` in the file of quotas, which bounds the number of labels; the others share "*"."""
 
     def __init__(self, limits: RateLimits, named: Collection[str]) -> None:
         self._limits = limits

@@ -1,4 +1,4 @@
-"""Router process: its parts, put together and served until a signal."""
+"""Router process: builds its components and serves until a signal."""
 
 import asyncio
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 async def serve(settings: RouterSettings) -> None:
-    """Serves until a signal."""
+    """Serves until a signal. Raises `FailedPreconditionError` without a Redis URL."""
     check_role(settings.tls, ("router",), ROUTER_NAME)
     if settings.redis_url is None:
         raise FailedPreconditionError(
@@ -138,7 +138,7 @@ async def serve(settings: RouterSettings) -> None:
 
 
 def _pages(fleet: Fleet, endpoint: str) -> dict[str, Render]:
-    """Pages beside the metrics, which are served at `endpoint`."""
+    """Returns the pages served beside the metrics at `endpoint`: service discovery."""
     return {TARGETS_PATH: ServiceDiscovery(fleet, endpoint).render}
 
 
@@ -177,7 +177,7 @@ def _http_server(
 
 
 def _recorder(settings: RouterSettings, rules: Rules, stack: AsyncExitStack) -> Recorder | None:
-    """What records placements, if they are to be. Closing the stack writes the rest."""
+    """Returns the placement recorder, if one is configured. Closing the stack flushes it."""
     if settings.record is None:
         return None
     file = RecordFile(Path(settings.record), settings.record_max_bytes, settings.record_files)
@@ -189,7 +189,7 @@ def _recorder(settings: RouterSettings, rules: Rules, stack: AsyncExitStack) -> 
 
 def run(arguments: Sequence[str], program: str) -> None:
     """Runs a router until a signal. `arguments` follow `program` on the command line."""
-    # Of what a message takes here, a sixth is the event loop's own work in asyncio's.
+    # With asyncio's own event loop, the loop takes a sixth of the time per message.
     main(
         RouterSettings,
         "router",

@@ -1,6 +1,5 @@
-"""One request as the router handles it: what was asked, what it may need at most, what is left to
-generate, and its outcome. Plain data; knows nothing of workers, calls or messages but their enums.
-"""
+"""Data of one request in the router: parameters, upper bounds of its demand, remaining work,
+outcome. Knows nothing of workers, calls or messages but their enums."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,11 +18,11 @@ Outputs = Sequence[tuple[int, ...] | None]
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The most that a request may need.
+    """Upper bounds of a request's demand.
 
     Attributes:
-        num_tokens: of its prompt.
-        max_tokens: of each answer.
+        num_tokens: tokens of its prompt.
+        max_tokens: tokens of each answer.
         num_answers: sequences that are returned.
         num_sequences: sequences that are generated for them.
     """
@@ -35,24 +34,24 @@ class Demand:
 
     @property
     def most_tokens(self) -> int:
-        """Prompt tokens, and those of all sequences at `max_tokens` each."""
+        """Tokens of the prompt and of all sequences at `max_tokens` each."""
         return self.num_tokens + self.max_tokens * self.num_sequences
 
     def tokens_with(self, num_output_tokens: int) -> int:
-        """Prompt tokens, and those of all sequences where the answers have `num_output_tokens`
-        between them; sequences that are not returned count as long as those that are."""
+        """Returns the tokens of the prompt and of all sequences if the answers have
+        `num_output_tokens` in total; sequences that are not returned count as long as those that
+        are."""
         return self.num_tokens + num_output_tokens * self.num_sequences // self.num_answers
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A validated request. Its grammar, if it has one, is validated by workers alone.
+    """Validated request. Only workers validate its grammar, if it has one.
 
     Attributes:
         token_ids: the prompt.
-        received: the output that the client has already, of each sequence; empty: none of any.
-        received_endings: why each is complete with it, as far as the client was told; empty: none
-            is.
+        received: output that the client already has, of each sequence; empty: no output of any.
+        received_endings: finish reasons that the client was told with that output; empty: none.
     """
 
     request_id: str
@@ -69,21 +68,21 @@ class Request:
         return Demand(len(self.token_ids), params.max_tokens, params.n, params.num_sequences)
 
     def tokens_with(self, num_output_tokens: int) -> int:
-        """Tokens that this router's workers have computed for it where its answers have
-        `num_output_tokens` between them, those included that the client resumed with."""
+        """Returns the tokens that this router's workers have computed if its answers have
+        `num_output_tokens` in total, including those that the client resumed with."""
         num_received = sum(len(token_ids) for token_ids in self.received)
         return self.demand.tokens_with(num_output_tokens - num_received)
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A request, or the rest of it.
+    """Work that is left of a request: all of it, or the rest.
 
     Attributes:
-        output: of its only sequence, the tokens generated already, behind which it goes on.
-        outputs: the same of each of several sequences, None for one that is complete. Empty where
-            they begin, and where they are ranked: of those nobody knows anything before the end.
-        params: the request's, but for what was told already.
+        output: for a single sequence, the tokens generated so far, after which it resumes.
+        outputs: the same for each of several sequences, None for a complete one. Empty if none has
+            begun, and for ranked sequences, whose tokens are unknown before the end.
+        params: the request's, without what the client has already been sent.
     """
 
     request: Request
@@ -93,26 +92,26 @@ class Work:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """What all its sequences begin with."""
+        """Tokens that all its sequences begin with."""
         return self.request.token_ids + self.output
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that are to be generated."""
+        """Sequences that are left to generate."""
         return self.params.num_sequences - self.outputs.count(None)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all sequences, those that they share counted once."""
+        """Tokens of all sequences, shared ones counted once."""
         return len(self.token_ids) + sum(len(output or ()) for output in self.outputs)
 
 
 def work_of(request: Request, outputs: Outputs = (), *, scored: bool = False) -> Work:
-    """All of a request, or what is left of it behind what its sequences have come to.
+    """Returns all of a request, or the work left after the outputs so far.
 
     Args:
-        outputs: of each sequence, at least one of them not complete; empty: they begin.
-        scored: the prompt's log-probabilities were told.
+        outputs: of each sequence, at least one of them not complete; empty: none has begun.
+        scored: the client has the prompt's log-probabilities.
     """
     params = request.params
     if scored and params.prompt_logprobs is not None:
@@ -128,7 +127,7 @@ class RequestOutcome:
     """Outcome of a request, made once when it ends.
 
     Attributes:
-        finish_reasons: of the sequences that are complete, in their order.
+        finish_reasons: of the complete sequences, by sequence index.
         token_ids: of the same sequences, as they were shown.
         failures: kinds of its failed attempts, in order.
     """
@@ -141,18 +140,17 @@ class RequestOutcome:
 
     @property
     def num_output_tokens(self) -> int:
-        """Of all sequences, as far as they were shown, those included that the client resumed
-        with."""
+        """Tokens of all sequences that were shown, including those that the client resumed with."""
         return self.account.num_output_tokens
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that were computed for it; 0 if no worker has taken it."""
+        """Tokens that were computed for it; 0 if no worker admitted it."""
         if self.account.timings.admitted is None:
             return 0
         return self.request.tokens_with(self.num_output_tokens)
 
     @property
     def first_token_at(self) -> float | None:
-        """When the first token was shown, in monotonic seconds."""
+        """Monotonic seconds when the first token was shown; None if none was."""
         return self.account.timings.first_token

@@ -1,4 +1,4 @@
-"""The router over gRPC: its public face, and its admin service."""
+"""gRPC services of the router: inference and administration."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 _FLUSH_SECONDS = 5.0
 _REQUESTS_LISTED, _MOST_REQUESTS_LISTED = 20, 1000
-# For a worker to drain, where the caller sets no deadline.
+# Seconds for a worker to drain if the caller sets no deadline.
 _SET_ROLE_SECONDS = 600.0
 
 
@@ -43,12 +43,12 @@ _STATES: dict[State, admin_pb2.WorkerState.ValueType] = {
 
 
 class InferenceService(pb_grpc.InferenceServicer):
-    """Text in, tokens out."""
+    """Inference service: text in, tokens out."""
 
     def __init__(
         self, inference: Inference, tenants: Tenants, limits: RateLimits, timeout: float
     ) -> None:
-        """`timeout`: seconds, of a call whose client sets no deadline."""
+        """Limits calls whose client sets no deadline to `timeout` seconds."""
         self._inference = inference
         self._tenants = tenants
         self._limits = limits
@@ -66,7 +66,7 @@ class InferenceService(pb_grpc.InferenceServicer):
         return pb.TokenizeResponse(token_ids=token_ids, text=text)
 
     async def GetModel(self, _request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:
-        self._tenants.of(context)  # who is nobody's is refused
+        self._tenants.of(context)  # raises for an unknown caller
         card = self._inference.card
         return pb.GetModelResponse(
             name=card.name,
@@ -80,7 +80,7 @@ class InferenceService(pb_grpc.InferenceServicer):
 
 
 class RouterAdmin(admin_pb2_grpc.AdminServicer):
-    """Looks after the router, and through it after the cluster."""
+    """Admin service of the router, and through it of the cluster."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Settings of the router: flags = environment = YAML."""
+"""Router settings: flags, environment and YAML file."""
 
 from pathlib import Path
 from typing import Literal, Self
@@ -26,8 +26,8 @@ class RouterSettings(ServingSettings):
     port: int = Field(50051, ge=0, le=65535, description="Port to listen on; 0 takes any free one.")
     admin_host: str | None = Field(
         "127.0.0.1",
-        description="Address to listen on for administration. Whoever reaches it may look after "
-        "the whole cluster.",
+        description="Address to listen on for administration. A client that reaches it can "
+        "operate the whole cluster.",
     )
     admin_port: int = Field(
         50053, ge=0, le=65535, description="Port for administration; 0 takes any free one."
@@ -109,9 +109,9 @@ class RouterSettings(ServingSettings):
     )
     admission: AdmissionName = Field(
         "predicted",
-        description="Who is let in when decode workers are full. predicted: who will find room "
-        "once its prompt is computed. naive: who would find room now. none: everybody, also where "
-        "prefill workers have enough to do.",
+        description="Admission when decode workers are full. predicted: requests that will find "
+        "room once their prompt is computed. naive: requests that find room now. none: all, also "
+        "when prefill workers are saturated.",
     )
     max_waiting: int = Field(
         MAX_WAITING,
@@ -187,11 +187,11 @@ class RouterSettings(ServingSettings):
 
     @property
     def by_token(self) -> tuple[str, ...]:
-        """The services whose clients show no certificate, but a token."""
+        """Services whose clients authenticate by token instead of certificate."""
         return (_INFERENCE,) if self.client_auth == "token" else ()
 
     def tenants(self) -> Tenants:
-        """Raises `FailedPreconditionError` for a file that cannot be read."""
+        """Reads the tenants. Raises `FailedPreconditionError` if the file cannot be read."""
         if self.tenants_file is None:
             return Tenants(share_prefixes=self.share_prefixes)
         return Tenants.read(
@@ -201,7 +201,7 @@ class RouterSettings(ServingSettings):
         )
 
     def all_quotas(self) -> Quotas:
-        """Raises `FailedPreconditionError` for a file that cannot be read."""
+        """Reads the quotas. Raises `FailedPreconditionError` if the file cannot be read."""
         default = Quota(
             requests_per_minute=self.requests_per_minute, tokens_per_minute=self.tokens_per_minute
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Timings:
-    """Moments of one request, in seconds of one monotonic clock; None: did not happen."""
+    """Timings of one request: moments in seconds of one monotonic clock; None: did not happen."""
 
     arrived: float
     admitted: float | None = None
@@ -20,7 +20,7 @@ class Timings:
 
 @dataclass(slots=True)
 class Account:
-    """Tokens, blocks and times of one request so far.
+    """Usage of one request so far: tokens, blocks and timings.
 
     Attributes:
         num_received_tokens: of `num_output_tokens`, those that the client resumed with.
@@ -37,7 +37,7 @@ class Account:
     num_migrations: int = 0
 
     def started(self, queue_seconds: float, elapsed: float, num_cached_tokens: int) -> None:
-        """A prefill began `elapsed` seconds ago; of several, the first one's queue time counts."""
+        """Records a prefill begun `elapsed` seconds ago; only the first one's queue time counts."""
         if self.timings.prefill_queue_s is None:
             self.timings.prefill_queue_s = queue_seconds
             self.timings.prefill_started = time.monotonic() - elapsed
@@ -46,8 +46,8 @@ class Account:
     def handed_over(
         self, exposed_seconds: float, num_blocks: int, num_bytes: int, num_reused_blocks: int
     ) -> None:
-        """The decode worker has the prompt's blocks: `num_blocks` were transferred, and it waited
-        `exposed_seconds` for them after the prompt was computed."""
+        """Records the handoff of the prompt's `num_blocks` transferred blocks, for which the decode
+        worker waited `exposed_seconds` after the prompt was computed."""
         if self.timings.exposed_transfer_s is None:
             self.timings.exposed_transfer_s = exposed_seconds
             self.timings.handed_over = time.monotonic()

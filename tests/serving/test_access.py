@@ -211,7 +211,7 @@ async def test_servers_that_are_not_believed_get_no_call_and_it_is_said_why(tmp_
     write(tmp_path / "other", {"ca": Authority().own})
     tls = tls_of(folder, "client", ROUTER_NAME)
     refusals = {
-        "nobody who is believed here has signed": Tls(
+        "no trusted authority has signed": Tls(
             tmp_path / "other" / "ca.pem", tls.cert, tls.key, ROUTER_NAME
         ),
         "is for another name than it was asked for": tls_of(folder, "client", WORKER_NAME),
@@ -268,7 +268,7 @@ def test_a_process_whose_own_certificate_is_no_good_is_told_so(tmp_path, roleles
         return str(caught.value)
 
     assert "has expired" in refusal(tls_of(folder, "expired"), "router")
-    assert "nobody who trusts" in refusal(tls_of(folder, "stranger"), "router")
+    assert "do not verify" in refusal(tls_of(folder, "stranger"), "router")
     sentence = refusal(tls_of(folder, "prefill"), "decode")
     assert "is for prefill" in sentence
     assert "spiffe://example.org/baton/decode or /baton/worker" in sentence

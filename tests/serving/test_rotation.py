@@ -187,7 +187,7 @@ async def test_files_that_are_no_good_change_nothing_and_that_is_said_once(tmp_p
 def test_files_that_are_no_good_at_first_are_refused(tmp_path):
     authority = Authority()
     write(tmp_path, {"ca": authority.own, "router": Authority().issue("router")})
-    with pytest.raises(FailedPreconditionError, match="nobody who trusts"):
+    with pytest.raises(FailedPreconditionError, match="do not verify"):
         watched(tls_of(tmp_path, "router"))
     with pytest.raises(FailedPreconditionError, match="cannot read"):
         Client(tls=Tls(tmp_path / "nowhere.pem"))

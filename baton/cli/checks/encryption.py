@@ -48,7 +48,7 @@ def _in_the_clear(endpoints: Mapping[str, str]) -> Finding:
     open_ones = sorted({one for one in endpoints.values() if not is_loopback(_host_of(one))})
     if not open_ones:
         return ok("TLS", "there is none, and none is needed: all listen on loopback")
-    text = f"there is none, so whoever is on the way to {', '.join(open_ones)} can read and change"
+    text = f"there is none, so others on the network of {', '.join(open_ones)} can read and change"
     how = "start all with --tls-cert, --tls-key and --tls-ca; `baton certs` makes some to try"
     return note("TLS", f"{text} what is said", how)
 

@@ -1,4 +1,4 @@
-"""Bounds of distributions, in seconds.
+"""Histogram bucket bounds, in seconds.
 
 The first three are those of OpenTelemetry's conventions for generative AI
 (https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-metrics/), so that dashboards made for
@@ -17,7 +17,7 @@ REQUEST_DURATION = (
     *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64),
     *(1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
 )
-# What is a part of the time to first token, or ought to be: from half a millisecond on.
+# Stages that are part of the time to first token: from half a millisecond on.
 STAGE = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),

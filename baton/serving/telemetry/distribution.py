@@ -1,7 +1,7 @@
 """Histograms of frequent values: counted as they occur, rendered when scraped.
 
-A number costs a search in a tuple and two additions. Belongs to one thread, the event loop's, so
-there is no lock. Knows nothing of how it is told.
+An observation costs a binary search in a tuple and two additions. Only the event loop's thread may
+use them, so there is no lock. Independent of the exposition format.
 """
 
 import time
@@ -14,7 +14,7 @@ from opentelemetry import trace
 
 @dataclass(frozen=True, slots=True)
 class Exemplar:
-    """One observation of which a trace is kept.
+    """Observation whose trace is kept.
 
     Attributes:
         trace_id: 32 hexadecimal digits.
@@ -29,13 +29,13 @@ class Exemplar:
 
 
 class Distribution:
-    """Observations by size.
+    """Histogram of observations.
 
     Attributes:
-        bounds: upper ones, ascending; a number belongs to the first that is not below it.
-        counts: of each bound, and at last of what is above all of them.
+        bounds: upper bounds, ascending and inclusive.
+        counts: one for each bound, then one for values above all of them.
         total: the sum of all observations.
-        exemplars: the latest of each count that was part of a sampled trace.
+        exemplars: the latest observation of each count that was part of a sampled trace.
     """
 
     __slots__ = ("bounds", "counts", "exemplars", "total")
@@ -47,7 +47,7 @@ class Distribution:
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        """Counts one, as part of the span that is current."""
+        """Counts an observation, as part of the current span."""
         place = bisect_left(self.bounds, value)
         self.counts[place] += 1
         self.total += value
@@ -58,9 +58,9 @@ class Distribution:
 
 
 class Distributions:
-    """A distribution for each combination of label values, made when it is first needed.
+    """Distributions by label values, each created on first use.
 
-    Whoever names the values sees to it that they are few.
+    Callers must keep the combinations of values few.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
@@ -68,7 +68,7 @@ class Distributions:
         self.by_labels: dict[tuple[str, ...], Distribution] = {}
 
     def at(self, *values: str) -> Distribution:
-        """The one with these label values."""
+        """Returns the distribution of these label values."""
         found = self.by_labels.get(values)
         if found is None:
             found = self.by_labels[values] = Distribution(self._bounds)

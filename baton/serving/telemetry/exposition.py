@@ -1,4 +1,4 @@
-"""All metrics of one process as text, in the format that the asker understands."""
+"""Metrics exposition of one process, in the text format that the scraper accepts."""
 
 import time
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from baton.serving.deadline import Clock
 
-# Who asks again within so many seconds is told the same, so that asking often costs no more.
+# Scrapes within so many seconds get the same text, so that frequent ones cost no more.
 FRESH_SECONDS = 0.1
 
 
@@ -22,25 +22,25 @@ class Collector(Protocol):
 
 
 class Exposition:
-    """The metrics of one process, those of the process itself among them.
+    """Metrics registry of one process, including those of the process itself.
 
-    They are read when somebody asks, from what the process knows anyway. All methods belong to the
+    Collectors are read when scraped, from counters that exist anyway. All methods belong to the
     event loop's thread.
     """
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._registry = CollectorRegistry()
-        self._rendered: dict[str, tuple[float, bytes]] = {}  # when, and what, by content type
+        self._rendered: dict[str, tuple[float, bytes]] = {}  # time and text, by content type
         ProcessCollector(registry=self._registry)
 
     def add(self, collector: Collector) -> None:
-        """Has it asked from now on."""
+        """Registers a collector, read at each scrape from now on."""
         self._registry.register(collector)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The text and its content type. `accept`: the asker's header of that name; OpenMetrics,
-        which alone has exemplars, is for those who name it."""
+        """Returns the text and its content type. `accept`: the scraper's Accept header;
+        OpenMetrics, the only format with exemplars, is for scrapers that name it."""
         encode, content_type = choose_encoder(accept)
         now = self._clock()
         known = self._rendered.get(content_type)

@@ -1,4 +1,4 @@
-"""Numbers as families of metrics, in the words of prometheus_client."""
+"""Metric families of prometheus_client, made of plain numbers."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -15,11 +15,11 @@ from baton.serving.telemetry.distribution import Distribution, Exemplar
 
 Labels = tuple[str, ...]
 Values = float | Mapping[Labels, float]
-"""One number; or, where there are labels, a number for each combination of their values."""
+"""One number; or, with labels, a number for each combination of their values."""
 
 
 def gauge(name: str, text: str, values: Values, labels: Sequence[str] = ()) -> GaugeMetricFamily:
-    """What is so now, and may grow and shrink."""
+    """Returns a gauge: a present value, which may grow and shrink."""
     family = GaugeMetricFamily(name, text, labels=labels)
     for at, value in _by_labels(values).items():
         family.add_metric(at, value)
@@ -29,7 +29,7 @@ def gauge(name: str, text: str, values: Values, labels: Sequence[str] = ()) -> G
 def counter(
     name: str, text: str, values: Values, labels: Sequence[str] = ()
 ) -> CounterMetricFamily:
-    """What has happened since the start. `name` ends in `_total`."""
+    """Returns a counter of events since the start. `name` ends in `_total`."""
     assert name.endswith("_total"), name
     family = CounterMetricFamily(name, text, labels=labels)
     for at, value in _by_labels(values).items():
@@ -43,7 +43,7 @@ def histogram(
     distributions: Distribution | Mapping[Labels, Distribution],
     labels: Sequence[str] = (),
 ) -> HistogramMetricFamily:
-    """How large what has happened since the start was."""
+    """Returns a histogram of values observed since the start."""
     family = HistogramMetricFamily(name, text, labels=labels)
     several = {(): distributions} if isinstance(distributions, Distribution) else distributions
     for at, one in several.items():
@@ -56,7 +56,7 @@ def _by_labels(values: Values) -> Mapping[Labels, float]:
 
 
 def _buckets(one: Distribution) -> list[tuple[str, float] | tuple[str, float, Sampled]]:
-    """Each with all that is below it."""
+    """Returns cumulative buckets, with their exemplars."""
     buckets: list[tuple[str, float] | tuple[str, float, Sampled]] = []
     bounds = [*map(floatToGoString, one.bounds), "+Inf"]
     for bound, count, exemplar in zip(bounds, accumulate(one.counts), one.exemplars, strict=True):

@@ -1,7 +1,7 @@
-"""The trace context of a call, from hop to hop, in the headers of the W3C.
+"""Trace context propagation from hop to hop, in the headers of the W3C.
 
-On the way in by an interceptor for the server. On the way out by `outgoing`, as the metadata of a
-call: a client interceptor would stand between every message of a stream and its reader.
+A server interceptor takes it in; `outgoing` passes it on as metadata of a call, since a client
+interceptor would stand between every message of a stream and its reader.
 """
 
 from collections.abc import AsyncIterator, Iterable
@@ -25,8 +25,8 @@ _SERVICES = "/baton.v1."
 
 
 def outgoing() -> Metadata | None:
-    """The metadata by which what a call is for is part of the present trace. None where that is not
-    sampled: no process but the first one begins a trace, so there is nothing to tell the others."""
+    """Returns the metadata that makes a call part of the current trace. None if that is not
+    sampled: only the first process begins a trace, so the others need not be told."""
     if not is_sampled():
         return None
     headers: dict[str, str] = {}
@@ -35,7 +35,7 @@ def outgoing() -> Metadata | None:
 
 
 def incoming(metadata: Incoming) -> Context:
-    """The context that a call came with; an empty one where it came without."""
+    """Returns the context that a call came with; an empty one if it came without."""
     return propagate.extract(metadata, Context(), _METADATA)
 
 
@@ -53,7 +53,7 @@ _HEADERS = propagate.get_global_textmap().fields
 
 
 class TraceInterceptor(grpc.aio.ServerInterceptor):
-    """Has calls of our services run in the trace that their caller is in; other calls pass."""
+    """Server interceptor that runs calls of Baton's services in their caller's trace."""
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -68,7 +68,7 @@ class TraceInterceptor(grpc.aio.ServerInterceptor):
 
 
 def trace_interceptors() -> list[TraceInterceptor]:
-    """What a server needs for traces: nothing where this process makes none."""
+    """Returns the trace interceptors of a server; none if this process makes no spans."""
     return [TraceInterceptor()] if is_tracing() else []
 
 

@@ -20,7 +20,7 @@ class RoundTrips(Protocol):
 
 
 def redis_metrics(round_trips: RoundTrips, staleness: Mapping[str, float]) -> Iterable[Metric]:
-    """`staleness`: for how many seconds Redis has not answered, by what it is asked for."""
+    """Yields the metrics. `staleness`: seconds without an answer of Redis, by what is asked."""
     numbers = {"answered": round_trips.num_answered, "failed": round_trips.num_failed}
     yield counter(
         "baton_redis_round_trips_total",

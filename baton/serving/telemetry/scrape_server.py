@@ -1,10 +1,9 @@
-"""Serves a process's metrics and its health over HTTP, to whoever comes and however slowly they
-read.
+"""HTTP server for a process's metrics and health checks, bounded against slow clients.
 
-What it holds is bounded: so many connections, each with a request of so many bytes, an answer, and
-so many seconds for both. A new connection takes the place of the oldest one, so that those who read
-nothing cannot keep others out. Runs on the event loop of the process, whose state it is told, and
-waits for nobody.
+The number of connections is limited, and for each of them the bytes of its request, one answer, and
+the seconds for both. A new connection replaces the oldest one, so that clients that read nothing
+cannot keep others out. Runs on the event loop of the process, whose state it reports, and never
+waits for a client.
 """
 
 import asyncio
@@ -19,10 +18,10 @@ MAX_REQUEST_BYTES = 8192
 EXCHANGE_SECONDS = 5.0
 
 Render = Callable[[str], tuple[bytes, str]]
-"""What to answer to who accepts this: the body and its content type."""
+"""Page renderer: returns body and content type for a client's Accept header."""
 
 Check = Callable[[], bool]
-"""Whether something is as it should be."""
+"""Health check: returns True if healthy."""
 
 _BACKLOG = 16
 
@@ -30,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class ScrapeServer:
-    """Some pages to GET, one request a connection."""
+    """HTTP server for GET requests, one per connection."""
 
     def __init__(
         self,
@@ -41,15 +40,15 @@ class ScrapeServer:
         checks: Mapping[str, Check] = MappingProxyType({}),
         exchange_seconds: float = EXCHANGE_SECONDS,
     ) -> None:
-        """`pages` and `checks` are named by their paths; a check is answered with 200 or 503, as
-        Kubernetes' probes want it. `port` 0 takes any free one."""
+        """Serves `pages` and `checks` by their paths; a check is answered with 200 or 503, as
+        Kubernetes' probes expect. `port` 0 takes any free one."""
         self._pages = dict(pages)
         self._checks = checks
         self._host = host
         self._port = port
         self._exchange_seconds = exchange_seconds
         self._server: asyncio.Server | None = None
-        self._open: dict[asyncio.StreamWriter, None] = {}  # the oldest first
+        self._open: dict[asyncio.StreamWriter, None] = {}  # oldest first
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -58,15 +57,15 @@ class ScrapeServer:
 
     @property
     def port(self) -> int:
-        """Where it listens. Valid after `start`."""
+        """Port that the server listens on. Valid after `start`."""
         return self._port
 
     def add(self, pages: Mapping[str, Render]) -> None:
-        """Serves further pages, by path."""
+        """Adds pages, by path."""
         self._pages |= pages
 
     async def start(self) -> int:
-        """Listens and returns the port. Raises `FailedPreconditionError` where it cannot."""
+        """Listens and returns the port. Raises `FailedPreconditionError` if it cannot."""
         try:
             self._server = await asyncio.start_server(
                 self._accept, self._host, self._port, limit=MAX_REQUEST_BYTES, backlog=_BACKLOG
@@ -77,7 +76,7 @@ class ScrapeServer:
         return self._port
 
     async def stop(self) -> None:
-        """Listens no more, and breaks off what is being answered. Idempotent."""
+        """Stops listening, and aborts open connections. Idempotent."""
         if self._server is not None:
             self._server.close()
         for writer in tuple(self._open):
@@ -111,7 +110,7 @@ class ScrapeServer:
         writer.write_eof()
         writer.transport.set_write_buffer_limits(0)
         await writer.drain()
-        while await reader.read(MAX_REQUEST_BYTES):  # to the end: the peer has got all by then
+        while await reader.read(MAX_REQUEST_BYTES):  # to the end: the client has all by then
             pass
 
     def _answer(self, head: bytes) -> bytes:
@@ -137,7 +136,7 @@ class ScrapeServer:
 
 
 def _parsed(head: bytes) -> tuple[str, str, Mapping[str, str]]:
-    """Method, path and headers; empty for what is not there."""
+    """Returns method, path and headers; empty if missing."""
     first, *lines = head.decode("latin-1").split("\r\n")
     method, _, rest = first.partition(" ")
     headers = {}

@@ -1,7 +1,7 @@
-"""HTTP endpoint of a process's metrics, if its settings ask for one, with its health checks.
+"""HTTP endpoint of a process's metrics and health checks, if its settings enable metrics.
 
-Health is gRPC's own on every gRPC port; over HTTP it is for those who have no certificate to show
-there, such as Kubernetes' probes. The paths are those of Kubernetes' own components.
+gRPC health is on every gRPC port; HTTP is for probes that have no certificate to show there, such
+as Kubernetes'. The paths are those of Kubernetes' own components.
 """
 
 import logging
@@ -28,13 +28,13 @@ async def serve_metrics(
     stack: AsyncExitStack,
     pages_of: Callable[[str], Mapping[str, Render]] = lambda _endpoint: {},
 ) -> str:
-    """Serves metrics and the health of `server` over HTTP until `stack` is closed. Returns where
-    other hosts reach them, "host:port"; empty where metrics are turned off.
+    """Serves metrics and the health of `server` over HTTP until `stack` is closed. Returns the
+    address for other hosts, "host:port"; empty if metrics are turned off.
 
     Args:
-        pages_of: returns further pages by path, given that endpoint.
+        pages_of: returns further pages by path, given that address.
 
-    Raises `FailedPreconditionError` where it cannot listen.
+    Raises `FailedPreconditionError` if it cannot listen.
     """
     if not settings.metrics:
         return ""

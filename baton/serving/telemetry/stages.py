@@ -1,6 +1,6 @@
-"""Stages of a request, as spans of the trace that it is in. Free where it is in none.
+"""Stages of a request, as spans of its trace. They cost nothing outside a sampled trace.
 
-Knows nothing of how spans are delivered.
+Independent of the exporter.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ _CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 def is_sampled() -> bool:
-    """Whether what runs now is in a trace that somebody will see."""
+    """Returns whether the current code runs in a sampled trace."""
     return _is_sampled.get()
 
 
 @contextmanager
 def in_context(context: Context) -> Iterator[None]:
-    """What the block does is part of the trace of a context that has come in from elsewhere."""
+    """Runs the block in the trace of `context`, which came from another process."""
     attached = otel_context.attach(context)
     caller = trace.get_current_span(context).get_span_context()
     sampled = _is_sampled.set(caller.trace_flags.sampled)
@@ -48,14 +48,14 @@ def in_context(context: Context) -> Iterator[None]:
 def stage(
     name: str, attributes: Attributes | None = None, links: tuple[Link, ...] = ()
 ) -> AbstractContextManager[Span]:
-    """A span for the length of the block, if the present trace is sampled. What the block raises is
-    told by it; never the text of a request."""
+    """Opens a span for the block, if the current trace is sampled. The span records what the block
+    raises, but never the text of a request."""
     return _stage(name, attributes, links) if is_sampled() else _NOT_TRACED
 
 
 def stage_of_call(name: str) -> AbstractContextManager[Span]:
-    """The same of a call that has come in, which begins a trace where it came without one. Whether
-    it is sampled is decided here, and told by the span; if it is not, nothing below it is."""
+    """Opens the span of an incoming call, and a trace if the call came without one. Sampling is
+    decided here; an unsampled call has no spans below this one."""
     return _stage(name, None, (), SpanKind.SERVER)
 
 
@@ -67,8 +67,8 @@ def past_stage(
     error: BaseException | None = None,
     context: Context | None = None,
 ) -> None:
-    """A span that is over, of the present trace or that of `context`. The moments are those of
-    `time.monotonic`, which on Linux is the clock of `time.perf_counter`."""
+    """Records a finished span of the current trace, or of `context`. `began` and `ended` are
+    moments of `time.monotonic`, which on Linux is the clock of `time.perf_counter`."""
     span = begun_stage(name, began, attributes, context)
     if error is not None:
         failed(span, error)
@@ -78,19 +78,19 @@ def past_stage(
 def begun_stage(
     name: str, began: float, attributes: Attributes | None = None, context: Context | None = None
 ) -> Span:
-    """A span that began at a moment of `time.monotonic`, and that its caller ends at `wall_ns` of
-    another one."""
+    """Starts a span at a moment of `time.monotonic`; the caller ends it at `wall_ns` of a later
+    one."""
     return _tracer.start_span(name, context, attributes=attributes, start_time=wall_ns(began))
 
 
 def wall_ns(moment: float) -> int:
-    """A moment of `time.monotonic`, in nanoseconds since 1970."""
+    """Returns a moment of `time.monotonic` in nanoseconds since 1970."""
     return time.time_ns() - int((time.monotonic() - moment) * 1e9)
 
 
 def failed(span: Span, error: BaseException) -> None:
-    """Has a span tell what ended it. Whoever cancels has no failure, and what is wrong with a
-    request is told by the name of the field alone: its value is the user's."""
+    """Records the error that ended a span. A cancellation is no failure; an invalid request is
+    described by the name of its field alone, since the value is the user's."""
     if not span.is_recording():
         return
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
@@ -123,4 +123,4 @@ def _stage(
         raise
     finally:
         span.end()
-        _is_sampled.set(was_sampled)  # a token would be of use to one task alone
+        _is_sampled.set(was_sampled)  # a token would be valid in one task alone

@@ -1,10 +1,10 @@
 """Trace exporter of a process, as the standard `OTEL_*` variables configure it.
 
-Off unless one of them names an exporter or an endpoint. What is sampled, how spans are batched and
-which headers go with them the SDK reads from its variables itself. Spans wait in a queue that is
-bounded; beyond, they are dropped: nothing that serves ever waits for whoever collects them.
+Off unless one of them names an exporter or an endpoint. The SDK itself reads the variables for
+sampling, batching and headers. Spans wait in a bounded queue and are dropped when it is full:
+serving never waits for the collector.
 
-Knows nothing of what spans tell.
+Independent of what spans contain.
 """
 
 import logging
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SpanExporter
 
-# The last spans of a process may take so many seconds to be delivered; then they are given up.
+# Seconds in which a process may export its last spans; then they are dropped.
 FLUSH_SECONDS = 2.0
 
 _EXPORTER = "OTEL_TRACES_EXPORTER"
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 def exporter_wanted() -> str:
-    """ "otlp", "console" or whatever else is asked for; empty: no spans are to be made."""
+    """Returns "otlp", "console" or another exporter that is asked for; empty: make no spans."""
     if _variable("OTEL_SDK_DISABLED").lower() == "true":
         return ""
     wanted = _variable(_EXPORTER)
@@ -44,16 +44,16 @@ def exporter_wanted() -> str:
 
 
 def is_tracing() -> bool:
-    """Whether spans are made in this process."""
+    """Returns whether this process makes spans."""
     return exporter_wanted() != ""
 
 
 @contextmanager
 def tracing(role: str) -> Iterator[None]:
-    """The process makes spans and delivers them, if it was told to, for the length of the block.
+    """Makes and exports spans for the length of the block, if the environment asks for it.
 
-    To be entered once, in the process itself and not in one that it is forked from: the thread that
-    delivers and the connection to the collector do not survive a fork.
+    Enter it once, in the process itself and not before a fork: the exporter's thread and its
+    connection to the collector do not survive one.
     """
     exporter = _exporter(exporter_wanted())
     if exporter is None:
@@ -68,8 +68,8 @@ def tracing(role: str) -> Iterator[None]:
 
 
 def _exporter(wanted: str) -> "SpanExporter | None":
-    """None where there is none to be had, of which it warns: that is no reason not to serve."""
-    # Loaded where spans are made only: it takes a tenth of a second and some megabytes.
+    """Returns None, with a warning, for an exporter that cannot be had: serving matters more."""
+    # Imported only to make spans: it takes a tenth of a second and some megabytes.
     if wanted == "console":
         from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 
@@ -110,7 +110,7 @@ def _provider(role: str, exporter: "SpanExporter") -> "TracerProvider":
 
 
 def _close(provider: "TracerProvider", exporter: "SpanExporter") -> None:
-    """Delivers what is left, and gives up what nobody takes in time."""
+    """Exports the last spans, and drops those that the collector does not take in time."""
     closing = threading.Thread(target=provider.shutdown, name="traces", daemon=True)
     closing.start()
     closing.join(FLUSH_SECONDS)

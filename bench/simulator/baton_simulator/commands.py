@@ -41,13 +41,13 @@ def simulate(
         ),
     ] = "h200-8b",
     deadlines: Annotated[
-        bool, typer.Option("--deadlines", help="Refuse whose first token would not be in time.")
+        bool, typer.Option("--deadlines", help="Refuse requests that would be late.")
     ] = False,
     admission: Annotated[
         str,
         typer.Option(
-            help="Who is let in by the decode workers' load: none (everybody), naive (by that of "
-            "the moment), predicted (by that at the end of the prefill)."
+            help="Admission by the decode workers' load: none (all requests), naive (load now), "
+            "predicted (load at the end of the prefill)."
         ),
     ] = "none",
     cache_blocks: Annotated[

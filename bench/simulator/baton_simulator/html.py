@@ -65,7 +65,7 @@ def description(study: Study) -> str:
         f"tokens, runs {machine.max_num_seqs} sequences at once and computes "
         f"{machine.max_num_batched_tokens:,} tokens a step. Steps: {machine.steps}. "
         f"Admission: {setup.admission}"
-        f"{'' if setup.ttft_deadline is None else ', and whoever would be late is refused'}. "
+        f"{'' if setup.ttft_deadline is None else ', and late requests are refused'}. "
         f"Goodput counts requests whose first token comes within {objectives.ttft * 1e3:g} ms and "
         f"whose tokens are {objectives.itl * 1e3:g} ms apart in the mean at most."
     )

@@ -40,18 +40,18 @@ class KvExchange:
 
     @property
     def fetcher(self) -> KvFetcher:
-        """Raises `UnavailableError` while the model is being loaded."""
+        """Fetcher of this worker. Raises `UnavailableError` while the model is being loaded."""
         if self._fetcher is None:
             raise UnavailableError(f"worker {self._worker.id} is not ready yet")
         return self._fetcher
 
     @property
     def transfers(self) -> TransferMeter:
-        """Counts what was fetched from other workers; nothing while the model is being loaded."""
+        """Counters of fetches from other workers; all zero while the model is being loaded."""
         return TransferMeter() if self._fetcher is None else self._fetcher.meter
 
     def collect(self) -> Iterable[Metric]:
-        """A collector (`baton.serving.telemetry.exposition`)."""
+        """Yields the metrics, as a collector of `baton.serving.telemetry.exposition`."""
         yield from exchange_metrics(self._worker, self.leases, self.transfers)
 
     def _load(self) -> Mapping[str, int]:
@@ -64,7 +64,7 @@ class KvExchange:
         }
 
     async def _open(self, stack: AsyncExitStack) -> None:
-        """Closing the stack closes the ways, and lets go of other workers' memory."""
+        """Opens the transports. Closing `stack` closes them and unmaps other workers' memory."""
         worker = self._worker
         await self._pools.open(stack)
         fetcher = KvFetcher(

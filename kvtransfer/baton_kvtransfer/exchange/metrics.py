@@ -13,7 +13,7 @@ from baton_kvtransfer.meter import REASONS, TransferMeter
 def exchange_metrics(
     worker: Worker, leases: LeaseTable, transfers: TransferMeter
 ) -> Iterable[Metric]:
-    """Yields the families of leases kept here and of transfers fetched from other workers."""
+    """Yields the metric families of this worker's leases and of its fetches from other workers."""
     role = worker.role
     yield gauge(
         "baton_leases",

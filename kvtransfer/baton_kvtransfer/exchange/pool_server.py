@@ -1,4 +1,4 @@
-"""Pools of a worker as other workers may read them, after its model is loaded."""
+"""Pool server: opens the pools of a worker to other workers after its model is loaded."""
 
 import asyncio
 import dataclasses
@@ -18,14 +18,14 @@ from baton_kvtransfer.service import ServedPools
 
 
 class PoolServer:
-    """The pools of one worker and the ways to them."""
+    """Pools of one worker with the transports that it offers."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._served: ServedPools | None = None
 
     async def open(self, stack: AsyncExitStack) -> None:
-        """Opens the ways. Closing the stack closes them."""
+        """Opens the transports. Closing `stack` closes them."""
         worker = self._worker
         pools = worker.engine.pools
         door: HandleEndpoint | str = "its pools are not in shared memory"
@@ -53,7 +53,7 @@ class PoolServer:
             ) from error
 
     def served(self) -> ServedPools:
-        """Raises `UnavailableError` while the model is being loaded."""
+        """Returns the pools. Raises `UnavailableError` while the model is being loaded."""
         if self._served is None:
             raise UnavailableError(f"worker {self._worker.id} is not ready yet")
         return dataclasses.replace(self._served, epoch=self._worker.epoch)

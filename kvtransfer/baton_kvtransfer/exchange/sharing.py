@@ -1,4 +1,4 @@
-"""Lets other workers have what this one's prefix cache holds: one call per lease."""
+"""gRPC service `KvSharing`: leases cached prefix blocks to other workers, one call per lease."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,12 +15,12 @@ from baton_kvtransfer.lease import Lease
 from baton_kvtransfer.lease_table import LeaseTable
 from baton_kvtransfer.wire import claim_of, hashes_of
 
-# How often it is looked whether somebody here needs the blocks of a lease that nobody has claimed.
+# Seconds between two checks whether sequences here need the blocks of an unclaimed lease.
 LOOK_INTERVAL = 0.1
 
 
 class SharingService(pb_grpc.KvSharingServicer):
-    """Keeps cached blocks under leases. Nothing is computed for one, so it is complete at once."""
+    """Prefix leases on cached blocks. A lease is complete at once, since no block is computed."""
 
     def __init__(self, worker: Worker, leases: LeaseTable) -> None:
         self._worker = worker
@@ -33,7 +33,7 @@ class SharingService(pb_grpc.KvSharingServicer):
         claim = claim_of(request)
         hashes = hashes_of(request.block_hashes, "block_hashes")
         engine = self._worker.engine_for_new_work()
-        # The blocks are given back after the lease on them has ended, whatever ends this call.
+        # The blocks are unpinned after the lease has ended, however this call ends.
         async with engine.pinned(f"lease {next(self._names)}", hashes) as tables:
             num_blocks, block_size = len(tables[0]), engine.block_size
             if not num_blocks:
@@ -47,11 +47,11 @@ class SharingService(pb_grpc.KvSharingServicer):
 
 
 async def _until_released(lease: Lease, engine: AsyncEngine) -> None:
-    """Waits until the claimant has the blocks. Raises what broke the lease.
+    """Waits until the claimant has the blocks. Raises the reason if the lease breaks.
 
-    Whoever is to claim them may be waiting for blocks of its own, and perhaps for those that
-    somebody waiting here holds there. So while nothing runs here and something waits, a lease that
-    nobody has claimed gives way: its claimant can compute what it would have fetched.
+    The claimant may itself wait for blocks, even for ones that a sequence waiting here holds there:
+    a deadlock. So an unclaimed lease is reclaimed while sequences wait here and none runs, with
+    `NotFoundError`: its claimant can compute the blocks instead.
     """
     while not lease.is_claimed:
         try:

@@ -1,12 +1,11 @@
 """Admission queue: weighted-fair across tenants; rejects requests that cannot meet their deadline.
 Pure.
 
-A request that comes is told at once if it cannot get its first token before its deadline, or if
-too many wait already, with the time after which asking again is worthwhile. Otherwise it goes when
-it is its turn, there is room for it, and its tenant's allowance lets it; unless it has waited for
-so long by then that its first token would come too late, for those behind it can still be served in
-time. Knows nothing of workers: what would become of a request is forecast by the one who knows
-them. Nor how time passes, so that the router and the simulator have it in common.
+A new request is rejected immediately, with a retry-after, if its first token would miss its
+deadline or the queue is full. Otherwise the queue admits it in fair order, once its forecast shows
+capacity and its tenant's quota allows it. A request whose first token would by then be too late is
+rejected, since the requests after it can still be served in time. Forecasts come from a
+`Forecaster` and the time from a clock, so that the router and the simulator share this code.
 """
 
 import time
@@ -22,8 +21,8 @@ from baton_router.placement.decision import Decision
 
 MAX_WAITING = 1024
 LOOK_SECONDS = 0.05
-"""Room appears with no word of it where a worker comes back, say: so often is looked while somebody
-waits."""
+"""Polling interval while requests are queued: some free capacity is not announced, for example
+that of a worker that has recovered."""
 
 _LEAST_RETRY_SECONDS = 0.1
 
@@ -36,10 +35,10 @@ class Forecast:
     """Forecast for a request if it were admitted now.
 
     Attributes:
-        has_room: it would find room, at the end of its prefill as well.
-        ttft_seconds: until its first token.
-        drain_seconds: until there is room for it; 0 where there is.
-        decision: where it would be placed; None where that made no difference.
+        has_room: whether workers have capacity for it, also at the end of its prefill.
+        ttft_seconds: seconds until its first token.
+        drain_seconds: seconds until workers have capacity for it; 0 if they have.
+        decision: its placement decision; None if the forecast did not depend on one.
     """
 
     has_room: bool
@@ -61,11 +60,11 @@ class Forecaster(Protocol[_T]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueuedRequest(Generic[T]):
-    """A request that waits.
+    """Queued request.
 
     Attributes:
-        expires: when its first token must have come, in seconds of the clock.
-        decision: about its placement, when it came.
+        expires: deadline of its first token, in seconds of the clock.
+        decision: placement decision made when it arrived.
     """
 
     request: T
@@ -75,11 +74,11 @@ class QueuedRequest(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class AdmissionResult(Generic[T]):
-    """A request that waits no more.
+    """Result of admission for a request that left the queue.
 
     Attributes:
-        forecast: as it goes.
-        refusal: why it does not go; None if it does.
+        forecast: forecast at that time.
+        refusal: error with which it is rejected; None if it is admitted.
     """
 
     request: T
@@ -88,10 +87,10 @@ class AdmissionResult(Generic[T]):
 
 
 class AdmissionQueue(Generic[T]):
-    """All that wait at one router.
+    """Admission queue of one router.
 
     Args:
-        max_waiting: requests; more are refused.
+        max_waiting: maximum number of queued requests; more are rejected.
     """
 
     def __init__(
@@ -112,15 +111,15 @@ class AdmissionQueue(Generic[T]):
 
     @property
     def num_tokens(self) -> int:
-        """Of the prompts of all that wait."""
+        """Prompt tokens of all queued requests."""
         return self._queue.num_tokens
 
     def join(
         self, request: T, *, tenant: str, priority: int, num_tokens: int, seconds_left: float
     ) -> Waiting[QueuedRequest[T]]:
-        """Has a request of so many prompt tokens wait for its turn.
+        """Queues a request with `num_tokens` prompt tokens.
 
-        Raises `OverloadedError` if its first token would not come in the seconds that are left.
+        Raises `OverloadedError` if the queue is full or the first token would miss `seconds_left`.
         """
         is_full = len(self._queue) >= self._max_waiting
         decision = None
@@ -130,11 +129,12 @@ class AdmissionQueue(Generic[T]):
         return self._queue.push(asking, tenant=tenant, priority=priority, num_tokens=num_tokens)
 
     def next(self, has_gone: Callable[[T], bool] = lambda _: False) -> AdmissionResult[T] | None:
-        """Takes out whoever may go now, whose allowance is then used, or need not wait any more;
-        None if there is nobody.
+        """Removes and returns the next request to admit, charging its tenant's quota, or to reject.
+
+        Returns None if no request may leave the queue now.
 
         Args:
-            has_gone: who waits no more, and is not removed yet.
+            has_gone: tells a request that no longer waits but was not removed yet; it is skipped.
         """
         waiting = self._queue.pop(self._quotas.may_go)
         while waiting is not None and has_gone(waiting.item.request):
@@ -156,11 +156,11 @@ class AdmissionQueue(Generic[T]):
         return AdmissionResult(request, forecast)
 
     def remove(self, waiting: Waiting[QueuedRequest[T]]) -> None:
-        """It waits no more; nothing if it has gone."""
+        """Removes a queued request; does nothing if it has left the queue."""
         self._queue.remove(waiting)
 
     def leave(self, tenant: str, num_output_tokens: int) -> None:
-        """One that was taken out has ended."""
+        """Releases the quota of an admitted request that has ended."""
         self._quotas.leave(tenant, num_output_tokens)
 
     def _check_worthwhile(
@@ -182,7 +182,7 @@ class AdmissionQueue(Generic[T]):
 
 
 def expired() -> DeadlineExceededError:
-    """What is said of a request whose time has run out before its turn came."""
+    """Returns the error of a request whose deadline passed before its admission."""
     return DeadlineExceededError("the request's deadline has passed while it waited for room")
 
 

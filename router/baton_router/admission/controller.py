@@ -22,25 +22,25 @@ from baton_router.request import Request, RequestOutcome
 
 
 class InFlightForecasts(Forecaster[Request], Protocol):
-    """Forecaster that is told which requests are in flight."""
+    """Forecaster that tracks which requests are in flight."""
 
     def begin(self, request: Request, forecast: Forecast, /) -> None:
-        """The request is in flight from now on."""
+        """Counts the request as in flight."""
 
     def end(
         self, request: Request, num_output_tokens: int, first_token_at: float | None, /
     ) -> None:
-        """The request is not in flight any more."""
+        """Stops counting the request as in flight."""
 
 
 _Admission = asyncio.Future[Forecast]
 
 
 class AdmissionController:
-    """All requests of one router go through it.
+    """Admission controller of one router, which every request passes.
 
     Args:
-        max_waiting: requests; more are refused.
+        max_waiting: maximum number of queued requests; the queue rejects more.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class AdmissionController:
         self._forecasts = forecasts
         self._queue: AdmissionQueue[Request] = AdmissionQueue(quotas, forecasts, max_waiting)
         self._pending: dict[int, _Admission] = {}  # of queued requests
-        self._is_passing = False  # an admitted request is not placed yet
+        self._is_passing = False  # an admitted request has not been placed yet
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -58,18 +58,16 @@ class AdmissionController:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Of the prompts of all that wait."""
+        """Prompt tokens of all queued requests."""
         return self._queue.num_tokens
 
     async def admit(self, request: Request, tenant: str, deadline: Deadline) -> Decision | None:
-        """Waits until the request is admitted; `end` ends that. Returns the decision about its
-        placement that it was admitted by, None where none was needed.
+        """Waits until the request is admitted; the caller must report its end with `end`.
 
-        The request must be placed before anything else is awaited, or the next one is admitted to
-        the same room.
-
-        Raises `OverloadedError` if it cannot be served in time, `DeadlineExceededError` if time ran
-        out all the same.
+        Returns the placement decision that admission used, or None if it needed none. The caller
+        must place the request before it awaits anything, or the next one is admitted to the same
+        capacity. Raises `OverloadedError` if the request cannot be served in time, and
+        `DeadlineExceededError` if `deadline` expires while it waits.
         """
         with stage("admit", {"baton.worker": "router"}):
             forecast = await self._wait(request, tenant, deadline)
@@ -77,7 +75,7 @@ class AdmissionController:
         return forecast.decision
 
     def end(self, outcome: RequestOutcome) -> None:
-        """A request that was admitted has ended."""
+        """Releases the quota of an admitted request that has ended, and admits the next one."""
         request, num_output_tokens = outcome.request, outcome.num_output_tokens
         self._forecasts.end(request, num_output_tokens, outcome.first_token_at)
         self._queue.leave(request.tenant.name, num_output_tokens)
@@ -90,9 +88,9 @@ class AdmissionController:
             admission.set_exception(error)
 
     def look(self) -> None:
-        """Admits the next queued request that may go; to be called when room may have appeared.
+        """Admits the next eligible request; callers call it when capacity may have become free.
 
-        One at a time: the next is looked at after the one before has been placed.
+        Admits one at a time: the next is considered after the previous one has been placed.
         """
         if self._is_passing:
             return
@@ -134,10 +132,10 @@ class AdmissionController:
 
     def _passed(self) -> None:
         self._is_passing = False
-        asyncio.get_running_loop().call_soon(self.look)  # after this task has placed its request
+        asyncio.get_running_loop().call_soon(self.look)  # runs after this task placed its request
 
     def _give_up(self, waiting: Waiting[QueuedRequest[Request]], admission: _Admission) -> None:
-        """Removes a request whose caller has gone, whether it was admitted meanwhile or not."""
+        """Removes a request whose caller was cancelled or timed out, admitted meanwhile or not."""
         if _was_admitted(admission):
             self._queue.leave(waiting.tenant, 0)
             self._passed()

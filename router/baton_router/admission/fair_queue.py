@@ -1,10 +1,10 @@
 """Weighted fair queue: priority classes in order, tenants by weighted shares of tokens.
 
-Deficit round robin (Shreedhar and Varghese, 1995): tenants of a class take turns, each turn is
-worth `quantum` times the tenant's weight in tokens, and what a turn leaves over is kept while the
-tenant has more that waits. So over time waiting tenants get tokens in the proportion of their
-weights, however long each one's requests are, at a constant cost per request. Within a tenant it is
-first come, first served. Awaits nothing, and knows nothing of workers.
+Deficit round robin (Shreedhar and Varghese, 1995): tenants of a class take turns, and each turn
+adds `quantum` times the tenant's weight, in tokens, to the tenant's deficit; the rest is kept while
+the tenant has queued requests. So over time waiting tenants get tokens in proportion to their
+weights, however long their requests are, at constant cost per request. Within a tenant: first come,
+first served. Awaits nothing; independent of workers.
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-# About a prompt, so that a turn is a request or two.
+# About the length of a prompt, so that a turn admits one or two requests.
 QUANTUM_TOKENS = 1024
 
 T = TypeVar("T")
@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Waiting(Generic[T]):
-    """An item in the queue; `FairQueue.remove` takes it.
+    """Queued item; the argument of `FairQueue.remove` and `FairQueue.put_back`.
 
     Attributes:
-        num_tokens: what it counts against its tenant's share.
+        num_tokens: tokens that it takes from its tenant's share.
     """
 
     item: T
@@ -34,11 +34,11 @@ class Waiting(Generic[T]):
 
 @dataclass(slots=True)
 class _Line(Generic[T]):
-    """The waiting requests of one tenant in one class.
+    """Queue of one tenant in one priority class.
 
     Attributes:
-        deficit: tokens that it may still take in this turn.
-        is_in_turn: this turn's share was given.
+        deficit: tokens that the tenant may still take in this turn.
+        is_in_turn: whether this turn's share was added to the deficit.
     """
 
     waiting: deque[Waiting[T]] = field(default_factory=deque)
@@ -47,14 +47,14 @@ class _Line(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """Requests that wait, by class and tenant.
+    """Fair queue of items, by priority class and tenant.
 
     Args:
-        weight_of: a tenant's share beside the others'; greater than 0.
-        quantum: tokens of a turn at weight 1.
+        weight_of: returns a tenant's share relative to the others, greater than 0.
+        quantum: tokens per turn at weight 1.
 
     Attributes:
-        num_tokens: of all that wait.
+        num_tokens: tokens of all queued items.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class FairQueue(Generic[T]):
     ) -> None:
         self._weight_of = weight_of
         self._quantum = quantum
-        # Of each class, the tenants in the order of their turns.
+        # For each class, its tenants in the order of their turns.
         self._classes: dict[int, dict[str, _Line[T]]] = {}
         self._num_waiting = 0
         self.num_tokens = 0
@@ -71,7 +71,7 @@ class FairQueue(Generic[T]):
         return self._num_waiting
 
     def push(self, item: T, *, tenant: str, priority: int = 0, num_tokens: int) -> Waiting[T]:
-        """Puts an item at the end of its tenant's line. Smaller priorities go first."""
+        """Adds an item at the end of its tenant's queue. Smaller priorities are served first."""
         waiting = Waiting(item, tenant, priority, num_tokens)
         lines = self._classes.setdefault(priority, {})
         lines.setdefault(tenant, _Line()).waiting.append(waiting)
@@ -79,9 +79,9 @@ class FairQueue(Generic[T]):
         return waiting
 
     def pop(self, may_go: Callable[[str], bool] = lambda _: True) -> Waiting[T] | None:
-        """Takes the next one out; None if there is none whose tenant `may_go`.
+        """Removes and returns the next item whose tenant `may_go`; None if there is none.
 
-        A tenant that may not go now is passed over and keeps its turn's tokens.
+        A tenant that may not go now is skipped and keeps its deficit.
         """
         for priority in sorted(self._classes):
             waiting = self._pop_of(self._classes[priority], may_go)
@@ -93,8 +93,8 @@ class FairQueue(Generic[T]):
         return None
 
     def put_back(self, waiting: Waiting[T]) -> None:
-        """Undoes the `pop` that gave it: it is the next of its tenant, and its tenant the next of
-        its class."""
+        """Undoes the `pop` that returned the item: it is again the first of its tenant, and its
+        tenant the first of its class."""
         lines = self._classes.setdefault(waiting.priority, {})
         line = lines.pop(waiting.tenant, None) or _Line()
         line.waiting.appendleft(waiting)
@@ -104,7 +104,7 @@ class FairQueue(Generic[T]):
         self._count(waiting, 1)
 
     def remove(self, waiting: Waiting[T]) -> None:
-        """Takes one out that does not want to go any more; nothing if it has gone."""
+        """Removes a queued item, for example of a cancelled request; does nothing if it is gone."""
         line = self._classes.get(waiting.priority, {}).get(waiting.tenant)
         if line is None or waiting not in line.waiting:
             return
@@ -137,14 +137,14 @@ class FairQueue(Generic[T]):
                 self._end_turn(lines, tenant)
 
     def _skip_empty_rounds(self, lines: dict[str, _Line[T]], ready: list[str]) -> None:
-        """Gives all rounds at once in which nobody could go, so that a long request among light
-        tenants costs no loop."""
+        """Adds the shares of all rounds in which no tenant could be served at once, so that a long
+        request of a tenant with a small weight costs no loop."""
         rounds = min(self._rounds_until(lines[tenant], tenant) for tenant in ready)
         for tenant in ready if rounds > 0 else ():
             lines[tenant].deficit += rounds * self._quantum * self._weight_of(tenant)
 
     def _rounds_until(self, line: _Line[T], tenant: str) -> int:
-        """Whole rounds after which the tenant still cannot go."""
+        """Returns the number of whole rounds after which the tenant still cannot be served."""
         turn = self._quantum * self._weight_of(tenant)
         missing = line.waiting[0].num_tokens - line.deficit - (0 if line.is_in_turn else turn)
         return max(0, int(missing // turn)) if missing > 0 else 0
@@ -153,7 +153,7 @@ class FairQueue(Generic[T]):
         line = lines[tenant]
         waiting = line.waiting.popleft()
         line.deficit -= waiting.num_tokens
-        if not line.waiting:  # who has nothing left saves nothing up
+        if not line.waiting:  # a tenant without queued items keeps no deficit
             del lines[tenant]
         elif line.waiting[0].num_tokens > line.deficit:
             self._end_turn(lines, tenant)

@@ -1,9 +1,8 @@
 """Forecasts of TTFT and of decode KV occupancy, the input of admission control.
 
-The prompt's part is told by the fitted rates of the worker that it would be placed on. Of answers
-it is learned here how long they are, as a part of what was asked for at most, and how long a token
-takes. Knows nothing of calls, nor of what a request is made of, so that the router and the
-simulator have it in common.
+Prefill time comes from the fitted rates of the worker that would get the request. Output length, as
+a fraction of `max_tokens`, and seconds per output token are learned here from ended requests.
+Independent of RPCs and of the request's type, so that the router and the simulator share this code.
 """
 
 import time
@@ -27,24 +26,24 @@ from baton_router.placement.decision import Decision
 from baton_router.placement.placement import Placement
 from baton_router.request import Demand
 
-# Prompts that wait at a prefill worker for so long keep it busy; who comes later waits here, where
-# tenants have shares.
+# Queue of a prefill worker, in seconds, that keeps it busy. Beyond it requests wait in the router's
+# admission queue, which is fair across tenants.
 QUEUE_SECONDS = 0.5
 
-_WEIGHT = 0.05  # of one answer, in what is learned
-_PRIOR_PART = 0.5  # of `max_tokens`
+_WEIGHT = 0.05  # of one ended request, in the moving averages
+_PRIOR_PART = 0.5  # output length before any observation, as a fraction of `max_tokens`
 _PRIOR_TOKEN_SECONDS = 0.01
 
 T = TypeVar("T")
 
 
 class Forecasts(Generic[T]):
-    """Expectations of one router.
+    """Forecasts of one router, and the requests that it has in flight.
 
     Args:
-        decide: where a request would be placed now, given the last decision about it.
-        demand: what a request asks for.
-        admission: says whether the decode workers will have room; with `none` everybody goes.
+        decide: returns a request's placement decision now, given the last decision about it.
+        demand: returns the demand of a request.
+        admission: policy for the decode workers' KV capacity; `none` admits every request.
     """
 
     def __init__(
@@ -64,22 +63,22 @@ class Forecasts(Generic[T]):
 
     @property
     def num_in_flight(self) -> int:
-        """Requests that were let in and have not ended."""
+        """Requests that were admitted and have not ended."""
         return len(self._in_flight)
 
     @property
     def num_tokens_in_flight(self) -> int:
-        """Tokens whose KV those are expected to hold at their ends."""
+        """Tokens whose KV the requests in flight are expected to hold at their ends."""
         return sum(one.num_tokens for one in self._in_flight.values())
 
     def forecast(
         self, request: T, num_tokens_ahead: int = 0, earlier: Decision | None = None
     ) -> Forecast:
-        """Forecasts the request's TTFT and room if it were placed now, after queued prompts of
+        """Forecasts the request's TTFT and capacity if it were placed now, after queued prompts of
         `num_tokens_ahead` tokens. `earlier` is the last decision about it.
 
-        Where no worker can take it, that is not for admission to say: there is room. So there is
-        where nothing is in flight, whatever is expected: only by trying is it learned better.
+        Reports capacity if no worker can take the request, since placement rejects it, and if
+        nothing is in flight or queued, since only a trial corrects a wrong estimate.
         """
         if not self._in_flight and not num_tokens_ahead:
             return Forecast(True, 0.0)
@@ -106,7 +105,7 @@ class Forecasts(Generic[T]):
         return Forecast(has_room, ttft, max(drain, verdict.retry_after), decision)
 
     def begin(self, request: T, forecast: Forecast) -> None:
-        """The request is in flight from now on, as `forecast` has it."""
+        """Counts the request as in flight, with the times of its `forecast`."""
         demand, prefill_ends = self._demand(request), self._clock() + forecast.ttft_seconds
         self._in_flight[id(request)] = InFlight(
             prefill_ends,
@@ -115,10 +114,10 @@ class Forecasts(Generic[T]):
         )
 
     def end(self, request: T, num_output_tokens: int, first_token_at: float | None) -> None:
-        """The request is not in flight any more, and its answer is learned from.
+        """Stops counting the request as in flight, and learns from its output.
 
         Args:
-            first_token_at: when its first token came, in seconds of the clock; None: none did.
+            first_token_at: time of its first token, in seconds of the clock; None: it had none.
         """
         del self._in_flight[id(request)]
         if first_token_at is not None and num_output_tokens > 0:
@@ -133,11 +132,11 @@ class Forecasts(Generic[T]):
             self._token_seconds += _WEIGHT * (per_token - self._token_seconds)
 
     def _num_output(self, demand: Demand) -> float:
-        """Tokens that each of its sequences is expected to have."""
+        """Returns the expected output tokens of each of the request's sequences."""
         return self._part * demand.max_tokens
 
     def _num_held(self, demand: Demand) -> int:
-        """Tokens whose KV it will hold at its end."""
+        """Returns the tokens whose KV the request is expected to hold at its end."""
         return demand.num_tokens + round(demand.num_sequences * self._num_output(demand))
 
 
@@ -150,7 +149,7 @@ def _queue_seconds(candidate: Candidate) -> float:
 
 
 def _prefill_seconds(placement: Placement, num_tokens: int) -> float:
-    """Until the first token of a prompt that is placed so now."""
+    """Returns the seconds until the first token of a prompt with this placement."""
     computing = placement.chosen[0]
     cached = min(placement.num_cached_tokens, num_tokens)
     own = _rates(computing.candidate).prefill_seconds(num_tokens - cached, cached)

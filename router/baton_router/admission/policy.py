@@ -1,12 +1,12 @@
-"""Admission policies: whether the decode workers will have room for a request after its prefill.
+"""Admission policies: decide whether decode workers will have KV capacity after the prefill.
 
-Pure functions of a request and a snapshot, by name, as placement policies are. A prompt takes a
-while to be computed, and only then takes its place among the decodes. Who looks at the decodes of
-this moment lets in too many while they are few, and nobody once those have arrived: prefill and
-decode are then busy in turns. `predicted` looks at the moment at which the prompt will be computed,
-and counts the prompts that will be by then.
+A policy has a name and is a pure function of a request and a snapshot, like placement policies. A
+request holds decode capacity only once its prompt is computed. A policy that checks the present
+occupancy (`naive`) admits too many requests while few decode, and none once those have arrived, so
+that prefill and decode workers are busy alternately. `predicted` checks the occupancy expected at
+the end of the request's prefill, which includes prompts computed by then.
 
-Knows nothing of workers, nor of how the expectations came about.
+Independent of workers and of the source of the forecasts.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,12 +16,12 @@ from typing import Literal, get_args
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A request that was let in and has not ended. Moments in seconds, on one clock.
+    """Admitted request that has not ended. Times are in seconds, on one clock.
 
     Attributes:
-        prefill_ends: when its prompt is expected to be computed, or was.
-        decode_ends: when its last token is expected.
-        num_tokens: tokens whose KV it holds among the decodes.
+        prefill_ends: expected or actual end of its prefill.
+        decode_ends: expected time of its last token.
+        num_tokens: tokens whose KV it holds on a decode worker.
     """
 
     prefill_ends: float
@@ -31,12 +31,12 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that asks to be let in.
+    """Request to be admitted or rejected.
 
     Attributes:
-        now: the moment, in seconds.
-        prefill_seconds: until its prompt is expected to be computed, its wait included.
-        num_tokens: tokens whose KV it will hold among the decodes.
+        now: current time, in seconds.
+        prefill_seconds: expected seconds until its prompt is computed, queueing included.
+        num_tokens: tokens whose KV it will hold on a decode worker.
     """
 
     now: float
@@ -46,20 +46,20 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class DecodePool:
-    """The decode workers together, at one moment.
+    """Snapshot of all decode workers as one pool.
 
     Attributes:
-        in_flight: what was let in and has not ended, on its way to them or there.
-        max_held_tokens: tokens whose KV they may hold together, above 0.
+        in_flight: admitted requests that have not ended, in prefill or decode.
+        max_held_tokens: tokens whose KV the pool can hold, above 0.
     """
 
     in_flight: tuple[InFlight, ...]
     max_held_tokens: int
 
     def occupancy(self, now: float, at: float) -> float:
-        """The part of their room that is expected to be taken at a moment that is not before `now`.
+        """Returns the fraction of the pool expected to be occupied at time `at`, at least `now`.
 
-        A request that should have ended by now has not: nothing says when it will, so it counts.
+        A request still in flight after its expected end counts: its real end is unknown.
         """
         held = sum(
             one.num_tokens
@@ -74,8 +74,8 @@ class AdmissionDecision:
     """Decision of an admission policy.
 
     Attributes:
-        occupancy: what the decision was made by, the request included.
-        retry_after: seconds until it is expected to be let in; 0 if it is.
+        occupancy: the fraction that the policy compared with `LIMIT`, the request included.
+        retry_after: seconds until the request is expected to be admitted; 0 if it is.
     """
 
     is_admitted: bool
@@ -89,13 +89,13 @@ AdmissionName = Literal["none", "naive", "predicted"]
 ADMISSION_NAMES: tuple[AdmissionName, ...] = get_args(AdmissionName)
 
 LIMIT = 0.9
-"""The part of the decode workers' room that requests may be expected to take."""
+"""Maximum expected KV occupancy of the decode workers, as a fraction."""
 
-_MAX_MOMENTS = 32  # that are looked at for the time to retry
+_MAX_MOMENTS = 32  # times that are checked to find `retry_after`
 
 
 def admission_named(name: AdmissionName) -> AdmissionPolicy:
-    """The policy of that name."""
+    """Returns the admission policy called `name`."""
     policies: dict[AdmissionName, AdmissionPolicy] = {
         "none": none,
         "naive": naive,
@@ -105,23 +105,23 @@ def admission_named(name: AdmissionName) -> AdmissionPolicy:
 
 
 def none(arrival: Arrival, pool: DecodePool) -> AdmissionDecision:
-    """Everybody is let in."""
+    """Admits every request."""
     at = arrival.now + arrival.prefill_seconds
     return AdmissionDecision(True, pool.occupancy(arrival.now, at) + _share(arrival, pool))
 
 
 def naive(arrival: Arrival, pool: DecodePool) -> AdmissionDecision:
-    """Who would not fit among the decodes of this moment is not let in."""
+    """Admits a request if it fits beside the present decodes."""
     return _judge(arrival, pool, 0.0)
 
 
 def predicted(arrival: Arrival, pool: DecodePool) -> AdmissionDecision:
-    """Who would not fit among the decodes of the moment at which it joins them is not let in."""
+    """Admits a request if it fits beside the decodes expected when its prefill ends."""
     return _judge(arrival, pool, arrival.prefill_seconds)
 
 
 def _judge(arrival: Arrival, pool: DecodePool, ahead: float) -> AdmissionDecision:
-    """By the decodes so many seconds ahead. A pool that is empty then takes anybody."""
+    """Decides by the occupancy `ahead` seconds from now. A pool empty then admits any request."""
     now, own = arrival.now, _share(arrival, pool)
 
     def is_room(moment: float) -> bool:
@@ -139,15 +139,15 @@ def _share(arrival: Arrival, pool: DecodePool) -> float:
 
 
 def _endings(pool: DecodePool, now: float, ahead: float) -> list[float]:
-    """Moments from which a request that comes then finds others gone; the last one is among them,
-    and of many only some are."""
+    """Returns the times from which an arriving request finds others ended, in order: at most
+    `_MAX_MOMENTS`, evenly sampled, the last one included."""
     moments = sorted(max(now, one.decode_ends - ahead) for one in pool.in_flight)
     stride = -(-len(moments) // _MAX_MOMENTS) or 1
     return moments[::-stride][::-1]
 
 
 def _first(holds: Callable[[float], bool], now: float, moments: Iterable[float]) -> float:
-    """Seconds until the first of the moments for which it holds; until the last if for none."""
+    """Returns the seconds until the first of `moments` that satisfies `holds`, else the last."""
     moment = now
     for moment in moments:
         if holds(moment):

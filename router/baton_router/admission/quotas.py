@@ -1,14 +1,14 @@
 """Per-tenant quotas: concurrency, and a long-term rate of tokens.
 
-Read from a file with a line for each tenant, and one for all others; what a line leaves out has its
+The file has one line per tenant and one (`*`) for all others; a bound that a line omits has its
 default, and `#` begins a comment:
 
     gold    weight=4
     batch   weight=0.5 max_concurrent=8 tokens_per_second=2000
     *       max_concurrent=32 requests_per_minute=600
 
-Beyond the first three requests wait; beyond those of a minute they are refused
-(`baton_router.admission.rate_limit`). Awaits nothing; its clock is given.
+Requests over `max_concurrent` or `tokens_per_second` wait; requests over a limit per minute are
+rejected (`baton_router.admission.rate_limit`). Awaits nothing; the caller passes the clock.
 """
 
 import time
@@ -23,19 +23,19 @@ from baton.serving.deadline import Clock
 
 OTHERS = "*"
 
-# Seconds of its rate that a tenant may take at once after a pause.
+# Burst after an idle period, in seconds of the tenant's `tokens_per_second`.
 _BURST_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """A tenant's share and bounds.
+    """Quota of one tenant: its fair-queueing weight and its limits.
 
     Attributes:
-        weight: its share of the tokens beside others that wait.
-        max_concurrent: requests in flight; None: any number.
-        tokens_per_second: of prompts and answers, in the long run; None: no bound.
-        requests_per_minute, tokens_per_minute: that are let in; None: any number.
+        weight: share of the tokens relative to other tenants with queued requests.
+        max_concurrent: maximum requests in flight; None: unlimited.
+        tokens_per_second: long-term rate of prompt and output tokens; None: unlimited.
+        requests_per_minute, tokens_per_minute: rate limits; None: unlimited.
     """
 
     weight: float = 1.0
@@ -46,10 +46,10 @@ class Quota:
 
 
 class _Balance:
-    """Requests of one tenant in flight, and the tokens that it may use now.
+    """Quota usage of one tenant: requests in flight and its token balance.
 
-    Tokens are paid for once they are known: a prompt's when it goes, an answer's when it has ended.
-    So a balance may fall below zero; the tenant then waits until time has paid for it.
+    Prompt tokens are charged on admission, output tokens at the request's end, when their number
+    is known. So a balance may become negative; the tenant then waits until it has refilled.
     """
 
     def __init__(self, quota: Quota, clock: Clock) -> None:
@@ -66,7 +66,7 @@ class _Balance:
 
     @property
     def seconds_until_paid(self) -> float:
-        """How long until it may take tokens again; 0 if it may now."""
+        """Seconds until the tenant may use tokens again; 0 if it may now."""
         if self._rate is None:
             return 0.0
         self._settle()
@@ -91,7 +91,7 @@ _UNBOUNDED = Quota()
 
 
 class Quotas:
-    """Those of all tenants; who is not named has the default one."""
+    """Quotas of all tenants; a tenant without an entry has the default quota."""
 
     def __init__(
         self,
@@ -106,9 +106,9 @@ class Quotas:
 
     @classmethod
     def read(cls, path: Path, default: Quota = _UNBOUNDED) -> Self:
-        """Of a file; what it does not say is as in `default`.
+        """Reads the quotas from a file; bounds that it omits are as in `default`.
 
-        Raises `FailedPreconditionError`, naming the line that cannot be read.
+        Raises `FailedPreconditionError` that names the line that cannot be read.
         """
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
@@ -128,7 +128,7 @@ class Quotas:
 
     @property
     def named(self) -> Collection[str]:
-        """The tenants that have an allowance of their own."""
+        """Tenants with a quota of their own."""
         return self._of.keys()
 
     def of(self, tenant: str) -> Quota:
@@ -138,21 +138,21 @@ class Quotas:
         return self.of(tenant).weight
 
     def may_go(self, tenant: str) -> bool:
-        """Whether it may have one more request in flight now."""
+        """Returns whether the tenant may have one more request in flight now."""
         return self._balance(tenant).may_go
 
     def seconds_until_paid(self, tenant: str) -> float:
-        """How long its rate alone holds its next request back."""
+        """Returns the seconds for which the tenant's token rate alone delays its next request."""
         return self._balance(tenant).seconds_until_paid
 
     def enter(self, tenant: str, num_prompt_tokens: int) -> None:
-        """A request of the tenant goes."""
+        """Counts a request of the tenant as in flight and charges its prompt tokens."""
         balance = self._balance(tenant)
         balance.num_in_flight += 1
         balance.pay(num_prompt_tokens)
 
     def leave(self, tenant: str, num_output_tokens: int) -> None:
-        """It has ended."""
+        """Counts a request of the tenant as ended and charges its output tokens."""
         balance = self._balance(tenant)
         balance.num_in_flight -= 1
         balance.pay(num_output_tokens)
@@ -170,7 +170,7 @@ _NAMES = [field.name for field in fields(Quota)]
 
 
 def _quota(bounds: list[str], default: Quota) -> Quota:
-    """Of "name=number" each. Raises `ValueError` with what is wrong."""
+    """Parses bounds of the form "name=number". Raises `ValueError` that names the wrong one."""
     known: dict[str, Any] = {}
     for bound in bounds:
         name, _, text = bound.partition("=")

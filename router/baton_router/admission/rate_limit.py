@@ -1,10 +1,10 @@
 """Per-tenant rate limits, in requests and tokens per minute, as token buckets. Over a limit:
 `RateLimitedError` with a retry-after.
 
-A request counts as one, and as its tokens: those of its prompt and of the longest answer that it
-may get, of which is given back what was not used once it has ended. One that may come to more than
-a minute's tokens needs all of them, and what it uses beyond is owed. Awaits nothing; its clock is
-given. `baton_router.admission.quotas` has what makes requests wait instead.
+Each request takes one from the request limit. From the token limit it reserves its prompt and its
+longest possible output; the unused rest is returned at its end. A request that may exceed a
+minute's tokens reserves all of them, and what it uses beyond is a debt. Awaits nothing; the caller
+passes the clock. Limits that queue requests instead are in `baton_router.admission.quotas`.
 """
 
 import time
@@ -20,7 +20,7 @@ from baton_router.admission.token_bucket import TokenBucket
 from baton_router.request import RequestOutcome
 
 MINUTE = 60.0
-# Up to so many buckets none is looked at to be forgotten.
+# Number of buckets below which full ones are not looked for and evicted.
 _FEW = 1024
 
 Kind = Literal["requests", "tokens"]
@@ -32,9 +32,9 @@ class RateLimitStatus:
     """Status of one limit of a tenant.
 
     Attributes:
-        limit: in a minute, and at once after a pause.
-        remaining: that may be taken now.
-        reset_seconds: until all of it may.
+        limit: requests or tokens per minute, also the burst after an idle period.
+        remaining: requests or tokens that may be taken now.
+        reset_seconds: seconds until the whole limit is available again.
     """
 
     limit: int
@@ -43,10 +43,10 @@ class RateLimitStatus:
 
 
 class RateLimitedError(OverloadedError):
-    """The tenant is over its limit.
+    """Rejection of a request whose tenant is over a rate limit.
 
     Attributes:
-        standings: its limits, by what they are of.
+        statuses: the tenant's limits, by kind.
     """
 
     def __init__(
@@ -57,23 +57,23 @@ class RateLimitedError(OverloadedError):
 
 
 class TokenReservation:
-    """Tokens that one request may come to, taken from its tenant's limit until its end."""
+    """Reservation of the most tokens that one request may use, held until its end."""
 
     def __init__(self, bucket: TokenBucket | None, num_tokens: float) -> None:
         self._bucket = bucket
         self._num_tokens = num_tokens
 
     def end(self, outcome: RequestOutcome) -> None:
-        """The request has ended."""
+        """Returns the unused tokens to the limit once the request has ended."""
         if self._bucket is not None:
             self._bucket.give_back(self._num_tokens - outcome.num_tokens)
 
 
 class RateLimits:
-    """Those of all tenants, of one router.
+    """Rate limits of all tenants, at one router.
 
     Attributes:
-        num_refused: requests, by their tenant and what there were too many of.
+        num_refused: rejected requests, by tenant and the kind of the exceeded limit.
     """
 
     def __init__(self, quota_of: Callable[[str], Quota], clock: Clock = time.monotonic) -> None:
@@ -84,23 +84,23 @@ class RateLimits:
         self._most_buckets = _FEW
 
     def check(self, tenant: str) -> None:
-        """Raises `RateLimitedError` if not even one request would be let in now. Counts nothing."""
+        """Raises `RateLimitedError` if the request limit allows no request now. Takes nothing."""
         bucket = self._bucket(tenant, "requests")
         if bucket is not None:
             self._check(bucket, tenant, "requests", 1)
 
     def count_request(self, tenant: str) -> None:
-        """One has come. Raises `RateLimitedError` if it is one too many."""
+        """Takes one from the request limit. Raises `RateLimitedError` if it is exceeded."""
         self.check(tenant)
         bucket = self._bucket(tenant, "requests")
         if bucket is not None:
             bucket.take(1)
 
     def reserve(self, tenant: str, num_tokens: int) -> "TokenReservation":
-        """Takes the tokens that a request may come to; what it did not use is given back when the
-        reservation ends.
+        """Reserves `num_tokens`, the most that a request may use; the reservation returns the
+        unused ones when it ends.
 
-        Raises `RateLimitedError` if they are too many now.
+        Raises `RateLimitedError` if the token limit does not allow them now.
         """
         bucket = self._bucket(tenant, "tokens")
         if bucket is None:
@@ -111,7 +111,7 @@ class RateLimits:
         return TokenReservation(bucket, reserved)
 
     def statuses(self, tenant: str) -> dict[Kind, RateLimitStatus]:
-        """The limits that the tenant has."""
+        """Returns the status of each limit that the tenant has."""
         found: dict[Kind, RateLimitStatus] = {}
         for kind in KINDS:
             bucket = self._bucket(tenant, kind)
@@ -132,7 +132,7 @@ class RateLimits:
             )
 
     def _bucket(self, tenant: str, kind: Kind) -> TokenBucket | None:
-        """None: there is no limit."""
+        """Returns the tenant's bucket, made on first use; None if it has no limit of this kind."""
         quota = self._quota_of(tenant)
         most = quota.requests_per_minute if kind == "requests" else quota.tokens_per_minute
         if most is None:
@@ -145,7 +145,7 @@ class RateLimits:
         return found
 
     def _forget_full_ones(self) -> None:
-        """Tenants may come and go; a bucket that is full is like a new one."""
+        """Evicts full buckets, which equal new ones: tenants come and go, memory is bounded."""
         for key in [key for key, bucket in self._buckets.items() if bucket.is_full]:
             del self._buckets[key]
         self._most_buckets = max(_FEW, 2 * len(self._buckets))

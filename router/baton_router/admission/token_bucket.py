@@ -1,22 +1,22 @@
-"""A token bucket: so much at once, and so much in the long run. Pure; its clock is given.
+"""Token bucket: a rate limit with a burst. Pure; the caller passes the clock.
 
-In any stretch of t seconds no more than `capacity + rate * t` is taken and not given back.
+In any interval of t seconds at most `capacity + rate * t` is taken and not given back.
 """
 
 import math
 
 from baton.serving.deadline import Clock
 
-# Of its capacity: what sums of fractions may be wrong by.
+# Tolerance for floating-point rounding, as a fraction of the capacity.
 _SLACK = 1e-9
 
 
 class TokenBucket:
-    """Full at first.
+    """Token bucket that starts full.
 
     Attributes:
-        capacity: what may be taken at once.
-        rate: what flows in, in a second.
+        capacity: tokens that may be taken at once (the burst).
+        rate: tokens that it refills per second.
     """
 
     def __init__(self, capacity: float, rate: float, clock: Clock) -> None:
@@ -30,7 +30,7 @@ class TokenBucket:
 
     @property
     def level(self) -> float:
-        """What may be taken now; below 0 while more is owed than has flowed in."""
+        """Tokens that may be taken now; negative while debt exceeds the refill."""
         self._fill()
         return self._level
 
@@ -39,19 +39,19 @@ class TokenBucket:
         return self.level >= self.capacity
 
     def seconds_until(self, amount: float) -> float:
-        """How long until so much, at most the capacity, may be taken; 0 if it may now."""
+        """Returns the seconds until `amount`, capped at the capacity, may be taken; 0 if now."""
         missing = min(amount, self.capacity) - self.level
         if missing <= _SLACK * self.capacity:
             return 0.0
         return missing / self.rate if self.rate else math.inf
 
     def take(self, amount: float) -> None:
-        """Takes what may be taken now (`seconds_until` is 0)."""
+        """Takes `amount`, which must be available now (`seconds_until` returns 0)."""
         assert self.seconds_until(amount) == 0.0, "it is not there yet"
         self._level = max(0.0, self._level - amount)
 
     def give_back(self, amount: float) -> None:
-        """Of what was taken; below 0: what was used beyond it, which is owed."""
+        """Returns `amount` of the tokens taken; a negative amount was used beyond them: a debt."""
         self._fill()
         self._level = min(self.capacity, self._level + amount)
 

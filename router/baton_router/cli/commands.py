@@ -1,4 +1,4 @@
-"""The commands `baton router`, `baton explain` and `baton replay`."""
+"""CLI commands `baton router`, `baton explain` and `baton replay`."""
 
 import sys
 from pathlib import Path
@@ -32,7 +32,7 @@ def explain(
     admin: Admin = DEFAULT_ADMIN_ADDRESS,
     request_id: Annotated[
         str | None,
-        typer.Option(help="Explain this request, which was placed of late, in place of a prompt."),
+        typer.Option(help="Explain this recently placed request instead of a prompt."),
     ] = None,
     record: Annotated[
         Path | None,

@@ -1,4 +1,4 @@
-"""`baton explain`: every worker with every term of its cost, and why the winner won."""
+"""Command `baton explain`: each worker with the terms of its cost, and the reason of the choice."""
 
 import dataclasses
 import json
@@ -21,9 +21,9 @@ _TITLES = {
 
 
 def recorded(file: Path, request_id: str | None) -> Explanation:
-    """The last decision about a request in a record, as it is made again now.
+    """Returns the last decision about a request in a record, decided again now.
 
-    Raises `NotFoundError` if it is not there.
+    Raises `NotFoundError` if it is not there, `InvalidArgumentError` without `request_id`.
     """
     if request_id is None:
         raise InvalidArgumentError("--record", "is of no use without --request-id")
@@ -34,12 +34,12 @@ def recorded(file: Path, request_id: str | None) -> Explanation:
 
 
 def print_json(explained: Explanation) -> None:
-    """One object."""
+    """Prints one JSON object."""
     print(json.dumps(dataclasses.asdict(explained)))
 
 
 def print_tables(explained: Explanation, console: Console) -> None:
-    """A table for each way to take part, and the reason."""
+    """Prints a table for each kind of candidate, and the reason."""
     console.print(
         f"request {explained.request_id}: {explained.num_tokens} tokens, policy {explained.policy}",
         highlight=False,
@@ -54,7 +54,7 @@ def print_tables(explained: Explanation, console: Console) -> None:
 
 
 def _table(title: str, candidates: list[Candidate], explained: Explanation) -> Table:
-    """A row for each worker, a column for each term. `>` is before the chosen one."""
+    """Builds a row for each worker and a column for each term; `>` marks the chosen worker."""
     names = sorted({name for c in candidates for name in c.terms})
     # Only the default policy counts seconds.
     factor, unit = (1000.0, " ms") if explained.policy == "baton" else (1.0, "")

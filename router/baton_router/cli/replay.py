@@ -1,4 +1,4 @@
-"""`baton replay`: what other rules would have decided on the same snapshots."""
+"""Command `baton replay`: decisions of other policies on the same recorded snapshots."""
 
 import json
 import statistics
@@ -22,9 +22,9 @@ class Summary:
     """Summary of a whole replay.
 
     Attributes:
-        seconds: what the default policy reckons, of the recorded choice and of the new one, for
-            each request that had both.
-        differing: the first ones that differ.
+        seconds: costs by the default policy, of the recorded choice and of the new one, for each
+            request that had both.
+        differing: the first decisions that differ.
     """
 
     num_decisions: int = 0
@@ -49,7 +49,7 @@ class Summary:
 
 
 def policy_of(name: str | None) -> PolicyName | None:
-    """Raises `InvalidArgumentError` for what is no policy."""
+    """Returns the policy of this name. Raises `InvalidArgumentError` for an unknown one."""
     for known in POLICY_NAMES:
         if name == known:
             return known
@@ -59,13 +59,13 @@ def policy_of(name: str | None) -> PolicyName | None:
 
 
 def redecide(files: Iterable[Path], policy: PolicyName | None) -> Iterator[Redecided]:
-    """All decisions of some files, in order. `policy` None: the recorded one."""
+    """Yields all decisions of the files, in order. `policy` None: the recorded one."""
     for file in files:
         yield from replay(read_record(file), policy)
 
 
 def print_json(redecided: Iterable[Redecided]) -> None:
-    """An object a line for each decision that differs; the last line counts all."""
+    """Prints one JSON object a line for each decision that differs; the last line has totals."""
     summary = Summary()
     for one in redecided:
         summary.add(one)
@@ -75,7 +75,7 @@ def print_json(redecided: Iterable[Redecided]) -> None:
 
 
 def print_table(redecided: Iterable[Redecided], console: Console) -> None:
-    """The first decisions that differ, and how many do."""
+    """Prints a table of the first decisions that differ, and totals."""
     summary = Summary()
     for one in redecided:
         summary.add(one)

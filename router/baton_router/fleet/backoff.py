@@ -1,19 +1,19 @@
-"""Exponential backoff with jitter. Pure; randomness is given."""
+"""Exponential backoff with jitter. Pure; the caller may pass the source of randomness."""
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
 Chance = Callable[[], float]
-"""A number in [0, 1), another one each time."""
+"""Random number in [0, 1), a new one per call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Twice as long each time, up to a limit, and never as long as others wait.
+    """Exponential backoff: doubles with each failure up to a limit, with equal jitter.
 
     Attributes:
-        first, longest: seconds.
+        first, longest: upper bound of the first and of the longest delay, in seconds.
     """
 
     first: float
@@ -21,7 +21,7 @@ class Backoff:
     chance: Chance = random.random
 
     def delay(self, num_failures: int) -> float:
-        """Seconds to wait after so many failures in a row, at least 1: half of the whole wait, and
-        a random part of the other half."""
+        """Returns the seconds to wait after `num_failures` in a row, at least 1: half of the whole
+        delay plus a random part of the other half."""
         whole = min(self.longest, self.first * 2.0 ** min(num_failures - 1, 60))
         return whole * (1.0 + self.chance()) / 2.0

@@ -1,6 +1,6 @@
-"""A worker as placement sees it: one moment's snapshot, from which everything is decided.
+"""Candidate worker of a placement: a snapshot, the only input of the decision about it.
 
-Knows nothing of how the snapshot came about, nor of what is made of it.
+Independent of the source of the snapshot and of the placement policy.
 """
 
 from dataclasses import dataclass
@@ -13,25 +13,25 @@ Role = Literal["prefill", "decode"]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One worker at this moment.
+    """Snapshot of one worker.
 
     Attributes:
-        pairing: workers hand blocks to each other only if theirs is equal.
-        num_cached_tokens: leading prompt tokens whose KV it holds.
-        num_queued_tokens: prompt tokens it was given and has not finished.
-        num_recent_tokens: prompt tokens it was given to compute recently, decayed
+        pairing: workers exchange blocks only if their pairings are equal.
+        num_cached_tokens: leading prompt tokens whose KV it has cached.
+        num_queued_tokens: prompt tokens assigned to it and not computed yet.
+        num_recent_tokens: prompt tokens assigned to it for computing recently, decayed
             (`baton_router.fleet.decayed_counter`).
-        num_sequences: sequences it was given and has not finished.
-        num_held_tokens: tokens whose KV those sequences hold or were promised.
-        max_held_tokens: tokens whose KV it has room for; None: not known.
-        last_turn: grows from request to request that it is given; 0 before the first.
-        rates: how long things take there; None: nothing was learned.
-        version: of Baton; part of `pairing`. Empty: not said.
-        source: another worker that holds more of the prompt and could give it to this one; empty if
-            there is none, or nobody has looked (`baton_router.placement.prefix_source`).
-        num_source_tokens: how much that one holds.
-        num_source_recent_tokens: what that one was given to compute of late.
-        excluded: why it cannot be chosen; empty if it can.
+        num_sequences: sequences assigned to it and not finished.
+        num_held_tokens: tokens whose KV those sequences hold or have reserved.
+        max_held_tokens: its KV capacity, in tokens; None: unknown.
+        last_turn: number of its last request; larger is more recent. 0 before the first.
+        rates: its learned cost rates; None: nothing was learned.
+        version: Baton version; part of `pairing`. Empty: not reported.
+        source: worker that holds more of the prompt and could lend it to this one; empty if there
+            is none, or it was not looked up (`baton_router.placement.prefix_source`).
+        num_source_tokens: leading prompt tokens whose KV the source has cached.
+        num_source_recent_tokens: `num_recent_tokens` of the source.
+        excluded: reason why it cannot be chosen; empty if it can.
     """
 
     worker: str

@@ -1,11 +1,11 @@
-"""Circuit breaker for one worker: closed, open, half-open. Awaits nothing; its clock is given.
+"""Circuit breaker for one worker: closed, open, half-open. Awaits nothing; the clock is passed in.
 
     closed  --loss, or failures in a row-->  open  --time-->  half-open: to be probed
       ^                                       ^                   |
       |                                       '----probe fails----'
       '----------------------------------------probe succeeds-----'
 
-Nobody's request is the probe: whoever owns the worker asks it whether it is well.
+No client's request is the probe: the fleet probes the worker with a health check.
 """
 
 import time
@@ -14,14 +14,14 @@ from enum import Enum, auto
 from baton.serving.deadline import Clock
 from baton_router.fleet.backoff import Backoff
 
-# A worker that is well again takes work a moment later, one that stays away is asked now and then.
+# Backoff between health checks: short after the first failure, 1 to 2 seconds in a long outage.
 PROBING = Backoff(first=0.2, longest=2.0)
-# Failures in a row of a worker that answers. One may be the request's fault.
+# Consecutive failures tolerated from a worker that answers: a request may have caused them.
 TOLERATED = 2
 
 
 class CircuitState(Enum):
-    """`CLOSED`: it is given work. `HALF_OPEN`: it is to be asked whether it is well."""
+    """State of a circuit breaker. `CLOSED`: the worker gets requests. `HALF_OPEN`: to be probed."""
 
     CLOSED = auto()
     OPEN = auto()
@@ -29,7 +29,7 @@ class CircuitState(Enum):
 
 
 class CircuitBreaker:
-    """The standing of one worker."""
+    """Circuit breaker of one worker."""
 
     def __init__(self, backoff: Backoff = PROBING, clock: Clock = time.monotonic) -> None:
         self._backoff = backoff
@@ -50,22 +50,22 @@ class CircuitBreaker:
 
     @property
     def seconds_to_probe(self) -> float:
-        """Until it is half open; 0 once it is, or where it is closed."""
+        """Seconds until the circuit is half-open; 0 if it is half-open or closed."""
         return 0.0 if self._probed_at is None else max(0.0, self._probed_at - self._clock())
 
     def trip(self) -> None:
-        """It died or fell silent. One cause ends many calls, so only the first of them counts."""
+        """Opens the circuit: the worker is dead or silent. Further calls that fail do not count."""
         if self.is_closed:
             self._open()
 
     def record_failure(self) -> None:
-        """It says that it has failed at a request."""
+        """Counts a failure that the worker reported; opens at more than `TOLERATED` in a row."""
         self._num_failed += 1
         if self.is_closed and self._num_failed > TOLERATED:
             self._open()
 
     def record_success(self) -> None:
-        """It has done its part of a request, so that its next failure is a first one again."""
+        """Resets the failure count and the backoff: the worker has served a request."""
         if self.is_closed:
             self._num_opened = self._num_failed = 0
 
@@ -74,7 +74,7 @@ class CircuitBreaker:
             self._open()
 
     def probe_succeeded(self) -> None:
-        """It says that it is well. Where it is lost again all the same, it stays open longer."""
+        """Closes the circuit. If it opens again before a success, it stays open longer."""
         self._probed_at = None
 
     def _open(self) -> None:

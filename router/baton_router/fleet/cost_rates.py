@@ -2,24 +2,24 @@
 
 from dataclasses import dataclass
 
-# A sequence that joins others is slowed by each of them in so many of its steps.
+# Number of a joining sequence's decode steps in which each running sequence slows it.
 STEPS_SLOWED = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The defaults are what is assumed before anything was measured.
+    """Cost rates of one worker; the defaults apply before anything was measured.
 
     Attributes:
-        prefill_seconds_per_step: what each step of a prompt takes, however few tokens it has.
-        prefill_seconds_per_token: to compute a token of a prompt.
-        attention_seconds_per_pair: to attend from one such token to one before it.
-        max_step_tokens: tokens of one step at most; 0: not known, one step is assumed.
-        handoff_seconds: from the end of a prompt until the decode worker can go on, whatever moves.
-        transfer_seconds_per_token: to move a token's KV to a decode worker.
-        interference_seconds_per_sequence: by which a running sequence slows one that joins it.
-        slowness: how much slower than its pool the worker is thought to be; all that is said above
-            of its computing has it in it.
+        prefill_seconds_per_step: fixed seconds of each step of a prompt.
+        prefill_seconds_per_token: seconds to compute one prompt token.
+        attention_seconds_per_pair: seconds to attend from one prompt token to an earlier one.
+        max_step_tokens: maximum tokens of one step; 0: unknown, one step is assumed.
+        handoff_seconds: fixed seconds from the end of a prefill until the decode worker resumes.
+        transfer_seconds_per_token: seconds to transfer one token's KV to a decode worker.
+        interference_seconds_per_sequence: seconds by which a running sequence slows a joining one.
+        slowness: estimated factor by which the worker is slower than its pool; already part of all
+            computing rates above.
     """
 
     prefill_seconds_per_step: float = 0.0
@@ -32,28 +32,28 @@ class Rates:
     slowness: float = 1.0
 
     def prefill_seconds(self, num_uncached: int, num_cached: int) -> float:
-        """How long a prompt takes, once begun, of which so many leading tokens are cached."""
+        """Returns the seconds to compute `num_uncached` tokens after `num_cached`, once begun."""
         linear = num_uncached * self.prefill_seconds_per_token
         quadratic = self._attention_seconds(num_uncached, num_cached)
         return self.num_steps(num_uncached) * self.prefill_seconds_per_step + linear + quadratic
 
     def added_seconds(self, num_uncached: int, num_cached: int) -> float:
-        """By how much such a prompt makes others' steps longer, or more: what depends on its
-        tokens. A step that is computed anyway costs nobody more."""
+        """Returns the seconds by which such a prompt delays other requests: the part that depends
+        on its tokens. A step that runs anyway delays no request."""
         return self.queue_seconds(num_uncached) + self._attention_seconds(num_uncached, num_cached)
 
     def queue_seconds(self, num_queued: int) -> float:
-        """How long so many tokens of other prompts take, whose steps are full."""
+        """Returns the seconds to compute `num_queued` tokens of other prompts in full steps."""
         steps = num_queued / self.max_step_tokens if self.max_step_tokens else 0.0
         return steps * self.prefill_seconds_per_step + num_queued * self.prefill_seconds_per_token
 
     def decode_seconds(self, num_sequences: float) -> float:
-        """How long a step of so many sequences takes, in which each gets a token."""
+        """Returns the seconds of a decode step of `num_sequences`, one token for each."""
         each = self.interference_seconds_per_sequence / STEPS_SLOWED
         return self.prefill_seconds_per_step + num_sequences * each
 
     def num_steps(self, num_tokens: int) -> int:
-        """Of a prompt with so many tokens to compute, alone."""
+        """Returns the number of steps of a prompt with `num_tokens` to compute, run alone."""
         if not self.max_step_tokens:
             return min(1, num_tokens)
         return -(-num_tokens // self.max_step_tokens)

@@ -1,22 +1,22 @@
 """Exponentially decayed token count, with a half-life of 10 minutes.
 
-Knows nothing of workers, and of time only what it is told.
+Independent of workers; the caller passes the time.
 """
 
 import math
 
-HALF_LIFE = 600.0  # seconds; long beside a request, short beside a working day
-_STEP = 5.0  # seconds in which hardly anything fades
+HALF_LIFE = 600.0  # seconds; long compared with a request, short compared with a working day
+_STEP = 5.0  # seconds; the decay within one step is negligible
 
 
 def coarse(now: float) -> float:
-    """The moment to look at in place of `now`, so that what has hardly faded looks the same: a
-    snapshot of it need not be recorded, nor made, anew each time."""
+    """Returns `now` rounded down to a step, so that snapshots within one step are equal and need
+    not be made or recorded again."""
     return now // _STEP * _STEP
 
 
 class DecayedCounter:
-    """Tokens, of which half are forgotten in each half-life. The moments of `add` never go back."""
+    """Exponentially decayed sum of tokens. `now` must not decrease between calls of `add`."""
 
     def __init__(self, half_life: float = HALF_LIFE) -> None:
         self._half_life = half_life
@@ -28,5 +28,5 @@ class DecayedCounter:
         self._at = now
 
     def value(self, now: float) -> float:
-        """What is left of all that was added."""
+        """Returns the decayed sum, in tokens, at time `now` in seconds."""
         return self._tokens * math.exp2((self._at - now) / self._half_life)

@@ -1,8 +1,8 @@
-"""The workers this router knows: who they are, whether they answer, what was placed on them.
+"""Fleet of workers known to this router: their records, health, circuit breakers and load.
 
-Redis says who exists; the workers themselves, over gRPC health, say whether they serve. So a Redis
-that is gone, slow or empty never takes a living worker away. Load is counted here, from what this
-router placed and saw end, and not polled.
+The registry in Redis lists the workers; each worker reports its readiness over gRPC health. So a
+Redis outage, or a Redis that lost its data, never removes a serving worker. Load is not polled: the
+router counts the requests that it placed and that ended.
 """
 
 import asyncio
@@ -45,13 +45,13 @@ _READINESS = health_pb2.HealthCheckRequest(service="readiness")
 
 
 class Member:
-    """One worker, as this router sees it.
+    """Worker of the fleet: its record, health, load, circuit breaker and latency model.
 
     Attributes:
-        pairing: workers hand blocks to each other only if theirs is equal.
-        namespace: what the chain hashes of its blocks start from.
-        bytes_per_token: of KV, over all layers.
-        max_held_tokens: tokens of all its sequences at most; None where every layer has a window.
+        pairing: workers exchange blocks only if their pairings are equal.
+        namespace: namespace of the chain hashes of its blocks.
+        bytes_per_token: bytes of KV per token, over all layers.
+        max_held_tokens: maximum tokens of all its sequences; None if every layer has a window.
     """
 
     def __init__(self, record: WorkerRecord, pool: PoolModel) -> None:
@@ -61,7 +61,7 @@ class Member:
         self.was_reached = False
         self.was_asked = asyncio.Event()
         self.load = Load()
-        # What stays as it is as long as the epoch does is asked for with each request.
+        # Computed once per epoch, because each request reads them.
         self.pairing = record.pairing
         self.namespace = record.namespace
         self.layouts = KvLayouts.FromString(record.layout).layouts
@@ -71,16 +71,16 @@ class Member:
         self.circuit = CircuitBreaker()
         self.model = WorkerModel(pool, record.max_num_batched_tokens)
         self._seen: tuple[float, int, str, int, Rates] | None = None
-        self._candidate: Candidate | None = None  # as which it was seen so last
+        self._candidate: Candidate | None = None  # cached for `_seen`
 
     @property
     def admin_endpoint(self) -> str:
-        """Where its admin service is reached."""
+        """Endpoint of its admin service."""
         return self.record.admin_endpoint or self.record.endpoint
 
     @property
     def state(self) -> State:
-        """Whether it can take work, and if not, what it does."""
+        """State of the worker; only a "ready" one can take requests."""
         if self.record.draining:
             return "draining"
         if self.is_serving and self.circuit.is_closed:
@@ -89,7 +89,7 @@ class Member:
 
     @property
     def max_len(self) -> int:
-        """Tokens of one sequence at most. A decode worker must hold all of it in its pool, unless
+        """Maximum tokens of one sequence. A decode worker must hold all of them in its pool, unless
         even the layers that see furthest back have a window."""
         record, room = self.record, self.max_held_tokens
         if record.role == "prefill" or room is None:
@@ -100,8 +100,8 @@ class Member:
     def loaded(
         self, *, num_sequences: int = 1, num_tokens: int = 0, num_held_tokens: int = 0
     ) -> Iterator[None]:
-        """Counts sequences, prompt tokens yet to be computed, and tokens whose KV is held, for the
-        length of the block."""
+        """Counts sequences, prompt tokens to compute and tokens whose KV is held as load of the
+        worker for the `with` block."""
         share = Share(num_sequences, num_tokens, num_held_tokens)
         self.load.take(share, time.monotonic(), time.monotonic_ns())
         try:
@@ -110,7 +110,7 @@ class Member:
             self.load.give_back(share)
 
     def candidate(self, now: float, num_cached_tokens: int, excluded: str) -> Candidate:
-        """The worker as placement sees it. From one request to the next few workers change."""
+        """Returns the worker's candidate, cached because few workers change between requests."""
         seen = now, num_cached_tokens, excluded, self.load.num_changes, self.model.rates
         if self._candidate is None or seen != self._seen:
             self._seen = seen
@@ -128,7 +128,7 @@ class Member:
         return self._candidate
 
     def excluded(self, tokenizer_hash: bytes) -> str:
-        """Why it cannot take work now; empty if it can."""
+        """Returns the reason why the worker cannot take requests now; empty if it can."""
         if self.record.draining:
             return "draining"
         if not self.is_serving:
@@ -139,7 +139,7 @@ class Member:
 
 
 class _Chain(NamedTuple):
-    """The chain hashes of a prompt, and what they are made of."""
+    """Chain hashes of a prompt, with their inputs."""
 
     namespace: PrefixNamespace
     token_ids: tuple[int, ...]
@@ -147,13 +147,13 @@ class _Chain(NamedTuple):
     hashes: list[BlockHash]
 
     def is_of(self, namespace: PrefixNamespace, token_ids: tuple[int, ...], salt: bytes) -> bool:
-        """Whether these are of this very tuple: looking at all its tokens would take as long as a
-        good part of hashing them."""
+        """Returns whether the hashes are of these inputs. Compares the tuple by identity: comparing
+        all tokens would take a good part of the time of hashing them."""
         return token_ids is self.token_ids and (namespace, salt) == (self.namespace, self.salt)
 
 
 class Fleet:
-    """All workers. Owns the channels to them and the index of what they have cached."""
+    """Fleet of all workers. Owns the channels to them and the locality index of cached blocks."""
 
     def __init__(
         self,
@@ -194,9 +194,9 @@ class Fleet:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def first_look(self, timeout: float) -> None:
-        """Waits until this router knows what it can know: Redis was read, and each worker that was
-        found there has said whether it serves, or does not answer. `timeout` seconds at most, and
-        once it knows, never again."""
+        """Waits until Redis was read and each worker listed there has reported its readiness or
+        could not be reached. Waits up to `timeout` seconds; returns immediately once this has
+        succeeded."""
         if self._has_looked:
             return
         with contextlib.suppress(TimeoutError):
@@ -208,28 +208,28 @@ class Fleet:
 
     @property
     def is_warm(self) -> bool:
-        """Whether the index has all that the workers known here have published."""
+        """Whether the index has all events that the known workers have published."""
         return self._events.is_warm
 
     @property
     def staleness(self) -> dict[str, float]:
-        """For how many seconds Redis has not answered, by what it is asked for."""
+        """Seconds since Redis last answered, by subscription; 0 while it answers."""
         return {"registry": self._registry.staleness, "kv_events": self._events.staleness}
 
     @property
     def members(self) -> list[Member]:
-        """In the order of their ids."""
+        """All workers, sorted by id."""
         return [self._members[worker] for worker in sorted(self._members)]
 
     def member(self, worker: str) -> Member:
         return self._members[worker]
 
     def channel_to(self, member: Member) -> AbstractContextManager[grpc.aio.Channel]:
-        """The channel to a worker, which stays open for the length of the block."""
+        """Returns the channel to a worker, open for the `with` block."""
         return self._channel(member.record.endpoint)
 
     def admin_channel_to(self, member: Member) -> AbstractContextManager[grpc.aio.Channel]:
-        """The same, to its admin service."""
+        """Returns the channel to the worker's admin service, open for the `with` block."""
         return self._channel(member.admin_endpoint)
 
     @contextmanager
@@ -242,12 +242,12 @@ class Fleet:
             self._close_unused(endpoint)
 
     def report_loss(self, member: Member) -> None:
-        """A call found the worker dead or silent: it gets no work until it is well."""
+        """Trips the circuit of a dead or silent worker: no requests until a probe succeeds."""
         member.circuit.trip()
         self._look_after(member)
 
     def report_failure(self, member: Member) -> None:
-        """The worker says that it has failed within: so too, if that goes on."""
+        """Counts an internal error that the worker reported; several in a row open its circuit."""
         member.circuit.record_failure()
         self._look_after(member)
 
@@ -257,11 +257,11 @@ class Fleet:
 
     @property
     def max_model_len(self) -> int:
-        """The least length any serving worker allows; unbounded while there is none."""
+        """Shortest maximum length of the serving workers, in tokens; 2**31 if none serves."""
         return min((m.max_len for m in self.members if m.is_serving), default=2**31)
 
     def candidates(self, token_ids: tuple[int, ...], salt: bytes = b"") -> list[Candidate]:
-        """A snapshot for placement, with what each worker has cached of the prompt."""
+        """Returns a snapshot of all workers, with the prompt tokens that each has cached."""
         cached = self._cached_blocks(token_ids, salt)
         now = coarse(time.monotonic())
         return [
@@ -276,24 +276,24 @@ class Fleet:
     def block_hashes(
         self, member: Member, token_ids: tuple[int, ...], salt: bytes = b""
     ) -> list[bytes]:
-        """The chain hashes of the prompt's full blocks, as this worker computes them."""
+        """Returns the chain hashes of the prompt's full blocks, as this worker computes them."""
         return self._chain(member.namespace, token_ids, salt)
 
     def note_held(self, member: Member, hashes: Sequence[bytes]) -> None:
-        """A worker has computed these blocks, or has taken them over. While Redis answers, the
-        worker itself says so there, and also when it drops them; else this is all that is known."""
+        """Adds blocks that a worker has computed or received to the index during a Redis outage.
+        While Redis answers, the worker's own KV events report them, and their eviction."""
         if self._events.stale:
             record = member.record
             self.index.apply(record.id, record.epoch, KvEvents(stored=tuple(hashes)))
 
     @property
     def hears_redis(self) -> bool:
-        """Whether Redis has answered the latest question."""
+        """Whether Redis has answered the latest poll of the registry."""
         return not self._registry.stale
 
     def _cached_blocks(self, token_ids: tuple[int, ...], salt: bytes) -> dict[str, int]:
-        """Leading blocks that each worker holds, or will once it has computed what it was given.
-        Workers of one namespace share one computation."""
+        """Returns the number of leading blocks that each worker has cached or pending. Workers of
+        one namespace share one computation."""
         cached: dict[str, int] = {}
         for namespace in self._namespaces:
             hashes = self._chain(namespace, token_ids, salt)
@@ -303,7 +303,7 @@ class Fleet:
     def _chain(
         self, namespace: PrefixNamespace, token_ids: tuple[int, ...], salt: bytes
     ) -> list[BlockHash]:
-        """The last one is kept: a request is let through, placed and sent in one go."""
+        """Returns the chain hashes; caches the last ones for admission and placement to share."""
         last = self._last_chain
         if last is None or not last.is_of(namespace, token_ids, salt):
             hashes = hash_chain(namespace.root(salt), token_ids, namespace.block_size)
@@ -311,7 +311,7 @@ class Fleet:
         return last.hashes
 
     def _on_change(self, worker: str, record: WorkerRecord | None) -> None:
-        """What the registry says: a worker joined, changed, or is not listed any more."""
+        """Applies a registry change: a worker joined, changed, or is not listed any more."""
         known = self._members.get(worker)
         if record is None:
             if known is not None:
@@ -329,8 +329,8 @@ class Fleet:
         self._watches[worker] = asyncio.create_task(self._watch(self._members[worker]))
 
     def _pool_of(self, record: WorkerRecord) -> PoolModel:
-        """What is known of the workers that this one may stand in for. Of those that pair with
-        none of before, as a new version's, it is at first what the latest ones take."""
+        """Returns the latency model of the worker's pool. A pool with a new pairing, such as that
+        of a new version, starts with the prompt coefficients of the latest prefill pool."""
         pairing = record.pairing
         if ("prefill", pairing) not in self._pools:
             former = [pool for (role, _), pool in self._pools.items() if role == "prefill"]
@@ -340,7 +340,7 @@ class Fleet:
         return self._pools[record.role, pairing]
 
     async def _watch(self, member: Member) -> None:
-        """Follows one worker's readiness until it has left."""
+        """Watches one worker's readiness until it has left."""
         while self._members.get(member.record.id) is member:
             with contextlib.suppress(grpc.aio.AioRpcError), self.channel_to(member) as channel:
                 if await self._follow(member, channel):
@@ -351,8 +351,8 @@ class Fleet:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _follow(self, member: Member, channel: grpc.aio.Channel) -> bool:
-        """Notes what a worker says of its readiness. Returns True where another connection is to be
-        asked, and what was said last holds until then; raises `AioRpcError` where it is lost."""
+        """Follows the health stream of a worker. Returns True if the watch must reconnect while the
+        last readiness stays valid; raises `AioRpcError` if the connection is lost."""
         watch: Any = health_pb2_grpc.HealthStub(channel).Watch(_READINESS)
         self._watch_calls.add(watch)
         try:
@@ -364,7 +364,7 @@ class Fleet:
                     member.circuit.probe_succeeded()
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if task is None or task.cancelling():  # it is this task that is to end
+            if task is None or task.cancelling():  # this task is cancelled, not only the call
                 raise
             return True
         finally:
@@ -372,12 +372,12 @@ class Fleet:
         return False
 
     def _move_watches(self) -> None:
-        """There are new certificates: nobody shall stay on a connection with the former ones."""
+        """Cancels all health watches, so that they reconnect with renewed certificates."""
         for call in self._watch_calls:
             call.cancel()
 
     async def _probe(self, member: Member) -> None:
-        """Asks a worker that has failed, again and again, until it is well or has left."""
+        """Probes a failed worker with backoff until its circuit closes or it has left."""
         try:
             while not member.circuit.is_closed and self._members.get(member.record.id) is member:
                 await asyncio.sleep(member.circuit.seconds_to_probe)
@@ -397,7 +397,7 @@ class Fleet:
                 return False
 
     def _drop_if_gone(self, worker: str) -> None:
-        """Forgets a worker that is neither listed nor serving."""
+        """Removes a worker that is neither listed nor serving."""
         member = self._members.get(worker)
         if member is not None and not member.is_listed and not member.is_serving:
             logger.info("%s left", worker)
@@ -408,7 +408,7 @@ class Fleet:
         if member is None:
             return
         self._namespaces = frozenset(m.namespace for m in self._members.values())
-        member.was_asked.set()  # nobody will
+        member.was_asked.set()  # releases `first_look`
         self._events.unfollow(worker)
         task = self._watches.pop(worker)
         if task is not asyncio.current_task():
@@ -416,7 +416,7 @@ class Fleet:
         self._close_unused(member.record.endpoint)
 
     def _close_unused(self, endpoint: str) -> None:
-        """Closes the channel to an endpoint where no member is, once nothing uses it."""
+        """Closes the channel to an endpoint without a member, once no call uses it."""
         is_home = any(m.record.endpoint == endpoint for m in self._members.values())
         if is_home or self._num_users[endpoint] > 0:
             return
@@ -425,7 +425,7 @@ class Fleet:
         closing.add_done_callback(self._closing.discard)
 
     async def _close(self, endpoint: str) -> None:
-        if self._num_users[endpoint] == 0:  # nobody has come meanwhile
+        if self._num_users[endpoint] == 0:  # no new user since the task was created
             del self._num_users[endpoint]
             await self._channels.discard(endpoint)
 

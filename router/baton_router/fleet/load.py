@@ -1,7 +1,7 @@
 """In-flight load of one worker, as counted by this router.
 
-The same counts make a worker's snapshot live and in the simulator. Knows nothing of workers, calls
-or clocks: what time it is, it is told.
+The router and the simulator make worker snapshots from the same counts. Independent of workers and
+RPCs; the caller passes the time.
 """
 
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ class Share:
     """Load that one request adds to a worker.
 
     Attributes:
-        num_sequences: sequences it runs there.
-        num_tokens: prompt tokens that are yet to be computed there.
-        num_held_tokens: tokens whose KV is held or promised there.
+        num_sequences: sequences of the request on the worker.
+        num_tokens: prompt tokens that the worker has yet to compute.
+        num_held_tokens: tokens whose KV the worker holds or has reserved.
     """
 
     num_sequences: int = 1
@@ -27,10 +27,10 @@ class Share:
 
 
 class Load:
-    """The sum of the shares that were taken and not given back.
+    """Load of one worker: the sum of all shares taken and not given back.
 
     Attributes:
-        num_changes: grows with each change.
+        num_changes: number of changes so far.
     """
 
     def __init__(self) -> None:
@@ -42,11 +42,11 @@ class Load:
         self._recent = DecayedCounter()
 
     def take(self, share: Share, now: float, turn: int) -> None:
-        """Counts a share from now on.
+        """Adds a share to the load.
 
         Args:
-            now: seconds; never goes back.
-            turn: grows from one share to the next, over all workers.
+            now: seconds; must not decrease between calls.
+            turn: number of the share; increases from one share to the next, over all workers.
         """
         self.num_changes += 1
         self.num_sequences += share.num_sequences
@@ -56,7 +56,7 @@ class Load:
         self.last_turn = turn
 
     def give_back(self, share: Share) -> None:
-        """Counts a share that was taken no longer."""
+        """Subtracts a share that was taken before."""
         self.num_changes += 1
         self.num_sequences -= share.num_sequences
         self.num_queued_tokens -= share.num_tokens
@@ -75,7 +75,7 @@ class Load:
         rates: Rates | None = None,
         version: str = "",
     ) -> Candidate:
-        """The worker under this load, as placement sees it."""
+        """Returns the placement candidate of the worker under this load."""
         return Candidate(
             worker=worker,
             role=role,

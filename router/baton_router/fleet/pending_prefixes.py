@@ -1,8 +1,8 @@
-"""Prompts that workers were given and have not computed yet: prefixes they will soon hold.
+"""Pending prefixes: blocks of prompts that workers have queued and will soon have cached.
 
-A worker computes its prompts in the order in which they came, so a prompt that begins like one
-before it finds that beginning cached when its turn comes, though no event has told of it yet. Where
-queues are long that is most of what is found again. Knows nothing of workers but their names.
+A worker computes its prompts first come, first served, so a prompt finds the prefix of an earlier
+one cached by the time it is computed, before any KV event reports it. With long queues most prefix
+cache hits are of this kind. Knows workers only by their names.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,14 +15,14 @@ _Chain = Sequence[BlockHash]
 
 
 class PendingPrefixes:
-    """Blocks of prompts on their way, and how many of a worker's prompts have each."""
+    """Pending blocks, with the number of each worker's queued prompts that contain them."""
 
     def __init__(self) -> None:
         self._counts: dict[BlockHash, dict[str, int]] = {}
 
     @contextmanager
     def pending(self, worker: str, hashes: _Chain) -> Iterator[None]:
-        """A prompt of these blocks is on its way to a worker for the length of the block."""
+        """Counts a prompt with these blocks as pending at `worker` for the `with` block."""
         for block in hashes:
             of_block = self._counts.setdefault(block, {})
             of_block[worker] = of_block.get(worker, 0) + 1
@@ -33,7 +33,7 @@ class PendingPrefixes:
                 self._forget(worker, block)
 
     def match(self, hashes: _Chain) -> dict[str, int]:
-        """How many of the leading `hashes` each worker is about to hold; others are left out."""
+        """Returns the number of leading `hashes` pending at each worker that has any."""
         matches: dict[str, int] = {}
         going_on = set(self._counts.get(hashes[0], ())) if hashes else set()
         for num_blocks, block in enumerate(hashes):
@@ -56,7 +56,7 @@ class PendingPrefixes:
 
 
 def held_blocks(index: LocalityIndex, pending: PendingPrefixes, hashes: _Chain) -> dict[str, int]:
-    """How many of the leading `hashes` each worker holds, or will when a prompt has its turn."""
+    """Returns the number of leading `hashes` that each worker has cached or pending."""
     matches = index.match(hashes)
     for worker, num_blocks in pending.match(hashes).items():
         matches[worker] = max(num_blocks, matches.get(worker, 0))

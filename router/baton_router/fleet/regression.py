@@ -1,31 +1,31 @@
-"""A small linear model that is fitted as observations come. Pure; knows nothing of what it fits.
+"""Online linear regression: bounded, robust, with exponential forgetting. Pure.
 
-Least squares of relative errors, so that short and long observations count alike, where those of
-long ago fade. Coefficients stay within bounds; what the observations say nothing about stays where
-it was assumed to be. An observation that is far from what was expected, as measured by how far
-others were, counts little, unless such ones go on.
+Minimizes the squared relative errors, so that short and long observations count equally, with
+weights that decay per observation. Coefficients stay within bounds; one that the observations do
+not determine stays at its prior. An outlier, by the mean error of recent observations, has a small
+weight, unless further ones confirm it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_KEPT = 0.98  # of the weight of what was observed, with each observation
-_PRIOR_WEIGHT = 1e-5  # of an observation, so that it decides where observations do not
+_KEPT = 0.98  # factor by which past observations decay with each new one
+_PRIOR_WEIGHT = 1e-5  # relative to an observation: decides only what observations do not determine
 _SWEEPS = 12
-_TOLERATED = 2.0  # spreads
+_TOLERATED = 2.0  # errors up to this many spreads have full weight
 _LEAST_SPREAD = 0.05
 _SPREAD_WEIGHT = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Coefficient:
-    """One unknown.
+    """Prior and bounds of one coefficient.
 
     Attributes:
-        prior: what is assumed.
-        scale: of the order of what is likely; greater than 0.
-        largest: what it never exceeds.
-        least: what it is at least; never negative.
+        prior: value before any observation.
+        scale: likely order of magnitude; greater than 0.
+        largest: upper bound.
+        least: lower bound; never negative.
     """
 
     prior: float
@@ -35,7 +35,7 @@ class Coefficient:
 
 
 class Regression:
-    """y = sum of coefficients times features."""
+    """Linear model: y = sum of coefficients times features."""
 
     def __init__(self, coefficients: Sequence[Coefficient]) -> None:
         self._coefficients = tuple(coefficients)
@@ -55,11 +55,11 @@ class Regression:
         return tuple(x * c.scale for x, c in zip(self._solution, self._coefficients, strict=True))
 
     def expected(self, features: Sequence[float]) -> float:
-        """What is expected to be observed."""
+        """Returns the model's prediction for `features`."""
         return sum(f * c for f, c in zip(features, self.values, strict=True))
 
     def observe(self, features: Sequence[float], y: float) -> None:
-        """Takes in one observation; `features` not negative and not all 0, `y` greater than 0."""
+        """Adds one observation; `features` not negative and not all 0, `y` greater than 0."""
         scaled = [f * c.scale for f, c in zip(features, self._coefficients, strict=True)]
         expected = sum(f * x for f, x in zip(scaled, self._solution, strict=True))
         size = max(y, expected)
@@ -77,7 +77,7 @@ class Regression:
             self._vector[i] = _KEPT * self._vector[i] + weighted * y
 
     def _solve(self) -> None:
-        """Coordinate descent from the last solution, within the bounds."""
+        """Runs coordinate descent from the last solution, within the bounds."""
         solution = self._solution
         for _ in range(_SWEEPS):
             for i, row in enumerate(self._matrix):

@@ -1,6 +1,6 @@
 """HTTP service discovery for Prometheus: the metrics endpoints of this cluster.
 
-https://prometheus.io/docs/prometheus/latest/http_sd/ says what is expected.
+Format: https://prometheus.io/docs/prometheus/latest/http_sd/
 """
 
 import json
@@ -11,10 +11,10 @@ PATH = "/targets"
 
 
 class ServiceDiscovery:
-    """This router and the workers that it knows.
+    """Service discovery of this router and the workers that it knows.
 
     Args:
-        own_endpoint: where this router serves its metrics.
+        own_endpoint: "host:port" of this router's metrics.
     """
 
     def __init__(self, fleet: Fleet, own_endpoint: str) -> None:
@@ -22,8 +22,8 @@ class ServiceDiscovery:
         self._own_endpoint = own_endpoint
 
     def render(self, _accept: str = "") -> tuple[bytes, str]:
-        """The answer and its content type. What each is comes as `__meta_baton_...`, to be kept as
-        labels or not."""
+        """Returns the response body and its content type. Role and worker id are meta labels,
+        `__meta_baton_...`, which relabeling may keep."""
         groups = [_group(self._own_endpoint, "router", "")]
         for member in self._fleet.members:
             record = member.record

@@ -1,12 +1,11 @@
 """Latency model of workers, fitted to what they report.
 
-The workers of a pool run the same model with the same layout, so what a step, a token or a pair
-takes is fitted to the reports of all of them, and a worker that joins is known at once. Of each
-worker only one number is its own: how much slower than its pool it is. Small differences, and those
-within which its reports differ from each other, are taken for noise, so that equal workers stay
-equal, what is cached stays where it is, and what is even stays evenly loaded. Nor is it one
-worker's slowness if the machines of all are busy for a while and it is the one that has reported.
-Knows nothing of messages.
+The workers of a pool run the same model with the same layout, so seconds per step, token and pair
+are fitted to the reports of all of them, and apply at once to a worker that joins. Each worker has
+one parameter of its own: the factor by which it is slower than its pool. Differences that are small
+or within the spread of the worker's reports count as noise, so that equal workers stay equal,
+prefixes stay where they are cached and load stays even. A slowdown of all machines is not
+attributed to the worker that reports it first. Independent of protobuf messages.
 """
 
 import math
@@ -16,8 +15,8 @@ from dataclasses import dataclass
 from baton_router.fleet.cost_rates import PRIOR, STEPS_SLOWED, Rates
 from baton_router.fleet.regression import Coefficient, Regression
 
-# Whatever noisy reports say, no token is for nothing: of workers that are alike but for what they
-# hold, the one that holds more is the cheaper one.
+# Lower bound against noisy reports: a token always costs something, so that of two workers that
+# differ only in cached tokens, the one with more is cheaper.
 _LEAST_PER_TOKEN = 1e-7
 
 _WORK = (
@@ -31,20 +30,20 @@ _TRANSFER = (
     Coefficient(PRIOR.transfer_seconds_per_token, 5e-6, 1e-2, _LEAST_PER_TOKEN),
 )
 _PRIOR_TRANSFER = (PRIOR.handoff_seconds, PRIOR.transfer_seconds_per_token)
-_MOVED = 0.05  # the part of a coefficient by which it may be off
-_SHORTEST = 1e-6  # seconds; what is measured as less
+_MOVED = 0.05  # relative change of a coefficient below which its published value stays
+_SHORTEST = 1e-6  # seconds; lower bound of measured and expected times
 
-_ENOUGH_TOKENS = 512  # of prompts, to know what they take
-_NOTICED = math.log(1.25)  # differences in speed that are no noise
+_ENOUGH_TOKENS = 512  # prompt tokens after which a pool uses its own fit
+_NOTICED = math.log(1.25)  # log of the smallest slowness that is not noise
 _LARGEST = math.log(100.0)
-_LARGEST_SURPRISE = 1.0  # of one report
+_LARGEST_SURPRISE = 1.0  # log bound on the influence of one report
 _WEIGHT = 0.1  # of one report, in a worker's slowness
-_FOLLOWED = 0.1  # of what all workers have become slower by, with each report
+_FOLLOWED = 0.1  # largest change of the pool's log level per report
 
 
 @dataclass(frozen=True, slots=True)
 class WorkDone:
-    """Work of a worker since its start: `baton.v1.WorkDone`, in seconds."""
+    """Work done by a worker since its start: `baton.v1.WorkDone`, in seconds."""
 
     num_steps: int = 0
     num_prompt_tokens: int = 0
@@ -63,7 +62,7 @@ class WorkDone:
 
     @property
     def features(self) -> tuple[float, ...]:
-        """What `_WORK` has a coefficient for."""
+        """The features of the coefficients in `_WORK`, in order."""
         return (
             self.num_steps,
             self.num_prompt_tokens,
@@ -73,27 +72,27 @@ class WorkDone:
 
 
 class PoolModel:
-    """Latency model shared by the workers of one role that may replace each other.
+    """Latency model of a pool: the interchangeable workers of one role.
 
     Args:
-        twin: a pool that computes prompts of the same model, for this one's decode workers or in a
-            version before. What they take is as there until this one has computed some itself; else
-            a pool thought slow would never be tried.
+        twin: prefill pool of the same model: the one paired with this decode pool, or that of an
+            earlier version. Its prompt coefficients apply until this pool has computed
+            `_ENOUGH_TOKENS`; with a slow prior, a pool might never be tried.
     """
 
     def __init__(self, twin: "PoolModel | None" = None) -> None:
         self._twin = twin
         self._num_prompt_tokens = 0
-        self._log_level = 0.0  # the median of late reports, over what is expected
+        self._log_level = 0.0  # log of the median of recent reports' actual / expected seconds
         self._connector = ""
         self._work = _Settled(_WORK)
         self._transfers: dict[str, _Settled] = {}
-        # As long as nothing changes.
+        # Cache, cleared when a coefficient moves.
         self._rates: dict[tuple[tuple[float, ...], int, float, str], Rates] = {}
 
     def worked(self, work: WorkDone) -> float:
-        """A worker has computed this. Returns the logarithm of how much slower that was than what
-        others have taken of late."""
+        """Adds a worker's report. Returns the log of its seconds over those expected from recent
+        reports of the pool; positive means slower."""
         expected = max(self._work.expected(work.features), _SHORTEST)
         surprise = math.log(work.seconds / expected) - self._log_level
         self._log_level += min(max(surprise, -_FOLLOWED), _FOLLOWED)
@@ -103,15 +102,15 @@ class PoolModel:
         return surprise
 
     def received(self, num_tokens: float, exposed_seconds: float, connector: str) -> None:
-        """The KV of so many tokens came by a connector; it was waited for so long."""
+        """Adds a transfer of `num_tokens` tokens of KV, awaited for `exposed_seconds`."""
         self._connector = connector
         transfers = self._transfers.setdefault(connector, _Settled(_TRANSFER))
         if transfers.observe((1.0, num_tokens), max(exposed_seconds, _SHORTEST)):
             self._rates.clear()
 
     def rates(self, max_step_tokens: int, slowness: float, connector: str) -> Rates:
-        """Of a worker with such steps that gets its blocks by this connector; if it has got none
-        yet, by that of another one."""
+        """Returns the rates of a worker with these steps and slowness that receives blocks by
+        `connector`; if empty, by the connector used last in the pool."""
         key = (self._prompt_values, max_step_tokens, slowness, connector or self._connector)
         if key not in self._rates:
             self._rates[key] = self._made(*key)
@@ -119,7 +118,7 @@ class PoolModel:
 
     @property
     def _prompt_values(self) -> tuple[float, ...]:
-        """Seconds of a step, a token and a pair."""
+        """Seconds per step, token and pair."""
         if self._twin is not None and self._num_prompt_tokens < _ENOUGH_TOKENS:
             return self._twin._prompt_values
         return self._work.values[:3]
@@ -143,11 +142,11 @@ class PoolModel:
 
 
 class _Settled:
-    """A regression whose values are told anew only when they have moved: what hardly changes needs
-    not be recorded, nor anything made of it again.
+    """Regression with hysteresis: publishes new values only when they have moved, so that snapshots
+    need not be made or recorded again after small changes.
 
     Attributes:
-        values: the coefficients as they were told last.
+        values: the coefficients published last.
     """
 
     def __init__(self, coefficients: tuple[Coefficient, ...]) -> None:
@@ -159,7 +158,7 @@ class _Settled:
         return self._regression.expected(features)
 
     def observe(self, features: Sequence[float], y: float) -> bool:
-        """Takes in an observation. Returns whether the values have moved."""
+        """Adds an observation. Returns whether the published values have changed."""
         self._regression.observe(features, y)
         values = self._regression.values
         if all(map(_is_near, values, self.values, self._scales)):
@@ -176,11 +175,11 @@ class WorkerModel:
     """Latency model of one worker, in one epoch.
 
     Args:
-        max_step_tokens: tokens of its steps at most; 0: not known.
+        max_step_tokens: maximum tokens of its steps; 0: unknown.
 
     Attributes:
-        connector: by which blocks came last; empty: none has. Few workers ever use two.
-        slowness: how much slower than its pool it is; 1 where that is hardly so.
+        connector: connector of the last transfer; empty: none yet. Few workers ever use two.
+        slowness: factor by which it is slower than its pool; 1 if the difference may be noise.
     """
 
     def __init__(self, pool: PoolModel, max_step_tokens: int = 0) -> None:
@@ -190,15 +189,15 @@ class WorkerModel:
         self._max_step_tokens = max_step_tokens
         self._done = WorkDone()
         self._log_slowness = 0.0
-        self._spread = _NOTICED  # the mean by which its reports differ from that
+        self._spread = _NOTICED  # mean absolute deviation of its reports from that
 
     @property
     def rates(self) -> Rates:
         return self._pool.rates(self._max_step_tokens, self.slowness, self.connector)
 
     def worked(self, done: WorkDone) -> None:
-        """The worker has computed so much since it started. Of reports that overtake each other the
-        late one says nothing new."""
+        """Adds a report of all work since the worker's start. Ignores one that arrives after a
+        later report."""
         work = done.since(self._done)
         if work.num_steps <= 0 or work.seconds <= 0 or min(work.features) < 0:
             return
@@ -215,7 +214,7 @@ class WorkerModel:
             self.slowness = slowness if size > noticed else 1.0
 
     def received(self, num_tokens: float, exposed_seconds: float, connector: str) -> None:
-        """The KV of so many tokens came by a connector; this worker waited for it so long after the
-        prompt was computed."""
+        """Adds a transfer of `num_tokens` tokens of KV to this worker, which waited for it
+        `exposed_seconds` after the prompt was computed."""
         self.connector = connector
         self._pool.received(num_tokens, exposed_seconds, connector)

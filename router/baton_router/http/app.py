@@ -1,6 +1,6 @@
-"""The routes of the HTTP front, which takes what OpenAI's clients send.
+"""Routes of the OpenAI-compatible HTTP API.
 
-It is an edge: what it reads becomes the same messages that come in over gRPC, and goes the same way
+Requests become the same messages as those over gRPC, and are served by the same pipeline
 (`baton_router.lifecycle.inference`).
 """
 
@@ -39,10 +39,10 @@ _Make = Callable[[_Asked, Caller], Awaitable[Exchange]]
 
 
 class _Answer(Response):
-    """Writes itself, as long as there is somebody to read it."""
+    """Response that writes an exchange and is cancelled when the client disconnects."""
 
     def __init__(self, exchange: Exchange, more_headers: Callable[[], dict[str, str]]) -> None:
-        """`more_headers`: of the answer, asked for when it begins."""
+        """Adds the result of `more_headers`, called when the answer begins, to its headers."""
         super().__init__()
         self._exchange = exchange
         self._more_headers = more_headers
@@ -58,12 +58,12 @@ class _Answer(Response):
 
 
 class Routes:
-    """Each method is a route.
+    """Routes of the HTTP API; each method is one.
 
     Args:
-        render_metrics: None: they are turned off.
-        max_body_bytes: of a request.
-        access: of whom certificates are asked; None: of nobody.
+        render_metrics: None if metrics are turned off.
+        max_body_bytes: maximum bytes of a request's body.
+        access: checks client certificates; None: none are required.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class Routes:
         self._created = int(time.time())
 
     def app(self) -> FastAPI:
-        """The application. It describes itself in the README; pages that would describe it load
-        what they show from elsewhere."""
+        """Returns the ASGI application, without generated API pages, which load scripts from other
+        hosts; the README documents the API."""
         app = FastAPI(title="Baton", openapi_url=None)
         app.add_api_route("/v1/completions", self.completions, methods=["POST"])
         app.add_api_route("/v1/chat/completions", self.chat_completions, methods=["POST"])
@@ -121,13 +121,13 @@ class Routes:
         return JSONResponse(self._model())
 
     async def health(self) -> Response:
-        """As gRPC's health of the name `readiness`."""
+        """Reports readiness, as gRPC's health check named `readiness`."""
         if self._requests.is_draining:
             raise UnavailableError("the router is draining; another one will serve")
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:
-        """As at the router's `--metrics-port`, to those who may ask for anything here."""
+        """Serves the metrics of `--metrics-port` to callers that may use this API."""
         self._caller(request)
         assert self._render_metrics is not None, "a route that is not there"
         body, content_type = self._render_metrics(request.headers.get("accept", ""))
@@ -139,7 +139,7 @@ class Routes:
     async def _generate(
         self, request: Request, schema: type[_Asked], make: "_Make[_Asked]"
     ) -> Response:
-        # Who is nobody's, or over its tenant's limit, is told so before it is read on.
+        # Unknown callers and tenants over their limit are rejected before the body is read.
         caller = self._caller(request)
         tenant = self._tenants.of(caller).name
         self._limits.check(tenant)
@@ -148,14 +148,14 @@ class Routes:
         try:
             exchange = await self._exchange(request, schema, make, caller)
         except BatonError:
-            self._limits.count_request(tenant)  # one that is no good has cost something, too
+            self._limits.count_request(tenant)  # an invalid request has cost work, too
             raise
         return _Answer(exchange, lambda: limit_headers(self._limits.statuses(tenant)))
 
     async def _exchange(
         self, request: Request, schema: type[_Asked], make: "_Make[_Asked]", caller: Caller
     ) -> Exchange:
-        """Of what the request has in its body."""
+        """Makes the exchange for the request in the body."""
         body = await read_body(request.stream(), request.headers, self._max_body_bytes)
         asked = parse(body, schema)
         try:
@@ -164,7 +164,7 @@ class Routes:
             raise in_their_words(error, asked) from error
 
     def _caller(self, request: Request) -> Caller:
-        """Raises `UnauthenticatedError` or `PermissionDeniedError` for whom nothing is here."""
+        """Returns the caller. Raises `UnauthenticatedError` or `PermissionDeniedError`."""
         caller = HttpCaller(request)
         if self._access is not None:
             self._access.check(caller, _INFERENCE)
@@ -183,5 +183,5 @@ class Routes:
 
 
 async def _raise(_request: Request, error: Exception) -> Response:
-    """Past FastAPI's own answer, to where all failures end."""
+    """Bypasses FastAPI's own error response, so that `Failures` handles all errors."""
     raise error

@@ -1,6 +1,6 @@
-"""The body of a request, read as far as it may be and made an object of its schema.
+"""Request bodies: read up to a size limit and parsed into their schema.
 
-What is wrong with it is told by the path of the first field that is, as in `messages[0].role`.
+An error names the path of the first invalid field, as in `messages[0].role`.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from baton.errors import InvalidArgumentError
 from baton_router.http.errors import BodyTimeoutError, BodyTooLargeError, MediaTypeError
 
-# For a body to come in, whatever its size.
+# Timeout for a body to arrive, in seconds, whatever its size.
 BODY_SECONDS = 60.0
 _SHOWN_CHARS = 40
 
@@ -24,11 +24,11 @@ _Schema = TypeVar("_Schema", bound=BaseModel)
 async def read_body(
     chunks: AsyncIterator[bytes], headers: Mapping[str, str], max_bytes: int
 ) -> bytes:
-    """The whole body. Nothing beyond `max_bytes` is kept, nor read where its length is announced.
+    """Returns the whole body. Keeps at most `max_bytes`, and reads nothing if more is announced.
 
     Raises `MediaTypeError`, `BodyTooLargeError`, `BodyTimeoutError`.
     """
-    # Else any page in a browser could send requests here without being asked whether it may.
+    # Otherwise any page in a browser could send requests here without a CORS preflight.
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise MediaTypeError("the content type of a request must be application/json")
     announced = headers.get("content-length", "")
@@ -47,7 +47,7 @@ async def read_body(
 
 
 def parse(body: bytes, schema: type[_Schema]) -> _Schema:
-    """Raises `InvalidArgumentError`, which names the field."""
+    """Returns the validated body. Raises `InvalidArgumentError`, which names the field."""
     content = _read_json(body)
     if not isinstance(content, dict):
         raise InvalidArgumentError("body", "must be a JSON object")
@@ -74,7 +74,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _without_nulls(content: dict[str, Any]) -> dict[str, Any]:
-    """Clients write null for what they leave out; at the top, and in messages that were answers."""
+    """Drops nulls at the top and in messages: clients send null for fields they leave out."""
     kept = {name: value for name, value in content.items() if value is not None}
     if isinstance(kept.get("messages"), list):
         kept["messages"] = [
@@ -87,8 +87,8 @@ def _without_nulls(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _explained(error: ValidationError, content: dict[str, Any]) -> InvalidArgumentError:
-    """The first field that is wrong. One that may be of several kinds is wrong as each of them:
-    what was meant is the kind that holds longest."""
+    """Returns the error of the first invalid field. A field with a union type has an error for each
+    kind: the one with the deepest location is the kind that was meant."""
     details = error.errors(include_url=False)
     of_first = [detail for detail in details if detail["loc"][:1] == details[0]["loc"][:1]]
     detail = max(of_first, key=lambda one: len(one["loc"]))
@@ -96,7 +96,7 @@ def _explained(error: ValidationError, content: dict[str, Any]) -> InvalidArgume
 
 
 def _path(detail: ErrorDetails, content: Any) -> str:
-    """As in `messages[0].content`. The names of kinds, which are in a location too, are not."""
+    """Returns a path as `messages[0].content`, without the names of union kinds in a location."""
     path, value = "", content
     for at, part in enumerate(detail["loc"], 1):
         is_missing = at == len(detail["loc"]) and detail["type"] == "missing"
@@ -120,7 +120,7 @@ def _problem(detail: ErrorDetails) -> str:
 
 
 def _check_text(value: Any, location: tuple[int | str, ...]) -> None:
-    """Raises for a half of a surrogate pair, which JSON can write and no text can hold."""
+    """Raises for half of a surrogate pair, which JSON can encode but no text can hold."""
     if isinstance(value, str):
         try:
             value.encode()

@@ -5,21 +5,21 @@ from typing import cast
 
 from starlette.requests import Request
 
-# Where in a connection's state it is, among what belongs to all of its requests.
+# Key in a connection's state, which all of its requests share.
 AUTH_CONTEXT = "auth_context"
 
 
 class HttpCaller:
-    """Its metadata are its headers: `authorization` among them, and `traceparent`."""
+    """Caller whose metadata are its headers, such as `authorization` and `traceparent`."""
 
     def __init__(self, request: Request) -> None:
         self._headers = request.headers
         self._auth_context = request.scope.get("state", {}).get(AUTH_CONTEXT, {})
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
-        """What the certificate says, if one was shown, as gRPC has it."""
+        """Returns the certificate's identity as gRPC has it; empty if none was shown."""
         return cast("Mapping[str, Iterable[bytes]]", self._auth_context)
 
     def invocation_metadata(self) -> "Iterable[tuple[str, str | bytes]]":
-        """Names in lower case, as gRPC has them."""
+        """Returns the headers with lower-case names, as in gRPC."""
         return self._headers.items()

@@ -1,8 +1,8 @@
-"""One connection of the HTTP front, and what all of them together may take.
+"""HTTP/1.1 connections of the router: header timeout, header size and connection limits.
 
-uvicorn waits for the head of a first request as long as its client likes, and for as many clients
-as come. Here a head comes in time or not at all. Where there are too many connections, the one that
-has asked for nothing for longest makes room; while all are busy, a new one is told to come again.
+uvicorn has no timeout for the head of a first request and no limit of connections. Here a head
+arrives in time, or the connection is closed. At the limit, the connection idle for longest is
+closed for a new one; if all are busy, the new one gets 503 with retry-after.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ _NO_ROOM = Failure(
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Connection limits of one HTTP front.
+    """Connection limits of one HTTP server.
 
     Attributes:
-        max_connections: open ones.
-        max_header_bytes: of a request's first line and headers.
-        head_seconds: for these to come in, from the connection's or the head's first byte on.
+        max_connections: maximum open connections.
+        max_header_bytes: maximum bytes of a request's first line and headers.
+        head_seconds: timeout for these, from the connection's or the head's first byte on.
     """
 
     max_connections: int = 1024
@@ -42,7 +42,7 @@ class ConnectionLimits:
 
 
 class Connection(H11Protocol):
-    """One connection. What its client's certificate says is in the state of its requests."""
+    """HTTP connection. Its requests' state has the identity in the client certificate."""
 
     def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -52,11 +52,11 @@ class Connection(H11Protocol):
 
     @property
     def is_asking(self) -> bool:
-        """Whether a request is being answered."""
+        """True while a request is being answered."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Takes it, if there is room for it."""
+        """Accepts the connection, or refuses it at the limit."""
         has_room = len(self.connections) < self._limits.max_connections or self._make_room()
         super().connection_made(transport)
         secured = transport.get_extra_info("ssl_object")
@@ -65,7 +65,7 @@ class Connection(H11Protocol):
         if has_room:
             self._time_head()
         else:
-            self.connections.discard(self)  # it is none that another could take the place of
+            self.connections.discard(self)  # so that no other one evicts it
             self._refuse(_NO_ROOM)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -81,7 +81,7 @@ class Connection(H11Protocol):
             self._time_head()
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP; a head that is too large has a status of its own."""
+        """Answers invalid HTTP with 400, and a head that is too large with 431."""
         buffered, _ = self.conn.trailing_data
         if len(buffered) > self._limits.max_header_bytes:
             most = self._limits.max_header_bytes
@@ -91,7 +91,7 @@ class Connection(H11Protocol):
             self._refuse(Failure(400, msg, "invalid_request_error", "invalid_http"))
 
     def _make_room(self) -> bool:
-        """Closes the connection that has asked for nothing for longest; whether there was one."""
+        """Closes the connection that is idle for longest; returns False if all are busy."""
         idle = [c for c in self.connections if isinstance(c, Connection) and not c.is_asking]
         if not idle:
             return False
@@ -116,10 +116,10 @@ class Connection(H11Protocol):
             self._refuse(Failure(408, text, "invalid_request_error", "headers_timeout"))
 
     def _refuse(self, failure: Failure) -> None:
-        """Answers, in place of a request that is not there, and closes."""
+        """Sends `failure` without a request, and closes the connection."""
         self._stop_timer()
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.close()  # in the middle of an answer
+            self.transport.close()  # an answer is being sent
             return
         content = json.dumps(failure.body).encode()
         headers = [

@@ -1,4 +1,4 @@
-"""The way out over HTTP: an exception becomes a status and a body in OpenAI's shape.
+"""Error mapping of the HTTP API: exception to status and body in OpenAI's format.
 
 InvalidArgumentError      400 invalid_request_error, with the field as `param`
     of `model`            404 model_not_found
@@ -27,23 +27,23 @@ from baton_router.admission.rate_limit import Kind, RateLimitedError, RateLimitS
 
 
 class BodyTooLargeError(errors.BatonError):
-    """The body has more bytes than are read."""
+    """Body has more bytes than the limit."""
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(f"the body is larger than {max_bytes} bytes")
 
 
 class BodyTimeoutError(errors.BatonError):
-    """The body did not come in time."""
+    """Body did not arrive in time."""
 
 
 class MediaTypeError(errors.BatonError):
-    """The body is not said to be JSON."""
+    """Body is not declared as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Error response of a client.
+    """Error response to a client.
 
     Attributes:
         kind: the `type` of OpenAI's error.
@@ -67,7 +67,7 @@ class Failure:
 _INVALID = "invalid_request_error"
 _SERVER = "server_error"
 
-# Status, type and code of each.
+# Status, type and code by exception.
 _KINDS: dict[type[BaseException], tuple[int, str, str | None]] = {
     errors.InvalidArgumentError: (400, _INVALID, None),
     errors.UnauthenticatedError: (401, "authentication_error", "invalid_api_key"),
@@ -88,7 +88,7 @@ _KINDS: dict[type[BaseException], tuple[int, str, str | None]] = {
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What to tell the client. Of a group the first error counts that is ours."""
+    """Returns the response to an error; for a group, to its first `BatonError`, if any."""
     error = _cause(error)
     kind = next((_KINDS[kind] for kind in type(error).__mro__ if kind in _KINDS), None)
     if kind is None:
@@ -101,7 +101,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def limit_headers(statuses: Mapping[Kind, RateLimitStatus]) -> dict[str, str]:
-    """Where a tenant stands with its limits, as OpenAI's answers have it."""
+    """Returns a tenant's rate limit status as the headers of OpenAI's API."""
     headers = {}
     for kind, standing in statuses.items():
         headers[f"x-ratelimit-limit-{kind}"] = str(standing.limit)
@@ -118,8 +118,8 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _headers_of(error: BaseException) -> dict[str, str]:
-    """When to ask again, for those who read whole seconds and those who read more; and with what
-    credentials."""
+    """Returns the headers for a retry: the wait in whole seconds and in milliseconds, or the
+    authentication scheme."""
     if isinstance(error, errors.OverloadedError):
         seconds = max(0.0, error.retry_after)
         statuses = error.statuses if isinstance(error, RateLimitedError) else {}

@@ -1,7 +1,7 @@
-"""One answer over HTTP: its requests put to the router, and what comes of them written as OpenAI
-has it, whole or as a stream of server-sent events.
+"""Exchange over HTTP: sends requests to the router and writes the answer in OpenAI's format, whole
+or as a stream of server-sent events.
 
-Nothing is written before the first request was accepted, so that a refusal has a status of its own.
+Nothing is written before the first request is accepted, so that a refusal has its own status.
 """
 
 import asyncio
@@ -30,26 +30,26 @@ from baton_router.lifecycle.inference import Inference
 
 logger = logging.getLogger(__name__)
 
-# What has come of several prompts and was not yet written; beyond, the workers wait.
+# Events of several prompts not yet written; a full queue is backpressure on the workers.
 _MAX_UNWRITTEN = 64
 
-# For the router to say by itself that the deadline has passed.
+# Grace period in seconds for the router to report an expired deadline itself.
 _LAST_WORDS_SECONDS = 1.0
 
 _Headers = list[tuple[bytes, bytes]]
 Event = tuple[int, pb.GenerateResponse]
 Extra = Callable[[Sequence[Reader]], Json]
-"""What an answer tells beside OpenAI's fields, of its requests that have ended."""
+"""Function that makes the answer's field `baton`, given its requests that have ended."""
 
 
 class Exchange:
-    """`write` is used once.
+    """Exchange of one HTTP request and its answer; `write` is used once.
 
     Args:
-        request_id: of the answer; those of its requests begin with it.
+        request_id: of the answer; the ids of its requests begin with it.
         requests: one for each prompt.
         readers: one for each request.
-        extra: None: nothing.
+        extra: makes the answer's field `baton`; None: there is none.
     """
 
     def __init__(
@@ -76,14 +76,14 @@ class Exchange:
         self._created = int(time.time())
 
     async def write(self, send: Send) -> None:
-        """Raises what the requests were refused for, and how an answer that is not streamed failed.
-        The failure of a stream is its last event."""
+        """Writes the answer. Raises if a request is refused, or if an answer that is not streamed
+        fails; the failure of a stream is its last event."""
         with _in_trace_of(self._caller):
             await self._write(send)
 
     async def _write(self, send: Send) -> None:
         try:
-            # A client that does not read keeps nobody waiting beyond its deadline.
+            # A client that does not read holds no resources beyond its deadline.
             async with asyncio.timeout(self._deadline.remaining() + _LAST_WORDS_SECONDS):
                 await (self._stream(send) if self._asked.stream else self._whole(send))
         except InvalidArgumentError as error:
@@ -137,7 +137,7 @@ class Exchange:
         own = [(b"content-type", media_type), (b"x-request-id", self._request_id.encode())]
         await send({"type": "http.response.start", "status": 200, "headers": own + headers})
 
-    # What is written.
+    # Writing.
 
     def _frame(self, name: str, choices: list[Json]) -> Json:
         return {
@@ -178,7 +178,7 @@ class Exchange:
             yield {**self._chunk([]), "usage": self._usage()}
 
     def _usage(self) -> Json:
-        """Of all prompts, so far."""
+        """Returns the usage of all prompts so far."""
         usages = [reader.finished.usage for reader in self._readers if reader.finished is not None]
         num_prompt = sum(reader.num_prompt_tokens for reader in self._readers)
         num_output = sum(reader.num_output_tokens for reader in self._readers)
@@ -191,10 +191,10 @@ class Exchange:
             },
         }
 
-    # What is read.
+    # Reading.
 
     async def _events(self) -> AsyncGenerator[Event, None]:
-        """Of all requests, in whatever mixture they come, each with its request's index."""
+        """Yields the events of all requests in any order, each with its request's index."""
         if len(self._requests) > 1:
             async with aclosing(self._mixed()) as mixture:
                 async for event in mixture:
@@ -238,7 +238,7 @@ class Exchange:
 
 @contextmanager
 def _in_trace_of(caller: Caller) -> Iterator[None]:
-    """What is done within is part of the trace that the caller is in."""
+    """Continues the trace of the caller in the block."""
     if not is_tracing():
         yield
         return

@@ -1,4 +1,4 @@
-"""Completions and chat completions as requests of the router."""
+"""Conversion of completions and chat completions to requests of the router."""
 
 import json
 import secrets
@@ -20,7 +20,7 @@ from baton_router.lifecycle.inference import Inference
 
 MAX_PROMPTS = 128
 
-# What the renderer itself is told by these names.
+# Names of the renderer's own arguments.
 _RESERVED = {
     "add_generation_prompt",
     "chat_template",
@@ -36,11 +36,11 @@ ExtraOf = Callable[[Caller], Extra]
 
 
 class Generations:
-    """Makes exchanges of what clients ask for.
+    """Factory of exchanges for completions and chat completions.
 
     Args:
         timeout: seconds, for a request that sets no deadline.
-        extra_of: what an answer tells a caller who wants its timeline.
+        extra_of: makes the timeline for a caller that asks for it.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Generations:
         self._tokens = TokenBytes(inference.card.tokenizer)
 
     async def complete(self, asked: CompletionRequest, caller: Caller) -> Exchange:
-        """Of `/v1/completions`. Raises `InvalidArgumentError`."""
+        """Makes the exchange of `/v1/completions`. Raises `InvalidArgumentError`."""
         _check_stream(asked)
         deadline = self._deadline(asked)
         request_id = _new_id()
@@ -69,7 +69,7 @@ class Generations:
         return self._exchange(asked, caller, deadline, request_id, requests, readers, shape)
 
     async def chat(self, asked: ChatRequest, caller: Caller) -> Exchange:
-        """Of `/v1/chat/completions`. Raises `InvalidArgumentError`."""
+        """Makes the exchange of `/v1/chat/completions`. Raises `InvalidArgumentError`."""
         _check_stream(asked)
         for name in _RESERVED & asked.chat_template_kwargs.keys():
             raise InvalidArgumentError(f"chat_template_kwargs.{name}", "is not for clients to set")
@@ -134,7 +134,7 @@ class Generations:
         return request
 
     async def _echo(self, asked: CompletionRequest, prompt: str | Sequence[int]) -> Prompt:
-        """What is repeated of a prompt: its tokens too, where they are to be scored."""
+        """Returns the prompt to repeat, with its tokens if they are to be scored."""
         if not isinstance(prompt, str):
             text = self._inference.card.tokenizer.decode(prompt, skip_special_tokens=False)
             return Prompt(text, prompt if asked.logprobs is not None else ())
@@ -154,8 +154,8 @@ def _check_stream(asked: GenerationRequest) -> None:
 
 
 def _prompts(asked: CompletionRequest) -> Sequence[str | Sequence[int]]:
-    """Each prompt of a request that may have several. Token ids are known to be no negative ones,
-    which no message can hold."""
+    """Returns each prompt of a request that may have several. Raises `InvalidArgumentError` for
+    token ids that are no unsigned 32-bit integers, which no message can hold."""
     prompt = asked.prompt
     if isinstance(prompt, str):
         return [prompt]
@@ -176,7 +176,7 @@ def _prompts(asked: CompletionRequest) -> Sequence[str | Sequence[int]]:
 
 
 def _message(message: ChatMessage) -> Json:
-    """A turn as chat templates read it: plain text, and calls with their arguments as objects."""
+    """Returns a turn for chat templates: content as plain text, arguments of calls as objects."""
     turn = message.model_dump(exclude_none=True, exclude={"annotations"})
     if message.content is None:
         turn["content"] = ""
@@ -188,7 +188,7 @@ def _message(message: ChatMessage) -> Json:
 
 
 def _arguments(written: str) -> object:
-    """What a model has written as JSON; as it is, where it is none."""
+    """Parses arguments that a model wrote as JSON; returns them unchanged if they are invalid."""
     try:
         return json.loads(written)
     except (ValueError, RecursionError):

@@ -1,6 +1,5 @@
-"""Middleware of every route: errors in OpenAI's shape, requests counted, and cancellation when
-the client disconnects.
-"""
+"""Middleware of every route: errors in OpenAI's format, requests counted, and cancellation when the
+client disconnects."""
 
 import asyncio
 import json
@@ -16,17 +15,17 @@ from baton_router.http.errors import BodyTooLargeError, Failure, failure_of
 
 logger = logging.getLogger(__name__)
 
-# How long, and how much, is read of a body that was refused: a client that is still writing would
-# else find the connection broken before it has read why.
+# Seconds and bytes for which a refused body is still read: otherwise a client that is still writing
+# would find the connection broken before it has read the error.
 _LINGER_SECONDS = 2.0
 _LINGER_BYTES = 64 * 2**20
 
-# A browser is to take an answer for what it says it is.
+# A browser must not guess another content type.
 _HEADERS = [(b"content-type", b"application/json"), (b"x-content-type-options", b"nosniff")]
 
 
 class InFlight:
-    """Counts requests, for a drain to wait for."""
+    """Counter of requests in flight, for a graceful shutdown to wait for."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -50,7 +49,7 @@ class InFlight:
 
 
 class Failures:
-    """Answers what a route raises. What fails after its answer has begun is cut off."""
+    """Error handler of the routes. An error after the answer has begun cuts the answer off."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -100,7 +99,7 @@ async def _answer(failure: Failure, send: Send, unread: Receive | None) -> None:
 
 
 async def _linger(receive: Receive) -> None:
-    """Reads what the client still writes, and forgets it."""
+    """Reads and drops the rest of the body that the client is still sending."""
     num_bytes, until = 0, time.monotonic() + _LINGER_SECONDS
     try:
         async with asyncio.timeout(_LINGER_SECONDS):
@@ -114,7 +113,7 @@ async def _linger(receive: Receive) -> None:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Awaits the work, and raises what it raises. It is cancelled as soon as the client leaves."""
+    """Awaits `work` and raises its errors; cancels it as soon as the client disconnects."""
     working, leaving = asyncio.create_task(work), asyncio.create_task(_left(receive))
     try:
         await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
@@ -131,6 +130,6 @@ async def _left(receive: Receive) -> None:
 
 
 def _cancelled(task: "asyncio.Task[None]") -> Awaitable[Any]:
-    """Its end. One that has ended already has ended as it has."""
+    """Cancels a task and returns an awaitable of its end; an ended task keeps its result."""
     task.cancel()
     return asyncio.gather(task, return_exceptions=True)

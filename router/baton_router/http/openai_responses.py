@@ -1,6 +1,6 @@
-"""Pieces of choices in the shapes that OpenAI's clients read: of a stream, and whole.
+"""Response formats of OpenAI's API: chunks of a stream, and whole answers.
 
-A shape is made for one answer, and sees the pieces of each choice in their order.
+A `Shape` serves one answer, and gets the pieces of each choice in order.
 """
 
 from codecs import getincrementaldecoder
@@ -19,7 +19,7 @@ class Shape(Protocol):
     """Response format of the choices of an answer.
 
     Attributes:
-        id_prefix: of the answer's id.
+        id_prefix: prefix of the answer's id.
         whole_name, chunk_name: the `object` of an answer and of a part of one.
     """
 
@@ -28,13 +28,13 @@ class Shape(Protocol):
     chunk_name: str
 
     def opening(self, index: int) -> Json | None:
-        """What a stream begins the choice with, if anything."""
+        """Returns the first chunk of a choice in a stream, if the format has one."""
 
     def part(self, piece: Piece) -> Json | None:
-        """A piece in a stream; None: there is nothing to tell of it."""
+        """Returns a piece in a stream; None if the client gets nothing of it."""
 
     def whole(self, index: int, pieces: Sequence[Piece]) -> Json:
-        """All pieces of a choice at once."""
+        """Returns a whole choice from all its pieces."""
 
 
 class ChatShape:
@@ -93,7 +93,7 @@ class CompletionShape:
         self._tokens = tokens
         self._offsets: dict[int, _Offsets] = {}
 
-    def opening(self, index: int) -> Json | None:  # noqa: ARG002 - one choice begins like another
+    def opening(self, index: int) -> Json | None:  # noqa: ARG002 - all choices begin alike
         return None
 
     def part(self, piece: Piece) -> Json | None:
@@ -120,7 +120,7 @@ class CompletionShape:
         }
 
     def _top(self, token: ScoredToken) -> Json | None:
-        """By their names, the chosen token among them."""
+        """Returns log-probabilities by token name, the chosen token included."""
         if token.logprob is None:
             return None
         named = {self._name(token_id): logprob for token_id, logprob in token.top}
@@ -128,7 +128,7 @@ class CompletionShape:
         return named
 
     def _name(self, token_id: int) -> str:
-        """The token's text; of one that is no whole characters its bytes, lest two be the same."""
+        """Returns the token's text; its bytes if it is no whole character, so names differ."""
         told = self._tokens[token_id]
         try:
             return told.decode()

@@ -1,4 +1,4 @@
-"""The page at `/`: one file, with all it needs in it, which is all that a browser may run of it."""
+"""HTML page at `/`: one self-contained file, whose content security policy permits no other."""
 
 import base64
 import hashlib
@@ -9,7 +9,7 @@ PAGE = (Path(__file__).parent / "page.html").read_bytes()
 
 
 def _allowed(element: str) -> str:
-    """The one such element of the page, as a policy names it."""
+    """Returns the policy's source expression for the only such element of the page: its hash."""
     (content,) = re.findall(rf"<{element}>(.*?)</{element}>".encode(), PAGE, re.DOTALL)
     return f"'sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}'"
 

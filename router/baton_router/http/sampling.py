@@ -1,4 +1,4 @@
-"""OpenAI's parameters as Baton's, and the names of the latter, in refusals, as OpenAI's.
+"""Sampling parameters of OpenAI's API as Baton's, and field names of errors mapped back.
 
 The bounds are those of `baton.sampling`; only the defaults differ, which are OpenAI's.
 """
@@ -23,7 +23,7 @@ from baton_router.http.schemas import (
 _ANY_OBJECT = {"type": "object"}
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
-# Where the field in a refusal is of another name here.
+# Fields of errors that have another name in OpenAI's API.
 _NAMES = {
     "sampling.grammar": "response_format",
     "input.chat.messages": "messages",
@@ -35,7 +35,7 @@ _NAMES = {
 
 
 def completion_sampling(asked: CompletionRequest) -> sampling_pb2.SamplingParams:
-    """Raises `InvalidArgumentError` for what is out of bounds."""
+    """Returns the parameters. Raises `InvalidArgumentError` if one is out of bounds."""
     wants_logprobs = asked.logprobs is not None
     return _to_proto(
         asked,
@@ -48,7 +48,7 @@ def completion_sampling(asked: CompletionRequest) -> sampling_pb2.SamplingParams
 
 
 def chat_sampling(asked: ChatRequest, num_tokens_left: int) -> sampling_pb2.SamplingParams:
-    """`num_tokens_left`: that fit behind the prompt; so many may come where no bound is given."""
+    """Returns the parameters. `max_tokens` is `num_tokens_left` after the prompt if unset."""
     given = asked.max_completion_tokens
     if given is not None and asked.max_tokens not in (None, given):
         raise InvalidArgumentError(
@@ -107,7 +107,7 @@ def _grammar(given: ResponseFormat | None) -> Grammar | None:
 
 
 def in_their_words(error: InvalidArgumentError, asked: GenerationRequest) -> InvalidArgumentError:
-    """The same refusal, by the names of what was sent."""
+    """Returns the same error with the client's field names."""
     return InvalidArgumentError(
         _their_name(error.field, asked), error.problem.replace("sampling.", "")
     )

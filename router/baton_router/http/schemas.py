@@ -1,8 +1,8 @@
 """Request schemas of OpenAI's API, as far as it is supported.
 
-A field that is not listed is refused by its name, so that nothing is ignored silently; the few that
-change no answer are taken and say so. Null is the same as leaving a field out. Bounds are not
-checked here but where every request's are (`baton.sampling`).
+Fields that are not listed are rejected by name, so that nothing is ignored silently; the few that
+change no answer are accepted and marked. Null equals an absent field. Bounds are not checked here
+but with every request's (`baton.sampling`).
 """
 
 from typing import Annotated, Any, Literal
@@ -17,20 +17,20 @@ class _Schema(BaseModel):
 
 
 class StreamOptions(_Schema):
-    """Options of a stream."""
+    """Stream options."""
 
     include_usage: bool = False
-    # The usage so far in each chunk, as other servers have it for load generators.
+    # Usage so far in each chunk, as other servers report it for load generators.
     continuous_usage_stats: bool = False
     include_obfuscation: Literal[False] = False
 
 
 class BatonOptions(_Schema):
-    """Options that OpenAI's API has no field for.
+    """Baton's options, which have no field in OpenAI's API.
 
     Attributes:
-        timeline: the answer tells where its time went, where it ran and why.
-        timeout_s: the deadline that every hop knows.
+        timeline: the answer includes its timings, its workers and the reasons of its placement.
+        timeout_s: deadline in seconds, passed on at every hop.
         priority: workers that schedule by priority serve smaller ones first.
     """
 
@@ -40,7 +40,7 @@ class BatonOptions(_Schema):
 
 
 class JsonSchema(_Schema):
-    """The schema that an answer fits; it always does, whatever `strict` says."""
+    """JSON schema that the answer always fits, whatever `strict` is."""
 
     name: str
     json_schema: JsonObject = Field(alias="schema")
@@ -65,7 +65,7 @@ ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discr
 
 
 class GenerationRequest(_Schema):
-    """Fields that completions and chat completions share."""
+    """Request fields that completions and chat completions share."""
 
     model: str = ""
     stream: bool = False
@@ -81,7 +81,7 @@ class GenerationRequest(_Schema):
     stop: str | list[str] = []
     response_format: ResponseFormat | None = None
 
-    # Not of OpenAI, under the names that other servers have for them.
+    # Extensions of OpenAI's API, under the names that other servers use.
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
@@ -95,7 +95,7 @@ class GenerationRequest(_Schema):
 
 
 class CompletionRequest(GenerationRequest):
-    """The body of `/v1/completions`."""
+    """Request body of `/v1/completions`."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
     best_of: int | None = None
@@ -104,7 +104,7 @@ class CompletionRequest(GenerationRequest):
 
 
 class ContentPart(_Schema):
-    """A part of a message. Parts that are no text are refused."""
+    """Part of a message. Only text is accepted."""
 
     type: Literal["text"]
     text: str
@@ -116,7 +116,7 @@ class FunctionCall(_Schema):
 
 
 class ToolCall(_Schema):
-    """A call that the model has made in an earlier turn."""
+    """Tool call that the model made in an earlier turn."""
 
     id: str
     type: Literal["function"] = "function"
@@ -124,7 +124,7 @@ class ToolCall(_Schema):
 
 
 class ChatMessage(_Schema):
-    """One turn; which roles there are is for the chat template to say."""
+    """Chat message; the chat template decides which roles exist."""
 
     role: str
     content: str | list[ContentPart] | None = None
@@ -132,7 +132,7 @@ class ChatMessage(_Schema):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-    # What OpenAI's own answers have, and a client sends back with them.
+    # Part of OpenAI's own answers, which clients send back.
     annotations: Annotated[list[JsonObject], Field(max_length=0)] = []
 
 
@@ -151,14 +151,14 @@ class Tool(_Schema):
 
 
 class ChatRequest(GenerationRequest):
-    """The body of `/v1/chat/completions`."""
+    """Request body of `/v1/chat/completions`."""
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int = 0
     tools: list[Tool] = []
-    # A model calls tools by what it writes, which is its answer's text here.
+    # Tool calls are part of the answer's text here; they are not parsed.
     tool_choice: Literal["auto", "none"] = "auto"
     chat_template_kwargs: JsonObject = {}
     modalities: list[Literal["text"]] = ["text"]

@@ -1,4 +1,4 @@
-"""The events of requests, read as pieces of choices: what both of OpenAI's shapes are made of."""
+"""Reader of a request's events as pieces of choices, from which both response formats are made."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """A token with its log-probability, in nats, and the most likely ones in its place.
+    """Token with its log-probability in nats, and the most likely ones at its position.
 
-    `logprob` is None of a prompt's first token, which nothing comes before.
+    `logprob` is None for a prompt's first token, which has no predecessor.
     """
 
     token_id: int
@@ -27,12 +27,12 @@ class ScoredToken:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Something of one choice, which comes behind its pieces before.
+    """Piece of one choice, which follows the pieces before it.
 
     Attributes:
-        index: of the choice.
+        index: index of the choice.
         tokens: empty unless log-probabilities were asked for; `text` may lag behind them.
-        finish_reason: of the choice's last piece.
+        finish_reason: set on the choice's last piece.
     """
 
     index: int
@@ -54,12 +54,12 @@ class Prompt:
 
 
 class Reader:
-    """Reads the events of one request, whose choices are numbered from `first`.
+    """Reader of the events of one request, whose choices are numbered from `first`.
 
     Attributes:
-        accepted: the first event; None: it has not come.
-        finished: the last event that ended a sequence, with what the request has used.
-        num_output_tokens: that have come.
+        accepted: the first event; None until it arrives.
+        finished: the last event that ended a sequence, with the request's usage.
+        num_output_tokens: tokens received so far.
     """
 
     def __init__(self, first: int, num_choices: int, echo: Prompt | None = None) -> None:
@@ -104,7 +104,7 @@ class Reader:
         yield from self._repeated()
 
     def _repeated(self) -> Iterator[Piece]:
-        """The prompt, once all is known of it that is to be told."""
+        """Yields the echoed prompt, once all its log-probabilities are known."""
         if self._echo is None or len(self._scores) < len(self._echo.token_ids) - 1:
             return
         first = [ScoredToken(token_id, None) for token_id in self._echo.token_ids[:1]]

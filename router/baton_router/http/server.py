@@ -1,4 +1,4 @@
-"""The HTTP front's life: listen, serve beside gRPC in the same event loop, drain, stop."""
+"""HTTP server beside gRPC in the same event loop: listen, serve, graceful shutdown."""
 
 import asyncio
 import logging
@@ -18,14 +18,14 @@ from baton_router.http.tls import server_context
 
 logger = logging.getLogger(__name__)
 
-# Longer than clients keep connections that they do not use, so that none sends into one that is
-# being closed.
+# Seconds, longer than clients keep idle connections, so that none sends into one that is being
+# closed.
 _KEEP_ALIVE_SECONDS = 75
 _LIMITS = ConnectionLimits()
 
 
 class _Uvicorn(uvicorn.Server):
-    """Leaves signals to the process."""
+    """uvicorn server that leaves signals to the process."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -33,7 +33,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 class HttpServer:
-    """Use: `start`, then `wait_idle` to drain, then `stop`."""
+    """HTTP server. Use: `start`, then `wait_idle` to drain, then `stop`."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class HttpServer:
         *,
         asks_for_certificates: bool = False,
     ) -> None:
-        """`tls`: None: all is said in the clear. `asks_for_certificates`: clients that show none
-        are not connected."""
+        """Serves without TLS if `tls` is None. `asks_for_certificates`: rejects connections of
+        clients that show none."""
         self._host = host
         self._scheme = "http" if tls is None else "https"
         self._app = InFlight(app)
@@ -70,8 +70,8 @@ class HttpServer:
         self._server = _Uvicorn(config)
 
     async def start(self, port: int) -> int:
-        """Listens and returns the port, any free one for 0. Raises `FailedPreconditionError` where
-        it cannot listen."""
+        """Listens and returns the port, any free one for 0. Raises `FailedPreconditionError` if it
+        cannot listen."""
         listening = _listen(self._host, port)
         port = listening.getsockname()[1]
         self._task = asyncio.create_task(self._server.serve(sockets=[listening]))
@@ -83,7 +83,7 @@ class HttpServer:
         await self._app.wait_idle()
 
     async def stop(self) -> None:
-        """Closes the port, and after a second the requests that are left. Idempotent."""
+        """Closes the port, and after one second the remaining requests. Idempotent."""
         self._server.should_exit = True
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)

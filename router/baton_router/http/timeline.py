@@ -1,6 +1,5 @@
 """Timeline of an answer, for clients that ask for it: stages, workers, and the reasons of the
-placement.
-"""
+placement."""
 
 from collections.abc import Sequence
 
@@ -17,7 +16,8 @@ from baton_router.placement.placer import Placer
 
 
 def told_to(caller: Caller, tenants: Tenants, placer: Placer) -> Extra:
-    """What is told of each request: what `Finished` has of it, and `ExplainPlacement`."""
+    """Returns the function that makes the timeline of each request from `Finished` and
+    `ExplainPlacement`."""
     tenant = tenants.of(caller).name
 
     def tell(readers: Sequence[Reader]) -> Json:
@@ -28,11 +28,11 @@ def told_to(caller: Caller, tenants: Tenants, placer: Placer) -> Extra:
 
 def _told(reader: Reader, placer: Placer, tenant: str) -> Json:
     accepted, finished = reader.accepted, reader.finished
-    assert accepted is not None, "an answer that nobody began"
-    assert finished is not None, "an answer that nobody ended"
+    assert accepted is not None, "an answer that was not accepted"
+    assert finished is not None, "an answer that has not finished"
     try:
         decision = wire.explanation(placer.recall(accepted.request_id, tenant))
-    except NotFoundError:  # many have been placed since
+    except NotFoundError:  # the placer has dropped it since
         decision = admin_pb2.ExplainPlacementResponse()
     return {
         "request_id": accepted.request_id,
@@ -50,7 +50,7 @@ def _told(reader: Reader, placer: Placer, tenant: str) -> Json:
 
 
 def _candidate(candidate: pb.PlacementCandidate) -> Json:
-    """Costs by their terms: seconds, under the default policy."""
+    """Returns a candidate with its cost terms, in seconds under the default policy."""
     return {
         "worker": candidate.worker,
         "role": role_of(candidate.role),

@@ -1,4 +1,4 @@
-"""TLS of the HTTP front, with certificates that may be replaced while it serves."""
+"""TLS of the HTTP server, with certificates that may be replaced while it serves."""
 
 import ssl
 
@@ -7,13 +7,13 @@ from baton.tls import Tls
 
 
 def server_context(tls: Tls, *, asks_for_certificates: bool) -> ssl.SSLContext:
-    """What connections are to be made with. `asks_for_certificates`: clients without one that is
-    believed are refused."""
+    """Returns the TLS context of the server. `asks_for_certificates`: clients without a trusted
+    certificate are rejected (mTLS)."""
     files = watched(tls)
     made_of, context = files.current(), _context(tls, asks_for_certificates)
 
     def use_the_newest(connection: ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:
-        """Called with each connection, before a certificate is shown."""
+        """Sets the newest certificates for a connection, before one is shown."""
         nonlocal made_of, context
         now = files.current()
         if now is not made_of:
@@ -26,7 +26,7 @@ def server_context(tls: Tls, *, asks_for_certificates: bool) -> ssl.SSLContext:
 
 
 def auth_context(connection: ssl.SSLObject) -> dict[str, list[bytes]]:
-    """What its certificate says of a client, as gRPC has it; empty where none was shown."""
+    """Returns the identity in the client certificate as gRPC has it; empty if none was shown."""
     return {"peer_uri": [uri.encode() for uri in names_shown(connection, "URI")]}
 
 
@@ -35,7 +35,7 @@ def _context(tls: Tls, asks_for_certificates: bool) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     assert tls.cert is not None
     context.load_cert_chain(tls.cert, tls.key)
-    # Who comes again shows its certificate again.
+    # No session resumption: a client that reconnects shows its certificate again.
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
     context.set_alpn_protocols(["http/1.1"])

@@ -1,6 +1,6 @@
-"""The bytes of single tokens, for log-probabilities.
+"""Bytes of single tokens, for log-probabilities.
 
-A token is not always text: it may be a part of a character.
+A token is not always text: it may be part of a character.
 """
 
 import json
@@ -8,12 +8,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-_UNKNOWN = ord("?")  # for what is no letter of the alphabet of bytes
-_SPACE = "\u2581"  # how SentencePiece writes a space
+_UNKNOWN = ord("?")  # for characters outside the byte alphabet
+_SPACE = "\u2581"  # a space in SentencePiece
 
 
 class TokenBytes:
-    """Bytes of each token of a tokenizer."""
+    """Token bytes of a tokenizer, by token id."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -21,11 +21,11 @@ class TokenBytes:
         self._byte_of = _byte_of_character() if _is_byte_level(tokenizer) else None
 
     def is_special(self, token_id: int) -> bool:
-        """Whether it is no part of the text."""
+        """Returns True if the token is not part of the text."""
         return token_id in self._added and self._added[token_id].special
 
     def __getitem__(self, token_id: int) -> bytes:
-        """Of a special token its name; of one that the tokenizer does not know, nothing."""
+        """Returns the token's bytes: of an added token its content, of an unknown one none."""
         if token_id in self._added:
             return str(self._added[token_id].content).encode()
         piece = self._tokenizer.id_to_token(token_id)
@@ -38,7 +38,7 @@ class TokenBytes:
         return str(piece).replace(_SPACE, " ").encode()
 
     def text(self, token_id: int) -> str:
-        """With a replacement character for what is no whole one."""
+        """Returns the token's text, with replacement characters for incomplete ones."""
         return self[token_id].decode(errors="replace")
 
 
@@ -51,8 +51,8 @@ def _is_byte_level(tokenizer: Tokenizer) -> bool:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """The alphabet of byte-level tokenizers: printable characters of Latin-1 stand for themselves,
-    the other bytes, in their order, for those from U+0100 on."""
+    """Returns the alphabet of byte-level tokenizers: printable bytes of Latin-1 are their own
+    characters, the other bytes, in order, are written as U+0100 onwards."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}

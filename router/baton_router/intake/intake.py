@@ -1,6 +1,6 @@
-"""Checks a request and turns it into tokens, before it costs any compute.
+"""Request validation and tokenization, before any compute is spent.
 
-Every refusal is an `InvalidArgumentError` that names the field and the bound.
+Every rejection is an `InvalidArgumentError` that names the field and the bound.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from baton_router.intake.model_card import ModelCard
 from baton_router.request import ANONYMOUS, Request
 
 MAX_REQUEST_ID_BYTES = 128
-# Shorter texts are tokenized faster than a thread is asked.
+# Shorter texts are tokenized faster than a thread is dispatched.
 _THREAD_FROM_BYTES = 4096
 
 _TOLD_ENDINGS = (
@@ -37,7 +37,7 @@ _Encode = Callable[[str], list[int]]
 
 
 class Intake:
-    """Reads requests for one model."""
+    """Validator and tokenizer of requests for one model."""
 
     def __init__(self, card: ModelCard, max_prompt_bytes: int) -> None:
         self._card = card
@@ -46,7 +46,7 @@ class Intake:
     async def read(
         self, message: pb.GenerateRequest, max_model_len: int, tenant: Tenant = ANONYMOUS
     ) -> Request:
-        """Validates and tokenizes. `max_model_len` is the least of the workers' limits."""
+        """Validates and tokenizes. `max_model_len`: the smallest worker limit, in tokens."""
         self._check_model(message.model)
         params = from_proto(message.sampling, default_seed=secrets.randbits(64))
         limit = min(max_model_len, self._card.max_model_len)
@@ -67,7 +67,7 @@ class Intake:
         )
 
     async def tokenize(self, message: pb.TokenizeRequest) -> tuple[list[int], str]:
-        """The tokens of an input, and the text that was tokenized."""
+        """Returns the tokens of an input, and the text that was tokenized."""
         self._check_model(message.model)
         return await self._encode(message)
 
@@ -78,8 +78,8 @@ class Intake:
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The tokens of a conversation, whose messages may have more than a role and a text. The
-        arguments are those of `ModelCard.render`."""
+        """Returns the tokens of a conversation, whose messages may have more fields than role and
+        text. The arguments are those of `ModelCard.render`."""
         self._check_model(model)
         if not messages:
             raise InvalidArgumentError("input.chat.messages", "is empty; at least 1 is needed")
@@ -100,7 +100,7 @@ class Intake:
     def _received(
         self, message: pb.GenerateRequest, params: SamplingParams
     ) -> tuple[tuple[int, ...], ...]:
-        """The output that the client has already."""
+        """Returns the output that the client already has."""
         sequences = tuple(tuple(sequence.ids) for sequence in message.continue_from)
         if len(sequences) not in (0, params.n):
             raise InvalidArgumentError(
@@ -131,14 +131,14 @@ class Intake:
         raise InvalidArgumentError("input", "is missing; set text, token_ids or chat")
 
     def _without_words(self, params: SamplingParams) -> SamplingParams:
-        """The same with the tokens of the bad words in their place."""
+        """Returns the parameters with bad words replaced by their tokens."""
         banned = dict.fromkeys(params.bad_token_ids)
         for i, word in enumerate(params.bad_words):
             banned |= dict.fromkeys(self._tokens_of_word(f"sampling.bad_words[{i}]", word))
         return replace(params, bad_words=(), bad_token_ids=tuple(banned))
 
     def _tokens_of_word(self, field: str, word: str) -> list[tuple[int, ...]]:
-        """The tokens of a word behind a space, and of one within or at the start of a text."""
+        """Returns the tokens of a word after a space, and of one inside or starting a text."""
         bare = word.lstrip(" ")
         forms = dict.fromkeys((word, bare, f" {bare}") if bare else (word,))
         found = [tuple(self._card.encode_rendered(form)) for form in forms]
@@ -174,13 +174,13 @@ class Intake:
 
 
 async def _off_loop(encode: _Encode, text: str) -> list[int]:
-    """Long texts are tokenized in a thread, so that other requests' tokens keep flowing."""
+    """Tokenizes long texts in a thread, so that other requests' tokens keep flowing."""
     return encode(text) if len(text) < _THREAD_FROM_BYTES else await asyncio.to_thread(encode, text)
 
 
 def _ending_of(received: pb.ReceivedTokens) -> pb.FinishReason.ValueType:
-    """What only the reason that came with the last token tells: a stop string is in the tokens,
-    and a reason that is not known here is none."""
+    """Returns the finish reason if only it tells of the end: a stop string is found in the tokens,
+    and an unknown reason counts as unspecified."""
     is_told = received.ids and received.finish_reason in _TOLD_ENDINGS
     return received.finish_reason if is_told else pb.FINISH_REASON_UNSPECIFIED
 

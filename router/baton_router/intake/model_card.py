@@ -1,6 +1,6 @@
 """Model card: configuration, tokenizer and chat template of the served model.
 
-Reads the checkpoint's JSON files only. Neither torch nor any weight is loaded.
+Reads only JSON files and the template of the checkpoint; loads neither torch nor weights.
 """
 
 import contextlib
@@ -19,12 +19,12 @@ from baton.models import DESCRIPTION, checkpoint_folder
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """One served model.
+    """Model card of the served model.
 
     Attributes:
-        max_model_len: tokens of one sequence at most, by the checkpoint; workers may allow less.
-        tokenizer_hash: what a worker's must equal.
-        chat_template: None: the model has none.
+        max_model_len: maximum tokens of one sequence by the checkpoint; workers may allow less.
+        tokenizer_hash: must equal the hash of each worker.
+        chat_template: None if the model has none.
         special_tokens: by the names that chat templates use, such as "bos_token".
     """
 
@@ -39,16 +39,16 @@ class ModelCard:
     special_tokens: dict[str, str]
 
     def encode(self, text: str) -> list[int]:
-        """The text's tokens, with the special tokens the tokenizer adds by default."""
+        """Returns the text's tokens, with the special tokens the tokenizer adds by default."""
         return self._encode(text, add_special_tokens=True)
 
     def encode_rendered(self, text: str) -> list[int]:
-        """The tokens of a rendered conversation, which has its special tokens already."""
+        """Returns the tokens of a rendered conversation, which includes its special tokens."""
         return self._encode(text, add_special_tokens=False)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        # The same as `encode`, but for the offsets of the tokens in the text, which take a quarter
-        # of the time and are not needed.
+        # As `encode`, without the tokens' offsets in the text, which take a quarter of the time and
+        # are not needed.
         (encoding,) = self.tokenizer.encode_batch_fast(
             [text], add_special_tokens=add_special_tokens
         )
@@ -56,7 +56,7 @@ class ModelCard:
         return ids
 
     def warm_up(self) -> None:
-        """Loads the template renderer, which would cost the first conversation half a second."""
+        """Loads the template renderer, which would delay the first conversation by 0.5 s."""
         if self.chat_template is not None:
             with contextlib.suppress(InvalidArgumentError):
                 self.render([{"role": "user", "content": "hello"}])
@@ -67,12 +67,12 @@ class ModelCard:
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as text, with the prompt for the model's answer.
+        """Returns the conversation as text, with the generation prompt for the model's answer.
 
         Args:
-            messages: what the template reads of each, `role` and `content` at least.
-            tools: what the template describes to the model, as JSON schemas.
-            variables: others that the template knows, such as `enable_thinking`.
+            messages: fields that the template reads of each, `role` and `content` at least.
+            tools: JSON schemas that the template describes to the model.
+            variables: further template variables, such as `enable_thinking`.
 
         Raises `InvalidArgumentError` if the template refuses it or the model has none.
         """
@@ -88,7 +88,7 @@ class ModelCard:
                 add_generation_prompt=True,
                 **{**self.special_tokens, **(variables or {})},
             )
-        # A template is code of the checkpoint: what it makes of odd values may raise anything.
+        # A template is code of the checkpoint: odd values may make it raise anything.
         except Exception as error:
             raise InvalidArgumentError(
                 "input.chat.messages", f"the model's chat template refuses them: {error}"
@@ -137,7 +137,7 @@ def _read(file: Path) -> dict[str, Any] | None:
 def _read_tokenizer(file: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing more particular
+    except Exception as error:  # the library raises no narrower type
         raise UnsupportedModelError(f"{str(file)!r} holds no tokenizer: {error}") from error
 
 
@@ -164,7 +164,7 @@ def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None
 
 
 def _special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
-    """Special tokens are stored as strings or as objects with their content."""
+    """Reads special tokens, which are stored as strings or as objects with their content."""
     tokens = {}
     for name, value in tokenizer_config.items():
         if name.endswith("_token"):

@@ -1,6 +1,6 @@
-"""Answer to one request, assembled from the workers' events in whatever order they come.
+"""Answer to one request, assembled from both workers' events in any order of arrival.
 
-Awaits nothing, and knows nothing of calls or of how they fail.
+Awaits nothing; knows nothing of calls or their failures.
 """
 
 import math
@@ -17,17 +17,17 @@ from baton_router.lifecycle.reorder_buffer import Token
 from baton_router.request import Request, RequestOutcome, Work, work_of
 from baton_router.usage import Account, Timings
 
-# For so long a loss of an answer that is not seen before its end counts as one at its beginning.
+# Seconds after the handoff for which a loss of a ranked answer counts as one at its beginning.
 _UNSEEN_SECONDS = 1.0
 
 
 class Answer:
-    """The answer to one request, of one sequence or several.
+    """Answer to one request, of one or several sequences.
 
     Attributes:
-        is_prefilling: the prefill worker computes the prompt now.
+        is_prefilling: the prefill worker is computing the prompt.
         is_handed_over: the decode worker holds the prompt's blocks, or computes them itself.
-        num_sequences: that the client is to get.
+        num_sequences: sequences that the client gets.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Answer:
         arrived: float,
         on_first_token: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """`on_first_token` is called once, with the moment in monotonic seconds."""
+        """Takes `on_first_token`, which is called once with the moment in monotonic seconds."""
         params = request.params
         self.is_prefilling = False
         self.is_handed_over = False
@@ -53,7 +53,7 @@ class Answer:
         self._is_ranked = params.is_ranked
         self._surplus: set[int] = set()
         self._known_surplus: set[int] = set()
-        # Of several sequences the decode worker chooses the first tokens.
+        # For several sequences the decode worker chooses the first tokens.
         self._takes_first_token = params.num_sequences == 1
         self._awaits_prompt = params.prompt_logprobs is not None
         self._num_scored = 1  # The first token of a prompt has no log-probability.
@@ -67,42 +67,42 @@ class Answer:
 
     @property
     def is_known(self) -> bool:
-        """Whether the tokens that were shown are the whole answer, though its end was not."""
+        """True if the shown tokens are the whole answer, though its end was not sent."""
         return all(self._known_ending(index) is not None for index in self._unfinished)
 
     @property
     def needs_prefill(self) -> bool:
-        """Whether the prefill worker still has what only it can tell, or blocks that are needed."""
+        """True if events that only the prefill worker sends, or its blocks, are outstanding."""
         return self._awaits_prompt or not self.is_handed_over
 
     @property
     def account(self) -> Account:
-        """What the request has used and taken so far."""
+        """Usage and timings of the request so far."""
         return self._account
 
     @property
     def handed_over_at(self) -> float | None:
-        """When the decode worker had the prompt's blocks, in monotonic seconds; None: it has not,
-        in this attempt."""
+        """Monotonic seconds when the decode worker had the prompt's blocks; None if it has not
+        received them in this attempt."""
         return self._handed_over_at if self.is_handed_over else None
 
     @property
     def num_output_tokens(self) -> int:
-        """Of all sequences, as far as they were shown."""
+        """Tokens of all sequences that were shown."""
         return self._account.num_output_tokens
 
     @property
     def place(self) -> int | None:
-        """How many tokens the present attempt has come to, with those it went on behind.
+        """Output tokens that the attempt has reached, including those it resumed after.
 
-        What is ranked is seen only at its end: there it is 0 for a second, and then not known.
+        Ranked sequences are seen only at their end: 0 until 1 s after the handoff, then None.
         """
         if self._is_ranked and time.monotonic() - self._handed_over_at > _UNSEEN_SECONDS:
             return None
         return self.num_output_tokens
 
     def outcome(self, failures: Sequence[FailureKind] = ()) -> RequestOutcome:
-        """How the request has ended, given the setbacks of its attempts."""
+        """Returns the outcome of the request, given the `failures` of its attempts."""
         complete = sorted(set(range(len(self._outputs))) - self._unfinished)
         return RequestOutcome(
             self._request,
@@ -115,23 +115,23 @@ class Answer:
     # From attempt to attempt.
 
     def work(self) -> Work:
-        """What is left to be done."""
+        """Returns the work that is left."""
         shown = [tuple(output.token_ids) for output in self._outputs]
         left = self._unfinished
-        if len(shown) > 1:  # a single one is not complete, or nobody would ask
+        if len(shown) > 1:  # a single one is incomplete, or no attempt would follow
             left = {index for index in left if self._known_ending(index) is None}
         outputs = [ids if index in left else None for index, ids in enumerate(shown)]
         return work_of(self._request, outputs, scored=not self._awaits_prompt)
 
     def admitted(self) -> None:
-        """All its workers have taken the request, or what was left of it."""
+        """Records that all workers admitted the request, or on migration the rest of it."""
         if self._account.timings.admitted is None:
             self._account.timings.admitted = time.monotonic()
         else:
             self._account.num_migrations += 1
 
     def restart(self) -> None:
-        """What is left to be done is done by others from now on. What was shown stays."""
+        """Resets the state of the failed attempt; other workers resume after the shown tokens."""
         self.is_prefilling = self.is_handed_over = False
         self._handed_over_at = math.inf
         self._held_back.clear()
@@ -142,8 +142,8 @@ class Answer:
             self._outputs[index].restart()
 
     def conclude(self) -> list[pb.GenerateResponse]:
-        """Finishes the sequences whose tokens were shown to their end; returns what the client is
-        to see of it."""
+        """Finishes the sequences whose shown tokens reach their end; returns the client's
+        events."""
         responses = []
         for index in sorted(self._unfinished):
             ending = self._known_ending(index)
@@ -154,7 +154,7 @@ class Answer:
     # The workers' events.
 
     def on_prefill(self, event: prefill_pb2.PrefillResponse) -> list[pb.GenerateResponse]:
-        """Books an event of the prefill worker; returns what the client is to see of it."""
+        """Applies an event of the prefill worker; returns the client's events."""
         kind = event.WhichOneof("event")
         if kind == "started":
             self.is_prefilling = True
@@ -167,9 +167,9 @@ class Answer:
         return []
 
     def on_decode(self, event: decode_pb2.DecodeGenerateResponse) -> list[pb.GenerateResponse]:
-        """Books an event of the decode worker; returns what the client is to see of it.
+        """Applies an event of the decode worker; returns the client's events.
 
-        Raises `UnavailableError` if it contradicts what was shown.
+        Raises `UnavailableError` if it contradicts the tokens already shown.
         """
         kind = event.WhichOneof("event")
         if kind == "kv_ready":
@@ -187,8 +187,8 @@ class Answer:
         return []
 
     def take_surplus(self) -> set[int]:
-        """The sequences that the decode worker goes on with though they are complete here; those of
-        each attempt once. None where all are complete, which ends the attempt."""
+        """Returns the sequences that the decode worker still generates though they are complete
+        here, each once per attempt. Empty if all are complete, which ends the attempt."""
         if not self._surplus:
             return set()
         surplus, self._surplus = self._surplus, set()
@@ -223,7 +223,7 @@ class Answer:
     # One sequence.
 
     def _take_received(self, received: tuple[tuple[int, ...], ...]) -> None:
-        """Takes up where the client's earlier call was: it has these tokens and their text."""
+        """Starts after the tokens, and their text, that the client received in an earlier call."""
         for output, token_ids in zip(self._outputs, received, strict=False):
             shown, _ = output.push([Token(i, t, None) for i, t in enumerate(token_ids)])
             self._account.num_output_tokens += len(shown)
@@ -232,12 +232,12 @@ class Answer:
     def _show(
         self, index: int, tokens: list[Token], reason: pb.FinishReason.ValueType
     ) -> list[pb.GenerateResponse]:
-        """`reason`: why the sequence ends with the last of the tokens, if it does. A stop string
-        ends it with the token completing it; what follows is ignored."""
+        """Shows tokens of a sequence. `reason`: why it ends with the last of them, if it does. A
+        stop string ends it with the token that completes it; later tokens are ignored."""
         if index not in self._unfinished:
             return []
         output, responses = self._outputs[index], []
-        # Of beams it does not tell the score.
+        # For beams the reason comes without the score.
         if reason != pb.FINISH_REASON_UNSPECIFIED and not self._request.params.beam_width:
             self._endings.setdefault(index, wire.Ending(reason))
             output.has_ended = True
@@ -253,7 +253,7 @@ class Answer:
         return responses + self._finish(index) if is_complete else responses
 
     def _end(self, index: int, ending: wire.Ending) -> list[pb.GenerateResponse]:
-        """No token will follow those that are on their way."""
+        """Records the end of a sequence: no token follows those already in flight."""
         if index not in self._unfinished or index in self._endings:
             return []
         self._endings[index] = ending
@@ -262,8 +262,8 @@ class Answer:
         return self._finish(index) if output.is_complete else []
 
     def _known_ending(self, index: int) -> wire.Ending | None:
-        """How the sequence has ended, as far as its tokens tell, or the client was told with them.
-        Of beams they do not tell the score."""
+        """Returns the ending that the shown tokens imply, or that the client was told with them;
+        else None. Tokens of beams do not imply the score."""
         params, output = self._request.params, self._outputs[index]
         if output.stop_string is not None:
             return wire.Ending(pb.FINISH_REASON_STOP_STRING, output.stop_string)
@@ -289,7 +289,7 @@ class Answer:
         return [wire.chunk(index, [], rest), finished] if rest else [finished]
 
     def _ending(self, index: int) -> wire.Ending:
-        """Of a sequence that is complete."""
+        """Returns the ending of a complete sequence."""
         stop_string = self._outputs[index].stop_string
         if stop_string is None:
             return self._endings[index]
@@ -297,5 +297,5 @@ class Answer:
 
 
 def _endings_of(reasons: Sequence[pb.FinishReason.ValueType]) -> dict[int, wire.Ending]:
-    """The endings that were told, by sequence."""
+    """Returns the endings that the client was told, by sequence index."""
     return {i: wire.Ending(r) for i, r in enumerate(reasons) if r != pb.FINISH_REASON_UNSPECIFIED}

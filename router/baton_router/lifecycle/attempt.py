@@ -1,15 +1,14 @@
-"""One try at a request on two workers: their calls, from their admission to their end.
+"""One attempt at a request: its calls to a prefill and a decode worker, from admission to end.
 
-The decode worker is asked first; once it has admitted the request, the prefill worker is, unless
-the decode worker computes the prompt itself: then there is one call. Both calls are read at once,
-each by a task; the one that is left when the prompt is handed over is read by whoever takes the
-events, message by message, for a task in between costs as much as all else that is done with one.
-However the attempt ends, all its calls are cancelled, which makes the workers give back all they
-hold; so there is no moment in which nobody owns the blocks. What they say after that is heard by
-nobody. Knows nothing of the client, nor of other attempts.
+The decode worker is called first. Once it has admitted the request, the prefill worker is called,
+unless the decode worker computes the prompt itself: then there is one call. Tasks read both calls
+concurrently; after the handoff, the consumer of the events reads the remaining call itself, because
+a task in between costs as much as all other work per message. However the attempt ends, all its
+calls are cancelled, so that the workers release all they hold and blocks always have an owner;
+later messages are ignored. Knows nothing of the client, nor of other attempts.
 
-A decode worker that drains hands the request over: it stops it and keeps its blocks, another one is
-asked to go on from there, and until that one has them its call takes the place of the prefill's.
+Live migration: a draining decode worker suspends the request and keeps its blocks; until another
+one, called to resume it, has the blocks, the suspended call replaces the prefill call.
 """
 
 import asyncio
@@ -53,34 +52,34 @@ logger = logging.getLogger(__name__)
 
 Event = prefill_pb2.PrefillResponse | decode_pb2.DecodeGenerateResponse
 
-# Messages read from the workers and not yet given to the client; beyond, the workers wait.
+# Messages read from the workers and not yet consumed; a full queue is backpressure on the workers.
 _MAX_UNREAD = 64
 
-# Seconds after which a worker that does not hear that a sequence is over is told no more.
+# Timeout of `Decode.EndSequence` in seconds; it is not retried.
 _END_SECONDS = 2.0
 
-# Seconds that the end of a lease waits for the reason of it.
+# Seconds to wait for the source's reason after the decode worker found the lease ended.
 _SOURCE_PATIENCE = 1.0
 
-# Seconds in which a worker says that it will hand a request over.
+# Timeout of `Decode.HandOver` in seconds.
 _HAND_OVER_SECONDS = 2.0
 
 
 class _Reading(NamedTuple):
-    """A call, and the task that reads it to its end."""
+    """Call and the task that reads it to its end."""
 
     call: Any
     task: "asyncio.Task[None]"
 
 
 class Attempt:
-    """Use: `async with`, `admit`, then `next_events`. `cancel` may be called at any time.
+    """Attempt at a request. Use: `async with`, `admit`, `next_events`; `cancel` at any time.
 
     Args:
-        may_return: the decode worker may give the request back where it has to make room.
+        may_return: the decode worker may give the request back if it preempts its sequence.
 
     Attributes:
-        placement: the workers it runs on.
+        placement: the workers chosen for the attempt.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class Attempt:
         self._deadline = deadline
         self._prefill = fleet.member(placement.prefill) if placement.prefill else None
         self._decode = fleet.member(placement.decode)
-        self._source = self._prefill  # who has the blocks that the decode worker wants
+        self._source = self._prefill  # holds the blocks that the decode worker fetches
         self._prefill_load = ExitStack()
         self._decode_load = ExitStack()
         self._prefix_lease: PrefixLease | None = None
@@ -111,7 +110,7 @@ class Attempt:
         self._decode_request: decode_pb2.DecodeGenerateRequest | None = None
         self._giving: _Reading | None = None
         self._taking: _Reading | None = None
-        self._last_call: Any = None  # the only one with something to say, if no task reads it
+        self._last_call: Any = None  # the only call left, if no task reads it
         self._is_computing_alone = self._prefill is None
         self._events: asyncio.Queue[Event | AttemptFailure] = asyncio.Queue(_MAX_UNREAD)
         self._stack = AsyncExitStack()
@@ -129,22 +128,22 @@ class Attempt:
 
     @property
     def decode_worker(self) -> str:
-        """Where it runs now."""
+        """Id of the decode worker that serves the request now."""
         return self._decode.record.id
 
     def cancel(self) -> None:
-        """Ends all calls at once, whether or not anybody is still reading."""
+        """Cancels all calls immediately, even while they are being read."""
         for call in self._calls:
             call.cancel()
 
     async def admit(self) -> None:
         """Opens both calls and waits for their admissions. Raises `AttemptFailure`.
 
-        Both workers' load is counted before anything is awaited, so that of requests that come at
-        once each sees what those before it were given.
+        Counts the load of both workers before the first await, so that each of several concurrent
+        requests sees the load of those placed before it.
 
-        The prefill worker is asked as soon as the decode worker has admitted, so that prompts are
-        computed in the order of admission, lest two requests wait for each other's blocks.
+        Calls the prefill worker as soon as the decode worker has admitted, so that prompts are
+        computed in the order of admission and no two requests wait for each other's blocks.
         """
         work, lease_id = self._work, wire.new_lease_id()
         num_uncached = max(0, len(work.token_ids) - self.placement.num_cached_tokens)
@@ -171,8 +170,8 @@ class Attempt:
         self._taking = self._start_taking(decode_call)
 
     async def hand_over(self, decode: str) -> None:
-        """Has the decode worker stop the request for another one to go on with it. It says
-        `suspended` when it has; if it does not, it goes on with it."""
+        """Asks the decode worker to suspend the request for the worker `decode` to resume. The
+        worker answers with the event `suspended`; if it refuses, it continues with the request."""
         assert self._decode_request is not None, "a request that was not sent"
         lease_id = wire.new_lease_id()
         self._offers[lease_id] = self._fleet.member(decode)
@@ -185,14 +184,16 @@ class Attempt:
             logger.info("%s does not hand over: %s", self.decode_worker, error_of(error))
 
     async def move(self, work: Work, lease_id: bytes) -> None:
-        """The request has stopped, and goes on with `work` on the worker that it was stopped for,
-        who fetches its blocks from where it was, under this lease. Raises `AttemptFailure`."""
+        """Resumes the request with `work` on the worker that it was suspended for, which fetches
+        the blocks under `lease_id` from the former worker. Raises `AttemptFailure`."""
         taker = self._offers.get(lease_id)
         if taker is None:
-            error = InternalError("the decode worker has stopped the request for nobody")
+            error = InternalError(
+                "the decode worker suspended the request under an unknown lease id"
+            )
             raise self._made(FailureKind.BROKEN, error, self._decode)
         if self._giving is not None:
-            self._giving.task.cancel()  # who had the blocks before has no more to say
+            self._giving.task.cancel()  # the former source sends nothing more
         if self._last_call is not None:
             self._read_in_task()
         self._giving, self._source = self._taking, self._decode
@@ -203,8 +204,8 @@ class Attempt:
         self._taking = self._start_taking(await self._open_decode(lease_id))
 
     async def next_events(self) -> list[Event | AttemptFailure]:
-        """What either worker says next, in the order in which it comes; a setback where one says no
-        more. What gathers before the pace allows another message comes together."""
+        """Returns the next events of both workers in order of arrival, with a failure where a
+        stream broke. Events that arrive within the coalescing window are returned together."""
         if self._last_call is not None and self._events.empty():
             gathered = [await self._hear_last()]
         else:
@@ -221,8 +222,8 @@ class Attempt:
         return gathered
 
     def end_sequence(self, index: int) -> None:
-        """Has the decode worker end one of several sequences, if it hears of it; it would only go
-        on in vain."""
+        """Asks the decode worker, best effort, to end sequence `index` of several, whose further
+        tokens are not needed."""
         task = asyncio.create_task(self._end_sequence(index))
         self._stack.push_async_callback(_ended, task)
 
@@ -234,13 +235,13 @@ class Attempt:
             await stub.EndSequence(request, timeout=_END_SECONDS)
 
     def _note(self, event: Event) -> None:
-        """Counts what it says of the workers: their load, what they hold, how long things take."""
+        """Records what the event tells of the workers: load, cached blocks, latencies."""
         kind = event.WhichOneof("event")
         if isinstance(event, prefill_pb2.PrefillResponse):
             if kind == "started" and self._prefix_lease is not None:
-                self._prefix_lease.end()  # the prefill worker has got the blocks, or it has not
+                self._prefix_lease.end()  # its fetch is over, successful or not
             elif kind == "result":
-                assert self._prefill is not None, "a result of nobody"
+                assert self._prefill is not None, "a result without a prefill worker"
                 self._prefill_load.close()
                 self._fleet.note_held(self._prefill, self._hashes)
                 self._prefill.model.worked(wire.work_done(event.result.work_done))
@@ -251,13 +252,13 @@ class Attempt:
         elif kind == "prefill_started":
             self._decode.model.worked(wire.work_done(event.prefill_started.work_done))
         elif self._is_computing_alone:
-            # The first tokens, or the end of those that are ranked: the prompt is computed.
+            # The first tokens, or the end of ranked sequences: the prompt is computed.
             self._is_computing_alone = False
             self._prefill_load.close()
             self._fleet.note_held(self._decode, self._hashes)
 
     def succeed(self) -> None:
-        """The request has got all it needed of its workers, and is no load any more."""
+        """Ends the load on both workers and records a success in their circuit breakers."""
         self._prefill_load.close()
         self._decode_load.close()
         if self._prefill is not None:
@@ -268,8 +269,8 @@ class Attempt:
         return self._stack.enter_context(self._fleet.channel_to(member))
 
     def _borrow(self) -> PrefixLease | None:
-        """Asks for the beginning of the prompt where the placement says that it is to be had. One
-        token at least is left to be computed, for what follows it."""
+        """Requests a prefix lease if the placement names a source for the prompt's beginning. At
+        least one token is left to compute, for the token that follows it."""
         if not self.placement.source:
             return None
         holder, token_ids = self._fleet.member(self.placement.source), self._work.token_ids
@@ -286,8 +287,8 @@ class Attempt:
         return self._fleet.block_hashes(self._decode, self._work.token_ids, salt)
 
     async def _open_decode(self, lease_id: bytes) -> Any:
-        """Asks the decode worker to go on behind what the source has under this lease; where there
-        is no source, to compute it."""
+        """Calls the decode worker to resume after the tokens that the source holds under
+        `lease_id`; without a source, to compute the prompt itself."""
         work = self._work
         self._decode_load.enter_context(
             self._decode.loaded(num_sequences=work.num_sequences, num_held_tokens=work.num_tokens)
@@ -305,16 +306,16 @@ class Attempt:
         return call
 
     def _return_cost(self) -> ReturnCost | None:
-        """None where the decode worker shall not give it back: of several sequences it can spare
-        one and keep the others, and a prompt that it computed itself no prefill worker has
-        cached."""
+        """Returns None if the decode worker shall not give the request back: of several sequences
+        it can preempt one and keep the others, and a prompt that it computed itself is cached on no
+        prefill worker."""
         if self._prefill is None or not self._may_return or self._work.params.num_sequences > 1:
             return None
         prefill, decode = (scored.candidate for scored in self.placement.chosen)
         return return_cost(prefill, decode, len(self._work.token_ids))
 
     async def _open(self, member: Member, call: Any) -> None:
-        """Reads a worker's first message, which is `admitted`."""
+        """Reads a worker's first message, which is `admitted`. Raises `AttemptFailure`."""
         self._calls.append(call)
         self._stack.callback(call.cancel)
         try:
@@ -337,27 +338,27 @@ class Attempt:
         return self._start(call, self._read_decode(self._decode, call, self._giving))
 
     def _read_in_task(self) -> None:
-        """Has a task read the last call again, while its events are not waited for."""
+        """Starts a task that reads the last call while its events are not awaited."""
         call, self._last_call = self._last_call, None
         self._taking = self._start(call, self._read_decode(self._decode, call, None))
 
     async def _read_prefill(self, call: Any) -> None:
-        """Passes the worker's messages on, and what ended them if it was an error."""
-        assert self._prefill is not None, "a call to nobody"
+        """Queues the prefill worker's messages, and the failure that ended them, if any."""
+        assert self._prefill is not None, "a prefill call without a prefill worker"
         while (heard := await self._hear(self._prefill, call)) is not None:
             await self._events.put(heard)
             if isinstance(heard, AttemptFailure):
                 return
 
     async def _read_decode(self, member: Member, call: Any, giving: "_Reading | None") -> None:
-        """Passes the worker's messages on, and why they ended, unless it has handed over.
+        """Queues the decode worker's messages and their failure, unless the request migrated.
 
-        That the lease it claims is over is news of the source, who tells it better: its prompt
-        ended with its first token, or why it failed. So that one is heard first; and after a
-        failure here nobody waits for its blocks any more.
+        If the lease that it claims has ended, the source knows the reason: the prompt ended with
+        its first token, or the source failed. So the source's events come first; and after a
+        failure here no worker waits for the source's blocks any more, so its call is cancelled.
 
-        Ends before that where nobody else has anything to say, and the stream is slower than its
-        pace, so that nothing gathers while the client is served.
+        Returns early once this is the only call left and its stream is slower than the coalescing
+        window, so that no events accumulate while the client is served.
         """
         while not isinstance(heard := await self._hear(member, call), AttemptFailure | None):
             await self._events.put(heard)
@@ -378,11 +379,11 @@ class Attempt:
         await self._events.put(heard)
 
     async def _hear_last(self) -> Event | AttemptFailure:
-        """What the last call says next, or why it says no more."""
+        """Returns the next message of the last call, or the failure that ended it."""
         return await self._hear(self._decode, self._last_call) or self._incomplete()
 
     async def _hear(self, member: Member, call: Any) -> Event | AttemptFailure | None:
-        """The next message, or what ended them; None: nothing went wrong."""
+        """Returns the next message, or the failure that ended the stream; None after status OK."""
         try:
             message: Any = await call.read()
             if message is not grpc.aio.EOF:
@@ -400,7 +401,7 @@ class Attempt:
         return self._made(FailureKind.BROKEN, error, self._decode)
 
     def _given_back(self, member: Member) -> AttemptFailure:
-        """The decode worker has made room for others with the request, if that was open to it."""
+        """Returns the failure for a request given back; `BROKEN` if that was not permitted."""
         assert self._decode_request is not None, "given back by who was not asked"
         name = member.record.id
         if member is self._decode and self._decode_request.HasField("return_cost"):
@@ -411,9 +412,9 @@ class Attempt:
     def _failure(
         self, member: Member, error: grpc.aio.AioRpcError, kind: FailureKind
     ) -> AttemptFailure:
-        """What a failed call means. The worker is lost where it was not it that has spoken, or
-        where what it says is that it has failed. Nobody is where the deadline may have ended the
-        call on the worker's side, which looks here as if the worker had gone."""
+        """Classifies a failed call. The worker is lost if the error is not its own (`is_loss`) or
+        says that it has failed internally. It is not lost if the deadline may have ended the call
+        on the worker's side, which looks like a lost worker from here."""
         cause = error_of(error)
         if self._deadline.may_have_ended():
             cause = DeadlineExceededError("the request's deadline has passed")
@@ -427,7 +428,8 @@ class Attempt:
         return self._made(kind, cause, member)
 
     def _cut(self, member: Member) -> AttemptFailure:
-        """The call was cancelled on this side; raises on if it was this task."""
+        """Returns the failure of a call cancelled on this side; raises if the task was
+        cancelled."""
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise asyncio.CancelledError

@@ -1,4 +1,4 @@
-"""Tokens to text as they come: characters never split, stop strings never shown.
+"""Incremental detokenizer and stop strings: splits no character, shows no stop string.
 
 Knows nothing of requests or workers.
 """
@@ -8,17 +8,17 @@ from functools import cache
 
 from tokenizers import Tokenizer, decoders
 
-# What the decoder writes for bytes that are no character (yet).
+# The decoder's output for bytes that are no character (yet).
 _INCOMPLETE = "�"
 
 
 class _LoneTexts(dict[int, str]):
-    """The text of each token that is whole characters, as far as they were asked for; empty where
-    a token has none of its own."""
+    """Cache of the texts of single tokens that are whole characters; empty for a token without a
+    text of its own."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        # Text is the tokens' bytes in a row here; other decoders look at neighbours.
+        # Byte-level decoders concatenate the tokens' bytes; others look at neighbours.
         self._is_bytes = isinstance(tokenizer.decoder, decoders.ByteLevel)
 
     def __missing__(self, token_id: int) -> str:
@@ -33,21 +33,21 @@ _lone_texts = cache(_LoneTexts)
 
 
 class Detokenizer:
-    """Decodes one sequence incrementally.
+    """Incremental detokenizer of one sequence.
 
     A token is decoded together with the ones before it, because the text of a token can depend on
-    its neighbours; only the text that is new and complete is given out.
+    its neighbours; only the text that is new and complete is returned.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._lone = _lone_texts(tokenizer)
         self._token_ids: list[int] = []
-        self._context = 0  # the first token that is still decoded as context
-        self._shown = 0  # tokens before this one are given out
+        self._context = 0  # index of the first token still decoded as context
+        self._shown = 0  # tokens before this index were returned
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes; empty while a character is incomplete."""
+        """Returns the text that this token completes; empty while a character is incomplete."""
         lone = self._lone[token_id] if self._shown == len(self._token_ids) else ""
         self._token_ids.append(token_id)
         text = lone or self._new_text()
@@ -58,7 +58,7 @@ class Detokenizer:
         return text
 
     def finish(self) -> str:
-        """What is left, incomplete characters as the decoder writes them."""
+        """Returns the remaining text, incomplete characters as the decoder writes them."""
         text = self._new_text()
         self._context = self._shown = len(self._token_ids)
         return text
@@ -73,7 +73,7 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Watches a text for stop strings and holds back what could be the beginning of one."""
+    """Stop string matcher, which holds back text that could be the beginning of a stop string."""
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = stop
@@ -81,7 +81,7 @@ class StopStrings:
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """The text that may be shown. After a match, `matched` is set and nothing more is shown."""
+        """Returns the text that may be shown. A match sets `matched`, and no text follows."""
         if not self._stop:
             return text
         if self.matched is not None:
@@ -98,12 +98,12 @@ class StopStrings:
         return shown
 
     def finish(self) -> str:
-        """What was held back for nothing."""
+        """Returns the text that was held back but completed no stop string."""
         shown, self._held = self._held, ""
         return shown if self.matched is None else ""
 
     def _num_held_back(self) -> int:
-        """The longest end of the text that begins a stop string."""
+        """Returns the length of the longest suffix of the text that begins a stop string."""
         longest = max((len(s) for s in self._stop), default=1) - 1
         for size in range(min(longest, len(self._held)), 0, -1):
             if any(s.startswith(self._held[-size:]) for s in self._stop):

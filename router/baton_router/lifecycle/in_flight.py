@@ -1,4 +1,4 @@
-"""The requests that a router serves at this moment. Knows nothing of how they came in."""
+"""Registry of the requests in flight at a router. Knows nothing of the API they came in by."""
 
 from baton.errors import AlreadyExistsError, CancelledError, NotFoundError
 from baton.serving.tenant import Tenant
@@ -7,7 +7,7 @@ from baton_router.lifecycle.request_lifecycle import RequestLifecycle
 
 
 class Requests:
-    """The requests in flight, by tenant and id. Once draining, no more are taken."""
+    """Requests in flight, by tenant and id. A draining router adds no more."""
 
     def __init__(self, admission_controller: AdmissionController) -> None:
         self._admission = admission_controller
@@ -19,11 +19,11 @@ class Requests:
 
     @property
     def num_waiting(self) -> int:
-        """Of them, those that are yet to be placed."""
+        """Requests in flight that are not yet placed."""
         return self._admission.num_waiting
 
     def of(self, tenant: Tenant) -> list[RequestLifecycle]:
-        """Those of one tenant, the oldest first."""
+        """Returns the requests of one tenant, oldest first."""
         return [
             lifecycle for (name, _), lifecycle in self._lifecycles.items() if name == tenant.name
         ]
@@ -39,7 +39,7 @@ class Requests:
         del self._lifecycles[_key(lifecycle)]
 
     def abort(self, tenant: Tenant, request_id: str) -> None:
-        """Raises `NotFoundError` for one that is not in flight, or is another tenant's."""
+        """Aborts a request. Raises `NotFoundError` if the tenant has none of this id in flight."""
         lifecycle = self._lifecycles.get((tenant.name, request_id))
         if lifecycle is None:
             raise NotFoundError(f"no request {request_id!r} is in flight here")

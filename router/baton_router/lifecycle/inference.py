@@ -1,7 +1,7 @@
-"""The way of every request through the router, whichever front it came in by.
+"""Request pipeline of the router, shared by gRPC and HTTP.
 
-Knows nothing of connections: a front says who calls and until when, and closes the generator when
-its caller has gone.
+Knows nothing of connections: the service gives the caller and the deadline, and closes the
+generator when the client disconnects.
 """
 
 import time
@@ -30,17 +30,17 @@ from baton_router.request import Request, RequestOutcome
 from baton_router.telemetry.request_meter import RequestMeter
 from baton_router.telemetry.request_trace import tracing_request
 
-# A router that has just started waits so long for its first look at Redis and at the workers; where
-# Redis does not answer, its clients should rather hear of it and ask another one.
+# Seconds that a router which has just started waits for its first look at Redis and the workers; if
+# Redis does not answer, its clients should rather get an error and try another router.
 _FIRST_LOOK_SECONDS = 5.0
 
 
 Observer = Callable[[RequestOutcome], None]
-"""Is told once how a request ended."""
+"""Callback that takes the outcome of a request once."""
 
 
 class Inference:
-    """Text in, tokens out.
+    """Inference API of the router: text in, tokens out.
 
     Attributes:
         card: the model that is served.
@@ -61,7 +61,7 @@ class Inference:
         *,
         capture_content: bool = False,
     ) -> None:
-        """`capture_content`: traces have in them what was asked and answered."""
+        """Includes prompts and answers in traces if `capture_content`."""
         self.card = card
         self._intake = intake
         self._fleet = fleet
@@ -77,12 +77,12 @@ class Inference:
 
     @property
     def max_model_len(self) -> int:
-        """The most tokens, prompt and output together, that one sequence may have now."""
+        """Maximum tokens of one sequence now, prompt and output together."""
         return min(self.card.max_model_len, self._fleet.max_model_len)
 
     @property
     def fingerprint(self) -> str:
-        """That of the workers that serve, in hex; empty where none does."""
+        """Fingerprint of the serving workers in hex; empty if no worker serves."""
         fingerprints = {m.record.fingerprint for m in self._fleet.members if m.is_serving}
         return min(fingerprints).hex() if fingerprints else ""
 
@@ -94,10 +94,10 @@ class Inference:
     async def generate(
         self, message: pb.GenerateRequest, caller: Caller, deadline: Deadline
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
-        """The events of one request, as `Inference.Generate` promises them. To be closed where it
-        is read, which ends the request at once and gives back all it holds.
+        """Yields the events of one request, as `Inference.Generate` promises them. The reader has
+        to close the generator, which ends the request immediately and releases all it holds.
 
-        Raises what `baton.serving.errors` lists.
+        Raises the errors that `baton.serving.errors` lists.
         """
         arrived = time.monotonic()
         with (
@@ -122,21 +122,21 @@ class Inference:
                 observers.append(self._limits.reserve(tenant, request.demand.most_tokens).end)
                 decision = await self._admission.admit(request, tenant, deadline)
                 observers.append(self._admission.end)
-                # Closed here, so that all is given back before it counts as ended.
+                # Closed here, so that all is released before the request counts as ended.
                 async with aclosing(lifecycle.run(decision)) as responses:
                     async for response in responses:
                         yield response
             finally:
                 self._requests.remove(lifecycle)
                 outcome = answer.outcome(recovery.failures)
-                # What holds capacity comes first: nothing that only counts can keep it.
+                # Capacity is released first, so that no failing metric can keep it.
                 for observe in reversed(observers):
                     observe(outcome)
 
     async def _read(
         self, message: pb.GenerateRequest, caller: Caller, deadline: Deadline
     ) -> Request:
-        """The request as it is from here on. Raises where it cannot be served."""
+        """Returns the validated, tokenized request. Raises if it cannot be served."""
         tenant = self._tenants.of(caller)
         self._limits.count_request(tenant.name)
         if self._requests.is_draining:
@@ -146,5 +146,5 @@ class Inference:
             return await self._intake.read(message, self._fleet.max_model_len, tenant)
 
     async def tokenize(self, message: pb.TokenizeRequest) -> tuple[list[int], str]:
-        """The tokens of an input, and the text that was tokenized."""
+        """Returns the tokens of an input, and the text that was tokenized."""
         return await self._intake.tokenize(message)

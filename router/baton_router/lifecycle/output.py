@@ -1,4 +1,4 @@
-"""One sequence as the client sees it: tokens in order, the text they make, and how it ends.
+"""Output of one sequence as the client sees it: ordered tokens, their text, stop string, end.
 
 Knows nothing of workers or messages.
 """
@@ -12,11 +12,11 @@ from baton_router.lifecycle.reorder_buffer import ReorderBuffer, Token
 
 
 class Output:
-    """Takes the tokens of one sequence in any order.
+    """Output of one sequence, whose tokens may arrive in any order.
 
     Attributes:
-        has_ended: no token will follow those that are known: the sequence was said to be over, or
-            a stop string was found.
+        has_ended: no token follows those that are known: a worker reported the end, or a stop
+            string was found.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
@@ -27,22 +27,22 @@ class Output:
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """What was shown; of a sequence with a stop string, perhaps some behind it."""
+        """Tokens that were shown; with a stop string perhaps some after it."""
         return self._assembly.token_ids
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that was found; nothing is shown from there on."""
+        """Stop string that was found; no text is shown from there on."""
         return self._stop.matched
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has ended and nothing before its end is missing."""
+        """True if it has ended and no token before its end is missing."""
         return self._stop.matched is not None or (self.has_ended and not self._assembly.has_gap)
 
     def push(self, tokens: Sequence[Token]) -> tuple[list[Token], str]:
-        """What can be shown now: tokens, up to one that completes a stop string, and text that may
-        lag behind them. Raises `UnavailableError` as `ReorderBuffer.accept`."""
+        """Returns what can be shown now: tokens, up to one that completes a stop string, and text
+        that may lag behind them. Raises `UnavailableError` as `ReorderBuffer.accept`."""
         shown: list[Token] = []
         text = ""
         for token in self._assembly.accept(tokens):
@@ -53,12 +53,12 @@ class Output:
         return shown, text
 
     def restart(self) -> None:
-        """Others go on with it, behind what was shown or from its beginning."""
+        """Prepares for other workers, which resume after the shown tokens or from the beginning."""
         self.has_ended = False
         self._assembly.forget_early()
 
     def finish(self) -> str:
-        """The text that was held back; of a complete sequence, once. It may complete a stop
-        string."""
+        """Returns the text that was held back, once, for a complete sequence. It may complete a
+        stop string."""
         rest = self._detokenizer.finish() if self._stop.matched is None else ""
         return self._stop.push(rest) + self._stop.finish()

@@ -1,4 +1,4 @@
-"""The cached beginning of a prompt, which one worker keeps for another as long as a call lasts."""
+"""Prefix lease: cached blocks of a prompt's beginning, kept for another worker by an open call."""
 
 import asyncio
 import logging
@@ -11,14 +11,14 @@ from baton.v1 import kv_sharing_pb2_grpc, prefill_pb2
 from baton_router.fleet.fleet import Member
 from baton_router.lifecycle import wire
 
-# A worker that does not say within so many seconds what it keeps is not waited for.
+# Maximum seconds to wait for the holder's answer.
 PATIENCE = 0.5
 
 logger = logging.getLogger(__name__)
 
 
 class PrefixLease:
-    """Asks `holder` at once. Whatever comes of it, the prompt can be computed."""
+    """Prefix lease, requested from `holder` on construction. Without it, the prompt is computed."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class PrefixLease:
         )
 
     async def source(self) -> prefill_pb2.PrefixSource | None:
-        """Where the blocks can be had, or None."""
+        """Returns the source of the blocks; None if `holder` refuses or does not answer in time."""
         try:
             async with asyncio.timeout(PATIENCE):
                 response = await self._call.read()
@@ -46,5 +46,5 @@ class PrefixLease:
         return wire.prefix_source(self._holder, self._lease_id, response.shared.num_blocks)
 
     def end(self) -> None:
-        """Gives the blocks back. Idempotent."""
+        """Ends the lease, which releases the blocks. Idempotent."""
         self._call.cancel()

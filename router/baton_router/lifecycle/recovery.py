@@ -1,7 +1,6 @@
-"""Recovery policy of one request: which workers it avoids after a failure, how long it backs off,
-when it gives up.
+"""Recovery policy of one request: workers to avoid after a failure, backoff, giving up.
 
-Awaits nothing, and knows nothing of calls or messages.
+Awaits nothing; knows nothing of calls or messages.
 """
 
 from dataclasses import dataclass
@@ -19,13 +18,13 @@ from baton_router.failure import AttemptFailure, FailureKind, Pair
 from baton_router.fleet.backoff import Backoff
 from baton_router.lifecycle.retry_budget import RetryBudget
 
-# Setbacks in a row, without a new token in between, after which an accepted request gives up.
+# Consecutive failures without a new token after which an accepted request is given up.
 MAX_FAILURES = 10
-# How often decode workers that have no room any more may give a request back. One that comes to it
-# again and again is among too many everywhere, and waits for its turn where it is.
+# Times that decode workers may give a request back. If it happens again and again, all of them are
+# full, and the request waits where it is.
 MAX_RETURNS = 4
-# Of two workers of one role that die so few tokens apart, the same token may be to blame: a few may
-# have been on their way. With more than a few, bystanders would be blamed.
+# If two workers of one role die within so many tokens, the same token may be the cause: a few may
+# have been in flight. A larger bound would blame innocent requests.
 SAME_PLACE_TOKENS = 8
 PAUSES = Backoff(first=0.05, longest=2.0)
 
@@ -40,26 +39,26 @@ _WORTH_ANOTHER_TRY = (
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """A worker that was lost while it computed the request, and the place it had come to."""
+    """Worker that was lost while it computed the request, and the output position reached."""
 
     worker: str
     place: int
 
 
 class Recovery:
-    """The tries of one request.
+    """Recovery state of one request.
 
-    Until it is accepted, whoever refuses is passed over, and when all have refused the client is
-    told. From then on it is not given up lightly: workers may come back. One that was given back is
-    given up for want of room by its deadline alone: it had some, and others have it now.
+    Until it is accepted, a worker that refuses is passed over, and the client gets the error when
+    all have refused. After that it is retried: workers may come back. A preempted request that
+    finds no capacity is given up by its deadline alone: it had capacity, which others have now.
 
     Attributes:
-        refused: workers that are not to be asked now.
-        broken: pairs that are not to be asked now.
-        crowded: the worker that has just given the request back, to be asked if no other one can
-            be; empty for none.
-        is_accepted: the client was told that the request is.
-        setbacks: all that have come.
+        refused: workers to avoid now.
+        broken: pairs to avoid now.
+        crowded: the worker that has just given the request back, used if no other can be; empty for
+            none.
+        is_accepted: the client was told that the request is accepted.
+        failures: kinds of all failures, in order.
     """
 
     def __init__(self, request_id: str, budget: RetryBudget, pauses: Backoff = PAUSES) -> None:
@@ -75,20 +74,20 @@ class Recovery:
         self._losses: dict[bool, _Loss] = {}  # the last one of each role
         self._num_failures = 0
         self._num_tokens = 0
-        self._returns: list[int] = []  # with how many tokens it was given back
-        self._num_waits = 0  # for room, since then
+        self._returns: list[int] = []  # output tokens at each return
+        self._num_waits = 0  # backoffs for capacity since the last return
         self._waits_for_room = False
 
     @property
     def may_return(self) -> bool:
-        """Whether a decode worker may give the request back (once more). One that has come no
-        further between two times may not: it would never come to its end."""
+        """True if a decode worker may give the request back (again). False after two returns
+        without progress in between: such a request would never end."""
         came_further = len(self._returns) < 2 or self._returns[-1] > self._returns[-2]
         return came_further and len(self._returns) < MAX_RETURNS
 
     def after(self, failure: AttemptFailure, num_tokens: int) -> float:
-        """Seconds to wait before the next try, `num_tokens` into the output. Raises what ends the
-        request."""
+        """Returns the backoff in seconds before the next attempt, `num_tokens` into the output.
+        Raises the error that ends the request."""
         self.failures.append(failure.kind)
         pause = self._wait_for_room(failure, num_tokens)
         if pause is None:
@@ -97,7 +96,7 @@ class Recovery:
         return pause
 
     def _try_again(self, failure: AttemptFailure, num_tokens: int) -> float:
-        """Something has failed, or nobody took it: seconds to wait."""
+        """Returns the backoff in seconds after a failure, or where no worker took the request."""
         if failure.place is not None:
             self._check_not_poison(failure, _Loss(failure.worker, failure.place))
         pause = self._pause(failure, num_tokens) if self.is_accepted else self._pass_on(failure)
@@ -106,7 +105,8 @@ class Recovery:
         return pause
 
     def _pass_on(self, failure: AttemptFailure) -> float:
-        """Not yet accepted: the next worker is asked at once."""
+        """Returns 0: before acceptance the next worker is called at once. Raises if none is
+        left."""
         if failure.kind is FailureKind.NOBODY:
             raise self._refusal or failure.error
         if not isinstance(failure.error, _WORTH_ANOTHER_WORKER):
@@ -115,7 +115,7 @@ class Recovery:
         return 0.0
 
     def _pause(self, failure: AttemptFailure, num_tokens: int) -> float:
-        """The first try after some progress is made at once."""
+        """Returns the backoff in seconds; 0 for the first retry after progress."""
         if not isinstance(failure.error, _WORTH_ANOTHER_TRY):
             raise failure.error
         if num_tokens > self._num_tokens:
@@ -127,7 +127,8 @@ class Recovery:
         return self._pauses.delay(self._num_failures - 1) if self._num_failures > 1 else 0.0
 
     def _wait_for_room(self, failure: AttemptFailure, num_tokens: int) -> float | None:
-        """Seconds to wait, where a request was given back and finds no room since; else None."""
+        """Returns the backoff in seconds if the request was preempted and finds no capacity; else
+        None."""
         if failure.kind is FailureKind.PREEMPTED:
             self._returns.append(num_tokens)
             self._num_waits, self._waits_for_room = 0, True
@@ -136,7 +137,7 @@ class Recovery:
             case FailureKind.REFUSED:
                 finds_none = isinstance(failure.error, OverloadedError)
             case FailureKind.NOBODY:
-                finds_none = bool(self.refused)  # those who had none, and are asked again
+                finds_none = bool(self.refused)  # they had no capacity, and are called again
             case _:
                 finds_none = False
         if not (self._waits_for_room and finds_none and num_tokens == self._returns[-1]):
@@ -152,7 +153,7 @@ class Recovery:
                 self.refused.clear()
                 self.broken.clear()
             case FailureKind.PREEMPTED:
-                # It ran meanwhile; who refused it before may have room now.
+                # It ran meanwhile; workers that refused it before may have capacity now.
                 self.refused.clear()
                 self.broken.clear()
                 self.crowded = failure.worker
@@ -162,8 +163,8 @@ class Recovery:
                 self.refused.add(failure.worker)
 
     def _check_not_poison(self, failure: AttemptFailure, loss: _Loss) -> None:
-        """A request that comes well past the place where a worker was lost was not to blame; one
-        that is to blame ends workers of one role at one place."""
+        """Raises `InternalError` for a poison request, at which workers of one role die at one
+        place. A request that gets well past the place of a loss was not its cause."""
         is_prefill = failure.worker == failure.pair[0]
         last = self._losses.get(is_prefill)
         self._losses[is_prefill] = loss
@@ -183,7 +184,7 @@ class Recovery:
 
 
 def _as_seen_by_client(error: BatonError) -> BatonError:
-    """A handoff that failed is no fault of the client's: another try may go well."""
+    """Maps errors of a failed handoff, which is no fault of the client, to a retryable one."""
     if isinstance(error, NotFoundError | DataLossError | FailedPreconditionError):
         return UnavailableError(f"the handoff failed: {error}")
     return error

@@ -1,8 +1,8 @@
-"""Puts the tokens of one sequence in order, from whichever worker they come.
+"""Reorder buffer for the tokens of one sequence, from whichever worker they come.
 
 The first token may come from the prefill worker, the rest from the decode worker, and neither waits
-for the other; positions decide. What comes again, from the same workers or from those that took
-over, is dropped, if it is the same.
+for the other; positions decide. A repeated token, from the same workers or from those that took
+over, is dropped if it is the same.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from baton.errors import UnavailableError
 
 @dataclass(frozen=True, slots=True)
 class TopLogprobs:
-    """The most likely tokens at one position, the most likely first, with theirs in nats."""
+    """Most likely tokens at one position, in descending order, with log-probabilities in nats."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
 
 
 class Token(NamedTuple):
-    """One token at its position in the output. `logprob` and `top` are None unless asked for."""
+    """Token at its position in the output. `logprob` and `top` are None unless asked for."""
 
     position: int
     token_id: int
@@ -30,10 +30,10 @@ class Token(NamedTuple):
 
 
 class ReorderBuffer:
-    """The output of one sequence, without gaps or repetitions.
+    """Reorder buffer of one sequence: output without gaps or repetitions.
 
     Attributes:
-        token_ids: what was given out.
+        token_ids: tokens that were released in order.
     """
 
     def __init__(self) -> None:
@@ -42,17 +42,17 @@ class ReorderBuffer:
 
     @property
     def has_gap(self) -> bool:
-        """Whether tokens wait for one before them."""
+        """True if tokens wait for an earlier one."""
         return bool(self._early)
 
     def accept(self, tokens: Sequence[Token]) -> list[Token]:
-        """The tokens that can be given out now, in order.
+        """Returns the tokens that can be released now, in order.
 
-        Raises `UnavailableError` for a token that is another than was given out for its position:
-        what follows it does not follow what was given out.
+        Raises `UnavailableError` for a token that differs from the one released for its position:
+        its successors do not continue the released output.
         """
         if len(tokens) == 1 and not self._early and tokens[0].position == len(self.token_ids):
-            self.token_ids.append(tokens[0].token_id)  # as nearly always: one token, the next
+            self.token_ids.append(tokens[0].token_id)  # fast path: the next token alone
             return [tokens[0]]
         for token in tokens:
             if token.position < len(self.token_ids):
@@ -67,7 +67,7 @@ class ReorderBuffer:
         return ready
 
     def forget_early(self) -> None:
-        """Drops what waits for tokens that will not come."""
+        """Drops tokens that wait for earlier ones which will not come."""
         self._early.clear()
 
     def _check_repeated(self, token: Token) -> None:

@@ -1,9 +1,9 @@
-"""The life of one request: attempts in a row, until its answer is complete.
+"""Request lifecycle: attempts in sequence until the answer is complete.
 
-An attempt that comes to nothing is a setback; the next one, on whichever workers are there, goes on
-behind the tokens that the client has; of several sequences, each behind its own. What is ranked
-(beams, `best_of`) begins anew: nothing of it is told before its end, and what a search has come to
-(its hypotheses and their scores) only the engine knew that was lost.
+After an attempt failure, the next attempt, on whichever workers are available, resumes after the
+tokens that the client has; of several sequences, each after its own. Ranked sequences (beams,
+`best_of`) start again: the client gets nothing of them before their end, and the state of the
+search (hypotheses and scores) was lost with its engine.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _Decoded = decode_pb2.DecodeGenerateResponse
 
 
 class RequestLifecycle:
-    """One request. `run` is used once; `abort` may be called meanwhile."""
+    """Lifecycle of one request. `run` is used once; `abort` may be called meanwhile."""
 
     def __init__(
         self,
@@ -60,16 +60,16 @@ class RequestLifecycle:
 
     @property
     def account(self) -> Account:
-        """What the request has used and taken so far."""
+        """Usage and timings of the request so far."""
         return self._answer.account
 
     @property
     def placement(self) -> Placement | None:
-        """Where it runs now; None while it waits."""
+        """Placement of the present attempt; None while the request waits."""
         return None if self._attempt is None else self._attempt.placement
 
     def abort(self) -> None:
-        """Ends the request and frees both workers; `run` raises `CancelledError`."""
+        """Aborts the request and frees both workers; `run` raises `CancelledError`."""
         self._aborted.set()
         if self._attempt is not None:
             self._attempt.cancel()
@@ -77,8 +77,8 @@ class RequestLifecycle:
     async def run(
         self, decision: Decision | None = None
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
-        """The events of the request, `accepted` to the last `finished`. Raises what ended it
-        otherwise. `decision` is the one about its placement that it was admitted by."""
+        """Yields the events of the request, from `accepted` to the last `finished`. Raises the
+        error that ended it otherwise. `decision` is the placement decision it was admitted by."""
         self._decision = decision
         if self._answer.is_known:
             yield wire.accepted(self.request, None)
@@ -89,7 +89,7 @@ class RequestLifecycle:
                 async with self._next_attempt() as attempt:
                     for response in await self._admit(attempt):
                         yield response
-                    # As little as can be for each message, and no generator of its own.
+                    # Hot path: minimal work per message, no generator of its own.
                     while not self._answer.is_complete:
                         events = await attempt.next_events()
                         responses, failure = self._book_all(attempt, events)
@@ -106,8 +106,8 @@ class RequestLifecycle:
                     yield response
 
     async def _admit(self, attempt: Attempt) -> list[pb.GenerateResponse]:
-        """Waits until all its workers have taken the request; returns what the client is to see of
-        that. Raises `AttemptFailure`."""
+        """Waits until all workers have admitted the request; returns the client's events. Raises
+        `AttemptFailure`."""
         self._attempt = attempt
         await attempt.admit()
         self._raise_if_aborted()
@@ -119,7 +119,7 @@ class RequestLifecycle:
         return [wire.accepted(self.request, attempt.placement), *self._answer.conclude()]
 
     def _next_attempt(self) -> Attempt:
-        """Places what is left to do. Raises `AttemptFailure` if no workers can take it."""
+        """Places the work that is left. Raises `AttemptFailure` if no workers can take it."""
         work = self._answer.work()
         recovery = self._recovery
         decision = self._placer.place(
@@ -140,8 +140,8 @@ class RequestLifecycle:
     def _book_all(
         self, attempt: Attempt, events: list[Event | AttemptFailure]
     ) -> tuple[Iterable[pb.GenerateResponse], AttemptFailure | BatonError | None]:
-        """Books events until the answer is complete, or one of them is a failure; returns what the
-        client is to see of those before it, which counts as shown, and the failure."""
+        """Applies events until the answer is complete or one of them is a failure; returns the
+        client's events up to there, which count as shown, and the failure."""
         responses: list[pb.GenerateResponse] = []
         failure: AttemptFailure | BatonError | None = None
         for event in events:
@@ -151,19 +151,19 @@ class RequestLifecycle:
                 failure = error
                 break
             if self._answer.is_complete:
-                attempt.succeed()  # before the client hears of it, and asks again
+                attempt.succeed()  # before the client sees it and sends its next request
                 break
         for index in self._answer.take_surplus():
             attempt.end_sequence(index)
         return wire.coalesced(responses) if responses[1:] else responses, failure
 
     async def _follow_drain(self, attempt: Attempt, event: _Decoded) -> None:
-        """Sees to it that the request goes on with another decode worker, if that is what an event
-        is about and there is more to come. Raises `AttemptFailure`."""
+        """Migrates the request to another decode worker if the event asks for it and the answer is
+        not complete. Raises `AttemptFailure`."""
         if self._answer.is_complete:
             return
         if event.HasField("draining"):
-            # Where there is nobody else, the worker may finish it in time.
+            # Without a successor, the worker may finish the request in time.
             decode = self._placer.successor(
                 self._answer.work(), attempt.decode_worker, self._recovery.refused
             )
@@ -173,8 +173,8 @@ class RequestLifecycle:
             await self._move(attempt, event.suspended)
 
     async def _move(self, attempt: Attempt, stopped: decode_pb2.DecodeSuspended) -> None:
-        """It has stopped, with the KV of so many tokens; the client has one more, behind which
-        another worker goes on."""
+        """Resumes the suspended request on another worker: the KV of `num_tokens` tokens can be
+        fetched, and the client has one token more, after which that worker continues."""
         work = self._answer.work()
         if len(work.token_ids) != stopped.num_tokens + 1:
             error = UnavailableError("the request was stopped where its answer has not come to")
@@ -185,7 +185,7 @@ class RequestLifecycle:
         self._answer.admitted()
 
     def _book(self, event: Event | AttemptFailure) -> list[pb.GenerateResponse]:
-        """Books one event; returns what the client is to see of it."""
+        """Applies one event; returns the client's events."""
         if isinstance(event, _Decoded):
             return self._answer.on_decode(event)
         if not isinstance(event, AttemptFailure):
@@ -199,7 +199,7 @@ class RequestLifecycle:
         raise event
 
     async def _recover(self, attempt_failure: AttemptFailure) -> None:
-        """Waits for the moment of the next attempt. Raises what ends the request."""
+        """Waits until the next attempt is due. Raises the error that ends the request."""
         self._attempt = None
         answer = self._answer
         request_trace.failed(

@@ -1,8 +1,8 @@
 """Retry budget: the ratio of retries to requests that a router may make. Awaits nothing; its clock
 is given.
 
-When much fails at once, trying again can be what keeps it failing. So each try after a request's
-first one is paid for: requests pay a share of a try in, and some come with time.
+When much fails at once, retries can keep it failing. So each attempt after a request's first is
+paid for: each request deposits a share of a retry, and some are added per second.
 """
 
 import time
@@ -12,12 +12,12 @@ from baton_router.admission.token_bucket import TokenBucket
 
 SHARE = 0.25
 PER_SECOND = 4.0
-# As many as a large decode worker may have run: they all may move when it dies.
+# The requests of a large decode worker, all of which may be retried when it dies.
 LARGEST = 512.0
 
 
 class RetryBudget:
-    """A bucket of tries, full at first."""
+    """Token bucket of retries, full at first."""
 
     def __init__(
         self,
@@ -32,15 +32,15 @@ class RetryBudget:
 
     @property
     def balance(self) -> float:
-        """Tries that may be made now."""
+        """Retries that may be made now."""
         return self._bucket.level
 
     def deposit(self) -> None:
-        """A request has come."""
+        """Adds one request's share of a retry."""
         self._bucket.give_back(self._share)
 
     def withdraw(self) -> bool:
-        """Whether one more try may be made; it is then paid for."""
+        """Withdraws one retry; returns False if less than one is left."""
         if self._bucket.level < 1.0:
             return False
         self._bucket.take(1.0)

@@ -1,7 +1,7 @@
 """Cost of placing a preempted request again. Pure.
 
-Where a sequence has to make room, its worker may keep the request and compute it again, or give it
-back; it compares by these figures, which are as of the moment when the request was placed.
+To free KV capacity, a worker may keep a sequence's request and recompute it later, or give it back;
+it compares by these figures, which are as of the moment when the request was placed.
 """
 
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from baton_router.fleet.cost_rates import PRIOR
 
 @dataclass(frozen=True, slots=True)
 class ReturnCost:
-    """In seconds.
+    """Cost of a return in seconds.
 
     Attributes:
-        fixed: with the tokens that it is placed with.
+        fixed: to place the request with the tokens that it is placed with.
         per_token: for each token that is generated after.
         recompute_token: to compute one of its tokens again on its decode worker instead.
     """
@@ -26,10 +26,10 @@ class ReturnCost:
 
 
 def return_cost(prefill: Candidate, decode: Candidate, num_tokens: int) -> ReturnCost:
-    """Of a request with so many tokens that these two run.
+    """Returns the cost for a request of `num_tokens` tokens that these two workers run.
 
-    The prefill worker is taken to have them cached, as it has just computed them, and to be as busy
-    as it is now; the decode worker that goes on is taken to have none of them.
+    Assumes that the prefill worker has the tokens cached, as it has just computed them, and stays
+    as busy as now, and that the decode worker which resumes has none of them.
     """
     computing, taking = prefill.rates or PRIOR, decode.rates or PRIOR
     step = computing.prefill_seconds_per_step

@@ -1,4 +1,4 @@
-"""Messages of `baton.v1` to the router's data and back."""
+"""Conversion between messages of `baton.v1` and the router's data."""
 
 import secrets
 from collections.abc import Iterable, Iterator
@@ -27,7 +27,7 @@ from baton_router.usage import Account, Timings
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Ending of one sequence. `score` is of beams."""
+    """Ending of one sequence. Only beams have a `score`."""
 
     reason: pb.FinishReason.ValueType
     stop_string: str | None = None
@@ -37,7 +37,7 @@ class Ending:
 def request_info(
     request: Request, account: Account, placement: Placement | None, now: float
 ) -> admin_pb2.RequestInfo:
-    """A request in flight, at a moment of the clock of its account."""
+    """Returns a request in flight as of `now`, on the clock of its account."""
     timings = account.timings
     message = admin_pb2.RequestInfo(
         request_id=request.request_id,
@@ -64,12 +64,12 @@ def _phase(timings: Timings) -> admin_pb2.RequestPhase.ValueType:
 
 
 def prefill_started(message: prefill_pb2.PrefillStarted) -> tuple[float, float, int]:
-    """Seconds in the queue, seconds since then, cached prompt tokens."""
+    """Returns queue time in seconds, seconds since then, and cached prompt tokens."""
     return seconds(message.queue_time), seconds(message.elapsed), message.num_cached_tokens
 
 
 def transferred(message: decode_pb2.KvReady) -> tuple[float, int, int, int]:
-    """Exposed seconds, transferred blocks and bytes, blocks that were there."""
+    """Returns exposed seconds, transferred blocks and bytes, and reused blocks."""
     return (
         seconds(message.exposed),
         message.num_transferred_blocks,
@@ -85,7 +85,7 @@ def new_lease_id() -> bytes:
 def handle(
     source: Member, lease_id: bytes, work: Work, block_hashes: list[bytes]
 ) -> kv_transfer_pb2.KvHandle:
-    """What lets the decode worker claim the lease of this attempt."""
+    """Returns the handle by which the decode worker claims the lease of this attempt."""
     return kv_transfer_pb2.KvHandle(
         version=1,
         source_worker=source.record.id,
@@ -108,8 +108,8 @@ def decode_request(
     kv_handle: kv_transfer_pb2.KvHandle | None,
     return_cost: ReturnCost | None = None,
 ) -> decode_pb2.DecodeGenerateRequest:
-    """`kv_handle` None: the decode worker computes the prompt. `return_cost` None: it may not give
-    the request back."""
+    """Returns the call's request. `kv_handle` None: the decode worker computes the prompt.
+    `return_cost` None: it may not give the request back."""
     message = decode_pb2.DecodeGenerateRequest(
         request_id=attempt_id(work.request.request_id, lease_id),
         token_ids=work.token_ids,
@@ -140,7 +140,7 @@ def _return_cost(cost: ReturnCost) -> decode_pb2.ReturnCost:
 def end_sequence_request(
     request: decode_pb2.DecodeGenerateRequest, member: Member, index: int
 ) -> decode_pb2.EndSequenceRequest:
-    """Ends one sequence of what this worker was asked for."""
+    """Returns the request to end one sequence of `request` on this worker."""
     return decode_pb2.EndSequenceRequest(
         request_id=request.request_id, epoch=member.record.epoch, sequence_index=index
     )
@@ -160,7 +160,7 @@ def share_request(
 def hand_over_request(
     request: decode_pb2.DecodeGenerateRequest, lease_id: bytes, claimant: str, tenant: str
 ) -> decode_pb2.HandOverRequest:
-    """Stops what a worker was asked for, for another one to go on with it."""
+    """Returns the request to suspend `request` so that `claimant` can resume it."""
     return decode_pb2.HandOverRequest(
         request_id=request.request_id, lease_id=lease_id, claimant=claimant, tenant=tenant
     )
@@ -184,7 +184,7 @@ def prefill_request(
 ) -> prefill_pb2.PrefillRequest:
     params, has_several = work.params, work.params.num_sequences > 1
     if has_several:
-        # Its token is not used. A grammar would be compiled for nothing, and beams make no sense.
+        # Its token is not used, so compiling a grammar or searching beams would be in vain.
         params = SamplingParams(
             max_tokens=params.max_tokens, prompt_logprobs=params.prompt_logprobs
         )
@@ -206,8 +206,8 @@ def prefill_request(
 def first_token(
     result: prefill_pb2.PrefillResult,
 ) -> tuple[Token, pb.FinishReason.ValueType]:
-    """The token, and why the sequence is complete with it, if it is. Raises `InternalError` for
-    none, and for several."""
+    """Returns the token, and why the sequence is complete with it, if it is. Raises `InternalError`
+    for none or several."""
     if len(result.first_tokens) != 1:
         raise InternalError(f"a prefill brought {len(result.first_tokens)} first tokens, not one")
     (first,) = result.first_tokens
@@ -227,14 +227,14 @@ def work_done(message: prefill_pb2.WorkDone) -> WorkDone:
 
 
 def received(message: decode_pb2.KvReady, member: Member) -> tuple[float, float, str]:
-    """Tokens whose KV came to this worker, the seconds it waited for them, and the connector."""
+    """Returns the tokens whose KV this worker received, seconds it waited, and the connector."""
     per_token = member.bytes_per_token
     num_tokens = message.num_transferred_bytes / per_token if per_token else 0.0
     return num_tokens, seconds(message.exposed), message.connector
 
 
 def decoded_tokens(message: decode_pb2.DecodeTokens) -> list[Token]:
-    """Raises `InternalError` where not all tokens have what some have."""
+    """Returns the tokens. Raises `InternalError` if log-probabilities are incomplete."""
     token_ids = message.token_ids
     if not message.logprobs and not message.top_logprobs:
         return [Token(position, t) for position, t in enumerate(token_ids, message.position)]
@@ -262,7 +262,7 @@ def ending(message: decode_pb2.DecodeFinished) -> Ending:
 
 
 def accepted(request: Request, placement: Placement | None) -> pb.GenerateResponse:
-    """Tells of the chosen workers alone. `placement`: None where nothing is left to generate."""
+    """Returns `accepted` with the chosen workers alone; `placement` None: nothing is left to do."""
     return pb.GenerateResponse(
         accepted=pb.Accepted(
             request_id=request.request_id,
@@ -274,7 +274,7 @@ def accepted(request: Request, placement: Placement | None) -> pb.GenerateRespon
 
 
 def explanation(decision: Decision) -> admin_pb2.ExplainPlacementResponse:
-    """All of a decision. Where there was no choice, its candidates have no terms."""
+    """Returns a whole decision. If there was no choice, its candidates have no terms."""
     question, placement = decision.question, decision.placement
     if placement is None:
         excluded = [Scored(c, {}, 0.0, 0) for c in question.candidates]
@@ -321,7 +321,7 @@ def _candidate(scored: Scored, *, computes_prompt: bool = False) -> pb.Placement
 
 
 def prompt_logprobs(message: pb.PromptLogprobs, num_known: int) -> list[pb.GenerateResponse]:
-    """Those of the prompt's tokens beyond the first `num_known`, if any."""
+    """Returns the log-probabilities of the prompt after the first `num_known`, if any."""
     num_repeated = max(0, num_known - message.position)
     rest = pb.PromptLogprobs(
         position=message.position + num_repeated,
@@ -337,12 +337,12 @@ def chunk(
     text: str,
     reason: pb.FinishReason.ValueType = pb.FINISH_REASON_UNSPECIFIED,
 ) -> pb.GenerateResponse:
-    """Some tokens with the text that is ready; the text alone when there are none.
+    """Returns tokens with the text that is ready, or the text alone if there are none.
 
     `reason`: why the sequence is complete with them.
     """
     response = pb.GenerateResponse()
-    chunk = response.tokens  # filled where it is: a message that is put into another is copied
+    chunk = response.tokens  # filled in place: assigning a submessage copies it
     chunk.sequence_index = index
     chunk.text = text
     chunk.finish_reason = reason
@@ -359,7 +359,7 @@ def chunk(
 
 
 def coalesced(responses: list[pb.GenerateResponse]) -> Iterator[pb.GenerateResponse]:
-    """The same in fewer messages: the tokens of a sequence that come together become one chunk."""
+    """Yields the responses in fewer messages: adjacent tokens of a sequence become one chunk."""
     held: dict[int, pb.GenerateResponse] = {}
     for response in responses:
         index = response.tokens.sequence_index
@@ -436,7 +436,7 @@ def _flip(flip: Flip) -> admin_pb2.RoleFlip:
 
 
 def role_balance(balance: Balance, is_elastic: bool) -> admin_pb2.GetRoleBalanceResponse:
-    """What `Admin.GetRoleBalance` tells."""
+    """Returns the answer of `Admin.GetRoleBalance`."""
     flip = balance.flip
     return admin_pb2.GetRoleBalanceResponse(
         prefill_pressure=balance.prefill_pressure,

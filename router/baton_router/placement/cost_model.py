@@ -1,36 +1,34 @@
 """Cost model of placement: the expected cost, in seconds, of giving a request to a worker.
 
-    prefill worker   uncached       computing what of the prompt it lacks and nobody gives it
-                     pull           getting some of it from another worker; only where that takes
-                                    less time than computing it
-                     copy           computing again what such a copy displaces
-                     queue          computing what it was given before and has not finished
-                     crowding       what those who come behind wait for the uncached tokens
-                     recent         a small part of the work it was given of late
-    decode worker    handoff        taking a prompt over at all
-                     transfer       moving the KV of the prompt that it lacks
-                     interference   the steps of the sequences it runs
-                     memory         computing again what no longer fits in its pool
-    one alone        as a prefill worker and a decode worker without a handoff, and
-                     interruption   what its sequences and those that come wait for the uncached
-                                    tokens, which they would not if another worker computed them
+    prefill worker   uncached       computing the prompt tokens neither cached nor fetched
+                     pull           fetching a prefix from another worker; only if that takes less
+                                    time than computing it
+                     copy           recomputing the KV that such a copy evicts
+                     queue          computing the prompts queued before
+                     crowding       delay of later requests by the uncached tokens
+                     recent         a small part of the tokens assigned to it recently
+    decode worker    handoff        fixed cost of a handoff
+                     transfer       moving the prompt's KV that it lacks
+                     interference   decode steps of its running sequences
+                     memory         recomputing the KV that no longer fits in its pool
+    decode worker    as a prefill worker and a decode worker without a handoff, and
+    alone            interruption   delay of its sequences and later ones by the uncached tokens,
+                                    none if another worker computed them
 
-Uncached and queue alone are the time to the first token. A worker chosen by that alone leaves its
-peer's cached prefix unused whenever the peer is a little busier, and the cluster pays for computing
-it again; on the conversation trace close to saturation that is paid back many times over in queues.
-`crowding` is that price. It is put on tokens alone, and at the speed of the pool: the rest of a
-prompt that nobody has cached must be computed wherever it goes, and a price many times over on what
-a step or a worker itself takes would have that rest follow the noise in measured speeds, away from
-what is cached. `recent` decides among workers that are idle and equal, and keeps their shares even
-over minutes where queues, mostly empty, say nothing.
+The TTFT is uncached and queue. Minimizing it alone leaves a peer's cached prefix unused whenever
+the peer is slightly busier, and the cluster recomputes the prefix; near saturation on the
+conversation trace that costs far more in queueing. `crowding` prices this. It applies to tokens
+only, at the pool's speed: the uncached rest must be computed on any worker, and a high price on
+step time or a worker's own slowness would let noise in measured speeds move requests away from
+cached prefixes. `recent` decides among equal idle workers and evens out load over minutes when
+queues are mostly empty.
 
-Where a prefix can be had from another worker, queues alone have it copied: to have had less to do
-of late than that one is no credit to who would pull it. So a prefix that is used now and then stays
-where it is, and a hot one is on several workers as soon as those that hold it keep prompts waiting.
+A prefix is copied from another worker because of queues alone: fewer recent tokens than the source
+give the fetching worker no advantage. So a prefix that is rarely used stays on one worker, and a
+hot one spreads as soon as the workers that hold it have queues.
 
-How long things take on a worker is part of its snapshot, as far as it was learned
-(`baton_router.fleet.worker_model`). No term grows when more of the prompt is cached. Independent of
-how workers are chosen.
+Learned cost rates (`baton_router.fleet.worker_model`) are part of a worker's snapshot. No term
+grows when more of the prompt is cached. Independent of the choice of workers.
 """
 
 from dataclasses import dataclass
@@ -39,26 +37,25 @@ from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.cost_rates import Rates
 
 PULL = "pull"
-"""The term of a prefill worker that is worth getting a prefix for."""
+"""Cost term of a remote prefix fetch; present only if the fetch is worth it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel(Rates):
-    """Weights of the cost terms, and the rates of candidates that report none.
+    """Cost model: weights of the terms, and default rates for candidates that report none.
 
-    What is here and not in `Rates` is not fitted. The weights are choices. `pull_seconds` is two
+    The fields added to `Rates` are not fitted. The weights are choices. `pull_seconds` covers two
     calls between workers, which no worker reports apart from the steps that they wait for; it is
-    small beside those and beside what a prefix worth pulling takes to compute. For `copying` there
-    is nothing to be fitted to: what was displaced and is asked for again looks like what nobody
-    ever had.
+    small compared with those and with computing a prefix worth fetching. `copying` cannot be
+    fitted: a miss on an evicted prefix looks like a miss on one that was never cached.
 
     Attributes:
-        pull_seconds: to get a prefix from another worker, beside what moving its KV takes and a
-            step of either, for blocks are lent and taken between steps.
-        copying: the part of what a pulled prefix displaces that is thought to be asked for again.
-        crowding: how many seconds of queue a second of needless computing is worth.
-        recency: the part of recent work that counts.
-        full_share: the part of a decode worker's pool beyond which KV is displaced.
+        pull_seconds: seconds to fetch a prefix, without its KV transfer and one step of each of the
+            two workers, which lend and take blocks between steps.
+        copying: fraction of the KV evicted by a fetched prefix that is expected to be needed again.
+        crowding: seconds of queueing that equal one second of avoidable computing.
+        recency: fraction of recent tokens that counts.
+        full_share: occupancy of a decode worker's pool above which KV is evicted.
     """
 
     pull_seconds: float = 5e-3
@@ -68,7 +65,7 @@ class CostModel(Rates):
     full_share: float = 0.9
 
     def terms(self, candidate: Candidate, num_tokens: int) -> dict[str, float]:
-        """The cost of a candidate for a prompt of so many tokens, term by term."""
+        """Returns the cost of a candidate for a prompt of `num_tokens`, in seconds by term."""
         rates = candidate.rates or self
         num_cached = min(candidate.num_cached_tokens, num_tokens)
         if candidate.role == "decode":
@@ -89,10 +86,10 @@ class CostModel(Rates):
         }
 
     def alone_terms(self, candidate: Candidate, num_tokens: int) -> dict[str, float]:
-        """The cost of a decode worker that computes the prompt itself.
+        """Returns the cost of a decode worker that computes the prompt itself, in seconds by term.
 
-        Where all else is equal, it does so if that takes no longer than a handoff would, and the
-        less so the more sequences it runs.
+        All else equal, it wins if computing takes no longer than a handoff, and is less likely to
+        win the more sequences it runs.
         """
         rates = candidate.rates or self
         num_cached = min(candidate.num_cached_tokens, num_tokens)
@@ -113,8 +110,8 @@ class CostModel(Rates):
         return added / rates.slowness * self.crowding
 
     def _pull_seconds(self, rates: Rates, candidate: Candidate, num_tokens: int) -> float | None:
-        """How long it takes to get what the candidate's source has and it lacks; None if there is
-        nothing, or it would compute that sooner."""
+        """Returns the seconds to fetch the prefix that the source has and the candidate lacks; None
+        if there is none, or computing it is as fast."""
         if candidate.num_source_tokens <= candidate.num_cached_tokens:
             return None
         num_cached = min(candidate.num_cached_tokens, num_tokens)
@@ -143,7 +140,7 @@ class CostModel(Rates):
         }
 
     def _num_displaced(self, candidate: Candidate, num_missing: int) -> float:
-        """Tokens whose KV would not fit any more."""
+        """Returns the tokens of KV that exceed the pool's capacity (`full_share`)."""
         if candidate.max_held_tokens is None:
             return 0.0
         room = candidate.max_held_tokens * self.full_share - candidate.num_held_tokens

@@ -1,7 +1,7 @@
-"""One placement decision: all that it depends on, and what came of it.
+"""Placement decision: its complete inputs and its result.
 
 `Rules.decide` is a pure function of a question, so that the router, a dry run and the replay of a
-record come to the same. Knows nothing of where questions come from.
+record decide equally. Independent of the source of the questions.
 """
 
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from baton_router.placement.policy import Policy, PolicyName, alone_policy_named
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request to be placed, and the cluster as it was seen then.
+    """Request to be placed, with a snapshot of the cluster.
 
     Attributes:
-        num_tokens: the prompt's, and those of output that came before.
-        broken: pairs that have just failed to work together.
-        needs_prefill: it asks for what a prefill worker alone can tell.
+        num_tokens: tokens of the prompt and of the output so far.
+        broken: pairs of workers that have recently failed to work together.
+        needs_prefill: the request needs a prefill worker, as prompt log-probabilities do.
     """
 
     request_id: str
@@ -34,21 +34,21 @@ class Rules:
     """Placement rules: the router's settings that matter to a decision.
 
     Attributes:
-        conditional_disaggregation: decode workers may compute prompts, if the policy knows when;
-            else only while no two workers of one version could.
+        conditional_disaggregation: decode workers may compute prompts if the policy has a cost for
+            that; else they do so only while no two workers are of one version.
     """
 
     policy: PolicyName = "baton"
     conditional_disaggregation: bool = True
 
     def decision(self, question: Question, earlier: "Decision | None" = None) -> "Decision":
-        """The decision about a question; `earlier` itself where the question is the same."""
+        """Returns the decision about a question: `earlier` itself if question and rules match."""
         if earlier is not None and earlier.question == question and earlier.rules == self:
             return earlier
         return Decision(self, question, self.decide(question))
 
     def decide(self, question: Question) -> Placement | None:
-        """None if nobody can take the request."""
+        """Returns the placement; None if no worker can take the request."""
         return place(
             question.request_id,
             question.num_tokens,
@@ -59,9 +59,9 @@ class Rules:
         )
 
     def _alone(self, question: Question) -> Policy | None:
-        """What a decode worker costs that computes the prompt itself; None: none is to. Where no
-        prefill worker may hand over to any decode worker, one has to, whatever the settings say:
-        an upgrade loses nothing."""
+        """Returns the policy for decode workers that compute the prompt themselves; None: they may
+        not. While no prefill worker may pair with any decode worker they must, whatever the
+        settings, so that an upgrade loses no requests."""
         if question.needs_prefill:
             return None
         alone = alone_policy_named(self.policy)
@@ -71,7 +71,7 @@ class Rules:
         return alone or policy_named(self.policy) if has_to else None
 
     def decide_again(self, question: Question, decode: str) -> str | None:
-        """Who goes on with a request that runs on `decode`; None if no other worker can."""
+        """Returns the decode worker to continue a request that runs on `decode`, or None."""
         return place_again(
             question.request_id,
             question.num_tokens,
@@ -86,7 +86,7 @@ DEFAULT_RULES = Rules()
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Placement decision. `placement` None: no workers can take the request."""
+    """Placement decision. `placement` is None if no workers can take the request."""
 
     rules: Rules
     question: Question

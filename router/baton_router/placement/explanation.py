@@ -13,15 +13,15 @@ from baton_router.placement.placement import (
 )
 
 Choice = tuple[Scored, ...]
-"""The workers of one way to run a request."""
+"""Workers that run a request: a prefill and a decode worker, or a decode worker alone."""
 
-_NUM_TERMS = 3  # of those that decide, the greatest
-_MOST_NAMED = 4  # of workers and versions
+_NUM_TERMS = 3  # cost terms named, those with the largest difference
+_MOST_NAMED = 4  # workers or versions named in a list
 _OTHER: dict[Role, Role] = {"prefill": "decode", "decode": "prefill"}
 
 
 def why(decision: Decision) -> str:
-    """Why the winner won and by how much, or why nobody can."""
+    """Returns the reason why the chosen workers won, and by how much, or why no worker can."""
     placement, question = decision.placement, decision.question
     if placement is None:
         return why_none(list(question.candidates))
@@ -48,7 +48,7 @@ def _why_chosen(decision: Decision, placement: Placement) -> str:
 
 
 def choices(placement: Placement, question: Question) -> Iterator[Choice]:
-    """Every way in which the request could run."""
+    """Yields every choice of workers that could run the request."""
     ready = [s for s in placement.scored if not s.candidate.excluded]
     for prefill in (s for s in ready if s.candidate.role == "prefill"):
         for decode in (s for s in ready if s.candidate.role == "decode"):
@@ -63,7 +63,7 @@ def choices(placement: Placement, question: Question) -> Iterator[Choice]:
 
 
 def _of_versions(question: Question) -> Iterator[str]:
-    """What an upgrade that is under way has to do with it."""
+    """Yields a sentence on the effect of a rolling upgrade, if there is any."""
     candidates = question.candidates
     versions = {role: ready_versions(candidates, role) for role in _OTHER}
     if has_version_gap(candidates):
@@ -107,7 +107,7 @@ def _verb(choice: Choice) -> str:
 
 
 def _differences(winner: Choice, other: Choice, unit: str) -> list[str]:
-    """The terms that make the other one dearer or cheaper, the most important first."""
+    """Returns the largest differences of cost terms, the other choice's less the winner's."""
     less, more = _terms(winner), _terms(other)
     changes = {name: more.get(name, 0.0) - less.get(name, 0.0) for name in less | more}
     ordered = sorted(changes.items(), key=lambda change: -abs(change[1]))
@@ -119,7 +119,7 @@ def _differences(winner: Choice, other: Choice, unit: str) -> list[str]:
 
 
 def _terms(choice: Choice) -> dict[str, float]:
-    """The terms of all its workers, by name; those of one name are added up."""
+    """Returns the cost terms of all workers of a choice, summed by name."""
     terms: dict[str, float] = {}
     for scored in choice:
         for name, cost in scored.terms.items():
@@ -128,7 +128,7 @@ def _terms(choice: Choice) -> dict[str, float]:
 
 
 def _unit(decision: Decision) -> str:
-    """Only the default policy counts seconds."""
+    """Returns "ms" for the default policy, whose costs are seconds; else an empty string."""
     return "ms" if decision.rules.policy == "baton" else ""
 
 

@@ -1,9 +1,9 @@
 """Placement: chooses the workers of a request, as a pure function of the request and a snapshot.
 
-A policy (`baton_router.placement.policy`) gives the cost of each candidate. The cheapest pair of
-workers that may pair wins, or a decode worker alone if that costs less. Equal costs are decided by
-rendezvous hashing, so that all routers agree and load spreads. Knows nothing of what the costs
-mean.
+A policy (`baton_router.placement.policy`) returns the cost of each candidate. The cheapest prefill
+and decode worker of equal pairing win, or a decode worker alone if that costs less. Rendezvous
+hashing breaks ties, so that all routers agree and load spreads. Independent of the meaning of the
+costs.
 """
 
 import math
@@ -31,10 +31,10 @@ __all__ = [
 
 
 class Scored(NamedTuple):
-    """A candidate with its cost, which is the sum of the terms.
+    """Candidate with its cost, the sum of the terms.
 
     Attributes:
-        rank: its place among candidates of equal cost; another one for each request.
+        rank: rendezvous hash that orders candidates of equal cost; differs per request.
     """
 
     candidate: Candidate
@@ -45,14 +45,14 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The chosen workers, and every candidate: first those that can take work, the cheapest one
-    first.
+    """Chosen workers of a request, with the costs of every candidate.
 
     Attributes:
-        prefill: empty: the decode worker computes the prompt itself.
-        alone: every decode worker, as one that would compute the prompt itself; empty where none
-            was to.
-        chosen: the prefill and the decode worker, or the one that does both.
+        prefill: chosen prefill worker; empty: the decode worker computes the prompt itself.
+        scored: all candidates, those that can take requests first, then by ascending cost.
+        alone: all decode workers, with their costs of computing the prompt themselves; empty if
+            that was not allowed.
+        chosen: the prefill and the decode worker, or the decode worker alone.
     """
 
     prefill: str
@@ -63,15 +63,15 @@ class Placement:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Leading prompt tokens that the worker which computes the rest is thought to hold, or to
-        get."""
+        """Leading prompt tokens that the computing worker is expected to have cached or to fetch
+        from `source`."""
         computing = self.chosen[0].candidate
         return computing.num_source_tokens if self.source else computing.num_cached_tokens
 
     @property
     def source(self) -> str:
-        """The worker that the prefill worker gets a cached beginning of the prompt from, where that
-        is thought to be worth it; empty for none."""
+        """Worker from which the prefill worker fetches a cached prefix; empty if no fetch is worth
+        its cost."""
         computing = self.chosen[0]
         return computing.candidate.source if PULL in computing.terms else ""
 
@@ -84,11 +84,11 @@ def place(
     policy: Policy = baton,
     alone: Policy | None = None,
 ) -> Placement | None:
-    """Chooses a prefill and a decode worker, or a decode worker alone; None if nobody may.
+    """Returns the cheapest prefill and decode worker, or decode worker alone; None if none may.
 
     Args:
-        broken: prefill and decode workers that have just failed to work together.
-        alone: what a decode worker costs that computes the prompt itself; None: none is to.
+        broken: pairs of prefill and decode workers that have recently failed to work together.
+        alone: policy for decode workers that compute the prompt themselves; None: not allowed.
     """
     seed = xxh64_intdigest(request_id.encode())
     scored = [_score(candidate, num_tokens, policy, seed) for candidate in candidates]
@@ -113,7 +113,7 @@ def place_again(
     decode: str,
     policy: Policy = baton,
 ) -> str | None:
-    """Chooses a decode worker to go on with what runs on `decode`, or None if no other one can."""
+    """Returns the cheapest other decode worker to continue a request of `decode`, or None."""
     seed = xxh64_intdigest(request_id.encode())
     pairings = {c.pairing for c in candidates if c.worker == decode}
     scored = [
@@ -125,19 +125,19 @@ def place_again(
 
 
 def ready_versions(candidates: Iterable[Candidate], role: Role) -> frozenset[str]:
-    """Of those in this role that can take work."""
+    """Returns the versions of the workers of this role that can take requests."""
     return frozenset(c.version for c in candidates if c.role == role and not c.excluded)
 
 
 def has_version_gap(candidates: Collection[Candidate]) -> bool:
-    """Whether there are workers of both roles that can take work, and no two of one version: a
-    moment of an upgrade in which nobody can hand over to anybody."""
+    """Returns whether workers of both roles can take requests, but no two are of one version: a
+    phase of an upgrade in which no prefill worker can hand over to a decode worker."""
     prefills, decodes = (ready_versions(candidates, role) for role in ("prefill", "decode"))
     return bool(prefills and decodes) and prefills.isdisjoint(decodes)
 
 
 def why_none(candidates: list[Candidate]) -> str:
-    """A sentence on why no placement is possible."""
+    """Returns the reason why no placement is possible, as a sentence."""
     for role in ("prefill", "decode"):
         reasons = {c.excluded for c in candidates if c.role == role}
         if not reasons:
@@ -156,7 +156,7 @@ def _score(candidate: Candidate, num_tokens: int, policy: Policy, seed: int) -> 
 
 
 def _alone(scored: list[Scored], num_tokens: int, alone: Policy | None) -> tuple[Scored, ...]:
-    """The decode workers as ones that compute the prompt themselves, in order."""
+    """Returns the decode workers in order, scored as computing the prompt themselves."""
     if alone is None:
         return ()
     singles = []
@@ -178,7 +178,7 @@ def _pair_order(pair: tuple[Scored, Scored]) -> tuple[float, int, int]:
 
 
 def _by_pairing(scored: list[Scored]) -> Iterator[tuple[list[Scored], list[Scored]]]:
-    """The prefill and the decode workers that can take work, for each pairing."""
+    """Returns the prefill and the decode workers that can take requests, for each pairing."""
     groups: dict[bytes, tuple[list[Scored], list[Scored]]] = {}
     for one in scored:
         if not one.candidate.excluded:
@@ -193,10 +193,10 @@ def _by_pairing(scored: list[Scored]) -> Iterator[tuple[list[Scored], list[Score
 def _pairs(
     prefills: list[Scored], decodes: list[Scored], broken: Collection[tuple[str, str]]
 ) -> Iterator[tuple[Scored, Scored]]:
-    """Each prefill worker with the best decode worker for it, as far as they may be the best pair.
+    """Yields each prefill worker with its cheapest decode worker, while they may be the best pair.
 
     Both lists are in order. A pair's cost is the sum of its workers', so once a prefill worker with
-    the first decode worker of all is dearer than a pair that was found, so are all that follow.
+    the cheapest decode worker costs more than a pair already found, all later ones do, too.
     """
     least = math.inf
     for prefill in prefills:

@@ -1,6 +1,6 @@
 """OpenTelemetry span of a placement decision.
 
-Of a request that is not traced nothing is made.
+A request that is not traced gets no attributes and no events.
 """
 
 from collections.abc import Iterator
@@ -16,19 +16,19 @@ from baton_router.telemetry import request_trace
 
 Attributes = dict[str, AttributeValue]
 
-# Of a fleet of any size, the cheapest.
+# Maximum number of candidate events per span, the cheapest first.
 MAX_CANDIDATES = 32
 
 
 class PlacementSpan:
-    """The span of one placement."""
+    """OpenTelemetry span of one placement."""
 
     def __init__(self, span: trace.Span) -> None:
         self._span = span
 
     def decided(self, decision: Decision) -> None:
-        """Has it tell the decision: the chosen workers with their terms as attributes, and every
-        candidate, the cheapest first and `MAX_CANDIDATES` at most, as an event."""
+        """Adds the decision to the span: the chosen workers with their terms as attributes, and the
+        cheapest `MAX_CANDIDATES` candidates as events."""
         if not self._span.is_recording():
             return
         self._span.set_attributes(_of_decision(decision))
@@ -39,7 +39,7 @@ class PlacementSpan:
 
 @contextmanager
 def placing(request_id: str) -> Iterator[PlacementSpan]:
-    """A span `place`, for the length of the block."""
+    """Yields a span `place` for the `with` block."""
     with request_trace.placing() as span:
         span.set_attribute("baton.request.id", request_id)
         yield PlacementSpan(span)

@@ -1,6 +1,6 @@
-"""Places requests on the fleet, remembers for a while why, and has it recorded.
+"""Placer: places requests on the fleet, remembers recent decisions and records them.
 
-Knows nothing of calls or of what becomes of a request.
+Independent of RPCs and of the request lifecycle.
 """
 
 from collections import Counter, OrderedDict
@@ -23,14 +23,14 @@ from baton_router.request import RequestOutcome, Work
 _NUM_REMEMBERED = 128
 
 PLACED = ("handoff", "decode_alone", "nobody")
-"""What a decision may come to."""
+"""Results of a placement decision, the keys of `Placer.num_placed`."""
 
 
 class Placer:
-    """Asks the fleet for a snapshot, and decides by it.
+    """Placer of one router: decides by a snapshot of the fleet.
 
     Attributes:
-        num_placed: decisions since the start, by what they came to.
+        num_placed: decisions since the start, by result (`PLACED`).
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class Placer:
         crowded: str = "",
         earlier: Decision | None = None,
     ) -> Decision:
-        """Decides where a request, or what is left of it, runs.
+        """Chooses the workers for a request, or for the rest of it.
 
         Args:
-            refused: workers that are not to be asked now.
-            broken: pairs that are not to be asked now.
-            crowded: a worker that is to be asked only if no other one can be; others may still get
-                what it has cached.
-            earlier: the last decision about it, which holds unless the cluster has changed since.
+            refused: workers that must not be chosen.
+            broken: pairs of workers that must not be chosen.
+            crowded: a worker to be chosen only if no other can be; others may still fetch the
+                prefix that it has cached.
+            earlier: last decision about the request, reused unless the cluster has changed.
         """
         with placing(work.request.request_id) as span:
             decision = self._decide(work, refused, broken, crowded, earlier)
@@ -71,22 +71,22 @@ class Placer:
         return decision
 
     def successor(self, work: Work, decode: str, refused: Collection[str] = ()) -> str | None:
-        """The decode worker to go on with what runs on `decode`, or None if no other one can."""
+        """Returns the decode worker to continue a request that runs on `decode`, or None."""
         return self._rules.decide_again(self._question(work, refused, ()), decode)
 
     def ended(self, outcome: RequestOutcome) -> None:
-        """A request has ended."""
+        """Records the end of a request."""
         if self._recorder is not None:
             self._recorder.ended(outcome.request.request_id, outcome.num_output_tokens)
 
     def explain(self, work: Work, earlier: Decision | None = None) -> Decision:
-        """Where a request would be placed if it came now. Changes nothing. `earlier` is the last
-        decision about it, which holds unless the cluster has changed since."""
+        """Returns the decision for a request if it came now, as a dry run. `earlier` is the last
+        decision about it, reused unless the cluster has changed."""
         return self._decide(work, (), (), earlier=earlier)
 
     def recall(self, request_id: str, tenant: str = DEFAULT_TENANT) -> Decision:
-        """The last decision about a request. Raises `NotFoundError` for one that is forgotten, or
-        is another tenant's."""
+        """Returns the last decision about a request. Raises `NotFoundError` if it is not among the
+        last ones, or the request is another tenant's."""
         if (tenant, request_id) not in self._remembered:
             raise NotFoundError(
                 f"request {request_id!r} is not among the last {_NUM_REMEMBERED} that this router "
@@ -111,7 +111,7 @@ class Placer:
         known = self._fleet.candidates(token_ids, work.request.tenant.salt)
         candidates = [c for c in known if c.worker not in refused]
         needs_prefill = work.params.prompt_logprobs is not None
-        if not needs_prefill:  # all of the prompt is computed for them
+        if not needs_prefill:  # prompt log-probabilities need the whole prompt computed
             candidates = with_sources(candidates)
         if crowded:
             candidates = [_passed_over(c) if c.worker == crowded else c for c in candidates]
@@ -124,7 +124,7 @@ class Placer:
         )
 
     def _hashing(self, decision: Decision, work: Work) -> Callable[[], list[BlockHash]]:
-        """Makes the chain hashes, as the chosen workers do, once there is time for it."""
+        """Returns a function for the recorder's thread that computes the prompt's chain hashes."""
         if decision.placement is None:
             return list
         member = self._fleet.member(decision.placement.decode)

@@ -1,8 +1,8 @@
-"""Placement policies by name: what each counts as the cost of giving a request to a worker.
+"""Placement policies by name: cost functions of assigning a request to a worker.
 
-A policy is a pure function of one candidate and the length of the prompt, so that the same one
-decides live, in a replay and in the simulator; eligibility and tie breaking are the same for all
-(`baton_router.placement.placement`). Three of the policies are baselines for comparison.
+A policy is a pure function of one candidate and the prompt's length, and the same one decides in
+the router, in a replay and in the simulator; eligibility and tie breaking are the same for all
+(`baton_router.placement.placement`). All but `baton` are baselines for comparison.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from baton_router.placement.cost_model import CostModel
 
 Terms = dict[str, float]
 Policy = Callable[[Candidate, int], Terms]
-"""The cost of a candidate for a prompt of so many tokens, term by term; the least sum wins."""
+"""Cost of a candidate for a prompt of a number of tokens, by term; the least sum wins."""
 
 PolicyName = Literal["baton", "prefix-only", "least-loaded", "round-robin"]
 POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
@@ -25,7 +25,7 @@ baton_alone: Policy = _COSTS.alone_terms
 
 
 def policy_named(name: PolicyName) -> Policy:
-    """The policy of that name, `baton` with the rates it has before anything was measured."""
+    """Returns the policy called `name`; `baton` with default rates for candidates without any."""
     policies: dict[PolicyName, Policy] = {
         "baton": baton,
         "prefix-only": prefix_only,
@@ -36,23 +36,23 @@ def policy_named(name: PolicyName) -> Policy:
 
 
 def alone_policy_named(name: PolicyName) -> Policy | None:
-    """The same for decode workers that compute the prompt themselves; None: that policy knows no
-    such thing."""
+    """Returns the policy called `name` for decode workers that compute the prompt themselves; None
+    if it has no cost for that."""
     return baton_alone if name == "baton" else None
 
 
 def prefix_only(candidate: Candidate, num_tokens: int) -> Terms:
-    """Whoever holds most of the prompt, however busy."""
+    """Prefers the longest cached prefix, regardless of load."""
     return {"uncached": float(max(0, num_tokens - candidate.num_cached_tokens))}
 
 
 def least_loaded(candidate: Candidate, _num_tokens: int) -> Terms:
-    """Whoever has least to do, whatever it holds."""
+    """Prefers the least loaded worker, regardless of its prefix cache."""
     if candidate.role == "prefill":
         return {"queue": float(candidate.num_queued_tokens)}
     return {"sequences": float(candidate.num_sequences)}
 
 
 def round_robin(candidate: Candidate, _num_tokens: int) -> Terms:
-    """Whoever was not chosen for longest."""
+    """Prefers the least recently chosen worker."""
     return {"last turn": float(candidate.last_turn)}

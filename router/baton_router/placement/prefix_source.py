@@ -1,7 +1,7 @@
-"""Sources of a remote prefix fetch: workers that could give a prefill worker the beginning of a
+"""Sources of a remote prefix fetch: workers that could lend a prefill worker a cached prefix of the
 prompt. A pure function of the snapshot.
 
-Whether that is worth it is the policy's to say.
+The placement policy decides if a fetch is cheaper than computing the prefix.
 """
 
 from collections.abc import Iterable
@@ -11,8 +11,8 @@ from baton_router.fleet.candidate import Candidate
 
 
 def with_sources(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """The candidates; of the prefill workers each one with the worker, of either role, that holds
-    most of the prompt and more than it does itself, if there is one that it may pair with."""
+    """Returns the candidates; each prefill worker with the source of its pairing, in either role,
+    that has the longest cached prefix, if that is longer than its own."""
     candidates = list(candidates)
     holders = sorted((c for c in candidates if c.num_cached_tokens and not c.excluded), key=_order)
     best: dict[bytes, list[Candidate]] = {}
@@ -36,7 +36,7 @@ def _with_source(candidate: Candidate, holders: list[Candidate]) -> Candidate:
 
 
 def _order(holder: Candidate) -> tuple[int, int, int, str]:
-    """Who holds most, and of those the one with least to do."""
+    """Sorts by the longest cached prefix, then by the least load."""
     return (
         -holder.num_cached_tokens,
         holder.num_queued_tokens,

@@ -1,6 +1,6 @@
-"""Load of the prefill and decode pools, against what keeps latency good.
+"""Load of the prefill and decode pools, relative to latency objectives.
 
-What one router has given them and what another one has add up. Knows nothing of how it is told.
+The demand of several routers adds up. Independent of the transport between them.
 """
 
 from collections.abc import Collection
@@ -10,8 +10,8 @@ from baton_router.admission.policy import LIMIT
 from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.cost_rates import PRIOR, Rates
 
-# While prompts wait at the router because prefill workers are busy, each of those has this much to
-# do (`baton_router.admission.forecast.QUEUE_SECONDS` is what makes them wait).
+# Queue of each prefill worker, in seconds, from which requests queued at the router count as
+# waiting for prefill (they wait above `baton_router.admission.forecast.QUEUE_SECONDS`).
 BUSY_SECONDS = 0.25
 
 
@@ -20,8 +20,8 @@ class Objectives:
     """Latency objectives, in seconds.
 
     Attributes:
-        ttft: until the first token.
-        itl: from token to token.
+        ttft: time to first token.
+        itl: inter-token latency.
     """
 
     ttft: float = 2.0
@@ -30,12 +30,12 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True)
 class PoolDemand:
-    """Demand on the pools, from routers.
+    """Demand of one or more routers on both pools.
 
     Attributes:
-        prefill_seconds: of prompts that are yet to be computed, on one worker.
-        num_held_tokens: tokens whose KV is held among the decodes, or will be before they end.
-        num_sequences: that decode.
+        prefill_seconds: seconds that one worker would take to compute all pending prompts.
+        num_held_tokens: tokens whose KV the decoding sequences hold, or will hold at their ends.
+        num_sequences: sequences that decode.
     """
 
     prefill_seconds: float = 0.0
@@ -55,10 +55,10 @@ class Backlog:
     """Backlog of one router.
 
     Attributes:
-        num_waiting: requests that wait there for their turn.
-        num_waiting_tokens: of their prompts.
-        num_in_flight: requests that it has placed.
-        num_tokens_in_flight: tokens whose KV those will hold among the decodes at their ends.
+        num_waiting: requests in its admission queue.
+        num_waiting_tokens: prompt tokens of those.
+        num_in_flight: admitted requests that have not ended.
+        num_tokens_in_flight: tokens whose KV those will hold on decode workers at their ends.
     """
 
     num_waiting: int = 0
@@ -68,13 +68,13 @@ class Backlog:
 
 
 def demand_of(workers: Collection[Candidate], backlog: Backlog) -> PoolDemand:
-    """What this router has given the workers, and has waiting for them. What waits counts where it
-    waits for room among the decodes, or for a prefill worker; not where it is for its tenant's
-    allowance."""
+    """Returns the demand of this router: requests on the workers and queued ones. Queued requests
+    count if they wait for decode capacity or a prefill worker, not if they wait for their tenant's
+    quota."""
     prefills, decodes = _ready(workers, "prefill"), _ready(workers, "decode")
     queues = [_rates(one).queue_seconds(one.num_queued_tokens) for one in prefills]
     seconds = sum(queues)
-    # Of the sequences that decode workers were given, some are with a prefill worker yet.
+    # Some sequences assigned to decode workers are still in prefill.
     num_given = sum(one.num_sequences for one in decodes)
     num_decoding = max(0, num_given - sum(one.num_sequences for one in prefills))
     held = backlog.num_tokens_in_flight * num_decoding / num_given if num_given else 0.0
@@ -86,7 +86,7 @@ def demand_of(workers: Collection[Candidate], backlog: Backlog) -> PoolDemand:
 
 
 def _is_full(decodes: Collection[Candidate], backlog: Backlog) -> bool:
-    """Whether decode workers have no room for one more request like those that are there."""
+    """Returns whether decode workers lack KV capacity for one more average request."""
     room = _room(decodes)
     if room is None or not backlog.num_in_flight:
         return False
@@ -97,7 +97,7 @@ def _is_full(decodes: Collection[Candidate], backlog: Backlog) -> bool:
 def prefill_pressure(
     workers: Collection[Candidate], demand: PoolDemand, objectives: Objectives
 ) -> float:
-    """How long a new prompt waits, as a part of what it may; 0 where there is no worker."""
+    """Returns the wait of a new prompt as a fraction of the TTFT objective; 0 without workers."""
     num_workers = len(_ready(workers, "prefill"))
     return demand.prefill_seconds / num_workers / objectives.ttft if num_workers else 0.0
 
@@ -105,8 +105,8 @@ def prefill_pressure(
 def decode_pressure(
     workers: Collection[Candidate], demand: PoolDemand, objectives: Objectives
 ) -> float:
-    """The part of their room that is taken, or the time between tokens as a part of what it may be,
-    whichever is more; 0 where there is no worker, or nothing to do."""
+    """Returns the KV occupancy of the decode workers or their inter-token latency as a fraction of
+    its objective, whichever is larger; 0 without workers or sequences."""
     decodes = _ready(workers, "decode")
     if not decodes or not demand.num_sequences:
         return 0.0
@@ -122,7 +122,7 @@ def _ready(workers: Collection[Candidate], role: str) -> list[Candidate]:
 
 
 def _room(decodes: Collection[Candidate]) -> int | None:
-    """Tokens that they hold together at most; None: not known."""
+    """Returns the KV capacity of all of `decodes`, in tokens; None if one is unknown."""
     rooms = [one.max_held_tokens for one in decodes if one.max_held_tokens is not None]
     return sum(rooms) if len(rooms) == len(decodes) else None
 

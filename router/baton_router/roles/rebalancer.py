@@ -1,4 +1,4 @@
-"""Looks at both pools again and again, says what should be done, and does it if it is to."""
+"""Rebalancer: polls the load of both pools, proposes role changes and, if elastic, makes them."""
 
 import asyncio
 import json
@@ -34,19 +34,19 @@ from baton_router.roles.role_changer import RoleChanger
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.5
-# Within which a worker has drained, or has given it up.
+# Timeout of a role change, in seconds, which includes draining the worker.
 _FLIP_SECONDS = 120.0
 
 
 class Rebalancer:
     """Rebalancer of one router. The routers of a cluster gossip their demand, so that each knows
-    that of all, and only one of them changes a role at a time.
+    the total, and a distributed lock lets only one of them change a role at a time.
 
     Args:
-        is_elastic: it does what it proposes.
+        is_elastic: whether it makes the role changes that it proposes.
 
     Attributes:
-        balance: what it saw and thought last.
+        balance: last observation and proposal.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class Rebalancer:
         self.balance = Balance(0.0, 0.0, None, "nothing was seen yet")
 
     def start(self) -> None:
-        """Looks in the background. Needs a running event loop."""
+        """Starts polling in the background. Needs a running event loop."""
         self._notices.start()
         self._looking = asyncio.create_task(self._look_on())
 
     async def stop(self) -> None:
-        """Stops looking. A worker that is changing its role goes on with that."""
+        """Stops polling. A worker that is changing its role continues with it."""
         await self._notices.stop()
         tasks = [task for task in (self._looking, self._flipping) if task is not None]
         for task in tasks:
@@ -91,7 +91,7 @@ class Rebalancer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def look(self) -> Balance:
-        """Sees how things are, and what should be done."""
+        """Observes both pools once and returns the proposal, also kept as `balance`."""
         workers = self._fleet.candidates(())
         demand = self._demand(workers)
         for notice in self._notices.others:
@@ -125,7 +125,7 @@ class Rebalancer:
         return self._flipping is not None and not self._flipping.done()
 
     async def _flip(self, flip: Flip) -> None:
-        """Has the worker change its role, unless another router is at it."""
+        """Changes the role of a worker, unless another router holds the lock."""
         if not await self._turn.take(_FLIP_SECONDS + self._cooldown_seconds):
             return
         try:
@@ -150,7 +150,7 @@ class Rebalancer:
         )
 
     def _demand(self, workers: list[Candidate]) -> PoolDemand:
-        """This router's own."""
+        """Returns the demand from this router alone."""
         admission_controller, forecasts = self._admission, self._forecasts
         backlog = Backlog(
             admission_controller.num_waiting,
@@ -165,7 +165,7 @@ class Rebalancer:
 
 
 def _demand_in(notice: bytes) -> PoolDemand:
-    """Nothing, of a router that speaks otherwise."""
+    """Returns the demand in a gossip payload; zero if it has another format."""
     try:
         return PoolDemand(*map(float, json.loads(notice)))
     except (ValueError, TypeError):

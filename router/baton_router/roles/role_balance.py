@@ -1,12 +1,12 @@
 """Role balance: proposes role changes from the load of both pools over time, with hysteresis.
 
-A pool is pressed once its pressure is above the high mark, and idle once it is below the low one;
-either stays so until the pressure crosses the middle between them. Where one has been pressed for a
-while and the other idle all along, a worker of the idle one should help. That leaves the pressed
-pool half of its pressure at least, which is no less than the low mark; so one change is never a
-reason for the opposite one, and under a load that stays roles come to rest.
+A pool is pressed (overloaded) from a pressure above the high mark and idle from one below the low
+mark, until the pressure crosses the middle between the marks. If one pool is pressed and the other
+idle for the dwell time, a worker of the idle pool should change its role. The pressed pool keeps at
+least half of its pressure, which is not below the low mark; so a change never causes the opposite
+one, and under constant load roles converge.
 
-Awaits nothing, and is told the time.
+Awaits nothing; the caller passes the time.
 """
 
 from collections.abc import Collection
@@ -19,14 +19,14 @@ _OTHER: dict[Role, Role] = {"prefill": "decode", "decode": "prefill"}
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """One worker at this moment.
+    """Snapshot of one worker.
 
     Attributes:
-        pairing: workers hand blocks to each other only if theirs is equal.
-        is_ready: it takes work.
-        is_draining: it is about to leave, or to change its role.
-        num_sequences: sequences it was given and has not finished.
-        num_cached_blocks: blocks it has cached.
+        pairing: workers exchange blocks only if their pairings are equal.
+        is_ready: it takes requests.
+        is_draining: it is about to leave or to change its role.
+        num_sequences: sequences assigned to it and not finished.
+        num_cached_blocks: blocks that it has cached.
     """
 
     worker: str
@@ -41,7 +41,7 @@ class WorkerState:
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """A worker that is to have this role, and the epoch in which it has the other one."""
+    """Proposed role change: the worker, its new role, and its epoch in the present role."""
 
     worker: str
     role: Role
@@ -53,8 +53,8 @@ class Balance:
     """Last observation of both pools, and the proposal that follows from it.
 
     Attributes:
-        flip: None: nothing.
-        reason: why that is proposed, or why nothing is, as a sentence for people.
+        flip: proposed role change; None: none.
+        reason: reason for the proposal, or for none, as a sentence.
     """
 
     prefill_pressure: float
@@ -68,10 +68,10 @@ class Hysteresis:
     """Hysteresis of role changes.
 
     Attributes:
-        high: a pressure above it is too much.
-        low: one below it leaves a worker to spare; a third of `high` at most.
-        dwell_seconds: for so long both must last.
-        cooldown_seconds: between two changes.
+        high: pressure above which a pool needs another worker.
+        low: pressure below which a pool can spare a worker; at most a third of `high`.
+        dwell_seconds: seconds for which both conditions must hold.
+        cooldown_seconds: seconds between two changes.
     """
 
     high: float = 0.9
@@ -104,7 +104,7 @@ class _Pool:
 
 
 class RoleBalance:
-    """Looks at both pools again and again."""
+    """Role balance of both pools, from repeated observations."""
 
     def __init__(self, marks: Hysteresis = Hysteresis()) -> None:
         self._marks = marks
@@ -118,21 +118,21 @@ class RoleBalance:
     def observe(
         self, workers: Collection[WorkerState], prefill: float, decode: float, now: float
     ) -> Balance:
-        """Takes in both pressures of this moment. `now`: seconds; never goes back."""
+        """Adds an observation of both pressures. `now`: seconds; must not decrease."""
         self._note_changes(workers, now)
         self._note_pressures(prefill, decode, now)
         flip, reason = self._propose(workers, now)
         return Balance(prefill, decode, flip, reason)
 
     def rest(self, now: float) -> None:
-        """A change was made, or has failed: there is none until the cool-down is over."""
+        """Begins a cooldown without proposals, after a role change was made or has failed."""
         self._rests_until = now + self._marks.cooldown_seconds
         self._needy = None
         for pool in self._pools.values():
             pool.forget()
 
     def _note_changes(self, workers: Collection[WorkerState], now: float) -> None:
-        """Rests after any change of a role, whoever has made it."""
+        """Begins a cooldown after any role change, also one that another router made."""
         roles = {one.worker: one.role for one in workers}
         if any(self._roles.get(worker, role) != role for worker, role in roles.items()):
             self.rest(now)
@@ -146,7 +146,7 @@ class RoleBalance:
             if self._pools[role].is_pressed and self._pools[other].is_idle:
                 needy = role
         was_away = now - self._looked_at > max(1.0, self._marks.dwell_seconds)
-        if needy != self._needy or was_away:  # of what nobody looked at nothing is known
+        if needy != self._needy or was_away:  # an unobserved time does not count
             self._needy, self._needy_since = needy, now
         self._looked_at = now
 
@@ -174,8 +174,8 @@ class RoleBalance:
         return Flip(least.worker, needy, least.epoch), reason
 
     def _helpers(self, workers: Collection[WorkerState], needy: Role) -> list[WorkerState]:
-        """Those that leave another one of their role behind, and find one of the other to share the
-        work of."""
+        """Returns the ready workers of the idle role that are not the last one of their pairing and
+        role, and whose pairing has a worker of the needy role."""
         ready = [one for one in workers if one.is_ready]
         helpers = []
         for one in ready:

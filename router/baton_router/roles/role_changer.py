@@ -1,4 +1,4 @@
-"""Has a worker change its role, unless it is the last one of the role it has."""
+"""Role changes of workers over their admin service, never of the last worker of a role."""
 
 from typing import TYPE_CHECKING
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 
 class RoleChanger:
-    """Asks the workers of one fleet."""
+    """Role changer for the workers of one fleet."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
     async def set_role(self, worker: str, role: Role, epoch: int, timeout: float) -> int:
-        """Returns the epoch in which the worker takes work in that role, once it does.
+        """Changes the worker's role. Returns its new epoch once it takes requests in that role.
 
         Args:
-            epoch: in which the caller knows it; 0: whichever.
-            timeout: seconds; where it is over, the worker goes on all the same.
+            epoch: expected epoch of the worker; 0: any.
+            timeout: seconds to wait; the worker continues the change after them.
 
-        Raises `NotFoundError`, `FailedPreconditionError` for the last one of its role, and what the
-        worker says (`baton.v1.Admin.SetRole`).
+        Raises `NotFoundError` for an unknown worker, `FailedPreconditionError` for the last one of
+        its role, and the errors of `baton.v1.Admin.SetRole`.
         """
         member = self._member(worker)
         if member.record.role != role:

@@ -1,7 +1,7 @@
-"""Request metrics: counted at the first token and at the end of each request.
+"""Request metrics, observed at the first token and at the end of each request.
 
-Names, labels and bounds of the first three distributions are those of OpenTelemetry's conventions
-for generative AI. Knows nothing of how what it counts is told.
+The first three distributions follow OpenTelemetry's conventions for generative AI in names, labels
+and bounds. Knows nothing of how metrics are exposed.
 """
 
 import time
@@ -21,15 +21,15 @@ _OPERATIONS = {"chat": "chat"}
 
 
 class RequestMeter:
-    """Request metrics of one router, since its start. In seconds; labels are operation, provider
-    and model.
+    """Request metrics of one router since its start, in seconds; labels are operation, provider and
+    model.
 
     Attributes:
         ttft: from arrival to the first token.
         per_token: between the tokens of a sequence, the mean of each request.
-        duration: from arrival to end; a fourth label says with which error, empty for none.
-        admission: from arrival until workers had taken the request.
-        prefill_queue: in which a prompt waited for its worker's first step.
+        duration: from arrival to end; a fourth label is the error code, empty for none.
+        admission: from arrival until workers had admitted the request.
+        prefill_queue: from a prompt's arrival at its worker to the first step of its prefill.
         num_failures: failed attempts, by kind, of the requests that have ended.
     """
 
@@ -47,18 +47,18 @@ class RequestMeter:
         self._model = model
 
     def begin(self, prompt_kind: str | None, arrived: float) -> "MeteredRequest":
-        """A request has come. Use its meter in `with`, for as long as the request lives.
+        """Starts metering a request. Use the result in `with` until the request has ended.
 
         Args:
-            prompt_kind: which field of `GenerateRequest.input` it is in.
-            arrived: when, by the clock.
+            prompt_kind: the field of `GenerateRequest.input` that is set.
+            arrived: arrival time in seconds of the clock.
         """
         operation = _OPERATIONS.get(prompt_kind or "", "text_completion")
         return MeteredRequest(self, (operation, PROVIDER, self._model), arrived)
 
 
 class MeteredRequest:
-    """One request."""
+    """Metrics of one request."""
 
     def __init__(self, meter: RequestMeter, labels: tuple[str, str, str], arrived: float) -> None:
         self._meter = meter
@@ -79,11 +79,11 @@ class MeteredRequest:
         self._meter.duration.at(*self._labels, error_type).observe(duration)
 
     def first_token(self, moment: float) -> None:
-        """Its first token was shown, at a moment of the clock."""
+        """Observes TTFT; `moment` is in seconds of the clock."""
         self._meter.ttft.at(*self._labels).observe(moment - self._arrived)
 
     def ended(self, outcome: RequestOutcome) -> None:
-        """A valid request has ended."""
+        """Observes the outcome of a valid request."""
         meter, account = self._meter, outcome.account
         timings = account.timings
         num_new = account.num_output_tokens - account.num_received_tokens

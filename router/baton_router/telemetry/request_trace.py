@@ -1,6 +1,6 @@
 """Trace of one request at its router: the span `generate`, and links between its attempts.
 
-All is told when it is over, from what the answer knows anyway; no message costs anything.
+Attributes are set at the end, from data that the answer has anyway; no message costs anything.
 """
 
 import json
@@ -35,7 +35,7 @@ _FINISH_REASONS = {
 
 
 class RequestTrace:
-    """One request whose trace somebody will see."""
+    """Trace of one request that is sampled."""
 
     def __init__(
         self, span: Span, message: pb.GenerateRequest, card: ModelCard, *, with_content: bool
@@ -52,7 +52,7 @@ class RequestTrace:
         span.set_attributes(_of_message(message, card))
 
     def ended(self, outcome: RequestOutcome) -> None:
-        """The request has ended."""
+        """Sets the attributes of a request that has ended."""
         account, arrived = outcome.account, outcome.account.timings.arrived
         first_token = account.timings.first_token
         self._span.set_attributes(_of_request(outcome.request))
@@ -76,7 +76,7 @@ class RequestTrace:
 
     @contextmanager
     def placing(self) -> Iterator[Span]:
-        """The next attempt is placed in the block; it is linked to the one that failed before."""
+        """Traces the next attempt's placement in the block, linked to the failed one before."""
         failure, self._failure = self._failure, None
         links: tuple[Link, ...] = ()
         if failure is not None:
@@ -89,17 +89,17 @@ class RequestTrace:
         self._placed, self._admitted_at = span.get_span_context(), None
 
     def admitted(self) -> None:
-        """All workers of this attempt have taken it."""
+        """Records that all workers of this attempt have admitted it."""
         self._admitted_at = time.monotonic()
 
     def failed(
         self, failure: AttemptFailure, *, handed_over_at: float | None, is_prefilling: bool
     ) -> None:
-        """This attempt has failed. The router makes the spans of a worker that was lost.
+        """Records a failed attempt. The router makes the spans of a worker that was lost.
 
         Args:
-            handed_over_at: when the decode worker had the prompt's blocks, in monotonic seconds;
-                None: it had not.
+            handed_over_at: monotonic seconds when the decode worker had the prompt's blocks; None
+                if it had not.
             is_prefilling: the prefill worker was computing the prompt.
         """
         self._failure, self._failed_at = failure, time.monotonic()
@@ -124,8 +124,8 @@ class RequestTrace:
 def tracing_request(
     message: pb.GenerateRequest, card: ModelCard, *, with_content: bool = False
 ) -> "Iterator[RequestTrace | None]":
-    """The span `generate` for the length of the block, in the trace of the caller or one of its
-    own. None where it is not recorded. `with_content`: it has the texts of prompt and answer."""
+    """Opens the span `generate` for the block, in the caller's trace or a new one. Yields None if
+    it is not recorded. `with_content`: it includes the texts of prompt and answer."""
     with stage_of_call("generate") as span:
         is_seen = span.is_recording()
         begun = RequestTrace(span, message, card, with_content=with_content) if is_seen else None
@@ -135,21 +135,21 @@ def tracing_request(
 
 @contextmanager
 def placing() -> Iterator[Span]:
-    """A span `place` for the length of the block, of the request that is being served."""
+    """Opens a span `place` for the block, of the request that is being served."""
     request = _current.get()
     with stage("place") if request is None else request.placing() as span:
         yield span
 
 
 def admitted() -> None:
-    """All workers of the request's present attempt have taken it."""
+    """Records that all workers of the request's present attempt have admitted it."""
     request = _current.get()
     if request is not None:
         request.admitted()
 
 
 def failed(failure: AttemptFailure, *, handed_over_at: float | None, is_prefilling: bool) -> None:
-    """The request's present attempt has failed; arguments as of `RequestTrace.failed`."""
+    """Records a failure of the request's present attempt; arguments as of `RequestTrace.failed`."""
     request = _current.get()
     if request is not None:
         request.failed(failure, handed_over_at=handed_over_at, is_prefilling=is_prefilling)
@@ -187,7 +187,7 @@ def _of_request(request: Request) -> Attributes:
 
 
 def _of_params(params: SamplingParams) -> Attributes:
-    """Without what has text of the user's in it."""
+    """Returns the sampling parameters as attributes, without any text of the user's."""
     return {
         "gen_ai.request.max_tokens": params.max_tokens,
         "gen_ai.request.temperature": params.temperature,
@@ -196,7 +196,7 @@ def _of_params(params: SamplingParams) -> Attributes:
         "gen_ai.request.presence_penalty": params.presence_penalty,
         "gen_ai.request.frequency_penalty": params.frequency_penalty,
         "gen_ai.request.choice.count": params.n,
-        # Of 64 bits without a sign, which an attribute has no room for.
+        # The seed is an unsigned 64-bit integer; attributes are signed.
         "gen_ai.request.seed": params.seed & (2**63 - 1),
         "baton.request.num_sequences": params.num_sequences,
     }

@@ -1,9 +1,8 @@
-"""Block pool: KV blocks that are free, held or cached. Knows block numbers and hashes, not their
-content.
+"""Block pool: KV blocks that are free, held or cached. Knows block numbers and hashes only.
 
 Every block is in exactly one state: held (reference count > 0) or free (count 0). A free block may
-still be cached: its hash is in the map, so it can be found and held again until it is evicted.
-Free blocks are taken least recently freed first.
+still be cached: its hash is in the map, so a lookup can find and hold it until it is evicted.
+Allocation takes the least recently freed block first.
 """
 
 from collections import OrderedDict
@@ -16,7 +15,7 @@ from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 
 @dataclass(frozen=True, slots=True)
 class CacheEvents:
-    """Hashes that became findable, or stopped being so, since the last drain.
+    """Prefix cache events: block hashes stored and removed since the last drain.
 
     `cleared` happened before `stored`; a hash is in one of the two tuples at most.
     """
@@ -38,14 +37,14 @@ class BlockPool:
         self._hashes: list[BlockHash | None] = [None] * (num_blocks + 1)
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
         self._cached: dict[BlockHash, int] = {}
-        # The net change, True: stored, False: removed; what comes and goes between two drains was
-        # never there.
+        # Net change, True: stored, False: removed. A hash both stored and removed between two
+        # drains is in neither.
         self._changes: dict[BlockHash, bool] = {}
         self._was_cleared = False
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that can be allocated now, those still findable among them."""
+        """Blocks that can be allocated now, free cached ones included."""
         return len(self._free)
 
     @property
@@ -54,15 +53,15 @@ class BlockPool:
 
     @property
     def num_cached_blocks(self) -> int:
-        """Blocks that can be found by their hash, held or free."""
+        """Blocks that a lookup can find by their hash, held or free."""
         return len(self._cached)
 
     def lookup(self, block_hash: BlockHash) -> int | None:
-        """The block with this content, or None. Does not hold it."""
+        """Returns the block with this content, or None. Does not hold it."""
         return self._cached.get(block_hash)
 
     def lookup_chain(self, hashes: Iterable[BlockHash]) -> list[int]:
-        """The blocks of the leading hashes that are all here. Does not hold them."""
+        """Returns the blocks of the leading hashes that are all cached. Does not hold them."""
         cached, found = self._cached, []
         for block_hash in hashes:
             block_id = cached.get(block_hash)
@@ -75,11 +74,11 @@ class BlockPool:
         return self._ref_counts[block_id] == 0
 
     def is_writable(self, block_id: int) -> bool:
-        """Whether nobody else reads it, or could find it."""
+        """Returns True if the block has one holder and no lookup can find it."""
         return self._ref_counts[block_id] == 1 and self._hashes[block_id] is None
 
     def allocate(self, count: int) -> list[int]:
-        """Takes `count` free blocks, each held once; their old content is no longer findable.
+        """Takes `count` free blocks, holds each once and evicts their old content.
 
         The caller has checked `num_free_blocks`.
         """
@@ -103,7 +102,7 @@ class BlockPool:
             counts[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
-        """Gives back one reference of each block, in the order they shall be evicted in."""
+        """Drops one reference of each block; the order given is the order of eviction."""
         counts, hashes, free = self._ref_counts, self._hashes, self._free
         for block_id in block_ids:
             assert counts[block_id] > 0, f"block {block_id} released too often"
@@ -114,7 +113,7 @@ class BlockPool:
                     free.move_to_end(block_id, last=False)
 
     def commit(self, block_id: int, block_hash: BlockHash) -> None:
-        """Makes a held, full block findable. The first block with a given content stays the one."""
+        """Caches a held, full block. The first block with a given content stays the cached one."""
         if block_hash in self._cached or self._hashes[block_id] is not None:
             return
         self._cached[block_hash] = block_id
@@ -123,7 +122,7 @@ class BlockPool:
             self._changes[block_hash] = True
 
     def evict(self, block_ids: Iterable[int]) -> int:
-        """Makes these blocks unfindable; held ones stay held. Returns how many were findable."""
+        """Removes blocks from the cache; held ones stay held. Returns how many were cached."""
         found = [b for b in set(block_ids) if self._hashes[b] is not None]
         for block_id in found:
             self._forget(block_id)
@@ -132,7 +131,7 @@ class BlockPool:
         return len(found)
 
     def clear(self) -> int:
-        """Forgets every cached block; held ones stay held. Returns how many were forgotten."""
+        """Removes every block from the cache; held ones stay held. Returns how many were cached."""
         count = len(self._cached)
         for block_id in self._cached.values():
             self._hashes[block_id] = None
@@ -142,7 +141,7 @@ class BlockPool:
         return count
 
     def drain_events(self) -> CacheEvents:
-        """What changed in the prefix cache since the last call."""
+        """Returns the changes of the prefix cache since the last call."""
         if not self._changes and not self._was_cleared:
             return _NO_EVENTS
         events = CacheEvents(
@@ -163,7 +162,7 @@ class BlockPool:
                     expected[block_id] += 1
         assert expected == self._ref_counts, "reference counts differ from the block tables"
         free = {b for b, count in enumerate(self._ref_counts) if count == 0 and b != NULL_BLOCK}
-        assert free == self._free.keys(), "the free list is not the blocks nobody holds"
+        assert free == self._free.keys(), "the free list differs from the unreferenced blocks"
         hashed = {h: b for b, h in enumerate(self._hashes) if h is not None}
         assert hashed == self._cached, "the hash map differs from the blocks' hashes"
 

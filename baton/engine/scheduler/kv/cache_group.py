@@ -1,4 +1,4 @@
-"""The layers that share a mask rule, and so the blocks of one pool."""
+"""KV cache group: the layers that share a mask rule, and so the blocks of one pool."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from baton.engine.scheduler.kv.block_pool import BlockPool
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """The blocks of the layers that share a mask rule.
+    """Block pools of the layers that share a mask rule.
 
     Attributes:
-        window: a query sees this many tokens, its own among them; None: all.
+        window: sliding window: tokens that a query sees, its own included; None: all.
         host: blocks in host memory to swap to.
     """
 
@@ -19,5 +19,5 @@ class CacheGroup:
     host: BlockPool | None = None
 
     def first_block(self, query: int, block_size: int) -> int:
-        """The first block that the token at position `query` can see."""
+        """Returns the first block that the token at position `query` can see."""
         return 0 if self.window is None else max(0, query - self.window + 1) // block_size

@@ -1,19 +1,19 @@
-"""Cache of encoder outputs (of images, say): cached, held or due. Accounting only: no tensor here.
+"""Encoder cache: outputs of an encoder (of images, say), cached, held or due. Holds no tensor.
 
-The spans of a prompt that an encoder fills are its encoder inputs. The encoder computes one as a
-whole, and its output is needed until the last token of its span is computed. So a sequence holds an
-input from the step that first reaches its span to the step that passes it:
+The spans of a prompt that an encoder fills are its encoder inputs. The encoder computes an input as
+a whole, and its output is needed until the last token of its span is computed. So a sequence holds
+an input from the step that first reaches its span to the step that passes it:
 
-    schedule  limit_chunk -> EncoderCache.take         every sequence of the step, in turn
+    schedule  limit_chunk -> EncoderCache.take         every sequence of the step, one by one
     plan      EncoderCache.drain                       the runner forgets `freed`, then encodes
     apply     EncoderCache.release_passed              and `release_all` when a sequence ends or is
-                                                       preempted, at whatever moment
+                                                       preempted, at any time
 
-Outputs are shared by content. One that nobody holds stays until its room is needed, least recently
-held first. All sizes are in tokens of the prompt: an input is as large as its span.
+Outputs are shared by content. An output without holders stays until its space is needed; the least
+recently held one is evicted first. Sizes are in prompt tokens: an input is as large as its span.
 
-No deadlock: who holds an input needs nothing more to get past it, and gives it back then; and if
-nobody holds any, every input that `check_encoder_inputs` admitted fits.
+No deadlock: a sequence that holds an input needs nothing more to pass it and releases it then; and
+without any holder, every input that `check_encoder_inputs` admitted fits.
 """
 
 from collections import OrderedDict
@@ -28,7 +28,7 @@ class EncoderStep:
     """Encoder work of the runner before a step's forward pass, in this order.
 
     Attributes:
-        freed: content hashes to forget; one may be among the computed again.
+        freed: content hashes to forget; `to_compute` may contain one of them again.
         to_compute: inputs to encode and keep, each with a sequence that holds it.
     """
 
@@ -41,7 +41,7 @@ NO_ENCODER_STEP = EncoderStep((), ())
 
 @dataclass(slots=True)
 class _Entry:
-    """One output, its holders in the order they came. `is_due`: no plan has asked for it yet."""
+    """One output and its holders, oldest first. `is_due`: no plan includes its computation yet."""
 
     num_tokens: int
     is_due: bool = True
@@ -49,7 +49,7 @@ class _Entry:
 
 
 class EncoderCache:
-    """Encoder outputs of at most `capacity_tokens` together, reference-counted and shared.
+    """Encoder outputs of at most `capacity_tokens` tokens, reference-counted and shared.
 
     A reference is (sequence, input): a sequence that contains the same image twice has two.
     """
@@ -66,45 +66,45 @@ class EncoderCache:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Of all outputs, held or not."""
+        """Tokens of all outputs, held or not."""
         return self._num_cached_tokens
 
     @property
     def num_held_tokens(self) -> int:
-        """Of outputs that somebody holds; the rest of the capacity can be allocated."""
+        """Tokens of outputs with a holder; the rest of the capacity can be allocated."""
         return self._num_held_tokens
 
     @property
     def num_due_tokens(self) -> int:
-        """Of outputs that the step being planned computes: what is used of its budget."""
+        """Tokens of outputs that the step being planned computes: the used part of its budget."""
         return sum(self._entries[content_hash].num_tokens for content_hash in self._due)
 
     def __contains__(self, content_hash: bytes) -> bool:
-        """Whether it need not be computed: it is there, or due in the step being planned."""
+        """Returns True if the output is cached, or due in the step being planned."""
         return content_hash in self._entries
 
     def is_held(self, content_hash: bytes) -> bool:
-        """Whether anybody holds it, so that holding it too takes no room."""
+        """Returns True if the output has a holder, so that one more takes no space."""
         return content_hash in self._entries and content_hash not in self._unheld
 
     def holds(self, sequence_id: str, encoder_input: EncoderInput) -> bool:
         return encoder_input in self._held.get(sequence_id, ())
 
     def held_by(self, sequence_id: str) -> tuple[EncoderInput, ...]:
-        """The inputs the sequence holds, in the order it took them."""
+        """Returns the inputs that the sequence holds, in the order it took them."""
         return tuple(self._held.get(sequence_id, ()))
 
     def can_allocate(self, encoder_input: EncoderInput) -> bool:
-        """Whether there is room for it beside all that is held. Changes nothing."""
+        """Returns True if the input fits beside all that is held. Changes nothing."""
         if self.is_held(encoder_input.content_hash):
             return True
         return self._num_held_tokens + encoder_input.length <= self.capacity_tokens
 
     def allocate(self, sequence_id: str, encoder_input: EncoderInput) -> bool:
-        """Lets the sequence hold an input, which the caller has seen that `can_allocate`.
+        """Adds a reference of the sequence to an input for which `can_allocate` is True.
 
-        Evicts as much as needed. Returns whether it became due: the encoder has to compute it in
-        the step being planned, and nothing else will.
+        Evicts as much as needed. Returns True if the input became due: the encoder has to compute
+        it in the step being planned, and no other sequence has asked for it.
         """
         assert not self.holds(sequence_id, encoder_input), "an input is held already"
         assert self.can_allocate(encoder_input), "allocate() beyond the capacity"
@@ -122,17 +122,17 @@ class EncoderCache:
         return is_new
 
     def take(self, sequence_id: str, encoder_inputs: Iterable[EncoderInput]) -> None:
-        """Allocates all that a chunk has `to_hold`.
+        """Allocates all inputs that a chunk has `to_hold`.
 
-        Since `limit_chunk`, others may have released but not taken.
+        Since `limit_chunk`, other sequences may have released inputs but not taken any.
         """
         for encoder_input in encoder_inputs:
             self.allocate(sequence_id, encoder_input)
 
     def release(self, sequence_id: str, encoder_input: EncoderInput) -> None:
-        """Gives back the sequence's reference, if it has it.
+        """Drops the sequence's reference, if it has one.
 
-        What nobody holds stays cached, unless it is still due: then nobody will compute it.
+        An output without holders stays cached, unless it is due: then it will not be computed.
         """
         held = self._held.get(sequence_id, {})
         if encoder_input not in held:
@@ -153,24 +153,24 @@ class EncoderCache:
             self._unheld[content_hash] = None
 
     def release_passed(self, sequence_id: str, num_computed_tokens: int) -> None:
-        """Gives back the inputs whose last token is computed."""
+        """Drops the references to the inputs whose last token is computed."""
         for encoder_input in passed(self.held_by(sequence_id), num_computed_tokens):
             self.release(sequence_id, encoder_input)
 
     def release_all(self, sequence_id: str) -> None:
-        """Gives back all that the sequence holds, if anything."""
+        """Drops all references of the sequence, if it has any."""
         for encoder_input in self.held_by(sequence_id):
             self.release(sequence_id, encoder_input)
 
     @property
     def has_news(self) -> bool:
-        """Whether `drain` would say anything."""
+        """True if `drain` would return any work."""
         return bool(self._freed or self._due)
 
     def drain(self) -> EncoderStep:
-        """Closes the planning of a step. What is due counts as computed from here on.
+        """Closes the planning of a step and returns its encoder work; due inputs count as computed.
 
-        Every eviction and every input to be computed is reported by exactly one call.
+        Exactly one call reports every eviction and every input to be computed.
         """
         due: list[tuple[str, EncoderInput]] = []
         for content_hash in self._due:
@@ -183,7 +183,7 @@ class EncoderCache:
         return step
 
     def check_integrity(self) -> None:
-        """Asserts that the cache agrees with itself."""
+        """Asserts that entries, holders and counts of the cache agree."""
         references = {(s, i): None for s, inputs in self._held.items() for i in inputs}
         assert all(self._held.values()), "a sequence that holds nothing is remembered"
         entered = {holder: h for h, entry in self._entries.items() for holder in entry.holders}
@@ -195,7 +195,7 @@ class EncoderCache:
         assert unheld == self._unheld.keys(), "the unheld are not those without holders"
         due = {h for h, entry in self._entries.items() if entry.is_due}
         assert due == self._due.keys(), "the due are not those to be computed"
-        assert not unheld & due, "nobody holds what is due"
+        assert not unheld & due, "a due entry has no holder"
         cached = sum(entry.num_tokens for entry in self._entries.values())
         held = cached - sum(self._entries[h].num_tokens for h in unheld)
         assert self._num_cached_tokens == cached <= self.capacity_tokens

@@ -1,13 +1,13 @@
-"""KV cache manager: allocates and frees the blocks of sequences. Decides nothing about order or
-priority.
+"""KV cache manager: allocates and frees the blocks of sequences. Knows no order or priority.
 
-A sequence's tokens are covered, left to right, by
+Blocks cover a sequence's tokens, left to right:
 
     | computed | new local hit | external hit | new | lookahead |
 
-Blocks of the first two regions are findable; an external one becomes so when its sequence's KV is
-committed after the handoff's fence; a new one when its last token is computed. Lookahead is room
-for drafts: they count as computed only once verified, so they are never committed before.
+Blocks of the first two regions are in the prefix cache; an external one joins it when its
+sequence's KV is committed after the handoff's fence; a new one when its last token is computed.
+Lookahead blocks take drafts, which count as computed only once verified, and are never committed
+before.
 
 Layers that see the same tokens form a cache group with a pool of its own. A group with a window
 holds only the blocks that its next query can see; the rest of its table is `NULL_BLOCK`.
@@ -32,11 +32,11 @@ class KvCacheManager:
     """Block tables of all sequences, one per cache group.
 
     Attributes:
-        prefixes: what is cached.
-        reservations: what is free, and for whom.
-        swap: what is in host memory.
-        pins: cached blocks that are held for others than sequences.
-        operations: what the step being planned does to the pools.
+        prefixes: the prefix cache.
+        reservations: free blocks, and their reservations by sequence.
+        swap: KV in host memory.
+        pins: cached blocks that are pinned for other workers.
+        operations: block operations of the step being planned.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class KvCacheManager:
         return -(-num_tokens // self.block_size)
 
     def common_prefix_blocks(self, batch_slots: Int64Array, group: int = 0) -> int:
-        """Leading blocks that the sequences on these slots all share."""
+        """Returns the number of leading blocks that the sequences on these slots all share."""
         if len(batch_slots) < 2:
             return 0
         tables = self._batch_slots.block_tables[group][batch_slots]
@@ -72,8 +72,8 @@ class KvCacheManager:
         return int(np.argmin(np.append(alike, False)))
 
     def begin_step(self) -> None:
-        """Forgets the operations of the last step, which have been carried out, and frees what
-        they read."""
+        """Clears the operations of the last step, which were carried out, and frees the host blocks
+        that they read."""
         self.operations.forget()
         self.swap.begin_step()
 
@@ -89,11 +89,11 @@ class KvCacheManager:
         reserve_to: int = 0,
         margin: int = 0,
     ) -> bool:
-        """Gives a sequence without blocks its hits and new blocks to cover `num_tokens`.
+        """Gives a sequence without blocks its hits and new blocks to cover `num_tokens` tokens.
 
         Args:
-            first_query: the first token that will be computed here. None: the one behind the hit.
-            reserve_to: what it may need to be computed up to here is kept for it.
+            first_query: the first token that will be computed here. None: the first after the hit.
+            reserve_to: blocks to compute the sequence up to this token are reserved for it.
             margin: free blocks of each group that must remain.
 
         Returns False, and changes nothing, if a pool has too few free blocks.
@@ -124,17 +124,17 @@ class KvCacheManager:
         return True
 
     def _first_table(self, index: int, hit: PrefixHit, begin: int, num_blocks: int) -> list[int]:
-        """Holds a hit from block `begin` on, and takes new blocks behind it."""
+        """Holds the hit's blocks from block `begin` on, and allocates new ones after it."""
         pool, held = self.groups[index].pool, hit.block_ids[index][begin:]
         sources = [held.pop()] if hit.copies_last else []
         pool.hold(held)
         new = pool.allocate(num_blocks - begin - len(held))
-        for source in sources:  # the hit's last block is copied to one that may be written
+        for source in sources:  # copy on write of the hit's last block
             self.operations.copy(index, source, new[0])
         return [NULL_BLOCK] * begin + held + new
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Shares the parent's blocks of computed tokens with a child that has a slot and none."""
+        """Shares the parent's computed blocks with a child that has a slot and no blocks."""
         num_blocks = self.num_blocks_for(parent.num_computed_tokens)
         for i, group in enumerate(self.groups):
             table = parent.block_ids[i][:num_blocks]
@@ -151,9 +151,9 @@ class KvCacheManager:
     # More blocks.
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Extends the tables to cover `num_tokens` and makes the last block its own.
+        """Extends the tables to cover `num_tokens` and copies a shared last block (copy on write).
 
-        Returns False if a pool has too few free blocks; blocks behind a window are freed anyway.
+        Returns False if a pool has too few free blocks; blocks outside a window are freed anyway.
         """
         for i, group in self._windowed:
             self._trim(sequence, i, group, sequence.num_computed_tokens)
@@ -181,7 +181,7 @@ class KvCacheManager:
         return True
 
     def grow_decodes(self, batch_slots: Int64Array) -> bool:
-        """One more block, in every group, for each of these plain decodes, whose blocks are full.
+        """Allocates a block per group for each of these plain decodes, whose blocks are full.
 
         Returns False, and changes nothing, if a pool has too few free blocks.
         """
@@ -207,14 +207,14 @@ class KvCacheManager:
         return True
 
     def clear_tail(self, sequence: Sequence, num_tokens: int) -> None:
-        """The last block will be filled up to `num_tokens` only, and read as a whole: what was in
-        the rest must not be seen, since even masked out a NaN spreads."""
+        """Zeroes the last block if `num_tokens` fill it only in part: attention reads it as a
+        whole, and a NaN of old content would spread even through a mask."""
         if num_tokens % self.block_size:
             for i, block_ids in enumerate(sequence.block_ids):
                 self.operations.clear(i, block_ids[(num_tokens - 1) // self.block_size])
 
     def _shared_tails(self, sequence: Sequence) -> list[int]:
-        """The groups in which the block of the next token has other holders."""
+        """Returns the groups in which the block of the next token is shared or cached."""
         index = sequence.num_computed_tokens // self.block_size
         if index >= len(sequence.block_ids[0]):
             return []
@@ -225,7 +225,7 @@ class KvCacheManager:
         ]
 
     def _own_tail(self, sequence: Sequence, group_index: int) -> None:
-        """Copy on write."""
+        """Copies on write."""
         pool, table = self.groups[group_index].pool, sequence.block_ids[group_index]
         index = sequence.num_computed_tokens // self.block_size
         (target,) = pool.allocate(1)
@@ -237,7 +237,7 @@ class KvCacheManager:
     # Fewer blocks.
 
     def _trim(self, sequence: Sequence, index: int, group: CacheGroup, query: int) -> None:
-        """Gives back the blocks of a windowed group that no query from position `query` on sees."""
+        """Releases the blocks of a windowed group that no query from position `query` on sees."""
         first, begin = group.first_block(query, self.block_size), sequence.num_trimmed[index]
         if first > begin:
             table = sequence.block_ids[index]
@@ -247,19 +247,19 @@ class KvCacheManager:
             sequence.num_trimmed[index] = first
 
     def free(self, sequence: Sequence) -> None:
-        """Gives all blocks back, the tail to be evicted first."""
+        """Releases all blocks, the tail to be evicted first."""
         self._release_blocks(sequence)
         sequence.num_committed_blocks = 0
         sequence.num_computed_tokens = 0
 
     def swap_out(self, sequences: list[Sequence]) -> None:
-        """Moves the KV of sequences that share blocks to the host."""
+        """Moves the KV of sequences that share blocks to host memory."""
         self.swap.copy_out(sequences)
         for sequence in sequences:
             self._release_blocks(sequence)
 
     def swap_in(self, sequences: list[Sequence], *, margin: int = 0) -> bool:
-        """Brings swapped sequences back; they have slots.
+        """Brings swapped sequences back to the device; they have slots.
 
         Returns False, and changes nothing, if a pool has too few free blocks.
         """
@@ -281,7 +281,7 @@ class KvCacheManager:
     # Checks.
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Asserts that pools, tables, columns and reservations agree."""
+        """Asserts that pools, tables, batch slots and reservations agree."""
         sequences = list(sequences)
         for i, group in enumerate(self.groups):
             tables = [s.block_ids[i] for s in sequences if s.block_ids]

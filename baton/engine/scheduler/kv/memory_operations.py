@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class BlockMove:
-    """One block's content from `source` to `target`; between device and host one of each."""
+    """Copy of one block from `source` to `target`; a swap has a device and a host block."""
 
     group: int
     source: int
@@ -14,11 +14,11 @@ class BlockMove:
 
 @dataclass(slots=True)
 class MemoryOperations:
-    """Operations on the pools before a step computes, in the order of the fields.
+    """Block operations before a step's forward pass, in the order of the fields.
 
     Attributes:
         copies: the source of each (group, target).
-        cleared: each (group, block), in the order they came.
+        cleared: each (group, block), in the order of the calls.
     """
 
     swap_out: list[BlockMove] = field(default_factory=list)
@@ -31,12 +31,12 @@ class MemoryOperations:
         self.copies[group, target] = source
 
     def clear(self, group: int, block_id: int) -> None:
-        """What is copied needs no clearing."""
+        """Plans to zero a block, unless it is the target of a copy."""
         if (group, block_id) not in self.copies:
             self.cleared[group, block_id] = None
 
     def forget(self) -> None:
-        """They have been carried out."""
+        """Drops all operations, after they were carried out."""
         self.swap_out.clear()
         self.copies.clear()
         self.cleared.clear()

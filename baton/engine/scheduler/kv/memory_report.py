@@ -1,4 +1,4 @@
-"""Report of block usage: shared and wasted."""
+"""Block usage report: sharing and internal fragmentation of the KV cache."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
@@ -15,7 +15,7 @@ class MemoryReport:
 
     Attributes:
         num_logical_blocks: entries of all block tables.
-        num_physical_blocks: blocks held; less, when sequences share.
+        num_physical_blocks: blocks held; fewer if sequences share.
         num_saved_blocks: the difference.
         num_wasted_slots: token slots of the tables' last blocks that hold no token yet.
     """
@@ -29,7 +29,7 @@ class MemoryReport:
 def report_memory(
     groups: SequenceOf[CacheGroup], sequences: Iterable[Sequence], block_size: int
 ) -> MemoryReport:
-    """The report over `sequences`, which are all that hold blocks."""
+    """Returns the report over `sequences`, which must be all that hold blocks."""
     logical = wasted = 0
     for sequence in sequences:
         held = [sum(b != NULL_BLOCK for b in ids) for ids in sequence.block_ids]

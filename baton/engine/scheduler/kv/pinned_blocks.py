@@ -1,4 +1,4 @@
-"""Cached blocks that are held for somebody outside of the engine, so that nobody evicts them."""
+"""Pinned blocks: cached blocks that a lease outside of the engine protects from eviction."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
@@ -24,11 +24,11 @@ class PinnedBlocks:
         self._pinned: dict[str, Tables] = {}
 
     def pin(self, name: str, hashes: SequenceOf[BlockHash]) -> Tables:
-        """Holds the longest cached run of these blocks from the first one on.
+        """Pins the longest cached run of these blocks from the first one on.
 
-        Returns a table per cache group, of as many blocks each; `NULL_BLOCK` stands for those that
-        the last token of the run does not see. They are empty, and nothing is held, if nothing is
-        cached or some of it is free and kept for others.
+        Returns a table per cache group, all of one length; `NULL_BLOCK` replaces blocks that the
+        last token of the run does not see. The tables are empty, and nothing is pinned, if nothing
+        is cached or a pool has too few free blocks that are not reserved.
         """
         assert name not in self._pinned, "a pin twice"
         tables: Tables = tuple(map(tuple, self._prefixes.find_run(hashes)))
@@ -43,10 +43,10 @@ class PinnedBlocks:
         return tables
 
     def unpin(self, name: str) -> None:
-        """Gives them back, the tail to be evicted first. Idempotent."""
+        """Releases the pinned blocks, the tail to be evicted first. Idempotent."""
         for group, table in zip(self._groups, self._pinned.pop(name, ()), strict=False):
             group.pool.release(b for b in reversed(table) if b != NULL_BLOCK)
 
     def tables(self, group: int) -> Iterator[tuple[int, ...]]:
-        """All that is held of a cache group."""
+        """Returns all pinned tables of a cache group."""
         return (tables[group] for tables in self._pinned.values())

@@ -1,7 +1,7 @@
 """Prefix cache lookup and commit for the leading blocks of a sequence. Holds and frees no block.
 
-A prefix is cached if every cache group can go on behind it: one without a window needs all of its
-blocks, one with a window those that the next token sees.
+A prefix is cached if every cache group can continue from it: a group without a window needs all of
+its blocks, a group with a window those that the next token sees.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from baton.engine.scheduler.sequences.sequence import Sequence
 class PrefixHit:
     """Cached prefix of a sequence: KV of [0, num_tokens), in these blocks of each group.
 
-    With `copies_last`, one token of the last block is yet to be computed, so it will be copied.
+    With `copies_last`, the last token of the last block must be computed, so the block is copied.
     """
 
     num_tokens: int
@@ -31,7 +31,7 @@ class PrefixHit:
 
 
 class PrefixCache:
-    """The pools of all cache groups, seen as one map from prefixes to blocks."""
+    """Prefix cache over all cache groups: one map from prefixes to blocks."""
 
     def __init__(
         self, groups: SequenceOf[CacheGroup], block_size: int, *, is_enabled: bool = True
@@ -41,18 +41,18 @@ class PrefixCache:
         self._block_size = block_size
         self._has_window = any(g.window is not None for g in groups)
         windows = [np.inf if g.window is None else g.window for g in groups]
-        self._furthest = int(np.argmax(windows))  # the group that sees furthest back
+        self._furthest = int(np.argmax(windows))  # the group with the largest window
 
-    # Finding.
+    # Lookup.
 
     def find(
         self, sequence: Sequence, *, needs_logits: bool, max_blocks: int | None = None
     ) -> PrefixHit:
-        """What of the sequence is cached. Not held yet: `admit` it at once or forget it.
+        """Returns the cached prefix of a sequence. Not held yet: `admit` it immediately or drop it.
 
         With `needs_logits` the last token is left to be computed, and nothing but it: where all of
-        a prompt is cached, its last block is copied rather than computed again. `max_blocks`
-        bounds the hit.
+        a prompt is cached, its last block is copied rather than computed again. `max_blocks` limits
+        the hit.
         """
         if not self.is_enabled or sequence.request.params.prompt_logprobs is not None:
             return self._no_hit()
@@ -60,7 +60,7 @@ class PrefixCache:
         self._extend_hashes(sequence, num_tokens)
         usable = num_tokens // self._block_size
         hashes = sequence.block_hashes[: usable if max_blocks is None else max_blocks]
-        # Where the KV comes from elsewhere, only the last token can be computed here.
+        # With external KV, only the last token can be computed here.
         last_query = num_tokens - 1
         first_query = 0 if needs_logits else last_query
         length, found = self._longest_hit(
@@ -72,8 +72,8 @@ class PrefixCache:
         return PrefixHit(num_hit, found, copies_last=num_hit < length * self._block_size)
 
     def find_run(self, hashes: SequenceOf[BlockHash]) -> tuple[list[int], ...]:
-        """The most of these blocks, from the first one on, that another worker could go on behind;
-        as many in each group. What the last of their tokens sees is there too. Not held yet."""
+        """Returns the longest cached run of leading blocks that another worker can continue from,
+        equally many in each group, with all that the last token sees. Not held yet."""
         length, found = self._longest_hit(
             list(hashes), lambda length: length * self._block_size - 1
         )
@@ -85,10 +85,10 @@ class PrefixCache:
     def _longest_hit(
         self, hashes: list[BlockHash], query_behind: Callable[[int], int]
     ) -> tuple[int, tuple[list[int], ...]]:
-        """The most leading blocks from which every group can go on, and which they are.
+        """Returns the most leading blocks that every group can continue from: number and tables.
 
-        `query_behind` says which token is the next to be computed behind so many blocks. Each group
-        may shorten the hit, so it is asked again until all agree.
+        `query_behind` maps a number of blocks to the next token computed after them. Each group may
+        shorten the hit, so the search repeats until all agree.
         """
         full: dict[int, list[int]] = {}
         length = len(hashes)
@@ -121,7 +121,7 @@ class PrefixCache:
         length: int,
         query_behind: Callable[[int], int],
     ) -> int:
-        """The longest hit up to `length` whose blocks in the window are all cached."""
+        """Returns the longest hit up to `length` whose blocks in the window are all cached."""
         i = length
         while i > group.first_block(query_behind(length), self._block_size):
             i -= 1
@@ -129,10 +129,10 @@ class PrefixCache:
                 length = i
         return length
 
-    # Making findable.
+    # Commit.
 
     def commit(self, sequence: Sequence) -> None:
-        """Makes the full blocks of the computed tokens findable."""
+        """Caches the full blocks of the computed tokens."""
         num_full = sequence.num_computed_tokens // self._block_size
         first = sequence.num_committed_blocks
         if not self.is_enabled or num_full <= first:
@@ -147,7 +147,7 @@ class PrefixCache:
         sequence.num_committed_blocks = num_full
 
     def _extend_hashes(self, sequence: Sequence, num_tokens: int) -> None:
-        """Chain hashes of the full blocks of the first `num_tokens`."""
+        """Computes chain hashes of the full blocks of the first `num_tokens`."""
         hashes, size = sequence.block_hashes, self._block_size
         known = len(hashes) * size
         if num_tokens - known >= size:
@@ -158,12 +158,12 @@ class PrefixCache:
             extras_of = partial(input_extras, spans, size) if spans else None
             extend_chain(hashes, request.root, new, size, extras_of)
 
-    # The whole of it.
+    # The whole cache.
 
     def clear(self) -> int:
-        """Forgets every cached prefix. Returns how many blocks were findable."""
+        """Drops every cached prefix. Returns how many blocks were cached."""
         return sum(group.pool.clear() for group in self._groups)
 
     def drain_events(self) -> CacheEvents:
-        """What changed in the cache since the last call, of the group that sees furthest back."""
+        """Returns the cache events since the last call, of the group with the largest window."""
         return [group.pool.drain_events() for group in self._groups][self._furthest]

@@ -1,9 +1,8 @@
-"""Swap of a sequence's blocks to host memory and back. Decides nothing about which sequence, or
-when.
+"""Swap of sequences' blocks to host memory and back. The preemptor decides which, and when.
 
-Sequences that share blocks go together, so that each block is moved once. What comes in reads host
-blocks, and what goes out writes them: those that are read in a step are free from the next one on,
-so the two never meet.
+Sequences that share blocks swap together, so that each block moves once. Swap-in reads host blocks
+and swap-out writes them: blocks read in a step are free from the next step on, so the two never
+conflict.
 """
 
 from collections.abc import Iterable
@@ -18,7 +17,7 @@ from baton.engine.scheduler.sequences.sequence import Sequence
 
 
 class Swap:
-    """The host blocks of all cache groups, and the moves between them and the device's."""
+    """Host blocks of all cache groups, and the moves between them and the device's blocks."""
 
     def __init__(
         self,
@@ -38,7 +37,7 @@ class Swap:
     # Out.
 
     def can_take(self, sequences: list[Sequence]) -> bool:
-        """Whether the host pools have room for all of them together."""
+        """Returns True if the host pools have enough free blocks for all of them together."""
         return all(
             group.host is not None
             and len(self._computed_blocks(sequences, i)) <= group.host.num_free_blocks
@@ -46,11 +45,11 @@ class Swap:
         )
 
     def num_blocks(self, sequences: list[Sequence]) -> int:
-        """Blocks that swapping these sequences would move, over all groups."""
+        """Returns the blocks that swapping these sequences would move, over all groups."""
         return sum(len(self._computed_blocks(sequences, i)) for i in range(len(self._groups)))
 
     def copy_out(self, sequences: list[Sequence]) -> None:
-        """Plans to copy their KV to the host. Their blocks are to be freed after."""
+        """Plans to copy their KV to host memory. The caller frees their blocks after."""
         for i in range(len(self._groups)):
             self._copy_group_out(sequences, i)
 
@@ -66,12 +65,12 @@ class Swap:
             taken.update(b for b in table if b != NULL_BLOCK)
             sequence.host_block_ids.append([places.get(b, NULL_BLOCK) for b in table])
         for block_id, place in places.items():
-            # A copy that was planned for this step and not made yet is read at its source.
+            # The target of a copy planned for this step is read at the copy's source.
             source = self._operations.copies.get((index, block_id), block_id)
             self._operations.swap_out.append(BlockMove(index, source, place))
 
     def _computed_blocks(self, sequences: list[Sequence], index: int) -> list[int]:
-        """The blocks that hold computed tokens, each once, without those a window has passed."""
+        """Returns the blocks with computed tokens, each once, without those outside a window."""
         tables = [
             s.block_ids[index][: self._num_computed_blocks(s)] for s in sequences if s.block_ids
         ]
@@ -83,8 +82,7 @@ class Swap:
     # In.
 
     def bring_back(self, sequences: list[Sequence], *, margin: int = 0) -> bool:
-        """Gives swapped sequences, which have slots, blocks again. What is still cached is not
-        copied.
+        """Allocates blocks for swapped sequences, which have slots; cached blocks are not copied.
 
         Returns False, and changes nothing, if a pool has too few free blocks.
         """
@@ -101,7 +99,7 @@ class Swap:
         return True
 
     def _sources(self, sequences: list[Sequence], index: int) -> tuple[dict[int, int], list[int]]:
-        """Host blocks whose content is still cached, with where; and those to be copied."""
+        """Returns the device blocks that still cache host blocks, and the host blocks to copy."""
         pool = self._groups[index].pool
         found: dict[int, int] = {}
         missing: dict[int, None] = {}
@@ -146,7 +144,7 @@ class Swap:
         sequence.host_block_ids = []
 
     def begin_step(self) -> None:
-        """Frees what the last step has read."""
+        """Frees the host blocks that the last step has read."""
         for i, block_ids in self._releases:
             host = self._groups[i].host
             assert host is not None, "host blocks without a pool"

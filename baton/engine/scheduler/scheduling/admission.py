@@ -1,6 +1,5 @@
-"""Admission of waiting sequences to the running batch: acquires batch slots and blocks, preempts
-nothing.
-"""
+"""Admission of waiting and swapped sequences to the running batch: acquires batch slots and blocks,
+never preempts."""
 
 from baton.engine.scheduler.kv.prefix_cache import PrefixHit
 from baton.engine.scheduler.scheduling.chunking import Chunker
@@ -19,11 +18,11 @@ from baton.engine.scheduler.sequences.sequence import (
 
 
 class Admission:
-    """Lets sequences in: the swapped first, then those that wait, in the policy's order.
+    """Admission to the batch: swapped sequences first, then waiting ones in the policy's order.
 
     Attributes:
-        is_paused: nothing that has not begun is let in.
-        num_hit_tokens, num_prompt_tokens: of the sequences let in since the start.
+        is_paused: no new sequence is admitted; preempted ones still are.
+        num_hit_tokens, num_prompt_tokens: totals over the sequences admitted since the start.
     """
 
     def __init__(self, config: SchedulerConfig, states: RequestStates, spans: Chunker) -> None:
@@ -36,9 +35,9 @@ class Admission:
         self._kv = states.kv
 
     def add_new(self, step: Step) -> None:
-        """Swapped sequences, then those that wait, until a budget or the blocks are used up.
+        """Admits swapped, then waiting sequences until a budget or the free blocks are used up.
 
-        Who comes first is not passed over, or it might never find room.
+        Never skips the first in the queue: it could starve.
         """
         states = self._states
         while states.swapped and not step.num_preempted:
@@ -53,7 +52,7 @@ class Admission:
             queue.pop()
 
     def _next_queue(self) -> WaitingQueue | None:
-        """Where the next sequence to start is. What was preempted has begun: no pause holds it."""
+        """Returns the queue with the next sequence to start; a pause keeps no preempted one."""
         new = None if self.is_paused else self._states.waiting.head()
         again = self._states.preempted.head()
         if new is None:
@@ -63,7 +62,7 @@ class Admission:
         return self._states.preempted
 
     def _start(self, step: Step, sequence: Sequence) -> bool:
-        """Gives a waiting sequence a slot and blocks. False, and no change: there is no room."""
+        """Gives a waiting sequence a slot and blocks. False, and no change, if too few are free."""
         states, request = self._states, sequence.request
         if states.num_free_slots < 1 + request.num_unforked:
             return False
@@ -83,7 +82,7 @@ class Admission:
         return True
 
     def _have_room(self, beams: Request) -> bool:
-        """Whether all beams that wait could start, since none goes on without the others."""
+        """Returns True if all waiting beams could start: they continue only together."""
         waiting = [s for s in beams.sequences if s.status is SequenceStatus.WAITING]
         return self._states.num_free_slots >= len(waiting) and all(
             sum(self._kv.reservations.peak_blocks(group, s.num_tokens) for s in waiting)
@@ -92,8 +91,8 @@ class Admission:
         )
 
     def _lacks_prefix(self, step: Step, sequence: Sequence) -> bool:
-        """Whether it has to wait for KV from elsewhere. One of which only the beginning comes from
-        there, and which has all of that by now, does not; whoever would have brought it is told."""
+        """Returns True if it has to wait for external KV. A sequence that needs only a prefix from
+        elsewhere and has it cached by now does not; it reports an empty `ExternalAllocation`."""
         request = sequence.request
         if not request.num_external_tokens:
             return True
@@ -108,7 +107,7 @@ class Admission:
         num_tokens = sequence.request.num_external_tokens or sequence.num_tokens
         is_part = num_tokens < sequence.num_tokens
         hit = self._kv.prefixes.find(sequence, needs_logits=is_part)
-        # The last token's KV may be computed once more, for its logits.
+        # The last token's KV may be recomputed here, for its logits.
         if not self._kv.admit(
             sequence,
             hit,
@@ -129,12 +128,12 @@ class Admission:
 
     def _start_local(self, step: Step, sequence: Sequence) -> bool:
         most = None
-        if sequence.request.leaves_last_token:  # not the block of that token
+        if sequence.request.leaves_last_token:  # without that token's block
             most = (sequence.num_tokens - 1) // self._config.block_size
         hit = self._kv.prefixes.find(sequence, needs_logits=True, max_blocks=most)
         span = self._admit(step, sequence, hit)
         if span is None and hit.copies_last:
-            # There is no block to copy the last one to; it is computed again in its own place.
+            # No free block to copy the hit's last block to: recompute it instead.
             hit = self._kv.prefixes.find(
                 sequence, needs_logits=True, max_blocks=len(hit.block_ids[0]) - 1
             )
@@ -151,7 +150,8 @@ class Admission:
         return True
 
     def _admit(self, step: Step, sequence: Sequence, hit: PrefixHit) -> PlannedRange | None:
-        """Blocks for the first span behind a hit, and for all of the prompt where it must fit."""
+        """Allocates blocks for the first chunk after a hit, or for all of a prompt that must
+        fit."""
         span = self._spans.cut(step, sequence, hit.num_tokens, step.num_tokens)
         if span is None:
             return None
@@ -165,7 +165,7 @@ class Admission:
         return is_prefill or self._config.full_sequence_must_fit
 
     def _margin(self, sequence: Sequence) -> int:
-        """Blocks that must stay free for what runs; the rest of a request that runs needs none."""
+        """Returns the blocks that must stay free for running sequences; 0 for siblings of one."""
         if not self._states.num_running or len(sequence.request.sequences) > 1:
             return 0
         return self._config.free_block_margin
@@ -177,13 +177,13 @@ class Admission:
             self.num_prompt_tokens += sequence.num_tokens
 
     def _swap_in(self, step: Step, sequences: list[Sequence]) -> bool:
-        """Brings sequences back that went together. False, and no change: there is no room."""
+        """Brings back a group of swapped sequences. False, and no change, if too little is free."""
         states = self._states
         needed = len(sequences) + sum(s.request.num_unforked for s in sequences)
         if states.num_free_slots < needed:
             return False
         margin = 0
-        if states.num_running:  # each must be able to go on, or it would have to leave again
+        if states.num_running:  # each needs a block to continue, or it would be preempted again
             margin = max(self._margin(sequences[0]), len(sequences))
         for sequence in sequences:
             states.acquire_slot(sequence)

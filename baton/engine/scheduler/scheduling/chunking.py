@@ -1,4 +1,4 @@
-"""Chunk size of one sequence in a step: the missing tokens, limited by the step's budgets."""
+"""Chunked prefill: chunk size of one sequence in a step, limited by the step's budgets."""
 
 from baton.engine.scheduler.scheduling.encoder_schedule import limit_chunk
 from baton.engine.scheduler.scheduling.request_states import RequestStates
@@ -8,7 +8,7 @@ from baton.engine.scheduler.sequences.sequence import Sequence
 
 
 class Chunker:
-    """Cuts the next span of a sequence to the budgets of a step. Takes no blocks."""
+    """Chunker: cuts the next chunk of a sequence to the budgets of a step. Allocates no blocks."""
 
     def __init__(self, config: SchedulerConfig, states: RequestStates) -> None:
         self.num_drafted_tokens = 0
@@ -16,11 +16,10 @@ class Chunker:
         self._states = states
 
     def cut(self, step: Step, sequence: Sequence, start: int, budget: int) -> PlannedRange | None:
-        """What of a sequence, from `start` on, fits the budgets; or None.
+        """Returns the tokens of a sequence from `start` on that fit the budgets, or None.
 
-        A beam leaves its last token to the step that all of them take together, and a prompt that
-        is to fork behind given outputs leaves its own to all of them; it may have nothing else to
-        compute.
+        A beam leaves its last token to the step that all beams take together, and a prompt that
+        forks to given outputs leaves its last token to all of them; such a range may be empty.
         """
         num_tokens, limit = sequence.num_tokens, sequence.request.length_limit
         if sequence.request.leaves_last_token:
@@ -40,14 +39,14 @@ class Chunker:
         return span if span.end > start and step.takes_reads(span.end) else None
 
     def add(self, step: Step, span: PlannedRange) -> None:
-        """Puts a span, whose blocks are there, into the step."""
+        """Adds a range, whose blocks are allocated, to the step."""
         if span.encoder is not None:
             self._states.encoder.take(span.sequence.encoder_id, span.encoder.to_hold)
         self.num_drafted_tokens += span.num_drafts
         step.add(span)
 
     def _limit_to_encoder(self, span: PlannedRange) -> None:
-        """Shortens a span to end before an encoder input that does not fit this step."""
+        """Shortens a range to end before an encoder input that does not fit this step."""
         request, encoder = span.sequence.request, self._states.encoder
         span.encoder = limit_chunk(
             request.encoder_inputs,

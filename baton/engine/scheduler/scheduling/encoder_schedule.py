@@ -1,4 +1,4 @@
-"""Chunk limits of prompts with encoder inputs: the encoder's budget and the room in its cache."""
+"""Chunk limits of prompts with encoder inputs: encoder budget and free encoder cache."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ class EncoderSchedule:
     """Encoder inputs that a chunk of one sequence needs. Valid until another sequence is scheduled.
 
     Attributes:
-        end: where the chunk ends; its start if nothing of it can be computed in this step.
+        end: end of the chunk; its start if nothing of it can be computed in this step.
         to_compute: inputs that the encoder has to compute in this step for this sequence.
-        to_hold: all inputs to be allocated, in this order: those that are cached or due already,
-            before room is made for others; then `to_compute` and what repeats their content.
+        to_hold: all inputs to be allocated, in this order: first those that are cached or due,
+            before an allocation can evict them; then `to_compute` and inputs of equal content.
         budget_used: tokens of `to_compute`.
     """
 
@@ -34,14 +34,14 @@ def limit_chunk(
     sequence_id: str,
     compute_budget: int,
 ) -> EncoderSchedule:
-    """What the chunk [start, end) of a sequence needs, cut before the first input that cannot be.
+    """Returns the encoder inputs of the chunk [start, end), cut before the first that does not fit.
 
-    Changes nothing; `EncoderCache.take` does, once the chunk is sure.
+    Changes nothing; `EncoderCache.take` does, once the chunk is final.
 
     Args:
-        encoder_inputs: of the sequence, in order and without overlap.
-        compute_budget: tokens the encoder may still compute in the step being planned:
-            its budget less `EncoderCache.num_due_tokens`.
+        encoder_inputs: inputs of the sequence, in order and without overlap.
+        compute_budget: tokens the encoder may still compute in the step being planned: its budget
+            less `EncoderCache.num_due_tokens`.
     """
     room = cache.capacity_tokens - cache.num_held_tokens
     budget = compute_budget

@@ -1,4 +1,4 @@
-"""Books what a step has computed: tokens, forks, beams, endings. Plans nothing."""
+"""Output processing: applies a step's tokens, forks, beams and finishes. Plans nothing."""
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from baton.engine.scheduler.sequences.sequence import (
 
 
 class OutputProcessor:
-    """Brings the roster up to date with a result."""
+    """Output processor: applies step results to the request states."""
 
     def __init__(self, states: RequestStates, vocab_size: int, block_size: int) -> None:
         self.num_accepted_tokens = 0
@@ -28,18 +28,18 @@ class OutputProcessor:
         self._batch_slots = states.batch_slots
         self._kv = states.kv
         self._block_size = block_size
-        # Tokens that end some sequence; the sequence itself says whether it ends.
+        # Tokens that may end some sequence; the request decides whether it ends.
         self._may_end = np.zeros(vocab_size, np.bool_)
         self._watched: set[int] = set()
 
     def watch(self, token_ids: frozenset[int]) -> None:
-        """Tokens that may end a sequence."""
+        """Adds tokens that may end a sequence."""
         for token_id in token_ids - self._watched:
             if token_id < len(self._may_end):
                 self._may_end[token_id] = True
         self._watched |= token_ids
 
-    # Decodes, by columns.
+    # Plain decodes, as arrays.
 
     def book_decodes(self, plan: StepPlan, result: StepResult) -> DecodeProgress:
         columns, batch_slots = self._batch_slots, plan.decode_slots
@@ -64,12 +64,12 @@ class OutputProcessor:
                 self._states.finish(sequence, reason)
         return progress
 
-    # Spans, one by one.
+    # Scheduled ranges, one by one.
 
     def book_span(
         self, index: int, span: ScheduledRange, result: StepResult
     ) -> list[SequenceProgress]:
-        """One span, and the sequences that fork at its end."""
+        """Applies the result of one range to its sequence and to those that fork at its end."""
         sequence = span.sequence
         num_drafts, num_accepted = span.num_drafts, 0
         tokens = result.token_ids[span.first_row : span.first_row + num_drafts + 1].tolist()
@@ -99,24 +99,24 @@ class OutputProcessor:
     def append_given(
         self, sequence: Sequence, token_id: int, logprob: float | None
     ) -> SequenceProgress:
-        """A running sequence goes on with a token that was chosen elsewhere."""
+        """Appends a token that was chosen elsewhere to a running sequence."""
         sequence.append(token_id)
         progress = self._progress(sequence, (token_id,), logprobs=(logprob,))
         self._settle(sequence)
         return progress
 
     def end(self, sequence: Sequence) -> SequenceProgress:
-        """A sequence, in whatever place, is wanted no more; those beside it go on."""
+        """Aborts one sequence in any state; its siblings continue."""
         self._states.finish(sequence, FinishReason.ABORTED)
         return self._progress(sequence, ())
 
     def suspended(self, sequence: Sequence) -> SequenceProgress:
-        """A sequence has stopped, to go on elsewhere with its last token, which was told before."""
+        """Returns the progress of a suspended sequence: its last token, reported once more."""
         last = int(sequence.token_ids[-1])
         return self._progress(sequence, (last,), logprobs=(None,))
 
     def returned(self) -> list[SequenceProgress]:
-        """The sequences that were given back since the last call. All their tokens were told."""
+        """Returns the sequences returned to the router since the last call, without tokens."""
         return [self._progress(sequence, ()) for sequence in self._states.take_returned()]
 
     def _fork(self, parent: Sequence, count: int) -> list[Sequence]:
@@ -186,7 +186,7 @@ class OutputProcessor:
     # Beams.
 
     def book_beams(self, plan: StepPlan, result: StepResult) -> list[SequenceProgress]:
-        """Every request whose beams took this step."""
+        """Applies the step to every request whose beams took it."""
         rows: dict[Request, dict[Sequence, int]] = {}
         spans = [s for s in plan.spans if s.sequence.request.beams is not None]
         beams = [s.sequence for s in spans if s.end == s.sequence.num_tokens]
@@ -217,7 +217,7 @@ class OutputProcessor:
         for i, parent in enumerate(parents):
             if i not in alive:
                 self._states.finish(parent, FinishReason.ABORTED)
-        # All forks before any token is added: a parent goes on as its own first child.
+        # All forks before any token is added: a parent continues as its own first child.
         free = dict(enumerate(parents))
         children = [
             free.pop(c.parent) if c.parent in free else self._states.fork(parents[c.parent])
@@ -252,7 +252,7 @@ class OutputProcessor:
             )
             for place, hypothesis in enumerate(found)
         ]
-        # Where processors have forbidden all others, there are fewer than were asked for.
+        # If processors forbade all others, there are fewer hypotheses than requested.
         progress += [
             SequenceProgress(request, place, (), 0, FinishReason.LENGTH, 0)
             for place in range(len(found), request.params.n)
@@ -261,7 +261,7 @@ class OutputProcessor:
 
 
 def _num_equal(one: list[int], other: list[int]) -> int:
-    """Leading elements that are equal."""
+    """Returns the number of leading elements that are equal."""
     for i, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return i

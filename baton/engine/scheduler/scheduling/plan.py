@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRange:
-    """The tokens [start, end) of one sequence that is not a plain decode.
+    """Scheduled tokens [start, end) of one sequence that is not a plain decode.
 
     Attributes:
-        num_drafts: the last tokens of the span are guesses, to be verified.
+        num_drafts: number of draft tokens at the end of the range, to be verified.
         num_samples: sequences that take their first token from its last logits: 1, more when a
-            request forks, 0 when the span ends before the last token.
-        first_row: of the plan's sampled rows, the first that is this span's; drafts and the token
+            request forks, 0 when the range ends before the last token.
+        first_row: first of the plan's sampled rows that belongs to this range; drafts and the token
             before them have a row each.
-        scored: positions of prompt tokens whose log-probabilities the span's logits give and
-            somebody wants.
+        scored: positions of prompt tokens whose log-probabilities were requested and are given by
+            the range's logits.
     """
 
     sequence: "Sequence"
@@ -47,7 +47,7 @@ class ExternalAllocation:
     """Blocks for a sequence whose KV comes from elsewhere, one table per cache group.
 
     The first `num_hit_blocks` of each hold it already, as far as a window reaches back;
-    `NULL_BLOCK` stands where nothing is needed. No tables at all: nothing is awaited any more.
+    `NULL_BLOCK` where nothing is needed. No tables: the sequence awaits no KV any more.
     """
 
     request_id: str
@@ -57,27 +57,27 @@ class ExternalAllocation:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: what the runner shall compute, and what it can forget. Valid until `apply`.
+    """Plan of one step: the work of the runner, and the sequences it can forget. Valid until
+    `apply`.
 
     The batch is flat: the tokens of the plain decodes, one each, then those of `spans` in order.
 
     Attributes:
         decode_slots: `[num_decodes]`, the slots that advance by one token.
         decode_starts: `[num_decodes]`, the position of that token.
-        made_progress: whether the next step could do more than this one; if nothing was planned
-            and nobody moved, only a command can change that.
+        made_progress: False if nothing was planned, preempted or resumed: then only a command can
+            change what the next step does.
         new_slots: sequences that acquired a slot since the last plan.
-        forgotten: sequences that ended or left since the last plan, each exactly once.
-        sample_rows: `[num_rows]`, of the flat batch, whose logits choose a token.
-        sample_slots, sample_indices, sample_lengths: `[num_rows]`, the slot, the sequence index
-            and the number of tokens before the chosen one.
-        beam_rows, beam_slots, beam_lengths: `[num_beams]`, the same for rows that yield
-            candidates.
-        num_beam_candidates: per such row.
-        swap_out, copies, cleared, swap_in: to be done to the pools first, in this order. Copies
-            are (group, source, target), cleared are (group, block).
-        encoder: what the encoder shall forget and compute before the forward pass.
-        preempted: for each sequence that had to make room its request, and what became of its KV.
+        forgotten: sequences that ended or lost their slot since the last plan, each exactly once.
+        sample_rows: `[num_rows]`, rows of the flat batch whose logits choose a token.
+        sample_slots, sample_indices, sample_lengths: `[num_rows]`, the slot, the sequence index and
+            the number of tokens before the chosen one.
+        beam_rows, beam_slots, beam_lengths: `[num_beams]`, the same for rows that yield candidates.
+        num_beam_candidates: candidates per such row.
+        swap_out, copies, cleared, swap_in: block operations before the forward pass, in this order.
+            Copies are (group, source, target), cleared are (group, block).
+        encoder: encoder outputs to forget and to compute before the forward pass.
+        preempted: request id and handling of the KV of each preempted sequence.
     """
 
     decode_slots: Int64Array
@@ -105,7 +105,7 @@ class StepPlan:
 
     @property
     def is_pure_decode(self) -> bool:
-        """Every sequence computes one token and samples: what a captured graph can replay."""
+        """True if every sequence computes one token and samples: a CUDA graph can replay it."""
         return not self.spans
 
     @property
@@ -115,7 +115,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities in nats at one position: the token's, and the most likely ones'."""
+    """Log-probabilities in nats at one position: of the token, and of the most likely ones."""
 
     logprob: float
     top_token_ids: tuple[int, ...] = ()
@@ -128,14 +128,14 @@ class StepResult:
 
     Attributes:
         token_ids: `[num_rows]`, for the plan's sampled rows.
-        logprobs: `[num_rows]` in nats, where a row asked.
-        top_token_ids, top_logprobs: `[num_rows, k]`, where a row asked.
+        logprobs: `[num_rows]` in nats, where a row's request asks for them.
+        top_token_ids, top_logprobs: `[num_rows, k]`, where a row's request asks for them.
         beam_token_ids, beam_scores: `[num_beams, num_beam_candidates]`, most likely first; the
             log-probabilities after all processors.
-        beam_logprobs: the untouched log-probabilities of the same candidates, if wanted.
-        endings: rows with whose token a sequence ends, whatever the token is: its grammar is
-            matched to its end (None), or cannot go on (why).
-        prompt_logprobs: per span of the plan that is scored, its prompt tokens' in order.
+        beam_logprobs: log-probabilities of the same candidates before all processors, if requested.
+        endings: rows whose token ends a sequence because of its grammar: it is complete (None), or
+            it allows no further token (the reason).
+        prompt_logprobs: per scored range of the plan, its prompt tokens' in order.
     """
 
     token_ids: npt.NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""Fills one step: who computes how many tokens, in which turn. Books no results."""
+"""Step planner: selects the sequences of a step and their tokens, in order. Applies no results."""
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ _Ranks = npt.NDArray[np.float64]
 
 
 class Planner:
-    """Turns the roster's state into a step, under the budgets of `config`.
+    """Planner: turns the request states into a step, under the budgets of `config`.
 
     Attributes:
         spans, admission, preemptor: its parts, which count what they do.
@@ -44,7 +44,7 @@ class Planner:
         self._kv = states.kv
 
     def fill(self) -> Step:
-        """The next step. Takes slots and blocks, and preempts, as it needs to."""
+        """Returns the next step. Acquires slots and blocks, and preempts, as needed."""
         config = self._config
         reads = np.inf if config.max_cache_reads is None else config.max_cache_reads
         step = Step(config.max_num_batched_tokens, reads)
@@ -64,17 +64,16 @@ class Planner:
         if step.num_preempted:
             step.keep_decodes(self._batch_slots.is_decoding[step.decode_slots])
         if step.is_empty and step.num_preempted:
-            self._add_special(step)  # whoever was passed over may go on with what was given up
+            self._add_special(step)  # skipped sequences may use the freed blocks
         if step.is_empty and not step.resumed:
             self.preemptor.break_stall(step)
         return step
 
     def follow(self, plan: StepPlan) -> Step | None:
-        """The step behind one that is not booked yet, if all that is to be done is to go on: one
-        more token for each of its decodes and of the prompts that it ends, and the next chunk of
-        the others. What `plan` certainly ends is left out. None: it must be waited for, or somebody
-        who waits could be let in.
-        """
+        """Returns the step after `plan`, whose result is not applied yet: one more token for its
+        decodes and for the prompts it completes, the next chunk of the others, and nothing for what
+        certainly ends. Returns None if the next step depends on this one's tokens, or if a queued
+        sequence could be admitted."""
         states, columns, config = self._states, self._batch_slots, self._config
         of_spans = [span.sequence for span in plan.spans]
         if len(plan.decode_slots) != len(states.decoding) or not states.only_goes_on(of_spans):
@@ -99,8 +98,8 @@ class Planner:
         return None if step.is_empty else step
 
     def _decodes_behind(self, plan: StepPlan) -> tuple[Int64Array, Int64Array]:
-        """Which slots have one more token behind `plan`, in its order, and where: its decodes and
-        the prompts that it ends, without what certainly ends with it."""
+        """Returns slots and positions of the decodes after `plan`, in its order: its decodes and
+        the prompts that it completes, without those that certainly end with it."""
         ended = [span for span in plan.spans if span.num_samples]
         batch_slots = np.append(plan.decode_slots, [s.sequence.batch_slot for s in ended]).astype(
             np.int64
@@ -112,7 +111,7 @@ class Planner:
         return batch_slots[goes_on], starts[goes_on]
 
     def _could_let_in(self, num_due: int) -> bool:
-        """Whether a step in which so many tokens are due might have a place for who waits."""
+        """Returns True if a step with `num_due` tokens due might admit a waiting sequence."""
         config, head = self._config, self._states.waiting.head()
         if head is None or self._states.num_free_slots < 1:
             return False
@@ -124,16 +123,16 @@ class Planner:
         return self._policy.decode_turn is DecodeTurn.FIRST
 
     def _add_next_chunk(self, step: Step, sequence: Sequence, start: int) -> None:
-        """As far as budgets and free blocks reach."""
+        """Adds the next chunk of a sequence, as far as budgets and free blocks allow."""
         if step.num_tokens > 0:
             span = self.spans.cut(step, sequence, start, step.num_tokens)
             if span is not None and self._kv.grow(sequence, span.end):
                 self.spans.add(step, span)
 
-    # Decodes, by columns.
+    # Plain decodes, as arrays.
 
     def _add_decodes(self, step: Step) -> None:
-        """One token for each plain decode, as far as the budgets reach."""
+        """Adds one token for each plain decode, as far as the budgets allow."""
         columns, batch_slots = self._batch_slots, self._states.decoding
         if step.num_preempted:
             batch_slots = batch_slots[columns.is_decoding[batch_slots]]
@@ -160,11 +159,11 @@ class Planner:
                 batch_slots, starts = batch_slots[left], starts[left]
         step.add_decodes(batch_slots, starts, columns.sequence_index[batch_slots])
 
-    # Everything else that runs, one by one.
+    # Other running sequences, one by one.
 
     def _add_special(self, step: Step, decode_ranks: _Ranks | None = None) -> None:
-        """In the policy's order; with `decode_ranks` the decodes that rank before a sequence are
-        left their tokens."""
+        """Adds the other running sequences in the policy's order; with `decode_ranks`, leaves the
+        tokens of the decodes that rank before a sequence."""
         if not self._states.special:
             return
         for sequence in sorted(self._states.special, key=order_of):
@@ -180,12 +179,12 @@ class Planner:
                 if span is None or not span.num_tokens:
                     continue
                 if span.num_drafts and not self._kv.grow(sequence, span.end):
-                    span.drop_drafts()  # nobody makes room for guesses
+                    span.drop_drafts()  # drafts never preempt a sequence
                 if self.preemptor.grow(step, sequence, span.end):
                     self.spans.add(step, span)
 
     def _add_beams(self, step: Step, request: Request, budget: int) -> None:
-        """Beams take a step together or not at all."""
+        """Adds all beams of a request, which take a step together or not at all."""
         members = tuple(request.sequences)
         num_reads = sum(s.num_tokens for s in members)
         if len(members) > budget or not step.takes_reads(num_reads):
@@ -198,14 +197,14 @@ class Planner:
 
 
 def _is_level(sequence: Sequence) -> bool:
-    """It runs, and only its last token is yet to be computed."""
+    """Returns True if the sequence runs, and only its last token is yet to be computed."""
     is_running = sequence.status is SequenceStatus.RUNNING
     return is_running and sequence.num_tokens == sequence.num_computed_tokens + 1
 
 
 def _goes_on_plainly(span: ScheduledRange) -> bool:
-    """What comes behind this span is known but for the token: no forks, drafts, scores or images,
-    and nothing that its grammar or its beams decide."""
+    """Returns True if the range is followed by a plain decode step: no forks, drafts, scores or
+    images, and no decision by grammar or beams."""
     sequence, request = span.sequence, span.sequence.request
     is_plain = sequence.is_plain and not span.num_drafts and not request.awaits_fork
     return is_plain and request.params.prompt_logprobs is None and not request.encoder_inputs

@@ -1,9 +1,9 @@
-"""In which order sequences are served. Pure orderings, chosen by name.
+"""Scheduling policies: the order in which sequences are served. Pure orderings, chosen by name.
 
 A policy gives each request a rank when it is added; smaller is served first, and the largest rank
-is preempted first. A rank does not change: ageing, which keeps low priorities from starving, needs
-none, since of two that wait, the order of `priority - age / AGEING_STEPS` is that of
-`priority + arrival / AGEING_STEPS` at any time.
+is preempted first. A rank does not change, and still ages, which keeps low priorities from
+starving: of two waiting requests, the order of `priority - age / AGEING_STEPS` is that of `priority
++ arrival / AGEING_STEPS` at any time.
 """
 
 from collections.abc import Callable
@@ -12,11 +12,11 @@ from enum import Enum, auto
 
 from baton.engine.scheduler.sequences.sequence import Request
 
-# Steps of waiting that outweigh one level of priority.
+# Steps in the queue that outweigh one level of priority.
 AGEING_STEPS = 1000
-# Prompt tokens that one step of waiting outweighs under `shortest-prefill`.
+# Prompt tokens that one step in the queue outweighs under `shortest-prefill`.
 AGEING_TOKENS = 64
-# Seconds after which a first token is taken to be due where no deadline says so.
+# Seconds from arrival to the deadline of the first token, if the request sets none.
 DEFAULT_PATIENCE = 30.0
 
 
@@ -30,10 +30,10 @@ class DecodeTurn(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """An order of requests, and the turn of decodes within a step.
+    """Scheduling policy: an order of requests, and the place of decodes within a step.
 
     Attributes:
-        rank: of a request that is the n-th to arrive, in step s: `rank(request, n, s)`.
+        rank: `rank(request, n, s)`, of a request that is the n-th to arrive, in step s.
     """
 
     decode_turn: DecodeTurn
@@ -67,10 +67,10 @@ POLICIES = {
     "shortest-prefill": Policy(DecodeTurn.FIRST, _by_prompt_length),
 }
 """
-fcfs: strictly first come, first served, a long prompt before the decodes that came after it.
+fcfs: strictly first come, first served, a long prompt before the decodes that arrived after it.
 priority: smaller `priority` first, ageing.
 prefill-first: prompts before decodes; best time to first token, worst between tokens.
 decode-first: decodes before prompts; no decode waits for a prompt.
-deadline: earliest due first token first.
+deadline: earliest deadline of the first token first.
 shortest-prefill: decodes, then short prompts before long ones, ageing.
 """

@@ -1,19 +1,19 @@
 """Preemption: which sequence is preempted, and whether its KV is recomputed, swapped or returned.
 Admits nothing.
 
-There are three ways. A sequence is *computed again* here, its KV is *swapped* to host memory and
-back, or its request is *given back* to be placed anew: a worker that has its prompt cached computes
-the rest and hands it over, to another one or to this. What each takes, in seconds, for sequences
-with `num_computed` tokens in `num_blocks` blocks, `num_new` tokens longer than on arrival:
+A victim is *recomputed* here, its KV is *swapped* to host memory and back, or its request is
+*returned* to the router: a worker that has its prompt cached computes the rest and hands it over,
+to another decode worker or to this one. Costs, in seconds, for sequences with `num_computed` tokens
+in `num_blocks` blocks, `num_new` tokens longer than on arrival:
 
     recompute   num_computed * compute_token
     swap        2 * num_blocks * swap_block
     return      fixed + num_new * per_token
 
 `compute_token` and `swap_block` are `PreemptionCosts`; `fixed` and `per_token` are the request's
-`ReturnCost`. Where there is one, its `recompute_token` takes the place of `compute_token`, since
-figures compare best that come from one source, and a worker that has prompts computed for it
-measures little itself. That each way has to wait for room is left out.
+`ReturnCost`. If there is one, its `recompute_token` replaces `compute_token`: figures compare best
+from one source, and a decode worker whose prompts are computed elsewhere measures little itself.
+The costs leave out the wait for free blocks, which every mode has.
 """
 
 from baton.engine.scheduler.scheduling.request_states import RequestStates
@@ -24,11 +24,11 @@ from baton.engine.scheduler.sequences.sequence import Purpose, Sequence, Sequenc
 
 
 class Preemptor:
-    """Makes room for sequences at the cost of those that rank behind them.
+    """Preemptor: frees blocks for sequences by preempting those of lower rank.
 
     Attributes:
-        num_preemptions, num_swaps, num_returns: sequences since the start; what was swapped or
-            given back is among the first.
+        num_preemptions, num_swaps, num_returns: sequences since the start; swapped and returned
+            ones count as preemptions too.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class Preemptor:
         self._kv = states.kv
 
     def grow(self, step: Step, sequence: Sequence, num_tokens: int) -> bool:
-        """Blocks for a running sequence, at the cost of those that rank behind it. False: it was
-        itself the last, or has to wait."""
+        """Allocates blocks for a running sequence, preempting the last in the policy's order.
+        Returns False if that was itself, or if it has to wait."""
         while not self._kv.grow(sequence, num_tokens):
             victim = self._victim()
             if victim is None:
@@ -55,27 +55,28 @@ class Preemptor:
         return True
 
     def break_stall(self, step: Step) -> None:
-        """Nothing could be planned though something runs: parts of requests hold what each other
-        need. The last one gives way."""
+        """Preempts the last sequence where nothing could be planned though something runs: parts of
+        requests hold blocks that the others need."""
         victim = self._victim()
         if victim is not None:
             self._preempt(step, victim, may_swap=False)
 
     def _victim(self) -> Sequence | None:
-        """The last in the policy's order. Never a prefill for another worker, whose blocks may be
-        on their way; it has what it needs reserved, unless others share what its window passes."""
+        """Returns the last in the policy's order. Never a prefill for another worker: its blocks
+        may be in transfer, and are reserved unless others share those outside its window."""
         running = self._states.running()
         may_leave = (s for s in running if s.request.purpose is Purpose.GENERATE)
         return max(may_leave, key=order_of, default=None)
 
     def _preempt(self, step: Step, victim: Sequence, *, may_swap: bool) -> None:
-        """Takes the blocks of a sequence; of its siblings too where they must go together.
+        """Takes the blocks of a sequence; of its siblings too where they must be preempted
+        together.
 
-        Who makes room for itself is not swapped: it would come back to where there is no room.
+        A sequence that needs the blocks itself is not swapped: it could not be brought back.
         """
         running = SequenceStatus.RUNNING
         siblings = [s for s in victim.request.sequences if s.status is running]
-        # What comes back in this step is not there yet, to go again.
+        # A sequence that is swapped in by this step cannot be swapped out by it.
         may_swap = may_swap and step.resumed.isdisjoint(siblings)
         way = self._way(siblings, may_swap=may_swap)
         is_swapped = way is Preemption.SWAP
@@ -96,8 +97,8 @@ class Preemptor:
                     self._states.requeue(sequence)
 
     def _way(self, siblings: list[Sequence], *, may_swap: bool) -> Preemption:
-        """The one that was set, where it is open; else to compute again. Of all that are open the
-        cheapest, where that was set."""
+        """Returns the configured mode if it is possible, else recompute; for `AUTO` the cheapest of
+        those that are possible."""
         costs = self._costs_of(siblings, may_swap=may_swap)
         mode = self._config.preemption
         if mode is not Preemption.AUTO:
@@ -105,7 +106,7 @@ class Preemptor:
         return min(costs, key=costs.__getitem__)
 
     def _costs_of(self, siblings: list[Sequence], *, may_swap: bool) -> dict[Preemption, float]:
-        """Seconds of each way that is open; of equal ones the simplest comes first."""
+        """Returns the seconds of each possible mode; of equal costs the simplest comes first."""
         request, swap = siblings[0].request, self._kv.swap
         num_computed = sum(s.num_computed_tokens for s in siblings)
         offer = request.return_cost

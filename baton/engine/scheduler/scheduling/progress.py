@@ -12,13 +12,13 @@ from baton.engine.scheduler.sequences.sequence import FinishReason, Request, Seq
 
 @dataclass(frozen=True, slots=True)
 class DecodeProgress:
-    """The plain decodes of a step: one token each.
+    """Progress of the plain decodes of a step: one token each.
 
     Attributes:
-        sequences: in the order of the arrays; those that ended have a `finish_reason`.
-        rows: of the step's result, `[num_decodes]`.
+        sequences: in the order of the arrays; finished ones have a `finish_reason`.
+        rows: `[num_decodes]`, rows of the step's result.
         token_ids: `[num_decodes]`.
-        num_tokens: of each sequence, with its new token: `[num_decodes]`.
+        num_tokens: `[num_decodes]`, tokens of each sequence, its new token included.
     """
 
     sequences: list[Sequence]
@@ -32,15 +32,15 @@ class SequenceProgress:
     """Progress of one sequence that was not a plain decode.
 
     Attributes:
-        index: of the sequence in its request; of a finished beam, its place.
+        index: index of the sequence in its request; of a finished beam, its rank.
         token_ids: new tokens, from output position `position` on.
-        rows: of the step's result, one per token; empty where `logprobs` are given instead.
+        rows: rows of the step's result, one per token; empty where `logprobs` are given instead.
         num_computed_tokens: KV of [0, this) is in the blocks.
-        block_ids: per cache group, of a sequence that is computed for somebody else or suspended;
+        block_ids: per cache group, of a sequence that is prefilled for another worker or suspended;
             else empty.
-        score: of a finished beam.
-        failure: why it `FAILED`.
-        prompt_logprobs: of the prompt tokens that this step scored.
+        score: score of a finished beam.
+        failure: reason why it `FAILED`.
+        prompt_logprobs: log-probabilities of the prompt tokens that this step scored.
     """
 
     request: Request
@@ -60,7 +60,7 @@ class SequenceProgress:
 
 @dataclass(frozen=True, slots=True)
 class StepProgress:
-    """All that a step changed."""
+    """Progress of all sequences in a step."""
 
     decoded: DecodeProgress
     others: list[SequenceProgress]

@@ -1,11 +1,10 @@
-"""States of all requests: waiting, running, swapped, kept, and the transitions between them.
-Decides nothing.
+"""Request states: waiting, running, swapped, kept, and the transitions between them. No policy.
 
-A sequence that has not ended is in exactly one place:
+An unfinished sequence is in exactly one state:
 
     waiting, preempted    no blocks
     awaiting_kv           a slot and blocks that another worker fills
-    decoding, special     a slot and blocks, running: plain decodes, and everything else, such as
+    decoding, special     a slot and blocks, running: plain decodes, and all others, such as
                           decodes that have drafts
     swapped               blocks in host memory
     kept                  finished or suspended, blocks held until released
@@ -31,7 +30,7 @@ NO_SEATS: Int64Array = np.zeros(0, np.int64)
 
 
 class RequestStates:
-    """All sequences of one engine."""
+    """States of all sequences of one engine."""
 
     def __init__(self, batch_slots: BatchSlots, kv: KvCacheManager, encoder: EncoderCache) -> None:
         self.batch_slots = batch_slots
@@ -55,10 +54,10 @@ class RequestStates:
         self._joining: list[int] = []
         self._has_left = False
 
-    # Coming.
+    # Arrival.
 
     def add(self, request: Request) -> None:
-        """A new request waits."""
+        """Adds a new request to the waiting queue."""
         self.requests[request.request_id] = request
         self._enter(Sequence.first_of(request))
         self.waiting.push(request.sequences[0])
@@ -67,18 +66,18 @@ class RequestStates:
         sequence.request.sequences.append(sequence)
         sequence.request.next_index = sequence.index + 1
 
-    # Moving.
+    # Transitions.
 
     def acquire_slot(self, sequence: Sequence) -> None:
-        """Takes a free slot; until it is `new_slots`, it may be given back by `release_slot`."""
+        """Acquires a free slot; until `start` or `fork`, `release_slot` undoes it."""
         sequence.acquire_slot(self.batch_slots)
 
     def release_slot(self, sequence: Sequence) -> None:
-        """Takes back what `acquire_slot` did."""
+        """Undoes `acquire_slot`."""
         sequence.release_slot()
 
     def start(self, sequence: Sequence) -> None:
-        """A sequence that waited has a slot and blocks now, or comes back from host memory."""
+        """Registers a sequence that was admitted or swapped in, and has a slot and blocks."""
         self.num_promised_slots += sequence.request.num_unforked
         self.new_slots.append(sequence)
 
@@ -87,7 +86,7 @@ class RequestStates:
         self.awaiting_kv[sequence.request.request_id] = sequence
 
     def run(self, sequence: Sequence) -> None:
-        """It has a slot and blocks, and something to compute."""
+        """Sets a sequence running that has a slot, blocks and tokens to compute."""
         sequence.status = SequenceStatus.RUNNING
         self.special[sequence] = None
         if sequence.request.speculates:
@@ -96,7 +95,7 @@ class RequestStates:
             self.resuming[sequence] = None
 
     def settle(self, sequence: Sequence) -> None:
-        """A running sequence joins the plain decodes if it is one now."""
+        """Moves a running sequence to the plain decodes if it is one now."""
         if sequence.is_plain and sequence.num_tokens == sequence.num_computed_tokens + 1:
             self.kv.reservations.release(sequence)
             del self.special[sequence]
@@ -104,14 +103,14 @@ class RequestStates:
             self._joining.append(sequence.batch_slot)
 
     def single_out(self, sequence: Sequence) -> None:
-        """Takes a running sequence, which has drafts now, from the plain decodes, if it is one."""
+        """Moves a running sequence that got drafts out of the plain decodes, if it is one."""
         if sequence.status is SequenceStatus.RUNNING and sequence not in self.special:
             self.batch_slots.is_decoding[sequence.batch_slot] = False
             self._has_left = True
             self.special[sequence] = None
 
     def requeue(self, sequence: Sequence) -> None:
-        """Gives up its blocks, to be computed again from what is still cached."""
+        """Frees a sequence's slot and blocks and queues it, to recompute what is not cached."""
         self.kv.free(sequence)
         self._release_slot(sequence)
         sequence.status = SequenceStatus.WAITING
@@ -119,7 +118,7 @@ class RequestStates:
         self.preempted.push(sequence)
 
     def swap_out(self, sequences: list[Sequence]) -> None:
-        """Sequences that share blocks go to host memory together."""
+        """Swaps sequences that share blocks to host memory, as a group."""
         self.kv.swap_out(sequences)
         for sequence in sequences:
             self._release_slot(sequence)
@@ -129,8 +128,8 @@ class RequestStates:
         self.swapped.sort(key=lambda group: order_of(group[0]))
 
     def fork(self, parent: Sequence, index: int | None = None) -> Sequence:
-        """A sibling that shares the parent's computed blocks and tokens. Its index is the next one
-        if None is given."""
+        """Returns a new sibling that shares the parent's computed blocks and tokens. `index` None
+        is the next free index."""
         index = parent.request.next_index if index is None else index
         child = Sequence(parent.request, index, parent.token_ids, parent.num_tokens)
         child.num_cached_tokens = parent.num_cached_tokens
@@ -143,8 +142,8 @@ class RequestStates:
         return child
 
     def fork_resuming(self) -> None:
-        """Has the sequences that were begun elsewhere go on, each behind what it has come to, where
-        all of their prompt but its last token is computed."""
+        """Forks requests with given `outputs`, each sequence after its own output, once all of the
+        prompt but its last token is computed."""
         for first in tuple(self.resuming):
             request = first.request
             if first.num_tokens > first.num_computed_tokens + 1:
@@ -157,11 +156,11 @@ class RequestStates:
                     self.fork(first, index).extend(output)
             own = outputs[first.index - request.sequence_index]
             assert own is not None, "begun as a sequence that has ended"
-            first.extend(own)  # last, for the others begin as its prompt
+            first.extend(own)  # last, since the others fork from its prompt
             del self.resuming[first]
 
     def refresh(self) -> None:
-        """Brings `decoding` up to date with `settle` and with those that have left."""
+        """Updates `decoding` with the sequences that `settle` added and without those that left."""
         if self._has_left:
             self.decoding = self.decoding[self.batch_slots.is_decoding[self.decoding]]
             self._joining = [s for s in self._joining if self.batch_slots.is_decoding[s]]
@@ -171,10 +170,10 @@ class RequestStates:
             self.decoding = np.concatenate([self.decoding, joining])
             self._joining = []
 
-    # Leaving.
+    # Departure.
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """A sequence ends, in whatever place. What was prefilled for somebody keeps its blocks."""
+        """Finishes a sequence in any state. A prefill that was computed keeps its blocks."""
         sequence.finish_reason = reason
         request, status = sequence.request, sequence.status
         was_computed = reason not in (FinishReason.ABORTED, FinishReason.FAILED)
@@ -194,13 +193,13 @@ class RequestStates:
         self._forget(sequence)
 
     def give_back(self, sequence: Sequence) -> None:
-        """A running sequence ends here, though its answer is not complete, and frees all it has."""
+        """Ends a running sequence, whose answer is not complete, and frees its slot and blocks."""
         sequence.drafts = None
         self.finish(sequence, FinishReason.RETURNED)
         self.returned.append(sequence)
 
     def suspend(self, sequence: Sequence) -> None:
-        """A running sequence computes nothing any more; its blocks are kept until released."""
+        """Stops a running sequence; its blocks are kept until released."""
         sequence.drafts = None
         sequence.finish_reason = FinishReason.SUSPENDED
         self._keep(sequence)
@@ -212,14 +211,14 @@ class RequestStates:
         self.kept[sequence.request.request_id] = sequence
 
     def release(self, request_id: str) -> None:
-        """Frees what was kept. Idempotent."""
+        """Frees the blocks of a kept sequence. Idempotent."""
         sequence = self.kept.pop(request_id, None)
         if sequence is not None:
             self.kv.free(sequence)
             self._forget(sequence)
 
     def take_new_slots(self) -> list[Sequence]:
-        """Sequences that took a slot since the last call, and still have it."""
+        """Returns the sequences that acquired a slot since the last call, and still have it."""
         if not self.new_slots:
             return []
         new_slots = [s for s in self.new_slots if s.batch_slots is not None]
@@ -228,17 +227,17 @@ class RequestStates:
         return new_slots
 
     def take_forgotten(self) -> list[tuple[str, int]]:
-        """Sequences the runner knew that have lost their slot since the last call."""
+        """Returns the sequences known to the runner that lost their slot since the last call."""
         forgotten, self.forgotten = self.forgotten, []
         return forgotten
 
     def take_returned(self) -> list[Sequence]:
-        """Sequences that were given back since the last call."""
+        """Returns the sequences that were returned to the router since the last call."""
         returned, self.returned = self.returned, []
         return returned
 
     def take_encoder_step(self) -> EncoderStep:
-        """What the encoder has to do since the last call; it knows requests, not sequences."""
+        """Returns the encoder's work since the last call, by request id instead of sequence."""
         if not self.encoder.has_news:
             return NO_ENCODER_STEP
         step = self.encoder.drain()
@@ -271,7 +270,7 @@ class RequestStates:
         if not request.sequences:
             del self.requests[request.request_id]
 
-    # Questions.
+    # Queries.
 
     @property
     def num_free_slots(self) -> int:
@@ -279,8 +278,8 @@ class RequestStates:
         return self.batch_slots.num_free - self.num_promised_slots
 
     def only_goes_on(self, special: Collection[Sequence]) -> bool:
-        """Whether the plain decodes and these others are all that runs or comes back: none joins
-        or has left, and nobody will guess how they go on."""
+        """Returns True if the plain decodes and `special` are all that runs or resumes: no sequence
+        joins or has left, and none speculates."""
         moves = self._joining or self._has_left or self.preempted or self.swapped
         return not (moves or self.speculating) and self.special.keys() == set(special)
 
@@ -299,7 +298,7 @@ class RequestStates:
         yield from self.special
 
     def check_integrity(self) -> None:
-        """Asserts that each sequence is in one place, and that places, slots and blocks agree."""
+        """Asserts that each sequence is in one state, and that states, slots and blocks agree."""
         sequences = self.sequences()
         self.kv.check_integrity(sequences)
         self.encoder.check_integrity()

@@ -2,12 +2,12 @@
 thread or I/O.
 
 There are no phases. Each sequence has `num_tokens` and `num_computed_tokens`, and the scheduler
-lets the second catch up with the first under budgets. A prefill is a sequence that is far behind,
-a decode one that is one token behind; both go into one step. Plain decodes advance by array
-operations over `BatchSlots`; every other sequence has a `ScheduledRange`.
+lets the second catch up with the first under budgets. A prefill is a sequence that is far behind, a
+decode one that is one token behind; both go into one step (continuous batching). Plain decodes
+advance by array operations over `BatchSlots`; every other sequence has a `ScheduledRange`.
 
-`RequestStates` holds the state of every sequence; `Planner` fills a step, with what `Admission`
-admits and the room that `Preemptor` makes; `OutputProcessor` applies the results of the step.
+`RequestStates` holds the state of every sequence; `Planner` fills a step with the sequences that
+`Admission` admits, in the blocks that `Preemptor` frees; `OutputProcessor` applies the results.
 """
 
 from collections import deque
@@ -44,7 +44,7 @@ from baton.engine.scheduler.sequences.sequence import (
 
 
 class Scheduler:
-    """Owns every request from `add` until it has finished and, if kept, was released."""
+    """Scheduler of one engine: owns every request from `add` until it finished or was released."""
 
     def __init__(self, config: SchedulerConfig, groups: SequenceOf[CacheGroup]) -> None:
         self.config = config
@@ -71,7 +71,7 @@ class Scheduler:
         self._num_computed_tokens = 0
         self._num_pulled_tokens = 0
 
-    # Coming and going.
+    # Request lifecycle.
 
     def add(self, *requests: Request) -> None:
         """Queues requests. Their ids must be new.
@@ -101,8 +101,8 @@ class Scheduler:
         self._cancelled.extend(request_ids)
 
     def abort(self, *request_ids: str) -> list[Request]:
-        """Ends requests in whatever state and frees their blocks. Idempotent; returns those that
-        were here."""
+        """Ends requests in any state and frees their blocks. Idempotent; returns those that were
+        here."""
         ended = []
         for request_id in request_ids:
             request = self._states.requests.get(request_id)
@@ -115,11 +115,11 @@ class Scheduler:
         return ended
 
     def end_sequence(self, request_id: str, index: int) -> SequenceProgress | None:
-        """Ends one of a request's sequences, in whatever state, and frees what it alone holds; the
-        others go on.
+        """Ends one of a request's sequences in any state and frees its own blocks; the others
+        continue.
 
-        Does nothing and returns None where it has ended, stopped or not begun, and for sequences
-        that are ranked in the end, of which none can be missing.
+        Does nothing and returns None if the sequence has ended, stopped or not begun, and for
+        sequences that are ranked at the end, of which none can be missing.
         """
         request = self._states.requests.get(request_id)
         if request is None or request.awaits_fork or request.params.is_ranked:
@@ -136,14 +136,14 @@ class Scheduler:
         self._states.release(request_id)
 
     def pause(self) -> None:
-        """Starts nothing new from now on; what has begun goes on."""
+        """Admits no new request from now on; requests that have begun continue."""
         self._planner.admission.is_paused = True
 
     def resume(self) -> None:
         self._planner.admission.is_paused = False
 
     def shutdown(self) -> list[Request]:
-        """Ends everything, and starts nothing any more. Returns what was here."""
+        """Ends all requests, and admits none any more. Returns those that were here."""
         self.pause()
         return self.abort(*self._states.requests)
 
@@ -152,12 +152,12 @@ class Scheduler:
     def commit_external(
         self, request_id: str, token_id: int | None, logprob: float | None = None
     ) -> SequenceProgress | None:
-        """The awaited KV of all its tokens is there, and `token_id` follows them. None: the last
-        token is computed once more, for its logits, from which the request forks, or by each of its
-        sequences before what that has come to; or only a part of the tokens was awaited, and the
-        rest is computed.
+        """Commits the awaited KV of a request; `token_id` follows its tokens.
 
-        Returns None if the request has ended meanwhile, or no token was given.
+        With `token_id` None the last token is computed once more, for its logits, from which the
+        request forks, or by each of its sequences before its own output; or only a prefix was
+        awaited, and the rest is computed. Returns None if the request has ended meanwhile, or
+        without a token.
         """
         sequence = self._states.awaiting_kv.pop(request_id, None)
         if sequence is None:
@@ -169,7 +169,7 @@ class Scheduler:
             self._commit_prefix(sequence)
             return None
         sequence.num_computed_tokens = sequence.num_tokens - (token_id is None)
-        sequence.num_scored = request.num_prompt_tokens  # by whoever computed them
+        sequence.num_scored = request.num_prompt_tokens  # by the worker that computed them
         self._kv.prefixes.commit(sequence)
         self._states.run(sequence)
         if token_id is None:
@@ -178,7 +178,7 @@ class Scheduler:
         return self._outputs_of_steps.append_given(sequence, token_id, logprob)
 
     def _commit_prefix(self, sequence: Sequence) -> None:
-        """The beginning of a sequence was cached elsewhere and is here now: an external hit."""
+        """Commits a prefix that was cached on another worker: an external hit."""
         num_tokens = sequence.request.num_external_tokens
         num_pulled = num_tokens - (sequence.num_cached_tokens or 0)
         self._num_pulled_tokens += num_pulled
@@ -188,17 +188,17 @@ class Scheduler:
         self._states.run(sequence)
 
     def fail_external(self, request_id: str) -> None:
-        """The awaited KV will not come: it is computed here. Idempotent."""
+        """Computes a sequence here whose awaited KV will not come. Idempotent."""
         sequence = self._states.awaiting_kv.pop(request_id, None)
         if sequence is not None:
             sequence.request.kv_source = KvSource.LOCAL
             self._states.requeue(sequence)
 
     def suspend(self, request_id: str) -> SequenceProgress | None:
-        """Stops a request of one sequence behind its last token. Its blocks stay as they are until
-        `release`; between two steps only, with none launched ahead.
+        """Suspends a request of one sequence after its last token. Its blocks stay as they are
+        until `release`. Call only between two steps, with none launched ahead.
 
-        None, and no change, unless it runs and the KV of all but that token is computed.
+        Returns None, without change, unless it runs and the KV of all but that token is computed.
         """
         request = self._states.requests.get(request_id)
         if request is None or request.awaits_fork or len(request.sequences) > 1:
@@ -212,25 +212,25 @@ class Scheduler:
         return self._outputs_of_steps.suspended(sequence)
 
     def pin(self, name: str, hashes: SequenceOf[BlockHash]) -> Tables:
-        """Holds the longest cached run of these blocks until `unpin`; see `PinnedBlocks.pin`."""
+        """Pins the longest cached run of these blocks until `unpin`; see `PinnedBlocks.pin`."""
         return self._kv.pins.pin(name, hashes)
 
     def unpin(self, name: str) -> None:
-        """Gives back what was pinned. Idempotent."""
+        """Releases pinned blocks. Idempotent."""
         self._kv.pins.unpin(name)
 
     # The step.
 
     def set_drafts(self, sequence: Sequence, token_ids: SequenceOf[int] | TokenArray) -> None:
-        """Guesses at the tokens that follow, to be verified in the sequence's next step."""
+        """Sets draft tokens, to be verified in the sequence's next step."""
         drafts = np.array(token_ids[: self.config.max_drafts], np.int32)
         if len(drafts):
             sequence.drafts = drafts
             self._states.single_out(sequence)
 
     def schedule(self) -> StepPlan:
-        """Plans the next step. The plan holds until `apply`; nothing else may be called between,
-        except what ends requests, and `schedule_ahead`."""
+        """Plans the next step. The plan is valid until `apply`; nothing else may be called between,
+        except calls that end requests, and `schedule_ahead`."""
         self._end_cancelled()
         self._states.fork_resuming()
         self._states.refresh()
@@ -238,12 +238,12 @@ class Scheduler:
         return self._finished(self._planner.fill())
 
     def schedule_ahead(self, plan: StepPlan) -> StepPlan | None:
-        """Plans the step behind `plan`, which is computed but whose tokens nobody knows yet: one
-        more token for each of its decodes and of the prompts that it ends, the next chunk of the
-        others, where there is nothing else to do. None otherwise.
+        """Plans the step after `plan`, which is launched but whose tokens are not known yet: one
+        more token for each of its decodes and of the prompts that it completes, the next chunk of
+        the others. Returns None if there is anything else to do.
 
-        The two are applied in their order, with no `schedule` between. Sequences that end with the
-        first are computed in vain in the second, and passed over.
+        The caller applies both in order, with no `schedule` between. The second computes tokens of
+        sequences that end with the first in vain; `apply` skips them.
         """
         if self._cancelled:
             return None
@@ -268,7 +268,7 @@ class Scheduler:
         self._num_computed_tokens += num_tokens
 
     def apply(self, plan: StepPlan, result: StepResult) -> StepProgress:
-        """Books a computed step. Requests that ended since the plan was made are passed over."""
+        """Applies a computed step. Skips requests that ended since the plan was made."""
         self._end_cancelled()
         decoded = self._outputs_of_steps.book_decodes(plan, result)
         others: list[SequenceProgress] = []
@@ -282,23 +282,23 @@ class Scheduler:
         return StepProgress(decoded, others)
 
     def reset_prefix_cache(self) -> int:
-        """Forgets every cached prefix. Returns how many blocks were findable."""
+        """Drops every cached prefix. Returns how many blocks were cached."""
         return self._kv.prefixes.clear()
 
     def evict(self, block_ids: SequenceOf[int], group: int = 0) -> int:
-        """Makes these blocks unfindable. Returns how many were findable."""
+        """Removes these blocks from the prefix cache. Returns how many were cached."""
         return self._kv.groups[group].pool.evict(block_ids)
 
     def drain_events(self) -> CacheEvents:
-        """What changed in the prefix cache since the last call, of the group that sees furthest
-        back: a prefix whose blocks are all there may be found here."""
+        """Returns the prefix cache events since the last call, of the group with the largest
+        window: a prefix with all blocks there may be a hit."""
         return self._kv.prefixes.drain_events()
 
-    # Questions.
+    # Queries.
 
     @property
     def has_work(self) -> bool:
-        """Whether `schedule` could do anything: something runs, waits or is to be told."""
+        """True if `schedule` could do anything: a sequence runs, waits or must be reported."""
         states = self._states
         waits = len(states.waiting) > 0 and not self._planner.admission.is_paused
         runs = bool(states.num_running or states.swapped or states.preempted)
@@ -306,23 +306,23 @@ class Scheduler:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether a request is here that has not ended."""
+        """True if a request is here that has not finished."""
         return len(self._states.requests) > len(self._states.kept)
 
     @property
     def has_unreported(self) -> bool:
-        """Whether something ended that the runner was not told yet."""
+        """True if a sequence ended that the runner was not told of yet."""
         return bool(self._states.forgotten)
 
     @property
     def requests(self) -> dict[str, Request]:
-        """All requests by id, kept ones among them. To be read only."""
+        """All requests by id, kept ones included. Read-only."""
         return self._states.requests
 
     @property
     def speculating(self) -> list[Sequence]:
-        """Sequences whose next step could verify drafts: not where a request is about to fork, nor
-        where one token is all that is asked for."""
+        """Sequences whose next step could verify drafts: not before a fork, and not in a prefill,
+        which needs one token only."""
         return [
             s
             for s in self._states.speculating
@@ -356,16 +356,16 @@ class Scheduler:
         )
 
     def memory_report(self) -> MemoryReport:
-        """How the blocks are used, sharing and waste among it."""
+        """Returns the block usage, with sharing and waste."""
         return report_memory(self._kv.groups, self._states.sequences(), self.config.block_size)
 
     def common_prefix_blocks(self, group: int = 0) -> int:
-        """Leading blocks that all running sequences share: what cascade attention can use."""
+        """Returns the leading blocks that all running sequences share, for cascade attention."""
         batch_slots = [sequence.batch_slot for sequence in self._states.running()]
         return self._kv.common_prefix_blocks(np.array(batch_slots, np.int64), group)
 
     def check_integrity(self) -> None:
-        """Asserts that block tables, counts, columns and places agree. For tests."""
+        """Asserts that block tables, counts, batch slots and states agree. For tests."""
         self._states.check_integrity()
 
     def _end_cancelled(self) -> None:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """A moment's counts. Held blocks include those kept for a lease. Blocks are summed over the
-    cache groups. `num_step_tokens` is of the last step; the totals behind it since the start."""
+    """Counts of one moment, blocks summed over the cache groups. Held blocks include those of
+    leases. `num_step_tokens` is of the last step; the totals after it since the start."""
 
     num_waiting: int
     num_running: int

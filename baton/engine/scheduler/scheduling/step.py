@@ -1,4 +1,4 @@
-"""One step while it is being planned: what is left of its budgets, and what is in it so far."""
+"""Step under construction: the remaining budgets, and the sequences added so far."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ NO_ROWS: Int64Array = np.zeros(0, np.int64)
 
 @dataclass(slots=True)
 class PlannedRange:
-    """The tokens [start, end) of a sequence, the last `num_drafts` of them guesses."""
+    """Planned tokens [start, end) of a sequence, the last `num_drafts` of them drafts."""
 
     sequence: Sequence
     start: int
@@ -40,7 +40,7 @@ class PlannedRange:
 
     @property
     def scored(self) -> range:
-        """Positions of prompt tokens whose log-probabilities this span's logits give."""
+        """Positions of prompt tokens whose log-probabilities this range's logits give."""
         request = self.sequence.request
         if request.params.prompt_logprobs is None:
             return range(0)
@@ -49,13 +49,13 @@ class PlannedRange:
 
 
 class Step:
-    """Filled by the scheduler, then turned into a plan.
+    """Step that the planner fills and turns into a plan.
 
     Attributes:
-        num_tokens, num_cache_reads: what is left of the budgets; reads count attended tokens.
-        preempted: the requests of sequences that had to make room, and what became of their KV; if
-            there are any, nobody new is let in.
-        resumed: sequences that have come back with all they had, to compute from the next step on.
+        num_tokens, num_cache_reads: the remaining budgets; reads count attended tokens.
+        preempted: request id of each preempted sequence, and handling of its KV; if there are any,
+            no new sequence is admitted.
+        resumed: sequences that came back with all their KV, to compute from the next step on.
     """
 
     def __init__(self, num_tokens: int, num_cache_reads: float) -> None:
@@ -71,7 +71,7 @@ class Step:
 
     @property
     def num_preempted(self) -> int:
-        """Sequences that had to make room."""
+        """Number of sequences preempted in this step."""
         return len(self.preempted)
 
     @property
@@ -79,7 +79,7 @@ class Step:
         return not self.spans and not self.external and not len(self.decode_slots)
 
     def takes_reads(self, num_reads: int) -> bool:
-        """Whether they fit. An empty step takes any number, since it must be taken at some time."""
+        """Returns True if `num_reads` fit. An empty step takes any number, to make progress."""
         return num_reads <= self.num_cache_reads or self.is_empty
 
     def add(self, span: PlannedRange) -> None:
@@ -88,7 +88,7 @@ class Step:
         self.num_cache_reads -= span.end
 
     def add_decodes(self, batch_slots: Int64Array, starts: Int64Array, indices: Int64Array) -> None:
-        """The sequences on these slots advance by the token at `starts`."""
+        """Adds plain decodes: the sequences on these slots advance by the token at `starts`."""
         self.decode_slots, self.decode_starts, self.decode_indices = batch_slots, starts, indices
         self.num_tokens -= len(batch_slots)
         if self.num_cache_reads != np.inf:
@@ -101,7 +101,7 @@ class Step:
         self.decode_indices = self.decode_indices[still]
 
     def remove(self, sequence: Sequence) -> None:
-        """Takes a sequence out that has lost its blocks; its share of the budgets comes back."""
+        """Removes a sequence that has lost its blocks, and restores its share of the budgets."""
         span = self.spans.pop(sequence, None)
         if span is not None:
             self.num_tokens += span.end - span.start
@@ -114,7 +114,7 @@ class Step:
         forgotten: list[tuple[str, int]],
         encoder: EncoderStep,
     ) -> StepPlan:
-        """The finished step."""
+        """Returns the finished plan."""
         rows = _Rows(self)
         spans = tuple(map(rows.add, self.spans.values()))
         sampled, beams = rows.sampled(), rows.beams()
@@ -145,7 +145,7 @@ class Step:
 
 
 class _Rows:
-    """Places the spans behind the decodes in the flat batch, and says whose logits are wanted."""
+    """Rows of the flat batch: ranges after the decodes, and the rows whose logits are needed."""
 
     def __init__(self, step: Step) -> None:
         self._decode_slots = step.decode_slots

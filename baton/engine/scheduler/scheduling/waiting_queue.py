@@ -1,4 +1,4 @@
-"""The order in which sequences that wait are served. Does not know what for."""
+"""Waiting queue in the policy's order. Does not know what sequences wait for."""
 
 from collections.abc import Iterator
 from heapq import heappop, heappush
@@ -9,12 +9,12 @@ _Entry = tuple[float, int, int, Sequence]
 
 
 def order_of(sequence: Sequence) -> tuple[float, int, int]:
-    """Sorts sequences as the policy wants; never equal for two."""
+    """Returns a sort key in the policy's order; never equal for two sequences."""
     return sequence.request.rank, sequence.request.arrival, sequence.index
 
 
 class WaitingQueue:
-    """Sequences that wait, the one to be served next first."""
+    """Priority queue of waiting sequences; the head is served next."""
 
     def __init__(self) -> None:
         self._entries: list[_Entry] = []
@@ -36,9 +36,9 @@ class WaitingQueue:
         return self._entries[0][3] if self._entries else None
 
     def pop(self) -> None:
-        """The head starts."""
+        """Removes the head, which starts."""
         heappop(self._entries)
 
     def leave(self) -> None:
-        """One that waits here has ended; its status says so, and it is dropped when met."""
+        """Counts a queued sequence that has ended; `head` drops it by its status."""
         self._num_left += 1

@@ -1,9 +1,8 @@
-"""The running sequences as columns: what a step needs of all of them at once.
+"""Batch slots: the state of the running sequences as arrays, one row per sequence.
 
-A sequence that runs has a slot, which is a row of every column here. The scheduler writes the
-columns and the runner reads them, so that advancing a thousand decodes by one token is a handful of
-array operations and nothing is copied from one half of the engine to the other. Between `schedule`
-and `apply` nobody writes.
+A running sequence has a batch slot, which is a row of every array here. The scheduler writes the
+arrays and the model runner reads them, so advancing a thousand decodes by one token takes a handful
+of array operations and no copy between the two. Nothing writes between `schedule` and `apply`.
 """
 
 from typing import TYPE_CHECKING
@@ -18,24 +17,24 @@ Int64Array = npt.NDArray[np.int64]
 TokenArray = npt.NDArray[np.int32]
 
 NULL_BLOCK = 0
-"""Stands in a table where there is no block. Its content is always zero and it is never handed
-out: a pool's own blocks are numbered from 1."""
+"""Null block: fills unused block table entries. Its content is always zero and it is never
+allocated: a pool's own blocks are numbered from 1."""
 
 
 class BatchSlots:
-    """`num_batch_slots` rows.
+    """Batch state of `num_batch_slots` sequences.
 
     Attributes:
         token_ids: `[num_batch_slots, capacity]`; the first `num_tokens` of a row are its sequence's
             tokens, drafts may follow them.
-        num_tokens, num_computed: of each sequence, `[num_batch_slots]`.
-        num_covered: tokens that its blocks have room for.
-        length_limit: the number of tokens it ends with at the latest.
-        sequence_index: its place among the sequences of its request.
-        rank: its place in the policy's order; smaller goes first.
-        is_decoding: it is one token behind, its last block is its own and nothing about it is
-            special, so that it advances by array operations alone.
-        block_tables: per cache group, `[num_batch_slots, blocks]`; `NULL_BLOCK` where it has none.
+        num_tokens, num_computed: tokens, and tokens with KV, of each sequence, `[num_batch_slots]`.
+        num_covered: tokens that the sequence's allocated blocks can hold.
+        length_limit: maximum number of tokens, prompt and output.
+        sequence_index: index of the sequence in its request.
+        rank: scheduling rank under the policy; smaller is scheduled first.
+        is_decoding: the sequence is a plain decode: one token behind, the only holder of its last
+            block, and advanced by array operations alone.
+        block_tables: per cache group, `[num_batch_slots, blocks]`; `NULL_BLOCK` in unused entries.
         owners: the sequence on each slot.
     """
 
@@ -62,11 +61,11 @@ class BatchSlots:
         return len(self._free)
 
     def acquire(self) -> int:
-        """A free slot. The caller has checked `num_free` and fills the row."""
+        """Takes a free slot. The caller has checked `num_free` and fills the row."""
         return self._free.pop()
 
     def release(self, batch_slot: int, num_blocks: int) -> None:
-        """Frees a slot whose tables have up to `num_blocks` entries."""
+        """Frees a slot; clears the first `num_blocks` entries of its block tables."""
         for table in self.block_tables:
             table[batch_slot, :num_blocks] = NULL_BLOCK
         self.num_covered[batch_slot] = 0

@@ -1,14 +1,14 @@
-"""Beam search, as in transformers 5.23: which beams continue, which end, and when to stop.
+"""Beam search, as in transformers 5.23: selects running beams, finished hypotheses and the end.
 
-Knows token ids and their log-probabilities, nothing of models, blocks or how a beam is forked. All
-scores are float32 and are added in transformers' order, so that equal inputs give equal outputs.
+Knows token ids and their log-probabilities; nothing of models, blocks or forks. All scores are
+float32 and are added in transformers' order, so equal inputs give equal outputs.
 
     score of a hypothesis = sum of its log-probabilities / (its output tokens) ** length_penalty
 
-The output tokens count the end-of-sequence token and not the prompt. Differences, all where
-transformers' placeholder score of -1e9 takes part: a candidate of -inf (what a processor forbids)
-never becomes a beam, so there may be fewer beams and results than `width`; and no hypothesis is
-lost to a placeholder because its own score is below -1e9, where a penalty far below 0 takes it.
+The output tokens count the end-of-sequence token and not the prompt. Both differences come from
+transformers' placeholder score of -1e9: here a candidate of -inf (forbidden by a processor) never
+becomes a beam, so there may be fewer beams and results than `width`; and no hypothesis is dropped
+because its score is below -1e9, as a penalty far below 0 can make it.
 """
 
 from collections.abc import Collection
@@ -25,7 +25,7 @@ IntArray = npt.NDArray[np.integer]
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """The running beam `parent` (its index in the step before) goes on with `token_id`."""
+    """Continuation of the running beam `parent` (its index in the step before) with `token_id`."""
 
     parent: int
     token_id: int
@@ -33,7 +33,7 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The running beam `parent` ended with `token_id`; `score` has the length penalty in it."""
+    """End of the running beam `parent` with `token_id`; `score` includes the length penalty."""
 
     parent: int
     token_id: int
@@ -45,10 +45,10 @@ class BeamStep:
     """Decision of one beam search step.
 
     Attributes:
-        beams: the running beams of the next step, best first: at most `width`, none if `is_done`.
-            A parent may be in it several times, or not at all.
-        finished: the hypotheses that ended in this step, best first. Those that score below `width`
-            others are not among the results.
+        beams: the running beams of the next step, best first: at most `width`, none if `is_done`. A
+            parent may occur several times, or not at all.
+        finished: the hypotheses that ended in this step, best first. A hypothesis that scores below
+            `width` others is not among the results.
         is_done: no further step will change the results.
     """
 
@@ -59,11 +59,11 @@ class BeamStep:
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A finished output.
+    """Finished output.
 
     Attributes:
         token_ids: the output, its end-of-sequence token included.
-        logprobs: of each of them, in nats, as `advance` was given them.
+        logprobs: log-probability of each token, in nats, as passed to `advance`.
         score: the sum of the scores under the length penalty; best is largest.
         was_cut: it ended at `max_tokens`; else with one of the end-of-sequence tokens.
     """
@@ -76,7 +76,7 @@ class Hypothesis:
 
 @dataclass(frozen=True, slots=True)
 class _Candidates:
-    """The best continuations of all beams, best first: one element of each array per candidate."""
+    """Best continuations of all beams, best first: one element of each array per candidate."""
 
     parents: npt.NDArray[np.intp]
     token_ids: npt.NDArray[np.int32]
@@ -101,7 +101,7 @@ class _Beams:
     sums: FloatArray  # [num_running]
 
     def extend(self, chosen: _Candidates) -> "_Beams":
-        """The beams that the candidates make of these."""
+        """Returns the beams that the chosen candidates make of these."""
         return _Beams(
             np.column_stack((self.token_ids[chosen.parents], chosen.token_ids)),
             np.column_stack((self.logprobs[chosen.parents], chosen.logprobs)),
@@ -110,7 +110,7 @@ class _Beams:
 
 
 class BeamSearch:
-    """One request's search. It begins with one running beam, the prompt, and `advance` steps it."""
+    """Beam search of one request: starts with one running beam, the prompt; `advance` steps it."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class BeamSearch:
         eos_token_ids: Collection[int],
         max_tokens: int,
     ) -> None:
-        """`max_tokens` bounds the output; a hypothesis ends there if not by `eos_token_ids`."""
+        """Limits the output to `max_tokens`; `eos_token_ids` end a hypothesis before."""
         assert width >= 1, "a search without beams"
         assert max_tokens >= 1, "a search without tokens"
         self._width = width
@@ -138,9 +138,9 @@ class BeamSearch:
 
     @property
     def num_candidates(self) -> int:
-        """Continuations that `advance` needs of each beam; all of them if the vocabulary is less.
+        """Continuations that `advance` needs of each beam; all of a vocabulary that has fewer.
 
-        So many that `width` are left to run on when each beam ends with each of its
+        Enough that `width` beams keep running even if each beam ends with each of its
         end-of-sequence tokens.
         """
         return max(2, 1 + len(self._eos_token_ids)) * self._width
@@ -157,14 +157,14 @@ class BeamSearch:
     def advance(
         self, token_ids: IntArray, scores: FloatArray, logprobs: FloatArray | None = None
     ) -> BeamStep:
-        """Takes the best continuations of each running beam and decides about them.
+        """Takes the best continuations of each running beam and selects the next beams.
 
         Args:
             token_ids: [num_running, k], in each row the `num_candidates` with the highest scores.
                 Row i belongs to `beams[i]` of the step before.
-            scores: [num_running, k], float32, log-probabilities in nats after all processors, the
-                beam's own sum not added. -inf is forbidden, and may fill a short row.
-            logprobs: [num_running, k], what hypotheses shall report; None is `scores`.
+            scores: [num_running, k], float32, log-probabilities in nats after all processors,
+                without the beam's own sum. -inf is forbidden, and may pad a short row.
+            logprobs: [num_running, k], the values that hypotheses report; None is `scores`.
 
         Equal sums are ordered by beam, then by token id; transformers leaves their order open.
         """
@@ -176,7 +176,7 @@ class BeamSearch:
         num_tokens = self._running.token_ids.shape[1] + 1
         is_eos = np.isin(best.token_ids, self._eos_array)
         ends = is_eos | (num_tokens == self._max_tokens)
-        # What ends below rank `width` is dropped: it only made room for enough that run on.
+        # Endings ranked below `width` are dropped; only the continuations were needed there.
         finished = self._finish(best.at(np.flatnonzero(ends[: self._width])), num_tokens)
         going_on = best.at(np.flatnonzero(~ends)[: self._width])
         if self._is_over(going_on.sums, num_tokens):
@@ -186,13 +186,13 @@ class BeamSearch:
         return BeamStep(going_on.continuations(), finished, self._is_done)
 
     def results(self, n: int) -> tuple[Hypothesis, ...]:
-        """The best `n` hypotheses, best first; fewer only if processors forbade all others."""
+        """Returns the best `n` hypotheses, best first; fewer only if all others were forbidden."""
         assert self._is_done, "results() of a search that is not done"
         assert n <= self._width, "more results than beams"
         return tuple(self._finished[:n])
 
     def _select(self, token_ids: IntArray, scores: FloatArray, logprobs: FloatArray) -> _Candidates:
-        """The best `num_candidates` over all beams, best first, without those forbidden."""
+        """Returns the best `num_candidates` over all beams, best first, without forbidden ones."""
         sums = (scores + self._running.sums[:, None]).ravel()
         tokens = token_ids.astype(np.int32).ravel()
         parents = np.repeat(np.arange(self.num_running), scores.shape[1])
@@ -203,9 +203,9 @@ class BeamSearch:
         )
 
     def _finish(self, ending: _Candidates, num_tokens: int) -> tuple[Ending, ...]:
-        """Enters what ends now among the finished, of which the best `width` are kept.
+        """Adds the `ending` candidates to the finished hypotheses and keeps the best `width`.
 
-        An older hypothesis stands before a newer one with the same score.
+        An older hypothesis precedes a newer one with the same score.
         """
         outputs = self._running.extend(ending)
         scores = self._penalized(ending.sums, num_tokens)
@@ -220,11 +220,11 @@ class BeamSearch:
         return tuple(map(Ending, *parts))
 
     def _is_over(self, going_on: FloatArray, num_tokens: int) -> bool:
-        """Whether no running beam is left, or none is expected to get among the results.
+        """Returns True if no running beam is left or expected to get among the results.
 
-        `_check_early_stop_heuristic` and `_beam_search_has_unfinished_sequences` of transformers:
-        the best running beam is compared as if it ended with its present sum, at its present
-        length; for `NEVER` at the length that would suit it best.
+        Follows `_check_early_stop_heuristic` and `_beam_search_has_unfinished_sequences` of
+        transformers: the best running beam is compared as if it ended with its present sum, at its
+        present length; for `NEVER` at the length that would suit it best.
         """
         if not len(going_on):
             return True
@@ -239,9 +239,9 @@ class BeamSearch:
         return best_possible <= self._finished[-1].score
 
     def _penalized(self, sums: FloatArray, num_tokens: int) -> FloatArray:
-        """sum / num_tokens ** length_penalty, the divisor in float64 and then rounded to float32.
+        """Returns sum / num_tokens ** length_penalty; the divisor is float64 rounded to float32.
 
-        Where the divisor is 0 or infinite in float32 a score is -inf or -0, as in transformers.
+        A divisor that is 0 or infinite in float32 gives a score of -inf or -0, as in transformers.
         """
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             divisor = np.float32(float(num_tokens) ** self._length_penalty)

@@ -1,25 +1,25 @@
-"""Budgets and choices of a scheduler. Plain data."""
+"""Scheduler configuration: budgets of a step, preemption mode and preemption costs. Plain data."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class Preemption(Enum):
-    """Handling of a preempted sequence's KV."""
+    """Preemption mode: handling of a preempted sequence's KV."""
 
     RECOMPUTE = "recompute"
-    """It is dropped and computed again."""
+    """Drops the KV and recomputes it."""
     SWAP = "swap"
-    """It goes to host memory and comes back, as far as there is room; else as `RECOMPUTE`."""
+    """Swaps the KV to host memory and back if the host pools can hold it; else as `RECOMPUTE`."""
     RETURN = "return"
-    """It is dropped, and the request given back to who would place it anew; else as `RECOMPUTE`."""
+    """Drops the KV and returns the request to the router, if it may; else as `RECOMPUTE`."""
     AUTO = "auto"
-    """Whichever is expected to take less time."""
+    """Chooses the mode with the least expected time."""
 
 
 @dataclass(slots=True)
 class PreemptionCosts:
-    """Costs of swapping and recomputing, in seconds, as they are measured.
+    """Measured costs of swapping and recomputing, in seconds.
 
     Attributes:
         swap_block: to copy one block of one group, one way.
@@ -32,13 +32,12 @@ class PreemptionCosts:
 
 @dataclass(frozen=True, slots=True)
 class ReturnCost:
-    """Cost of resuming a request elsewhere after it is given back, in seconds, estimated by the
-    router.
+    """Cost of resuming a request on another worker, in seconds; the router estimates it.
 
     Attributes:
-        fixed: with the tokens that it arrived with.
-        per_token: for each token that has come since.
-        recompute_token: to compute one of its tokens again here instead.
+        fixed: with the tokens that the request arrived with.
+        per_token: for each token generated since.
+        recompute_token: to recompute one of its tokens here instead.
     """
 
     fixed: float
@@ -46,27 +45,27 @@ class ReturnCost:
     recompute_token: float
 
     def seconds(self, num_new_tokens: int) -> float:
-        """With so many tokens more than it arrived with."""
+        """Returns the cost after `num_new_tokens` tokens were generated here."""
         return self.fixed + num_new_tokens * self.per_token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Budgets of one step, and how to choose.
+    """Scheduler limits: budgets of one step, admission rules and policy.
 
     Attributes:
         max_num_batched_tokens: tokens computed in one step.
-        max_num_seqs: sequences that have a slot at once.
+        max_num_seqs: sequences that have a batch slot at once.
         max_cache_reads: tokens attended to in one step, summed over its sequences. None: no limit.
         long_prefill_threshold: prompt tokens of one sequence in one step. None: no limit.
-        free_block_margin: free blocks of each cache group that must remain when something new is
-            let in, so that what runs can grow; not asked for when nothing runs.
-        full_sequence_must_fit: let nothing in whose prompt could not be computed to its end with
-            the blocks that are free now.
+        free_block_margin: free blocks of each cache group that must remain after a new sequence is
+            admitted, so that running ones can grow; not required when nothing runs.
+        full_sequence_must_fit: admit only sequences whose whole prompt could be computed with the
+            blocks that are free now.
         policy: a name of `baton.engine.scheduler.scheduling.policy.POLICIES`.
         encoder_budget: tokens of encoder inputs computed in one step.
-        encoder_cache_tokens: tokens of encoder inputs kept at once.
-        max_drafts: guessed tokens verified per sequence and step.
+        encoder_cache_tokens: tokens of encoder inputs cached at once.
+        max_drafts: draft tokens verified per sequence and step.
     """
 
     max_num_batched_tokens: int

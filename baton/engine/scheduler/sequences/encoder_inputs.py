@@ -1,4 +1,4 @@
-"""The spans of a prompt that an encoder fills, such as images. Knows nothing of their content."""
+"""Encoder inputs: spans of a prompt that an encoder fills, such as images; not their content."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from baton.errors import InvalidArgumentError
 class EncoderInput:
     """Encoder output for the tokens [start, start + length) of a sequence.
 
-    `content_hash` stands for all that the encoder's output depends on, so for equal lengths too.
+    `content_hash` covers everything that the output depends on, its length included.
     """
 
     content_hash: bytes
@@ -29,11 +29,11 @@ def check_encoder_inputs(
     compute_budget: int,
     field: str = "encoder_inputs",
 ) -> None:
-    """Raises `InvalidArgumentError` unless every input can be scheduled some day.
+    """Raises `InvalidArgumentError` for an encoder input that could never be scheduled.
 
     Args:
-        num_tokens: of the prompt, in which the spans lie, in order and without overlap.
-        capacity_tokens: of the encoder cache.
+        num_tokens: tokens of the prompt, in which the spans lie, in order and without overlap.
+        capacity_tokens: capacity of the encoder cache.
         compute_budget: tokens that the encoder may compute in a step.
     """
     most = min(capacity_tokens, compute_budget)
@@ -60,5 +60,5 @@ def check_encoder_inputs(
 def passed(
     encoder_inputs: Iterable[EncoderInput], num_computed_tokens: int
 ) -> tuple[EncoderInput, ...]:
-    """Those whose last token is computed, so that their encoder output is not needed any more."""
+    """Returns the inputs whose last token is computed; they may be released."""
     return tuple(i for i in encoder_inputs if i.end <= num_computed_tokens)

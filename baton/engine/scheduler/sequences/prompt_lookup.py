@@ -1,9 +1,9 @@
-"""Drafts by prompt lookup: what followed the last time the text stood as it stands now.
+"""Prompt lookup decoding: n-gram drafts from the sequence's own history.
 
-Knows token ids only. Nothing is kept between calls: a rejected draft, a preemption or a fork leaves
-nothing to repair. One comparison over the history finds the places worth a look; at 32k tokens that
-takes some 10 microseconds, where an index from n-grams to positions, cheap to extend, would stop
-the engine for some 50 milliseconds while a prompt of that length is entered into it.
+Knows token ids only. Keeps nothing between calls: a rejected draft, a preemption or a fork leaves
+nothing to repair. One comparison over the history finds the candidate positions; at 32k tokens that
+takes some 10 microseconds. An index from n-grams to positions would be cheap to extend, but
+entering a prompt of that length would block the engine for some 50 milliseconds.
 """
 
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ _NO_DRAFTS: TokenArray = np.empty(0, np.int32)
 _NO_DRAFTS.flags.writeable = False
 
 MAX_EXTENDED = 1024
-"""Occurrences, the latest, among which the longest match is looked for."""
+"""Number of latest occurrences that are searched for the longest match."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """One sequence that wants drafts.
+    """Draft request of one sequence.
 
     Attributes:
-        sequence_id: what a drafter with a state of its own may know the sequence by.
+        sequence_id: key for a drafter that keeps state per sequence.
         token_ids: `[num_tokens]`, prompt and output; a view, valid during the call.
-        max_drafts: how many at most; what lies past the sequence's length limit is not asked for.
+        max_drafts: maximum number of drafts; the scheduler drops drafts past the length limit.
     """
 
     sequence_id: str
@@ -38,12 +38,12 @@ class DraftRequest:
 
 
 class Drafter(Protocol):
-    """Guesses how sequences go on. A bad guess costs time and never changes a result."""
+    """Draft proposer for speculative decoding. A bad draft costs time, never a wrong result."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[TokenArray]:
-        """`[0 .. max_drafts]` drafts for each request, in order. The caller does not change them.
+        """Returns `[0 .. max_drafts]` drafts for each request, in order; read-only for the caller.
 
-        All sequences of a step come in one call, as a draft model would want them.
+        One call takes all sequences of a step, as a draft model would need.
         """
         ...
 
@@ -52,9 +52,9 @@ class Drafter(Protocol):
 class NgramDrafter:
     """Prompt lookup for a batch.
 
-    A match shorter than `min_match` tokens is no reason for a draft. A large `max_match` costs
-    little and finds the right one among several places: where an answer repeats a text of the
-    prompt with changes, 16 gives some 10 % more tokens per step than 4.
+    A match shorter than `min_match` tokens gives no draft. A large `max_match` costs little and
+    selects the right one of several positions: where an answer repeats a text of the prompt with
+    changes, 16 gives some 10 % more tokens per step than 4.
     """
 
     min_match: int = 2
@@ -71,12 +71,12 @@ class NgramDrafter:
 
 
 def propose(token_ids: TokenArray, min_match: int, max_match: int, max_drafts: int) -> TokenArray:
-    """What followed the latest of the longest earlier occurrences of the history's last tokens.
+    """Returns the tokens after the latest of the longest earlier matches of the last tokens.
 
-    The longest match wins, of at least `min_match` and as far as it matters `max_match` tokens;
-    among equally long ones the latest. vLLM and transformers take the earliest, which is followed
-    by more tokens; but on source code and prose the latest gives 1 to 5 % more tokens per step, and
-    it runs short only where the text repeats itself: then the drafts go on repeating it.
+    The longest match wins, from `min_match` up to `max_match` tokens; among equally long ones the
+    latest. vLLM and transformers take the earliest, which more tokens follow; but on source code
+    and prose the latest gives 1 to 5 % more tokens per step, and it runs short only where the text
+    is periodic: then the drafts repeat the period.
 
     Args:
         token_ids: `[num_tokens]`, the whole history.
@@ -95,7 +95,7 @@ def propose(token_ids: TokenArray, min_match: int, max_match: int, max_drafts: i
 
 
 def _longest_matches(token_ids: TokenArray, min_match: int, max_match: int) -> npt.NDArray[np.intp]:
-    """Where the longest earlier occurrences of the last tokens end, in ascending order."""
+    """Returns the end indices of the longest earlier matches of the last tokens, ascending."""
     last = len(token_ids) - 1
     if last < min_match:
         return np.empty(0, np.intp)

@@ -1,9 +1,8 @@
-"""A request and the streams of tokens that continue it. Knows nothing of blocks' content or time.
+"""Requests and their sequences: token streams that fork, share blocks and finish. Knows no clock.
 
-A request begins as one sequence. Those with several (`n`, `best_of`, beams) fork when the prompt is
-computed, and from then on share its blocks. Of samples that were begun elsewhere each may go on
-behind what it has come to: then the prompt is computed but for its last token, and each sequence
-computes the rest for itself.
+A request begins as one sequence. With several (`n`, `best_of`, beams) it forks when the prompt is
+computed, and its sequences share the prompt's blocks. Samples with given `outputs` resume: the
+prompt is computed but for its last token, then each sequence computes the rest for itself.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -20,7 +19,7 @@ from baton.engine.scheduler.sequences.config import ReturnCost
 from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput
 from baton.sampling import SamplingParams
 
-# What a token without drafts adds to the allowance: one in eight is tried when none are right.
+# Added to the draft allowance per token without drafts: one draft in 8 tokens if all are rejected.
 DRAFT_PATIENCE = 0.125
 MAX_DRAFT_ALLOWANCE = 64.0
 
@@ -41,9 +40,9 @@ class SequenceStatus(Enum):
 
 
 class FinishReason(Enum):
-    """Reason for which a sequence ended. `END_OF_SEQUENCE`: with such a token, or its grammar was
-    matched to its end. `PREFILLED`: only its first token was requested. `SUSPENDED`: it resumes
-    elsewhere, with its KV. `RETURNED`: it was preempted and given back to the router. `FAILED`: its
+    """Finish reason of a sequence. `END_OF_SEQUENCE`: an end-of-sequence token, or its grammar is
+    complete. `PREFILLED`: only its first token was requested. `SUSPENDED`: it resumes on another
+    worker, with its KV. `RETURNED`: it was preempted and returned to the router. `FAILED`: its
     grammar allows no further token."""
 
     END_OF_SEQUENCE = auto()
@@ -76,22 +75,23 @@ class Request:
 
     Attributes:
         token_ids: the prompt, and any output generated so far.
-        num_prompt_tokens: how many of them are the prompt; `max_tokens` counts from here.
-        num_external_tokens: of how many KV comes from elsewhere if it is external; 0: of all.
-        root: the chain's root (namespace and salt).
-        block_hashes: the chain hashes of the leading blocks, if somebody has made them already.
-        sequence_index: of the first sequence; random numbers depend on it.
-        outputs: until they fork, what each of several sequences has come to already, in the order
-            of their indices; None for one that has ended and is left out. Empty: they begin.
+        num_prompt_tokens: length of the prompt in `token_ids`; `max_tokens` counts from here.
+        num_external_tokens: leading tokens with KV from elsewhere if `kv_source` is external; 0:
+            all.
+        root: root of the hash chain (namespace and salt).
+        block_hashes: chain hashes of the leading blocks, if already computed.
+        sequence_index: index of the first sequence; random numbers depend on it.
+        outputs: for several resumed sequences, the output tokens of each, by index, until they
+            fork; None for a sequence that has ended and is left out. Empty: nothing to resume.
         priority: smaller is served first under the policy of that name.
         first_token_deadline: when the first token is due, on the clock of `arrival_time`, seconds.
         speculates: drafts may be verified for it.
-        return_cost: it may be given back instead of making room here, at this cost; for one
-            sequence alone, which arrives with KV from elsewhere. None: it may not.
+        return_cost: the cost at which a preemption may return the request to the router; only for a
+            single sequence that arrives with external KV. None: it may not be returned.
         encoder_inputs: spans of the prompt that an encoder fills, such as images.
-        grammar: what restricts its tokens; the runner knows what it is.
-        sequences: those that have not ended, beams in the order of their scores.
-        rank, arrival: its place in the policy's order and among all, given when it is added.
+        grammar: opaque grammar that restricts its tokens; the runner interprets it.
+        sequences: the unfinished sequences; beams in the order of their scores.
+        rank, arrival: scheduling rank and order of arrival, set when the request is added.
         num_unforked: sequences that will yet fork from the first.
     """
 
@@ -138,7 +138,7 @@ class Request:
                 max_tokens=self.params.max_tokens,
             )
         if self.outputs:
-            assert self.purpose is Purpose.GENERATE, "given outputs that nobody goes on with"
+            assert self.purpose is Purpose.GENERATE, "given outputs in a prefill"
             assert not self.params.is_ranked, "given only some of what would rank them"
             assert len(self.outputs) == self.params.n, "an output for each sequence, or for none"
             assert any(output is not None for output in self.outputs), "nothing is left to do"
@@ -146,18 +146,18 @@ class Request:
 
     @property
     def awaits_fork(self) -> bool:
-        """Its only sequence is yet to become those that were asked for."""
+        """True until its only sequence has forked into all that were requested."""
         return self.num_unforked > 0 or bool(self.outputs)
 
     @property
     def leaves_last_token(self) -> bool:
-        """Its sequences, as they are now, are computed but for their last token; what comes then is
-        another step's business."""
+        """True if its sequences now compute all but their last token, which a later step computes
+        for all of them."""
         return self.steps_together or bool(self.outputs)
 
     @property
     def steps_together(self) -> bool:
-        """Its sequences are beams, which compute their last tokens in one step or not at all."""
+        """True for forked beams, which compute their last tokens in one step or not at all."""
         return self.beams is not None and not self.num_unforked
 
     @property
@@ -165,7 +165,7 @@ class Request:
         return self.num_prompt_tokens + self.params.max_tokens
 
     def reason_to_end(self, token_id: int, num_tokens: int) -> FinishReason | None:
-        """Why a sequence ends with this token as its `num_tokens`-th, or None."""
+        """Returns the finish reason if `token_id` as `num_tokens`-th ends a sequence, or None."""
         if token_id in self.eos_token_ids:
             return FinishReason.END_OF_SEQUENCE
         if token_id in self.stop_token_ids:
@@ -177,22 +177,22 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One stream of tokens and how far its KV is computed.
+    """Token stream of a request, and the progress of its KV.
 
-    While it has a slot its tokens and counts are in the columns there; else they are its own.
+    While it has a batch slot its tokens and counts are in the arrays of `BatchSlots`.
 
     Attributes:
-        block_ids: per cache group, the blocks that hold its tokens in order; `NULL_BLOCK` where a
-            window has passed.
+        block_ids: per cache group, the blocks that hold its tokens in order; `NULL_BLOCK` for
+            blocks that a sliding window has passed.
         block_hashes: the chain hashes of the leading full blocks, as far as known.
-        num_committed_blocks: the leading blocks that were offered to the prefix cache.
-        num_cached_tokens: found in the prefix cache when it was first scheduled.
-        shares_tail: its last block may have other holders, so it is copied before it is written.
-        num_reserved: per group, blocks that nobody else may take, beyond those it holds.
-        host_block_ids: per group, where its KV is while it is swapped.
-        drafts: tokens that may follow, to be verified in its next step.
-        draft_allowance: how many drafts were worth verifying, by what became of the last ones,
-        allowed_at: when it had so many tokens.
+        num_committed_blocks: leading blocks that were committed to the prefix cache.
+        num_cached_tokens: tokens found in the prefix cache when it was first scheduled.
+        shares_tail: its last block may have other holders: copy on write.
+        num_reserved: per group, free blocks reserved for it beyond the blocks that it holds.
+        host_block_ids: per group, the host blocks of its KV while it is swapped.
+        drafts: draft tokens, to be verified in its next step.
+        draft_allowance: number of drafts worth verifying, learned from the last ones,
+        allowed_at: `num_tokens` when it was learned.
         num_scored: leading prompt tokens whose log-probabilities were reported.
     """
 
@@ -224,7 +224,7 @@ class Sequence:
 
     @classmethod
     def first_of(cls, request: Request) -> "Sequence":
-        """The sequence a request begins as: the first one that has not ended."""
+        """Returns the sequence that a request begins as: the first one that has not ended."""
         tokens = np.array(request.token_ids, np.int32)
         ended = takewhile(lambda output: output is None, request.outputs)
         index = request.sequence_index + sum(1 for _ in ended)
@@ -238,8 +238,8 @@ class Sequence:
 
     @property
     def encoder_id(self) -> str:
-        """Who holds its encoder inputs: one of a request's sequences may compute the prompt again
-        while another ends."""
+        """Holder id in the encoder cache, unique per sequence: one of a request's sequences may
+        recompute the prompt while another ends."""
         return f"{self.index}.{self.request.request_id}"
 
     @property
@@ -273,7 +273,7 @@ class Sequence:
 
     @property
     def token_ids(self) -> TokenArray:
-        """A view of its tokens, valid until it moves."""
+        """A view of its tokens, valid until it acquires or releases a slot."""
         return self.tokens[: self.num_tokens]
 
     @property
@@ -282,20 +282,21 @@ class Sequence:
 
     @property
     def is_plain(self) -> bool:
-        """Nothing but its own next token is to be decided when it decodes."""
+        """True if its next step only chooses one token: no beams, grammar, drafts or shared
+        tail."""
         request = self.request
         is_simple = request.beams is None and request.grammar is None
         return is_simple and self.drafts is None and not self.shares_tail
 
     @property
     def num_drafts_allowed(self) -> int:
-        """How many drafts are worth verifying now; the longer there were none, the more."""
+        """Number of drafts worth verifying now; it grows with the tokens since the last drafts."""
         num_since = self.num_tokens - self.allowed_at
         return int(self.draft_allowance + DRAFT_PATIENCE * num_since)
 
     def learn_from_drafts(self, num_drafts: int, num_accepted: int) -> None:
-        """Twice as many drafts after all were right, one more than were right after some, half
-        after none; below one, only every few tokens."""
+        """Sets the draft allowance: twice `num_drafts` if all were accepted, `num_accepted` + 1 if
+        some were, half of `num_drafts` if none; below one, drafts come only every few tokens."""
         if num_accepted == num_drafts:
             self.draft_allowance = min(2.0 * num_drafts, MAX_DRAFT_ALLOWANCE)
         elif num_accepted:
@@ -305,7 +306,7 @@ class Sequence:
         self.allowed_at = self.num_tokens
 
     def acquire_slot(self, batch_slots: BatchSlots) -> None:
-        """Takes a free slot."""
+        """Takes a free slot and copies its state to the slot's row."""
         batch_slot = batch_slots.acquire()
         batch_slots.token_ids[batch_slot, : self.own_num_tokens] = self.tokens[
             : self.own_num_tokens
@@ -323,7 +324,7 @@ class Sequence:
         )
 
     def release_slot(self) -> None:
-        """Gives its slot back and takes its tokens along. Its tables have been emptied."""
+        """Releases its slot, clears the slot's block tables and takes its tokens along."""
         batch_slots = self.batch_slots
         assert batch_slots is not None, "leave() without a slot"
         num_tokens, num_computed = self.num_tokens, self.num_computed_tokens
@@ -336,14 +337,13 @@ class Sequence:
         batch_slots.release(self.batch_slot, batch_slots.block_tables[0].shape[1])
 
     def extend(self, token_ids: SequenceOf[int]) -> None:
-        """Goes on behind tokens that were chosen elsewhere, with which it did not end. It has a
-        slot."""
+        """Appends tokens that were chosen elsewhere and did not end the sequence. It has a slot."""
         begin, end = self.num_tokens, self.num_tokens + len(token_ids)
         self.tokens[begin:end] = token_ids
         self.num_tokens = self.allowed_at = end
 
     def append(self, token_id: int) -> None:
-        """Adds a chosen token and decides whether the sequence ends with it."""
+        """Appends a chosen token and sets `finish_reason` if the sequence ends with it."""
         num_tokens = self.num_tokens
         if self.batch_slots is None and num_tokens == len(self.tokens):
             self.tokens = np.append(self.tokens, np.int32(0))

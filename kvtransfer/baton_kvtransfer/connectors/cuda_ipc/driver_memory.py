@@ -1,7 +1,7 @@
-"""Memory of GPUs between processes, by CUDA's driver, which is where torch is.
+"""CUDA IPC memory through the CUDA driver API, for GPU memory shared between processes.
 
-It is asked directly because what torch has for it counts references in named files, which stay
-behind when a process is killed.
+The driver is called directly because torch's CUDA IPC counts references in named files, which
+remain after a process is killed.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ class _Handle(ctypes.Structure):
 
 
 class DriverMemory:
-    """`CudaMemory` of this process. Touches nothing of CUDA before it is used."""
+    """`CudaMemory` of this process. Does not initialize CUDA before its first use."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -95,14 +95,14 @@ class DriverMemory:
 
 @contextmanager
 def _context(device: torch.device) -> Iterator[None]:
-    """Has this thread in the device's context, where the driver needs it."""
+    """Makes the device's context current in this thread, as the driver requires."""
     with torch.cuda.device(device):
-        torch.cuda.current_stream().query()  # the first call of a thread enters it
+        torch.cuda.current_stream().query()  # a thread's first CUDA call makes the context current
         yield
 
 
 class _Array:
-    """Bytes of a device, as others are told of them."""
+    """Array of device bytes that exposes `__cuda_array_interface__`."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__ = {

@@ -1,8 +1,8 @@
-"""The connector `cuda-ipc`: blocks copied within a GPU, or from one to another, on one host.
+"""CUDA IPC connector: blocks copied within a GPU, or between GPUs of one host.
 
-A source says by which handle the memory of its pools can be opened. The claimant opens it once and
-copies on a stream of its own, beside whatever else its GPU does; what was read is worth something
-only once the source has confirmed that the lease still held.
+The source offers memory handles of its pools. The claimant opens them once and copies on a stream
+of its own, concurrently with other work of its GPU; the copied blocks are valid only after the
+source has confirmed that the lease still held.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ class IpcRegion:
     """Memory region of a pool.
 
     Attributes:
-        handle: of the device's allocation, for other processes.
-        offset: where in that allocation block 0 begins, in bytes.
-        device_uuid: 16 bytes.
-        num_blocks: not counting block 0.
+        handle: IPC handle of the device's allocation.
+        offset: offset of block 0 in that allocation, in bytes.
+        device_uuid: UUID of the GPU, 16 bytes.
+        num_blocks: number of blocks, not counting block 0.
     """
 
     handle: bytes
@@ -50,36 +50,36 @@ class IpcOffer:
 
 
 class CudaMemory(Protocol):
-    """Memory of GPUs between processes. Every call may raise `RuntimeError`."""
+    """CUDA IPC interface: GPU memory shared by processes. Every call may raise `RuntimeError`."""
 
     def device_uuid(self, device: torch.device) -> bytes:
-        """Which GPU it is, on whatever host and by whatever number."""
+        """Returns the UUID of the GPU, which is independent of host and device number."""
 
     def visible(self) -> dict[bytes, torch.device]:
-        """The GPUs of this process."""
+        """Returns the GPUs that this process sees, by UUID."""
 
     def reaches(self, device: torch.device, other: torch.device) -> bool:
-        """Whether one can read the other's memory."""
+        """Returns whether `device` can read the memory of `other`."""
 
     def export(self, memory: torch.Tensor) -> tuple[bytes, int]:
-        """The handle of the allocation that it lies in, and where."""
+        """Returns the IPC handle of the allocation that has `memory`, and its offset in bytes."""
 
     def open(self, handle: bytes, device: torch.device) -> int:
-        """The address here of another process's allocation, until `close`."""
+        """Maps another process's allocation until `close`. Returns its address here."""
 
     def view(self, address: int, num_bytes: int, device: torch.device) -> torch.Tensor:
-        """The bytes at an address."""
+        """Returns a view of the bytes at an address."""
 
     def close(self, address: int) -> None: ...
 
     def copy(
         self, pool: KvPool, origin: torch.Tensor, sources: Sequence[int], targets: Sequence[int]
     ) -> None:
-        """Copies rows of `origin` into blocks, beside everything else. Returns when it is done."""
+        """Copies rows of `origin` into blocks on a stream of its own; returns when it is done."""
 
 
 def offer(pools: Sequence[KvPool], cuda: CudaMemory) -> IpcOffer | str:
-    """How the pools can be opened; or why they cannot."""
+    """Returns the memory handles of the pools, or the reason for none."""
     if any(pool.device.type != "cuda" for pool in pools):
         return "the pools of the other worker are not on a GPU"
     try:
@@ -93,7 +93,7 @@ def offer(pools: Sequence[KvPool], cuda: CudaMemory) -> IpcOffer | str:
 
 
 def attach(offered: IpcOffer, pools: Sequence[KvPool], cuda: CudaMemory) -> "IpcReceiver":
-    """Opens a source's pools. Raises `UnavailableError`, which says why that cannot be done."""
+    """Opens a source's pools. Raises `UnavailableError` with the reason if it cannot."""
     if offered.host != host_id():
         raise UnavailableError("the other worker is on another host")
     if len(offered.regions) != len(pools):
@@ -116,7 +116,7 @@ def attach(offered: IpcOffer, pools: Sequence[KvPool], cuda: CudaMemory) -> "Ipc
 
 
 class IpcReceiver:
-    """One source's pools, opened, until `close`."""
+    """Receiver that has one source's pools open, until `close`."""
 
     connector = Connector.CUDA_IPC
 
@@ -128,7 +128,7 @@ class IpcReceiver:
         self.is_open = True
 
     def open(self, region: IpcRegion, layout: KvLayout, device: torch.device) -> None:
-        """One more pool. An allocation is opened once, however many lie in it."""
+        """Adds a pool. Opens an allocation once, even if several pools are in it."""
         if region.handle not in self._addresses:
             self._addresses[region.handle] = self._cuda.open(region.handle, device)
         address = self._addresses[region.handle] + region.offset
@@ -152,13 +152,13 @@ class IpcReceiver:
         try:
             await asyncio.shield(copying)
         finally:
-            # The targets are somebody else's as soon as this has ended, whatever ends it.
+            # Other sequences may get the targets as soon as this ends, even by cancellation.
             await ended(copying)
             self._num_copying -= 1
             self._close_if_done()
 
     def close(self) -> None:
-        """Once no copy is under way. Idempotent."""
+        """Closes the pools after copies in flight have ended. Idempotent."""
         self.is_open = False
         self._close_if_done()
 
@@ -170,7 +170,7 @@ class IpcReceiver:
         targets: Sequence[int],
         integrity: Integrity,
     ) -> None:
-        """In a thread."""
+        """Copies and checks a batch, in a thread."""
         try:
             self._cuda.copy(pool, rows, run.source_blocks, targets)
         except RuntimeError as error:
@@ -185,5 +185,5 @@ class IpcReceiver:
         while self._addresses:
             try:
                 self._cuda.close(self._addresses.popitem()[1])
-            except RuntimeError as error:  # such as a device that is lost, with all that was open
+            except RuntimeError as error:  # such as a lost device, with all its open memory
                 logger.warning("another worker's memory could not be let go of: %s", error)

@@ -1,7 +1,7 @@
-"""NIXL, as far as it is used here: pools that are registered, and one-sided reads between them.
+"""NIXL agent: registered pools, and one-sided reads between them. Without leases or an event loop.
 
-Knows no lease and no event loop. It goes below NIXL's own Python layer, which pickles descriptors,
-prints its log, and lets a progress thread spin while nothing happens.
+It calls NIXL's bindings below NIXL's own Python layer, which pickles descriptors, prints its log,
+and lets a progress thread spin while idle.
 """
 
 import logging
@@ -22,17 +22,16 @@ import numpy.typing as npt
 from baton.engine.cache.kv_pool import KvLayout, KvPool
 from baton.errors import UnavailableError
 
-# A source's thread wakes when somebody wants something of it, and this often in case it was not
-# told.
+# Microseconds after which a source's progress thread wakes even without an event.
 _WAKE_US = 10_000
-# What another worker says of its agent is some hundred bytes for each device of it.
+# Limit for a peer's metadata, which has some hundred bytes for each of its network devices.
 MAX_METADATA_BYTES = 2**20
-# Their numbers are 32 bits long.
+# Block indices of a read have 32 bits.
 _MOST_BLOCKS = 2**31 - 1
-# Between two looks at a read that is under way, and how long one call looks.
+# Pause between two polls of a read in flight, and the maximum duration of one `is_done`.
 _PAUSE_S, _LOOK_S = 5e-5, 1e-3
-# Of UCX, unless somebody has said otherwise: its log is none of what this process prints, and what
-# becomes of a signal is not for a library to say.
+# Defaults of UCX and NIXL, unless the environment sets them: errors alone are logged, to stderr,
+# and UCX installs no signal handlers in this process.
 _ENVIRONMENT = {
     "UCX_LOG_FILE": "stderr",
     "UCX_LOG_LEVEL": "error",
@@ -46,9 +45,9 @@ class Region:
     """Memory region of a pool: its block 0, and the blocks after it.
 
     Attributes:
-        address: in its process, or on its device.
-        device: of CUDA, by number; None for host memory.
-        num_blocks: not counting block 0.
+        address: address of block 0, in its process or on its device.
+        device: number of the CUDA device; None for host memory.
+        num_blocks: number of blocks, not counting block 0.
     """
 
     address: int
@@ -66,34 +65,34 @@ class NixlOffer:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another agent that is known here, and its pools as lists of blocks, by NIXL's handles."""
+    """Remote agent, with NIXL's handles of the block lists of its pools."""
 
     name: str
     blocks: tuple[int, ...]
 
 
 class Agent:
-    """Pools, registered once, until `close`. Every call blocks, and all come from one thread.
+    """NIXL agent that has pools registered until `close`. Calls block; all are from one thread.
 
     Attributes:
-        regions: where the pools lie.
-        metadata: what other agents need to reach this one.
-        is_open: whether it can still do anything.
+        regions: memory regions of the pools.
+        metadata: metadata by which other agents connect to this one.
+        is_open: whether it can still connect and read.
     """
 
     def __init__(self, pools: Sequence[KvPool], devices: str | None, *, is_read: bool) -> None:
         """Args:
-            devices: of the network, as UCX names them; None for all.
-            is_read: others read these pools, which then has to go on by itself.
+            devices: network devices as UCX names them; None for all.
+            is_read: whether others read these pools, for which NIXL runs a progress thread.
 
-        Raises `UnavailableError` where there is no NIXL, or it cannot have the pools.
+        Raises `UnavailableError` if NIXL is missing or cannot register the pools.
         """
         self._nixl = load()
         self._errors = _errors(self._nixl)
         self._layouts: tuple[KvLayout, ...] = tuple(pool.layout for pool in pools)
         self.regions = tuple(map(_region, pools))
         self._num_known: Counter[str] = Counter()
-        self._held = list(pools)  # what is registered must stay
+        self._held = list(pools)  # registered memory must stay allocated
         on_gpu = any(region.device is not None for region in self.regions)
         self._goes_on_by_itself = is_read or on_gpu or _has_rdma()
         config = self._nixl.nixlAgentConfig()
@@ -116,7 +115,7 @@ class Agent:
             raise UnavailableError(f"nixl cannot have the pools: {error}") from error
 
     def connect(self, offer: NixlOffer) -> Peer:
-        """Makes another one's pools known. Raises `UnavailableError` if that cannot be."""
+        """Adds a remote agent and its pools. Raises `UnavailableError` if NIXL rejects them."""
         if len(offer.regions) != len(self._layouts):
             raise UnavailableError(f"the other worker has {len(offer.regions)} pools")
         if len(offer.metadata) > MAX_METADATA_BYTES:
@@ -133,10 +132,10 @@ class Agent:
             raise UnavailableError(f"nixl cannot read the other worker's pools: {error}") from error
 
     def disconnect(self, peer: Peer) -> None:
-        """Forgets another one, from whom nothing is being read."""
+        """Removes a peer from which no read is in flight."""
         if not self.is_open:
             return
-        with suppress(*self._errors):  # a peer that was lost is forgotten already
+        with suppress(*self._errors):  # NIXL has removed a lost peer already
             for blocks in peer.blocks:
                 self._agent.releasedDlistH(blocks)
         self._forget(peer.name)
@@ -144,10 +143,10 @@ class Agent:
     def read(
         self, peer: Peer, group: int, sources: "npt.NDArray[np.int64]", targets: Sequence[int]
     ) -> int:
-        """Begins to copy blocks of a peer's pool into this one's. Gives what `is_done` asks for.
+        """Starts to copy blocks of a peer's pool into this agent's. Returns a handle for `is_done`.
 
-        On memory of this host it may well be done when this returns. Raises `UnavailableError` if
-        the peer cannot be reached, or the agent is closed.
+        A read on the same host may be done on return. Raises `UnavailableError` if the peer cannot
+        be reached, or the agent is closed.
         """
         if not self.is_open:
             raise _closed()
@@ -172,8 +171,8 @@ class Agent:
         return read
 
     def is_done(self, read: int) -> bool:
-        """Goes on with a read for a moment. Raises `UnavailableError` once the peer is lost, or the
-        agent is closed."""
+        """Polls a read for up to `_LOOK_S` seconds, by which it progresses. Raises
+        `UnavailableError` if the peer is lost, or the agent is closed."""
         if not self.is_open:
             raise _closed()
         until = time.monotonic() + _LOOK_S
@@ -187,30 +186,29 @@ class Agent:
         return True
 
     def release(self, read: int) -> None:
-        """Forgets a read that is done or has failed."""
+        """Releases a read that is done or has failed."""
         if self.is_open:
-            with suppress(*self._errors):  # then it is forgotten with the agent
+            with suppress(*self._errors):  # closing the agent releases it otherwise
                 self._agent.releaseXferReq(read)
 
     def leave(self) -> None:
-        """Ends every read it has under way: none writes anything from now on.
+        """Ends all reads in flight: none of them writes any more.
 
-        Of one whose peer does not answer nothing less than ending the agent can promise that,
-        unless reads go on only when they are asked to: then it is never asked again, and keeps its
-        connections until `close`.
+        If a peer does not answer, only closing the agent guarantees this, unless reads progress
+        only when polled: then none is polled again, and connections stay open until `close`.
         """
         self.is_open = False
         if self._goes_on_by_itself:
             self.close()
 
     def close(self) -> None:
-        """The same, and lets go of its connections and of the pools. Idempotent."""
+        """Ends all reads and releases connections and pools. Idempotent."""
         self.is_open = False
         self._agent = None
         self._held.clear()
 
     def _forget(self, name: str) -> None:
-        """A peer may be known twice, while one who reads from it has yet to end."""
+        """Removes a peer's metadata with its last `Peer`; an older one may still have reads."""
         self._num_known[name] -= 1
         if not self._num_known[name]:
             del self._num_known[name]
@@ -218,7 +216,7 @@ class Agent:
                 self._agent.invalidateRemoteMD(name)
 
     def _blocks(self, name: str, regions: Sequence[Region]) -> tuple[int, ...]:
-        """Each pool as a list of blocks, of which reads name some by their numbers."""
+        """Returns a handle per pool for the list of its blocks, which reads refer to by index."""
         return tuple(
             self._agent.prepXferDlist(
                 name, self._kind(region), _strided(region, layout.block_bytes), []
@@ -235,12 +233,12 @@ def is_installed() -> bool:
 
 
 def _has_rdma() -> bool:
-    """Whether a device of this host may write to memory, of which no process takes notice."""
+    """Returns whether this host has RDMA devices, which write to memory without any process."""
     return any(Path("/sys/class/infiniband").glob("*"))
 
 
 def load() -> Any:
-    """NIXL's bindings. Takes half a second, once. Raises `UnavailableError` if it has none."""
+    """Imports NIXL's bindings, once, in 0.5 s. Raises `UnavailableError` if there are none."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     raises = logging.raiseExceptions
@@ -258,7 +256,7 @@ def load() -> Any:
 
 
 def _errors(nixl: Any) -> tuple[type[Exception], ...]:
-    """All that its calls raise, also for values that cannot be; they have no class in common."""
+    """Returns all exceptions of NIXL's calls, also for bad values; they share no base class."""
     named = (getattr(nixl, name) for name in dir(nixl) if name.endswith("Error"))
     return (RuntimeError, ValueError, TypeError, OverflowError, *named)
 
@@ -269,7 +267,7 @@ def _region(pool: KvPool) -> Region:
 
 
 def _strided(region: Region, block_bytes: int) -> "npt.NDArray[np.uint64]":
-    """One row: where, how long, on which device, how far apart, how many."""
+    """Returns one row: address, block size, device, stride (sizes in bytes) and block count."""
     if not 0 <= region.num_blocks < _MOST_BLOCKS:
         raise ValueError(f"a pool of {region.num_blocks} blocks")
     count = region.num_blocks + 1

@@ -1,13 +1,12 @@
-"""The connector `nixl`, at the claimant: one-sided reads of the source's registered pools.
+"""NIXL connector of the claimant: one-sided reads of the source's registered pools.
 
-The source takes no part in a read, so what was read is worth something only once it has confirmed
-that the lease still held. A read whose source does not answer cannot be called off: whatever NIXL
-and UCX are told, the bytes are written when the source goes on. So it is ended with the agent that
-it belongs to, and the next handoff starts a new one.
+The source takes no part in a read, so the blocks are valid only after it has confirmed that the
+lease still held. A read whose source does not answer cannot be cancelled: NIXL and UCX write its
+bytes when the source resumes. So it ends with its agent, and the next handoff starts a new one.
 
-Where a read goes on only as long as its agent is asked to, the agent is just left alone for a while
-before it is closed: over TCP the source answers each read, and UCX ends a process that finds the
-connection closed when it does so.
+If reads progress only when polled, an abandoned agent is closed only after `_LINGER_S` seconds:
+over TCP the source answers each read, and UCX aborts a process that finds the connection closed
+when it answers.
 """
 
 import asyncio
@@ -26,10 +25,10 @@ from baton_kvtransfer.cancellation import ended
 from baton_kvtransfer.connector import Connector, Integrity
 from baton_kvtransfer.connectors.nixl.agent import Agent, NixlOffer, Peer
 
-# For a read that nobody wants any more to end by itself.
+# Seconds for a cancelled read to end by itself.
 _GRACE_S = 0.3
-# For a source that stood still to go on, answer what it was asked, and notice that nobody listens;
-# and for how many agents at once.
+# Seconds for a stalled source to resume, answer its reads and notice that its peer has left; and
+# the maximum number of agents that linger.
 _LINGER_S = 60.0
 _MOST_LINGERING = 4
 
@@ -37,25 +36,25 @@ _Result = TypeVar("_Result")
 
 
 class NixlReader:
-    """The agent of one worker's pools that reads from others. It is there once it is needed."""
+    """Reader that copies other workers' blocks into its pools. Its agent starts on first use."""
 
     def __init__(self, pools: Sequence[KvPool], devices: str | None = None) -> None:
-        """Args: devices: of the network, as UCX names them; None for all."""
+        """`devices`: network devices as UCX names them; None for all."""
         self._pools = pools
         self._devices = devices
         self._thread = ThreadPoolExecutor(1, "nixl-reader")
         self._agent: Agent | None = None
         self._lingering: list[Agent] = []
-        self._timers: dict[Agent, asyncio.TimerHandle] = {}  # that will end those
+        self._timers: dict[Agent, asyncio.TimerHandle] = {}  # each closes a lingering agent
         self._is_closed = False
 
     async def attach(self, offer: NixlOffer) -> "NixlReceiver":
-        """What reads a source's pools. Raises `UnavailableError`, which says why it cannot."""
+        """Returns a receiver for a source's pools. Raises `UnavailableError` with the reason."""
         agent, peer = await self._call(self._connect, offer)
         return NixlReceiver(self, agent, peer, [region.num_blocks for region in offer.regions])
 
     def close(self) -> None:
-        """Ends every read, and holds the pools no longer. Idempotent."""
+        """Ends every read and releases the pools. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             for timer in self._timers.values():
@@ -71,7 +70,7 @@ class NixlReader:
         sources: "npt.NDArray[np.int64]",
         targets: Sequence[int],
     ) -> None:
-        """To its end. Not to be cancelled: who has no use for it any more calls `abandon`."""
+        """Reads blocks and waits for the end. Must not be cancelled; `abandon` ends it."""
         read = await self._call(agent.read, peer, group, sources, targets)
         try:
             while not await self._call(agent.is_done, read):
@@ -80,14 +79,14 @@ class NixlReader:
             await self._call(agent.release, read)
 
     async def abandon(self, agent: Agent) -> None:
-        """Ends what an agent was reading, from whomever: those reads fail."""
+        """Ends all reads of an agent, from all its peers: they fail."""
         await self._call(self._leave, agent)
         if agent not in self._timers:
             loop = asyncio.get_running_loop()
             self._timers[agent] = loop.call_later(_LINGER_S, self._end_later, agent)
 
     def forget(self, agent: Agent, peer: Peer) -> None:
-        """Has a peer forgotten, of whom nothing is being read."""
+        """Removes a peer from which no read is in flight, in the agent's thread."""
         if not self._is_closed:
             self._thread.submit(agent.disconnect, peer)
 
@@ -97,13 +96,13 @@ class NixlReader:
             self._thread.submit(self._end, agent)
 
     async def _call(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """In the agent's thread."""
+        """Calls a function in the agent's thread. Raises `UnavailableError` after `close`."""
         if self._is_closed:
             raise UnavailableError("this worker is closing")
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, function, *arguments)
 
-    # In the agent's thread.
+    # Runs in the agent's thread.
 
     def _connect(self, offer: NixlOffer) -> tuple[Agent, Peer]:
         if self._agent is None:
@@ -131,7 +130,7 @@ class NixlReader:
 
 
 class NixlReceiver:
-    """One source's pools, known to the agent, until `close`."""
+    """Receiver for one source's pools, which the agent is connected to until `close`."""
 
     connector = Connector.NIXL
 
@@ -161,7 +160,7 @@ class NixlReceiver:
             if integrity is Integrity.CHECKSUMS:
                 await asyncio.to_thread(_check, run, pool, targets)
         except UnavailableError:
-            self._is_closed = True  # whoever comes next asks the source again
+            self._is_closed = True  # the next fetch asks the source again
             raise
         finally:
             self._num_reading -= 1
@@ -181,7 +180,7 @@ class NixlReceiver:
         try:
             await asyncio.shield(reading)
         finally:
-            # The targets are somebody else's as soon as this has ended, whatever ends it.
+            # Other sequences may get the targets as soon as this ends, even by cancellation.
             if not await ended(reading, _GRACE_S):
                 await ended(asyncio.ensure_future(self._reader.abandon(self._agent)))
                 await ended(reading)
@@ -200,5 +199,5 @@ class NixlReceiver:
 
 
 def _check(run: BlockBatch, pool: KvPool, targets: Sequence[int]) -> None:
-    """In a thread. What is checked is the copy."""
+    """Verifies the checksums of the copied blocks, in a thread."""
     check(run, pool.read_blocks(targets), pool.layout.block_bytes)

@@ -1,4 +1,4 @@
-"""The connector `nixl`, at the source: its pools, registered for others to read."""
+"""NIXL connector of the source: registers its pools for one-sided reads."""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ from baton_kvtransfer.connectors.nixl.agent import Agent, NixlOffer
 
 
 class NixlSource:
-    """An agent that is there once somebody has asked for it, until `close`: it has threads, sockets
-    and registered memory, and workers of one host have no use for them."""
+    """NIXL agent of a source, started on the first request, until `close`: it has threads, sockets
+    and registered memory, which workers of one host do not need."""
 
     def __init__(self, pools: Sequence[KvPool], devices: str | None = None) -> None:
-        """Args: devices: of the network, as UCX names them; None for all."""
+        """`devices`: network devices as UCX names them; None for all."""
         self._pools = pools
         self._devices = devices
         self._thread = ThreadPoolExecutor(1, "nixl-source")
         self._agent: asyncio.Future[Agent] | None = None
 
     async def offer(self) -> NixlOffer | str:
-        """What another worker needs to read the pools; or why it cannot."""
+        """Returns the metadata by which another worker reads the pools, or the reason for none."""
         if self._agent is None:
             loop = asyncio.get_running_loop()
             self._agent = loop.run_in_executor(self._thread, self._start)
@@ -32,7 +32,7 @@ class NixlSource:
         return NixlOffer(agent.metadata, agent.regions)
 
     def close(self) -> None:
-        """Nobody reads the pools from now on. Idempotent."""
+        """Closes the agent, so that no worker reads the pools any more. Idempotent."""
         agent, self._agent = self._agent, None
         if agent is not None and agent.done() and agent.exception() is None:
             self._thread.submit(agent.result().close)

@@ -1,8 +1,7 @@
-"""The connector `shm`, at the claimant: copies blocks straight from the source's pools.
+"""Shared-memory connector of the claimant: copies blocks from the source's pools.
 
 The source's memory is mapped read-only and each byte is copied once, into the claimant's own pool.
-What was read is worth something only if the source, asked afterwards, still held the lease: until
-then it is as if it had not arrived.
+The copied blocks are valid only if the source afterwards confirms that it still held the lease.
 """
 
 import asyncio
@@ -31,18 +30,18 @@ from baton_kvtransfer.connectors.shm.unix_peer import (
 )
 
 _PATIENCE = 1.0
-# Copied and then digested while both ends of it are still in a core's second-level cache.
+# Piece that is copied and then hashed while source and target are in a core's L2 cache.
 _PIECE_BYTES = 2**17
-# One core cannot fill the memory's bandwidth; a few can. Less than this is not worth one more.
+# One core cannot use the full memory bandwidth; four can. Bytes that justify one more thread.
 _MOST_THREADS = min(4, os.cpu_count() or 1)
 _THREAD_BYTES = 2**22
 
-# Copies some of a run's blocks, in a thread.
+# Function that copies some of a batch's blocks, in a thread.
 Copy = Callable[[slice], None]
 
 
 class SharedReceiver:
-    """One source's pools, mapped, until `close` or until the source is gone."""
+    """Receiver that maps one source's pools, until `close` or until the source is gone."""
 
     connector = Connector.SHM
 
@@ -64,22 +63,22 @@ class SharedReceiver:
         start = asyncio.get_running_loop().run_in_executor
         copying = asyncio.gather(
             *(start(None, copy, part) for part in _parts(len(targets), rows.itemsize)),
-            return_exceptions=True,  # it is to end when all of them have
+            return_exceptions=True,  # so that it ends after all threads have
         )
         try:
             for error in await asyncio.shield(copying):
                 if error is not None:
                     raise error
         finally:
-            # The targets are somebody else's as soon as this has ended, whatever ends it.
+            # Other sequences may get the targets as soon as this ends, even by cancellation.
             await ended(copying)
 
     def watch(self, on_gone: Callable[[], None]) -> None:
-        """Has `on_gone` called once, when the source is gone; it closes this."""
+        """Calls `on_gone` when the source closes its connection; `on_gone` has to `close` this."""
         asyncio.get_running_loop().add_reader(self._connection, on_gone)
 
     def close(self) -> None:
-        """Unmaps, once no copy is under way. Idempotent."""
+        """Unmaps the pools after copies in flight have ended. Idempotent."""
         if self.is_open:
             self.is_open = False
             asyncio.get_running_loop().remove_reader(self._connection)
@@ -90,11 +89,11 @@ class SharedReceiver:
 def attach(
     door: HandleEndpoint, layouts: Sequence[KvLayout], socket_dir: str | None = None
 ) -> SharedReceiver:
-    """Maps a source's pools, whose layouts are these. Blocks, for a second at most.
+    """Maps a source's pools, which have these `layouts`. Blocks for at most a second per call.
 
-    `socket_dir`: where this host's workers have their sockets; None: without a file.
+    `socket_dir`: folder of the sockets of this host's workers; None for abstract sockets.
 
-    Raises `UnavailableError`, which says why that cannot be done.
+    Raises `UnavailableError` with the reason if the pools cannot be mapped.
     """
     if door.host != host_id():
         raise UnavailableError("the other worker is on another host")
@@ -136,7 +135,7 @@ def _receive_pools(
 
 
 def _parts(num_blocks: int, block_bytes: int) -> list[slice]:
-    """What each thread is to copy."""
+    """Returns the blocks that each thread copies."""
     worth = num_blocks * block_bytes // _THREAD_BYTES
     num_threads = max(1, min(_MOST_THREADS, worth, num_blocks))
     bounds = [num_blocks * i // num_threads for i in range(num_threads + 1)]
@@ -149,7 +148,7 @@ def _copying(run: BlockBatch, rows: Rows, pool: KvPool, targets: Sequence[int]) 
 
 
 def _checked_copying(run: BlockBatch, rows: Rows, pool: KvPool, targets: Sequence[int]) -> Copy:
-    """What is checked is the copy."""
+    """Returns a function that verifies the checksums of the copies, not of the source's blocks."""
     sources = rows.view(np.uint8).reshape(len(rows), -1)
     blocks: Any = pool.content.numpy()
     pairs = list(enumerate(zip(_places(run, rows).tolist(), targets, strict=True)))
@@ -163,7 +162,7 @@ def _checked_copying(run: BlockBatch, rows: Rows, pool: KvPool, targets: Sequenc
 
 def _copy_digested(source: Rows, target: Any) -> int:
     """Copies a block's bytes. Returns the checksum of the copy."""
-    import xxhash  # where a GPU is tested there is nothing but what computes
+    import xxhash  # imported late: the environment of the GPU tests lacks it
 
     if len(source) <= _PIECE_BYTES:
         target[:] = source

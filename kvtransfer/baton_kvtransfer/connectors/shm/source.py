@@ -1,4 +1,4 @@
-"""The connector `shm`, at the source: lets workers of this host read its pools."""
+"""Shared-memory connector of the source: passes its pools to workers of the same host."""
 
 import asyncio
 import logging
@@ -21,11 +21,11 @@ from baton_kvtransfer.connectors.shm.unix_peer import (
     remove,
 )
 
-# What one run refers to at most: a message costs as much as some hundred KiB of copying.
+# Maximum bytes of one batch: a message costs as much as copying some hundred KiB.
 RUN_BYTES = 256 * 2**20
-# With checksums both ends have something to do at once only if there are several. So the first is
-# small, to come soon, and each of the next as long as all before it: what the claimant then has to
-# copy takes it as long as the next checksums.
+# With checksums, source and claimant work in parallel only over several batches. The first is small
+# for low latency, each later one as large as all before it: the claimant copies one in about the
+# time that the source takes to hash the next.
 FIRST_CHECKED_RUN_BYTES = 2 * 2**20
 CHECKED_RUN_BYTES = 32 * 2**20
 
@@ -33,18 +33,18 @@ logger = logging.getLogger(__name__)
 
 
 class HandleServer:
-    """Passes the descriptors of shared pools to processes of this user that ask for them.
+    """Server that passes the file descriptors of shared pools to processes of the same user.
 
-    Use as `async with`. What a reader has mapped it keeps; a connection stays open so that each end
-    notices when the other is gone.
+    Use as `async with`. A reader keeps what it has mapped; its connection stays open so that each
+    end notices when the other is gone.
 
     Attributes:
-        door: where.
+        door: its endpoint.
     """
 
     def __init__(self, pools: Sequence[KvPool], socket_dir: str | None = None) -> None:
-        """`socket_dir`: where the socket is; None: without a file. Raises `ValueError` if a pool is
-        not in shared memory; entering raises `OSError` where there can be no such socket."""
+        """`socket_dir`: folder of the socket; None for an abstract one. Raises `ValueError` if a
+        pool is not in shared memory; entering raises `OSError` if the socket cannot be made."""
         if any(pool.shared is None for pool in pools):
             raise ValueError("the pools of this worker are not in shared memory")
         self._memories: list[SharedMemory] = [p.shared for p in pools if p.shared is not None]
@@ -83,7 +83,7 @@ class HandleServer:
         while True:
             try:
                 reader, _ = await loop.sock_accept(self._socket)
-            except OSError:  # such as too many open files: the next one may find some
+            except OSError:  # such as too many open files: a later call may succeed
                 logger.exception("a reader of the KV pools could not be let in")
                 await asyncio.sleep(0.1)
                 continue
@@ -104,14 +104,14 @@ class HandleServer:
         asyncio.get_running_loop().add_reader(reader, partial(self._let_go, reader))
 
     def _let_go(self, reader: socket.socket) -> None:
-        """A reader says nothing; that there is something to read means that it is gone."""
+        """Closes a reader's connection. Readers send nothing, so readable means disconnected."""
         asyncio.get_running_loop().remove_reader(reader)
         self._readers.discard(reader)
         reader.close()
 
 
 class PlaceSender:
-    """Says where the blocks lie. Their checksums, if asked for, are made in a thread."""
+    """Sender of block ids for reads in place, with checksums if requested, computed in a thread."""
 
     def __init__(self, integrity: Integrity) -> None:
         self._checked = integrity is Integrity.CHECKSUMS

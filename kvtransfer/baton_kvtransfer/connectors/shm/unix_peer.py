@@ -1,9 +1,8 @@
-"""Unix socket for file descriptors: what source and claimant check of each other. Knows nothing of
-blocks.
+"""Unix sockets for file descriptors, and the checks that source and claimant make of each other.
 
-The socket is abstract: it has no file, so nothing is left of it however its owner ends, and it is
-seen only inside one network namespace. Workers that have none in common, such as pods, may have a
-folder in common instead. Neither keeps others out, so each end asks the kernel who the other is.
+An abstract socket has no file, so it leaves none behind even after a crash, and is visible only
+within one network namespace. Workers in several, such as pods, may share a folder instead. Neither
+restricts access, so each end checks the other's user through the kernel.
 """
 
 import os
@@ -16,7 +15,7 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _PROBE_SECONDS = 1.0
 GREETING = b"baton-kv"
 PREFIX = "baton-kv-"
-"""Of the names of sockets."""
+"""Prefix of socket names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +23,9 @@ class HandleEndpoint:
     """Socket at which a source passes the descriptors of its pools.
 
     Attributes:
-        address: the name of its socket, that nobody can guess.
-        host: where it can be reached from.
-        num_blocks: of the pool of each cache group, not counting block 0.
+        address: name of its socket, with 128 random bits.
+        host: id of the host on which it can be reached.
+        num_blocks: number of blocks of each cache group's pool, not counting block 0.
     """
 
     address: str
@@ -35,24 +34,24 @@ class HandleEndpoint:
 
 
 def host_id() -> str:
-    """The same for all processes that may share memory: those under one running kernel."""
+    """Returns the boot id, which processes that can share memory have in common: one kernel's."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def is_same_user(connection: socket.socket) -> bool:
-    """Whether the process at the other end belongs to this one's user."""
+    """Returns whether the process at the other end runs as the same user."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, _ = _CREDENTIALS.unpack(raw)
     return bool(uid == os.geteuid())
 
 
 def abstract(name: str) -> str:
-    """The address of an abstract socket."""
+    """Returns the address of an abstract socket."""
     return f"\0{name}"
 
 
 def address_of(name: str, folder: str | None) -> str:
-    """The address of a socket of this name: in the folder, if there is one, else abstract.
+    """Returns the address of a socket by its name: in `folder`, or abstract if that is None.
 
     Raises `ValueError` for a name that would lead out of the folder.
     """
@@ -64,10 +63,10 @@ def address_of(name: str, folder: str | None) -> str:
 
 
 def listen(connecting: socket.socket, name: str, folder: str | None) -> None:
-    """Has the socket listen at `address_of` a name. Raises `OSError` where it cannot.
+    """Binds the socket to `address_of(name, folder)` and listens. Raises `OSError` if it cannot.
 
-    In a folder it appears once it listens: one that is there and refuses is of a process that has
-    ended, and is removed.
+    In a folder it becomes visible only after it listens. So a visible socket that refuses
+    connections belongs to a dead process, and is removed.
     """
     if folder is None:
         connecting.bind(abstract(name))
@@ -82,7 +81,7 @@ def listen(connecting: socket.socket, name: str, folder: str | None) -> None:
 
 
 def remove(name: str, folder: str | None) -> None:
-    """Removes what `listen` has made."""
+    """Removes the file that `listen` has made, if any."""
     if folder is not None:
         Path(address_of(name, folder)).unlink(missing_ok=True)
 

@@ -1,6 +1,6 @@
-"""A file of lines that is bounded: a full one makes room for a new one, and the oldest goes.
+"""Record file of lines with size-based rotation: a full file is renamed, the oldest is deleted.
 
-Knows nothing of what the lines say. Blocks on the disk, so it belongs in a thread.
+Independent of the lines' content. Blocks on disk I/O, so it belongs in a thread.
 """
 
 import contextlib
@@ -10,11 +10,11 @@ from pathlib import Path
 
 
 class RecordFile:
-    """`path` is written to; `path.1` is the file before it, and so on.
+    """Rotating file: lines are appended to `path`; `path.1` is the previous file, and so on.
 
     Args:
-        max_bytes: of each file.
-        num_files: at most, the current one among them.
+        max_bytes: maximum size of each file.
+        num_files: maximum number of files, the current one included.
     """
 
     def __init__(self, path: Path, max_bytes: int, num_files: int) -> None:
@@ -33,7 +33,7 @@ class RecordFile:
         return self._num_bytes + num_bytes <= self._max_bytes
 
     def begin(self) -> None:
-        """Starts a new file; what was in `path` is kept beside it. Raises `OSError`."""
+        """Starts a new file after rotating the previous ones. Raises `OSError`."""
         self.close()
         self._shift()
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -41,8 +41,8 @@ class RecordFile:
         self._num_bytes = 0
 
     def append(self, line: bytes) -> None:
-        """Writes a line. After an `OSError`, of which the line's beginning may be left, nothing
-        more can be written to this file."""
+        """Appends a line. Raises `OSError`: the line may then be partly written, and the file is
+        closed; continue with `begin`."""
         assert self._descriptor is not None, "no file was begun"
         try:
             rest = memoryview(line)
@@ -60,7 +60,7 @@ class RecordFile:
                 os.close(descriptor)
 
     def _shift(self) -> None:
-        """Each file takes the name of the one before it. What is empty is not kept."""
+        """Renames each file to the next older name. Does not keep an empty current file."""
         if not self._path.exists() or self._path.stat().st_size == 0:
             return
         names = [self._path, *(Path(f"{self._path}.{i}") for i in range(1, self._num_files))]

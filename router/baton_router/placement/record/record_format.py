@@ -1,4 +1,4 @@
-"""Format of placement records: one JSON object per line, never a text or a token id.
+"""Format of placement records: one JSON object per line, without prompt text or token ids.
 
     {"baton_record": 1, "rules": {...}}                                     the first line of a file
     {"at", "id", "tokens", "hashes", "workers", "gone", "broken", "needs_prefill", "prefill",
@@ -6,10 +6,9 @@
     {"ended", "at", "output_tokens"}                                            a request has ended
 
 `at` is in seconds of the wall clock, `hashes` the chain hashes of the prompt's full blocks (base64,
-16 bytes each). `workers` has what has changed of each candidate since the decision before in the
-same file, all of it where the worker was not among its candidates; `gone` names those that are
-candidates no more. Empty fields are left out. So every file can be read by itself. Knows nothing of
-files.
+16 bytes each). `workers` has the changed fields of each candidate since the previous decision in
+the same file, or all fields of a worker that was no candidate of it; `gone` lists the workers that
+are no longer candidates. Empty fields are omitted. So every file can be read by itself.
 """
 
 import base64
@@ -36,13 +35,13 @@ Workers = Mapping[str, Candidate]
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One decision as it was recorded.
+    """Recorded placement decision.
 
     Attributes:
-        at: when, in seconds of the wall clock.
-        hashes: the chain hashes of the prompt's full blocks.
-        prefill, decode: who was chosen. An empty `prefill`: the decode worker alone; both empty:
-            nobody.
+        at: time of the decision, in seconds of the wall clock.
+        hashes: chain hashes of the prompt's full blocks.
+        prefill, decode: chosen workers. Empty `prefill`: a decode worker alone; both empty: no
+            worker could take the request.
     """
 
     at: float
@@ -58,7 +57,7 @@ def header_line(rules: Rules) -> bytes:
 
 
 def decision_line(at: float, decision: Decision, hashes: list[BlockHash], before: Workers) -> bytes:
-    """`before`: the candidates of the decision before in the same file, by worker."""
+    """Returns a decision's line. `before`: candidates of the previous one in the file, by worker."""
     question, placement = decision.question, decision.placement
     now = {c.worker: c for c in question.candidates}
     entry = {
@@ -81,15 +80,15 @@ def ended_line(at: float, request_id: str, num_output_tokens: int) -> bytes:
 
 
 class RecordReader:
-    """Reads the lines of one file, in order."""
+    """Record reader for the lines of one file, in order."""
 
     def __init__(self) -> None:
         self._rules: Rules | None = None
         self._workers: dict[str, Candidate] = {}
 
     def read(self, line: bytes) -> Recorded | None:
-        """The decision on this line; None: it is of something else. Raises `InvalidArgumentError`
-        for what no router of this version has written."""
+        """Returns the decision on this line; None for a line of another kind. Raises
+        `InvalidArgumentError` for a line that no router of this version has written."""
         try:
             entry = json.loads(line)
             if self._rules is None:
@@ -132,7 +131,7 @@ def _rules_of(entry: dict[str, Any]) -> Rules:
 
 
 def _change(before: Candidate | None, now: Candidate) -> dict[str, Any]:
-    """The fields in which a candidate differs from what it was, as JSON has them."""
+    """Returns the fields in which a candidate differs from `before`, as JSON values."""
     if now is before:
         return {}
     return {

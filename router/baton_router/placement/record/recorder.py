@@ -1,7 +1,7 @@
-"""Writes down what was decided, in a thread, so that serving never waits for a disk.
+"""Recorder of placement decisions, in a thread, so that requests never wait for the disk.
 
-What cannot be written, because the disk is full or slow, is left out and counted; once there is
-room again the record goes on in a new file.
+Entries that cannot be written, because the disk is full or slow, are dropped and counted; the
+record resumes in a new file once the disk accepts writes again.
 """
 
 import errno
@@ -21,8 +21,8 @@ from baton_router.placement.record.record_format import decision_line, ended_lin
 
 logger = logging.getLogger(__name__)
 
-_MAX_WAITING = 4096  # entries; what comes beyond them is left out
-_PAUSE = 1.0  # seconds between tries where the disk refuses
+_MAX_WAITING = 4096  # queued entries; more are dropped
+_PAUSE = 1.0  # seconds between retries after a disk error
 _STOP_SECONDS = 5.0
 
 Hashing = Callable[[], list[BlockHash]]
@@ -45,13 +45,13 @@ class _Ended:
 
 
 class Recorder:
-    """Records decisions from `start` to `stop`.
+    """Recorder of decisions, from `start` to `stop`.
 
     Args:
-        clock: seconds of the wall clock.
+        clock: returns seconds of the wall clock.
 
     Attributes:
-        num_lost: entries that were left out.
+        num_lost: number of dropped entries.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
 
     def start(self) -> None:
-        """Raises `InvalidArgumentError` where the file cannot be written, unless the disk is full:
-        that may pass."""
+        """Starts the thread. Raises `InvalidArgumentError` if the file cannot be written, unless
+        the disk is full, which may be temporary."""
         try:
             self._begin()
         except OSError as error:
@@ -80,7 +80,7 @@ class Recorder:
         self._thread.start()
 
     def stop(self) -> None:
-        """Writes what waits, for some seconds at most. What is noted after it is left out."""
+        """Writes queued entries, for up to twice `_STOP_SECONDS`. Later entries are ignored."""
         self._is_stopping = True
         try:
             self._entries.put(None, timeout=_STOP_SECONDS)
@@ -89,11 +89,11 @@ class Recorder:
         self._thread.join(_STOP_SECONDS)
 
     def decided(self, decision: Decision, hashing: Hashing) -> None:
-        """Takes a decision down. Never waits: `hashing` is called in the recorder's thread."""
+        """Queues a decision. Never blocks: `hashing` is called in the recorder's thread."""
         self._put(_Decided(self._clock(), decision, hashing))
 
     def ended(self, request_id: str, num_output_tokens: int) -> None:
-        """Takes down that a request is over, however it ended. Never waits."""
+        """Queues the end of a request, successful or not. Never blocks."""
         self._put(_Ended(self._clock(), request_id, num_output_tokens))
 
     def _put(self, entry: _Decided | _Ended) -> None:
@@ -103,7 +103,7 @@ class Recorder:
         except queue.Full:
             self.num_lost += 1
 
-    # The thread.
+    # Methods of the thread.
 
     def _run(self) -> None:
         while (entry := self._entries.get()) is not None:
@@ -133,7 +133,7 @@ class Recorder:
             self._before = {c.worker: c for c in entry.decision.question.candidates}
 
     def _begin(self) -> None:
-        """A file that can be read by itself."""
+        """Begins a new file that can be read by itself."""
         self._file.begin()
         self._before = {}
         self._file.append(header_line(self._rules))

@@ -1,7 +1,7 @@
-"""Decides again what was recorded, by other rules or the same, and says what differs.
+"""Replay of recorded placement decisions, by the same or another policy.
 
-Every decision is made on the snapshot that was recorded with it: what would have followed from
-deciding otherwise is not known here; `bench simulate` is for that.
+Every decision is made on the snapshot that was recorded with it. The replay does not include the
+effects of a different decision on later ones; use `bench simulate` for that.
 """
 
 import dataclasses
@@ -18,14 +18,14 @@ from baton_router.placement.record.record_format import Recorded, RecordReader
 
 @dataclass(frozen=True, slots=True)
 class Redecided:
-    """A recorded decision beside the one that is made now."""
+    """Recorded decision together with its replay."""
 
     recorded: Recorded
     decision: Decision
 
     @property
     def prefill(self) -> str:
-        """Who is chosen now; empty as in `Recorded`."""
+        """Prefill worker that the replay chose; empty as in `Recorded`."""
         return self.decision.placement.prefill if self.decision.placement else ""
 
     @property
@@ -38,8 +38,8 @@ class Redecided:
 
 
 def read_record(path: Path) -> Iterator[Recorded]:
-    """The decisions in one file, in order. A last line without an end is left out: the router may
-    be writing it. Raises `InvalidArgumentError` that names the line, and `NotFoundError`."""
+    """Yields the decisions in one file, in order. Skips an incomplete last line, which the router
+    may be writing. Raises `InvalidArgumentError` that names the line, or `NotFoundError`."""
     reader = RecordReader()
     try:
         with path.open("rb") as file:
@@ -57,15 +57,15 @@ def read_record(path: Path) -> Iterator[Recorded]:
 
 
 def replay(recorded: Iterable[Recorded], policy: PolicyName | None = None) -> Iterator[Redecided]:
-    """Decides again. `policy` None: the one that was recorded, which comes to the same unless the
-    code has changed."""
+    """Yields each decision with its replay by `policy`; None: by the recorded policy, which decides
+    equally unless the code has changed."""
     for one in recorded:
         used = one.rules if policy is None else dataclasses.replace(one.rules, policy=policy)
         yield Redecided(one, Decision(used, one.question, used.decide(one.question)))
 
 
 def reckoned(prefill: str, decode: str, placement: Placement | None) -> float | None:
-    """What a choice costs by another placement of the same request; None: it has no such choice."""
+    """Returns the cost of a choice by another placement of the request; None if it lacks it."""
     if placement is None or not decode:
         return None
     costs = {s.candidate.worker: s.cost for s in (placement.scored if prefill else placement.alone)}
