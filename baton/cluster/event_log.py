@@ -1,6 +1,6 @@
-"""The publishing side's memory: what is findable now, and what was not said of it yet.
+"""Event log of a publishing worker: the hashes cached now, and the events not yet published.
 
-Bounded: the hashes findable now, plus at most `max_pending` waiting ones. Pure; knows nothing of
+Bounded: the hashes cached now, plus at most `max_pending` unpublished ones. Pure; independent of
 Redis.
 """
 
@@ -10,13 +10,13 @@ from baton.cluster.snapshot import IndexSnapshot
 
 
 class EventLog:
-    """Numbers a worker's events, joins those that wait, and mirrors their effect.
+    """Event log: numbers a worker's events, coalesces unpublished ones, and mirrors their effect.
 
-    It is `behind` when what was said so far no longer adds up to the mirror: at the start, when
-    somebody says so, and when too much waits. Nothing waits then; `rebase` makes up for it.
+    It is `behind` when the published events no longer add up to the mirror: at the start, after
+    `fall_behind`, and when too many are unpublished. It then drops those; `rebase` recovers.
 
     Args:
-        max_pending: how many hashes may wait.
+        max_pending: maximum number of unpublished hashes.
     """
 
     def __init__(self, max_pending: int) -> None:
@@ -30,28 +30,28 @@ class EventLog:
 
     @property
     def sequence(self) -> int:
-        """The number of the latest event; 0 before the first."""
+        """Number of the latest event; 0 before the first."""
         return self._sequence
 
     @property
     def mirror(self) -> IndexSnapshot:
-        """What is findable after the latest event."""
+        """Snapshot of the hashes cached after the latest event."""
         return self._mirror
 
     @property
     def behind(self) -> bool:
-        """Whether only `rebase` can continue what was said."""
+        """Whether the published events have a gap, so that publishing must continue by `rebase`."""
         return self._behind
 
     def append(self, events: KvEvents) -> None:
-        """Takes in the next event."""
+        """Appends the next event."""
         self._sequence += 1
         self._mirror.apply(events)
         if not self._behind:
             self._enqueue(events)
 
     def take(self) -> EventBatch | None:
-        """All that waits, as one batch, which then no longer waits; None if nothing does."""
+        """Removes and returns all unpublished events as one batch; None if there are none."""
         if self._behind or self._first_pending > self._sequence:
             return None
         events = KvEvents(
@@ -64,15 +64,15 @@ class EventLog:
         return batch
 
     def fall_behind(self) -> None:
-        """Says that some of what was taken, or the snapshot, may be lost."""
+        """Marks a gap: some of the batches taken, or the snapshot, may be lost in Redis."""
         self._behind = True
         self._forget_pending()
 
     def rebase(self) -> EventBatch:
-        """Begins anew from the mirror, which is to be said as a snapshot from this batch on.
+        """Restarts from the mirror, which the caller publishes as a snapshot from this batch on.
 
-        The batch is an event of its own without effect: a reader that missed anything before it
-        notices the gap, and one that missed nothing goes on.
+        The returned batch is a new event without changes: a reader that missed an earlier event
+        detects the gap, and a reader that missed none continues.
         """
         self._sequence += 1
         self._behind = False

@@ -1,8 +1,7 @@
-"""The background loop of everything that talks to Redis.
+"""Background loop for Redis clients, with retries.
 
-Redis may be gone, slow or wrong at any time, and nothing here may fail for it: a step that raises
-is repeated later, and the log says so once when trouble starts and once when it ends. Knows nothing
-of what a step does.
+A Redis outage must not stop the loop: it retries a failed step after a backoff with jitter, and
+logs once when errors begin and once when they end. Independent of the step's work.
 """
 
 import asyncio
@@ -16,17 +15,17 @@ from redis.exceptions import RedisError
 
 _FIRST_BACKOFF = 0.1  # seconds
 _LONGEST_BACKOFF = 2.0
-_PATIENCE = 0.05  # before cancelling again: redis-py, while it connects, may swallow it
+_PATIENCE = 0.05  # seconds before cancelling again: redis-py may swallow it while connecting
 
 _logger = logging.getLogger(__name__)
 
 
 class RedisLoop:
-    """Repeats a step until stopped, whatever the step raises.
+    """Loop that repeats a step until stopped, whatever the step raises.
 
     Args:
-        name: what the loop does, for the log, such as "registry watcher".
-        step: makes its round trips, each bounded in time, and returns the seconds to rest after.
+        name: name in the log, such as "registry watcher".
+        step: makes round trips, each with a timeout, and returns the seconds to sleep afterwards.
     """
 
     def __init__(self, name: str, step: Callable[[], Awaitable[float]]) -> None:
@@ -40,34 +39,34 @@ class RedisLoop:
 
     @property
     def answering_since(self) -> float | None:
-        """When the unbroken run of good steps began (`time.monotonic`); None while there is none.
+        """Start of the current run of successful steps (`time.monotonic`); None after a failure.
 
-        A step sees the state that the step before it left.
+        Within a step, it has the value that the previous step left.
         """
         return self._answering_since
 
     @property
     def staleness(self) -> float:
-        """Seconds since the last good step, or since there should have been one, while steps fail;
-        0 while they do not."""
+        """Seconds since the last successful step, or since the loop was made if there was none; 0
+        while steps succeed."""
         if self._answering_since is not None:
             return 0.0
         return time.monotonic() - self._answered_at
 
     def start(self) -> None:
-        """Begins at once. Needs a running event loop; starting twice is a mistake."""
+        """Starts immediately. Needs a running event loop; must be called only once."""
         assert self._task is None, f"the {self._name} is running already"
         self._task = asyncio.create_task(self._run(), name=self._name)
 
     async def stop(self) -> None:
-        """Returns when no step is running and none will. Does nothing if not started."""
+        """Stops the loop; returns once no step runs. Does nothing if not started."""
         task, self._task = self._task, None
         while task is not None and not task.done():
             task.cancel()
             await asyncio.wait([task], timeout=_PATIENCE)
 
     def wake(self) -> None:
-        """Ends the rest after a good step. A pause after a failed one stays as long as it is."""
+        """Ends the sleep after a successful step early. Does not shorten a backoff."""
         self._wake.set()
 
     async def _run(self) -> None:
@@ -95,7 +94,7 @@ class RedisLoop:
         self._num_failures = 0
 
     def _failed(self, error: Exception) -> float:
-        """Notes the failure; returns the seconds to wait, jittered so that a fleet spreads out."""
+        """Counts the failure; returns the backoff in seconds, with jitter to spread a fleet."""
         if not self._num_failures:
             bug = None if isinstance(error, RedisError | OSError) else error
             what = f"{type(error).__name__}: {error}".removesuffix(": ")

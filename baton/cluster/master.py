@@ -1,7 +1,7 @@
 """Lookup of the Redis master, by Sentinels or by the nodes of a Cluster.
 
-All that Baton keeps lies in one slot of a cluster, so that there too one node is the master of it
-all, and one lookup serves both (ADR 0021).
+All keys of Baton are in one hash slot, so that in a Cluster, too, one node is the master of all of
+them, and one lookup serves both (ADR 0021).
 """
 
 import asyncio
@@ -20,15 +20,15 @@ from redis.exceptions import RedisError
 from baton.cluster.address import Node, RedisAddress, Tls
 from baton.cluster.keys import KEY_TAG
 
-_TIMEOUT = 0.8  # seconds for each that is asked: of three, two may hang while we connect
+_TIMEOUT = 0.8  # seconds per node: two of three may hang within the timeout of connecting
 _SLOT = key_slot(KEY_TAG.encode())
 
 
 class MasterLookup:
-    """Asks one after the other, in an order by chance, until one knows.
+    """Lookup of the master: queries the nodes in random order until one returns it.
 
-    The nodes of a cluster that one of them names are asked the next time, too: those of the URL may
-    be gone by then.
+    The next lookup in a Cluster also queries the nodes that this one reported, since those of the
+    URL may be gone by then.
     """
 
     def __init__(self, address: RedisAddress) -> None:
@@ -36,10 +36,10 @@ class MasterLookup:
         self._nodes = frozenset(address.nodes)
 
     async def discover_master(self, _service: str) -> Node:
-        """Host and port of the master, as `SentinelConnectionPool` asks for them.
+        """Returns host and port of the master; called by `SentinelConnectionPool`.
 
         Raises:
-            redis.exceptions.ConnectionError: nobody knows, or nobody answers.
+            redis.exceptions.ConnectionError: no node knows the master, or none answers.
         """
         nodes = list(self._nodes)
         random.shuffle(nodes)
@@ -81,7 +81,7 @@ class MasterLookup:
 
 
 def tls_options(tls: Tls | None) -> dict[str, Any]:
-    """The arguments of a client that say so."""
+    """Returns the TLS arguments of a redis-py client; empty without TLS."""
     if tls is None:
         return {}
     return {
@@ -112,7 +112,7 @@ def _all_nodes(slots: Any, asked: Node) -> frozenset[Node]:
 
 
 def _node(fields: Any, asked: Node) -> Node:
-    """A node that does not know its own host is reached as the one that was asked."""
+    """Returns host and port of a node; a node that reports no host has that of the asked one."""
     host, port = fields[:2]
     return (_text(host) if host else asked[0]), int(port)
 

@@ -1,15 +1,15 @@
-"""Child processes that do not outlive their parent, however it dies. Knows nothing of what they do.
+"""Parent-death signal (PR_SET_PDEATHSIG) for child processes, whatever program they run.
 
-The kernel kills the child when its parent dies, kill -9 included. It is asked from a fresh
-interpreter that then becomes the wanted program, because code of ours between fork and exec can
-deadlock in a process with threads.
+The kernel kills the child when its parent dies, kill -9 included. A fresh interpreter sets the
+signal and then executes the program, because Python code between fork and exec can deadlock in a
+process with threads.
 """
 
 import os
 import sys
 from collections.abc import Sequence
 
-# PR_SET_PDEATHSIG is 1; a parent already gone is noticed by its id.
+# PR_SET_PDEATHSIG is 1. The parent's id shows if the parent has died before the call.
 _DIE_WITH_PARENT = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -19,13 +19,13 @@ if os.getppid() == int(sys.argv[1]):
 
 
 def dying_with_parent(command: Sequence[str]) -> list[str]:
-    """The command line that runs `command`, under the same process id, until this process dies.
+    """Returns a command line that runs `command`, in the same process id, until this process dies.
 
-    The kernel counts the thread that starts the child as the parent, so start it from one that
-    lives on. Linux; elsewhere `command` itself, which nothing ends but a signal.
+    To the kernel the parent is the thread that starts the child, so start it from a thread that
+    does not end first. Linux only; elsewhere returns `command`, which outlives this process.
 
     Args:
-        command: the program as an absolute path, then its arguments.
+        command: the program's absolute path, then its arguments.
     """
     if sys.platform != "linux":
         return list(command)

@@ -1,6 +1,6 @@
-"""A worker's KV events on their way into Redis.
+"""KV event publisher of a worker: writes its KV events to a Redis stream and snapshot.
 
-Knows nothing of the cache the events come from, nor of who reads them.
+Independent of the prefix cache that makes the events, and of their readers.
 """
 
 from redis.asyncio import Redis
@@ -22,12 +22,12 @@ _TTL = 60  # seconds that stream and snapshot outlive their last renewal
 _REFRESH_INTERVAL = 15.0  # seconds between renewals while nothing happens
 _MAX_PENDING = 16_384  # hashes: one entry is at most 256 KiB
 
-# Goes on with what Redis holds, if that is what we left there. A reader so never sees a snapshot
-# of which a part was lost. Says whether it did.
+# Appends to stream and snapshot if Redis holds what this publisher wrote last, so that a reader
+# never sees a snapshot that lost a part. Returns 1 if it did, else 0.
 #   KEYS: stream, snapshot
-#   ARGV: how the snapshot begins, the id of the stream's last entry,
-#         how it shall begin, where to write, what to write, the least id to keep, seconds to live,
-#         the id of the entry to add, its fields (both may be missing)
+#   ARGV: expected head of the snapshot, expected id of the stream's last entry,
+#         new head, offset to write at, data to write, least entry id to keep, TTL in seconds,
+#         id of the entry to add, its fields (both may be missing)
 _GO_ON = """
 local stream, snapshot = KEYS[1], KEYS[2]
 if redis.call('GETRANGE', snapshot, 0, 7) ~= ARGV[1] then return 0 end
@@ -44,24 +44,23 @@ return 1
 
 
 class EventPublisher:
-    """Publishes the KV events of one worker epoch.
+    """KV event publisher of one worker epoch.
 
-    What Redis holds, the snapshot and the stream's tail after it, adds up to what is findable on
-    the worker, with at most one round trip in flight. The snapshot is brought up to date a little
-    with each batch; nothing here takes longer where more is cached. After anything that may have
-    broken this (a failed round trip, a flushed or restored Redis) it begins a new snapshot before
-    new events.
+    The snapshot in Redis and the stream's tail after it add up to the blocks cached on the worker,
+    with at most one round trip in flight. Each batch updates a slice of the snapshot, so that the
+    cost of a step is independent of the cache's size. After a possible loss (a failed round trip, a
+    flushed or restored Redis) it begins a new snapshot before new events.
 
-    No method raises on Redis trouble, and all belong to the event loop's thread. The caller owns
+    No method raises on Redis errors; all must be called in the event loop's thread. The caller owns
     the client.
 
     Args:
         redis: from `baton.cluster.redis.connect`.
         worker: the worker's id.
         epoch: its epoch, as in its record.
-        refresh_interval: seconds between renewals while nothing happens.
-        max_pending: hashes that may wait; beyond, a snapshot replaces them.
-        max_slots: of the snapshot, written at once; None: 256 KiB.
+        refresh_interval: seconds between TTL renewals while there are no events.
+        max_pending: maximum unpublished hashes; beyond, a new snapshot replaces them.
+        max_slots: maximum slots of the snapshot written at once; None: 256 KiB.
     """
 
     def __init__(
@@ -89,42 +88,42 @@ class EventPublisher:
 
     @property
     def sequence(self) -> int:
-        """The number of the latest event."""
+        """Number of the latest event."""
         return self._log.sequence
 
     @property
     def published(self) -> int:
-        """The number of the latest event that Redis is known to have; `sequence` or less."""
+        """Number of the latest event that Redis is known to have; at most `sequence`."""
         return self._published
 
     @property
     def snapshot_sequence(self) -> int:
-        """The number of the event from which a router that starts has to read on; 0 while there is
-        no complete snapshot."""
+        """Number of the event after which a starting router reads the stream; 0 while there is no
+        complete snapshot."""
         return self._compaction.sequence
 
     @property
     def staleness(self) -> float:
-        """Seconds for which Redis has not answered; 0 while it does."""
+        """Seconds since Redis last answered; 0 while it answers."""
         return self._loop.staleness
 
     def start(self) -> None:
-        """Publishes in the background, a snapshot first. Needs a running event loop."""
+        """Starts publishing in the background, a snapshot first. Needs a running event loop."""
         self._loop.start()
 
     async def stop(self) -> None:
-        """Stops at once. What waits is not sent, and what Redis holds expires by itself."""
+        """Stops immediately. Unpublished events are not sent; the keys in Redis expire."""
         await self._loop.stop()
 
     def successor(self, epoch: int) -> "EventPublisher":
-        """A publisher for the worker's next epoch, which begins with what is findable now. It is
-        yet to start; whoever has it gives no more events to this one."""
+        """Returns a publisher for the worker's next epoch, with the blocks cached now. The caller
+        starts it, and publishes no more events here."""
         successor = EventPublisher(self._redis, self._worker, epoch)
         successor.publish(KvEvents(stored=tuple(self._log.mirror.hashes)))
         return successor
 
     def publish(self, events: KvEvents) -> None:
-        """Takes in what changed. Never blocks, also before `start`; constant work per hash."""
+        """Queues cache changes. Never blocks, also before `start`; constant work per hash."""
         if events != KvEvents():
             self._log.append(events)
             self._loop.wake()
@@ -142,7 +141,7 @@ class EventPublisher:
         return 0.0 if must_hurry else self._refresh_interval
 
     async def _begin(self, batch: EventBatch) -> None:
-        """Begins a new snapshot, which is complete at once if it is small."""
+        """Begins a new snapshot, complete after this step if it is small."""
         self._compaction.restart()
         part = self._compaction.advance(0, batch.last)
         await transact(
@@ -176,5 +175,5 @@ class EventPublisher:
 
 
 def _entry(batch: EventBatch) -> Command:
-    """The id and the fields of its entry in the stream."""
+    """Returns the id and the fields of the batch's stream entry."""
     return (batch.entry_id, *(part for pair in batch.to_fields().items() for part in pair))

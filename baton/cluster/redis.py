@@ -1,9 +1,8 @@
-"""Redis as every room uses it: a client that gives up quickly, wherever the master is by now.
+"""Redis client with short timeouts and failover to the current master.
 
-What Redis holds is advisory, so a command that is not answered within `TIMEOUT`, and
-`CONNECT_TIMEOUT` more where a connection has to be made, has failed. No command is repeated in
-secret: the caller knows best what is worth saying again. Knows nothing of what is stored, but that
-all of it lies under one hash tag.
+Data in Redis is advisory, so a command fails if it is not answered within `TIMEOUT`, plus
+`CONNECT_TIMEOUT` if it needs a new connection. The client never retries a command; the caller
+decides about that. Independent of the data stored, except that all keys have one hash tag.
 """
 
 import asyncio
@@ -26,26 +25,26 @@ from baton.cluster.round_trips import Kind, RoundTrips
 from baton.cluster.server_version import ServerVersion
 from baton.errors import UnavailableError
 
-TIMEOUT = 1.0  # seconds that one round trip may take
-CONNECT_TIMEOUT = 2.0  # seconds to find the master, to connect and, over TLS, to shake hands
+TIMEOUT = 1.0  # seconds for one round trip
+CONNECT_TIMEOUT = 2.0  # seconds to find the master, connect and, over TLS, shake hands
 
 Command = tuple[str | bytes | int, ...]
 
-_HEALTH_CHECK_INTERVAL = 10  # seconds of silence after which a connection is tried before use
+_HEALTH_CHECK_INTERVAL = 10  # seconds idle after which a connection is pinged before use
 
 
 class _Client(Redis):
-    """One that counts what it is asked, and knows which of several Batons asks."""
+    """Redis client that counts round trips and knows the key prefix of its deployment."""
 
     round_trips: RoundTrips
     prefix: str
 
 
 def connect(url: str, round_trips: RoundTrips | None = None) -> Redis:
-    """A client for the Redis at `url` (`baton.cluster.address`); contacts nothing yet. The caller
-    closes it (`aclose`).
+    """Returns a client for the Redis at `url` (`baton.cluster.address`) without connecting. The
+    caller closes it (`aclose`).
 
-    Behind sentinels, or in a cluster, each new connection goes to whoever is the master then.
+    With Sentinels or a Cluster, each new connection goes to the current master.
 
     Args:
         round_trips: counts those of `transact` and `read_streams`.
@@ -61,7 +60,7 @@ def connect(url: str, round_trips: RoundTrips | None = None) -> Redis:
 
 
 def prefix_of(redis: Redis) -> str:
-    """What the names of all keys begin with there (`baton.cluster.keys`)."""
+    """Returns the prefix of all key names (`baton.cluster.keys`)."""
     return redis.prefix if isinstance(redis, _Client) else ""
 
 
@@ -88,7 +87,7 @@ def check_answers(url: str) -> ServerVersion | None:
         UnavailableError: it does not answer, or is too old; the message says why.
     """
     parse_address(url)
-    with ThreadPoolExecutor(1) as thread:  # where this thread runs an event loop of its own
+    with ThreadPoolExecutor(1) as thread:  # the calling thread may run an event loop already
         version = thread.submit(asyncio.run, _version(url)).result()
     if version is not None and not version.is_supported:
         raise UnavailableError(
@@ -99,10 +98,10 @@ def check_answers(url: str) -> ServerVersion | None:
 
 
 async def transact(redis: Redis, *commands: Command) -> list[Any]:
-    """Runs `commands` all together or not at all, in one round trip; their replies in order.
+    """Runs `commands` as one transaction in one round trip; returns their replies in order.
 
     Raises:
-        redis.exceptions.RedisError, OSError: in time. Whether the commands ran is then unknown.
+        redis.exceptions.RedisError, OSError: within the timeouts. The commands may have run.
     """
     async with _bounded(redis, "command", TIMEOUT), redis.pipeline(transaction=True) as pipeline:
         for command in commands:
@@ -114,11 +113,11 @@ async def transact(redis: Redis, *commands: Command) -> list[Any]:
 async def read_streams(
     redis: Redis, positions: Mapping[bytes, str], max_entries: int, wait_ms: int
 ) -> list[tuple[bytes, list[tuple[bytes, Mapping[bytes, bytes]]]]]:
-    """Entries after `positions`, by stream, at most `max_entries` of each. Waits up to `wait_ms`
-    for the first; 0: not at all.
+    """Returns the entries after `positions`, by stream, at most `max_entries` of each. Waits up to
+    `wait_ms` milliseconds for the first; 0: does not wait.
 
     Raises:
-        redis.exceptions.RedisError, OSError: in time, behind that wait.
+        redis.exceptions.RedisError, OSError: within the timeouts plus `wait_ms`.
     """
     async with _bounded(redis, "read", TIMEOUT + wait_ms / 1000):
         after: dict[KeyT, StreamIdT] = dict(positions)  # type: ignore[arg-type]
@@ -128,8 +127,8 @@ async def read_streams(
 
 @asynccontextmanager
 async def _bounded(redis: Redis, kind: Kind, seconds: float) -> AsyncIterator[None]:
-    """Gives up after `seconds`, and some more to connect; and has new connections look for the
-    master if it is elsewhere."""
+    """Bounds a round trip to `seconds` plus `CONNECT_TIMEOUT`. Drops all connections on a MOVED
+    error, so that new ones look up the master."""
     round_trips = redis.round_trips if isinstance(redis, _Client) else RoundTrips()
     try:
         with round_trips.timed(kind):
@@ -154,7 +153,7 @@ async def _version(url: str) -> ServerVersion | None:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, for people. asyncio says "connect call failed" of whatever it is."""
+    """Returns the error with its cause, since asyncio reports only "connect call failed"."""
     cause = error.__cause__ or error.__context__
     if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
         return f"{error} ({os.strerror(cause.errno)})"

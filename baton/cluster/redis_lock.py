@@ -1,4 +1,4 @@
-"""One router at a time, over Redis: a name under a key that expires."""
+"""Distributed lock in Redis: the holder's name under a key with a TTL."""
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -17,13 +17,13 @@ return 1
 class RedisLock:
     """Best-effort lock in Redis with a TTL, by key and holder. Not a fencing token.
 
-    Whoever has it keeps it for a time and no longer, so that nobody's death blocks the others. It
-    keeps two from doing the same at once; it is no fence for what one does that was held up.
+    The TTL bounds the time for which a dead holder blocks others. The lock keeps two holders from
+    acting at the same time, but does not fence a holder that was delayed beyond its TTL.
 
     Args:
         redis: from `baton.cluster.redis.connect`.
-        key: in Redis.
-        name: of the caller, and of no other.
+        key: key of the lock in Redis.
+        name: unique name of the caller.
     """
 
     def __init__(self, redis: Redis, key: str, name: str) -> None:
@@ -32,8 +32,8 @@ class RedisLock:
         self._name = name
 
     async def take(self, seconds: float) -> bool:
-        """Whether it is the caller's now, for so many seconds from here on. It is nobody's where
-        Redis does not answer."""
+        """Acquires or extends the lock for `seconds` from now. Returns False if another caller
+        holds it or Redis does not answer."""
         try:
             (taken,) = await transact(
                 self._redis, ("EVAL", _TAKE, 1, self._key, self._name, int(1000 * seconds))

@@ -1,4 +1,4 @@
-"""Counts what a process asks of Redis, and how long that takes. Knows nothing of what it asks."""
+"""Counters and latency of a process's Redis round trips, whatever the commands are."""
 
 import time
 from collections.abc import Iterator
@@ -6,15 +6,15 @@ from contextlib import contextmanager
 from typing import Literal
 
 Kind = Literal["command", "read"]
-"""A command, answered at once; or a read of streams, which waits a while for news."""
+"""A command, answered immediately, or a read of streams, which blocks for new entries."""
 
 
 class RoundTrips:
-    """Those of one process, since it started.
+    """Round trips of one process since its start.
 
     Attributes:
-        num_answered, num_failed: of each kind.
-        seconds: of those that were answered.
+        num_answered, num_failed: number of round trips, by kind.
+        seconds: total seconds of the answered ones, by kind.
     """
 
     def __init__(self) -> None:
@@ -24,8 +24,8 @@ class RoundTrips:
 
     @contextmanager
     def timed(self, kind: Kind) -> Iterator[None]:
-        """The block is one round trip, which has failed if it raises. One that is called off has
-        neither failed nor been answered."""
+        """Counts and times the `with` block as one round trip, failed if it raises `Exception`. A
+        cancelled one counts as neither failed nor answered."""
         began = time.monotonic()
         try:
             yield

@@ -1,4 +1,4 @@
-"""The engine: one process's model, cache and scheduler, without any network.
+"""Inference engine: model, KV cache and scheduler in one process, without any network.
 
 `from baton.engine import Engine, EngineConfig, SamplingParams`.
 """

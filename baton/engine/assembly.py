@@ -1,4 +1,4 @@
-"""Puts an engine's parts together: the loaded model, its KV cache, its scheduler."""
+"""Engine assembly: loads a model, allocates its KV cache and creates its scheduler."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ LoadProgress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that is ready to run, and its cache. `path` is its folder."""
+    """Loaded model that is ready to run, and its KV cache. `path` is its folder."""
 
     info: ModelInfo
     model: DecoderModel
@@ -43,9 +43,9 @@ class LoadedModel:
 
 
 def load(path: str, config: EngineConfig, on_progress: LoadProgress) -> LoadedModel:
-    """Loads a checkpoint: a folder with safetensors, or the id of one on the hub.
+    """Loads a checkpoint: a folder with safetensors, or an id on the Hugging Face hub.
 
-    Raises `UnsupportedModelError` or `InvalidArgumentError` with a sentence that says why.
+    Raises `UnsupportedModelError` or `InvalidArgumentError` with the reason.
     """
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
@@ -67,8 +67,8 @@ def assemble(
     name: str,
     on_progress: LoadProgress = lambda _phase, _fraction: None,
 ) -> LoadedModel:
-    """Makes a model of transformers that is on its device, with `hook` as its attention, ready to
-    run. `folder` is where its tokenizer is."""
+    """Prepares a transformers model that is on its device, with `hook` as its attention, to run.
+    `folder` contains its tokenizer."""
     max_len, device, dtype = hook.max_len, hf_model.device, hf_model.dtype
     on_progress("probing layers", 0.7)
     layers = probe(hf_model, hook)
@@ -107,7 +107,7 @@ def _cache_plan(
     device: torch.device,
     folder: str,
 ) -> CachePlan:
-    """Args: dtype: of the model."""
+    """Returns the cache plan of a model whose weights have `dtype`."""
     kv_dtype = loader.resolve_kv_dtype(config.kv_cache_dtype, dtype, loader.capability(device))
     scales = None
     if kv_dtype == FP8:
@@ -116,7 +116,7 @@ def _cache_plan(
 
 
 def make_scheduler(config: EngineConfig, loaded: LoadedModel) -> Scheduler:
-    """The thinking half, over blocks that stand for those of the model's pools."""
+    """Creates the scheduler over the blocks of the model's pools."""
     cache, info = loaded.cache, loaded.info
     hosts: list[KvPool | None] = [*cache.host_pools] or [None] * len(cache.pools)
     groups = list(map(_cache_group, cache.pools, hosts))

@@ -1,4 +1,4 @@
-"""An engine stepping in a thread of its own, for servers: neither ever waits on the other.
+"""Async engine: steps an engine in a thread of its own, without blocking the event loop.
 
 Commands go to the thread through a queue; each step's output comes back to the event loop in one
 call. All methods belong to the event loop's thread.
@@ -51,28 +51,29 @@ _Answer = TypeVar("_Answer")
 
 
 class StreamWatcher(Protocol):
-    """Is told when what happens to one request, in the event loop's thread."""
+    """Observer of one request's stream, called in the event loop's thread."""
 
     def allocated(self) -> None:
-        """It has the blocks that KV from elsewhere goes to."""
+        """Called when the blocks for external KV are allocated."""
 
     def brought(self) -> None:
-        """That KV is there, or will not come: from here on it waits to be computed."""
+        """Called when the external KV has arrived, or will not: now the request waits for
+        compute."""
 
     def preempted(self, mode: Preemption, times: StepTimes) -> None:
-        """In a step, one of its sequences had to make room for others."""
+        """Called when a step preempted one of the request's sequences."""
 
     def stepped(self, update: SequenceUpdate, times: StepTimes) -> None:
-        """A step did something for it."""
+        """Called when a step updated the request."""
 
 
 class SequenceStream:
-    """Updates of one request. Leaving the `with` block ends its sequences and frees their blocks,
-    wherever they are.
+    """Stream of the updates of one request. Leaving the `with` block ends its sequences, in any
+    state, and frees their blocks.
 
     Attributes:
-        watcher: is told when it is said; None: nobody asks.
-        first_step: which did something for it; None: none has.
+        watcher: observer of the stream; None: none.
+        first_step: times of the first step that updated the request; None: no step has.
     """
 
     def __init__(self, engine: "AsyncEngine", request: EngineRequest) -> None:
@@ -106,11 +107,11 @@ class SequenceStream:
     async def updates(
         self, turn: Callable[[], Awaitable[None]] | None = None
     ) -> AsyncIterator[list[SequenceUpdate]]:
-        """What happened to the sequences of the request, until all of them have finished; updates
-        that have gathered since the last look come together.
+        """Yields the updates of the request until all its sequences have finished; updates that
+        came since the last batch are in one batch.
 
         Args:
-            turn: awaited once there is something to tell; what comes meanwhile is told with it.
+            turn: awaited once there is an update; updates that come meanwhile join its batch.
         """
         num_running = _num_finishing(self._request)
         while num_running:
@@ -124,13 +125,14 @@ class SequenceStream:
             yield batch
 
     async def failure(self) -> NoReturn:
-        """Raises what ends the sequence, once something does; for while no update can come."""
+        """Raises the error that ends the stream, once there is one; for times when no update can
+        come."""
         event = await self._next()
         raise AssertionError(f"an update while none was due: {event}")
 
     def commit_external(self, token_id: int | None, logprob: float | None = None) -> None:
-        """The awaited KV is in the allocated blocks, and `token_id` follows it; None: the first
-        token of each sequence is chosen here."""
+        """Commits the awaited KV, which is in the allocated blocks; `token_id` follows it. None:
+        the first token of each sequence is chosen here."""
         request_id = self._request.request_id
         self._engine.submit(
             lambda: self._engine.engine.commit_external(request_id, token_id, logprob)
@@ -139,25 +141,26 @@ class SequenceStream:
             self.watcher.brought()
 
     def fail_external(self) -> None:
-        """The awaited KV will not come, and nobody writes to its blocks: it is computed here."""
+        """Computes the sequence here: the awaited KV will not come, and no writer has its
+        blocks."""
         request_id = self._request.request_id
         self._engine.submit(lambda: self._engine.engine.fail_external(request_id))
         if self.watcher is not None:
             self.watcher.brought()
 
     def suspend(self) -> None:
-        """Has the only sequence stop behind its next token. Its last update, if it has not ended by
-        then, says so; its blocks stay until the stream is closed."""
+        """Suspends the only sequence after its next token. Its last update says so, unless it has
+        finished by then; its blocks stay until the stream is closed."""
         request_id = self._request.request_id
         self._engine.submit(lambda: self._engine.engine.suspend(request_id))
 
     def begin(self) -> None:
-        """For the engine alone: what it says from here on is about this sequence, and not about an
-        earlier one of the same id."""
+        """Marks that engine events now concern this stream, and not an earlier one of the same id.
+        Called only by `AsyncEngine`."""
         self.has_begun = True
 
     def push(self, event: SequenceUpdate | ExternalAllocation | BatonError) -> None:
-        """For the engine alone."""
+        """Adds an event. Called only by `AsyncEngine`."""
         self._events.append(event)
         self._arrived.set()
 
@@ -172,7 +175,7 @@ class SequenceStream:
 
 
 class AsyncEngine:
-    """Owns the engine's thread, from `start` to `stop`."""
+    """Async engine: owns the engine's thread, from `start` to `stop`."""
 
     def __init__(
         self,
@@ -189,7 +192,7 @@ class AsyncEngine:
         self._streams: dict[str, SequenceStream] = {}
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
-        # Of its own, so that grammars which take long hold nothing else up.
+        # A separate pool, so that slow grammars block nothing else.
         self._compiling = ThreadPoolExecutor(max_workers=4, thread_name_prefix="grammar")
         self._questions: set[asyncio.Future[Any]] = set()
         self._failed = False
@@ -197,7 +200,7 @@ class AsyncEngine:
 
     @property
     def info(self) -> ModelInfo:
-        """The model that is loaded."""
+        """Properties of the loaded model."""
         return self.engine.info
 
     @property
@@ -206,7 +209,7 @@ class AsyncEngine:
 
     @property
     def pools(self) -> list[KvPool]:
-        """KV pools, one per cache group; the first one sees furthest back."""
+        """KV pools, one per cache group; the first one has the largest window."""
         return self.engine.cache.pools
 
     @property
@@ -221,22 +224,22 @@ class AsyncEngine:
 
     @property
     def max_num_seqs(self) -> int:
-        """Sequences that run at once at most."""
+        """Maximum number of sequences that run at once."""
         return self.engine.config.max_num_seqs
 
     @property
     def max_num_batched_tokens(self) -> int:
-        """Tokens that one step computes at most."""
+        """Maximum number of tokens that one step computes."""
         return self.engine.max_num_batched_tokens
 
     @property
     def work_done(self) -> WorkDone:
-        """What was computed since the start, and how long it took."""
+        """Tokens computed since the start, and the seconds they took."""
         return self.engine.work_done
 
     @property
     def time_spent(self) -> TimeSpent:
-        """Where the time of all steps since the start went."""
+        """Seconds of all steps since the start, by phase."""
         return self.engine.time_spent
 
     def start(self) -> None:
@@ -244,7 +247,7 @@ class AsyncEngine:
         self._thread.start()
 
     async def stop(self) -> None:
-        """Ends the thread after its current step; open streams end with `UnavailableError`."""
+        """Stops the thread after its current step; open streams end with `UnavailableError`."""
         self._stopped = True
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join)
@@ -253,8 +256,8 @@ class AsyncEngine:
         self._fail_streams(UnavailableError("the worker has stopped"))
 
     async def compile_grammar(self, params: SamplingParams) -> "CompiledGrammar | None":
-        """Compiles the grammar that `params` ask for, if any, off the engine's thread and the event
-        loop's. Raises `InvalidArgumentError` for one that does not compile, or not in time."""
+        """Compiles the grammar of `params`, if any, outside the engine's thread and the event
+        loop's. Raises `InvalidArgumentError` if it does not compile, or not in time."""
         if params.grammar is None:
             return None
         loop = asyncio.get_running_loop()
@@ -263,9 +266,9 @@ class AsyncEngine:
     def open(
         self, request: EngineRequest, grammar: "CompiledGrammar | None" = None
     ) -> SequenceStream:
-        """Queues a request, with what `compile_grammar` made for it.
+        """Queues a request, with the grammar that `compile_grammar` returned for it.
 
-        Raises what `Engine.check` does, `AlreadyExistsError` for an id that is in flight,
+        Raises the errors of `Engine.check`, `AlreadyExistsError` for an id that is in flight,
         `InternalError` once the engine has failed, `UnavailableError` once it was stopped.
         """
         self._check_running()
@@ -278,12 +281,12 @@ class AsyncEngine:
         return stream
 
     def close_stream(self, request_id: str) -> None:
-        """Ends a sequence, in whatever state, and frees its blocks. Idempotent."""
+        """Ends a request, in any state, and frees its blocks. Idempotent."""
         if self._streams.pop(request_id, None) is not None:
             self.submit(lambda: self.engine.abort(request_id))
 
     def end_sequence(self, request_id: str, index: int) -> None:
-        """Ends one of several sequences of a request; the others go on. Idempotent.
+        """Ends one of several sequences of a request; the others continue. Idempotent.
 
         Raises `NotFoundError` if the request is not here.
         """
@@ -292,7 +295,7 @@ class AsyncEngine:
         self.submit(lambda: self.engine.end_sequence(request_id, index))
 
     def cancel(self, request_id: str) -> None:
-        """Ends a sequence on behalf of somebody else: its stream raises `CancelledError`.
+        """Cancels a request for another caller: its stream raises `CancelledError`.
 
         Raises `NotFoundError` if it is not here.
         """
@@ -301,32 +304,32 @@ class AsyncEngine:
         self._streams[request_id].push(CancelledError("the request was aborted"))
 
     def submit(self, command: Command) -> None:
-        """Runs a command between two steps, on the engine's thread."""
+        """Queues a command to run between two steps, on the engine's thread."""
         self._commands.put(command)
 
     def pause(self) -> None:
-        """Starts nothing new from a next step on; what has begun goes on."""
+        """Starts no new request from a next step on; requests that have begun continue."""
         self.submit(self.engine.pause)
 
     def resume(self) -> None:
-        """Starts what waits again."""
+        """Starts waiting requests again."""
         self.submit(self.engine.resume)
 
     async def flush_cache(self) -> int:
-        """Forgets every cached prefix. Returns how many blocks were findable."""
+        """Drops every cached prefix. Returns how many blocks were cached."""
         return await self._ask(self.engine.flush_cache)
 
     @asynccontextmanager
     async def pinned(self, name: str, hashes: Sequence[BlockHash]) -> AsyncIterator[Tables]:
-        """Holds the longest cached run of these blocks for the length of the block: a table per
-        cache group, empty where nothing is cached. The name must be new."""
+        """Pins the longest cached run of these blocks during the `with` block: yields a table per
+        cache group, empty if nothing is cached. The name must be new."""
         try:
             yield await self._ask(lambda: self.engine.pin(name, hashes))
         finally:
             self.submit(lambda: self.engine.unpin(name))
 
     def stats(self) -> SchedulerStats:
-        """Counts as of some moment between two steps."""
+        """Returns counts as of some moment between two steps."""
         return self.engine.stats()
 
     @property
@@ -340,7 +343,7 @@ class AsyncEngine:
             raise UnavailableError("the worker has stopped")
 
     async def _ask(self, question: Callable[[], _Answer]) -> _Answer:
-        """What the engine's thread answers between two steps."""
+        """Returns the result of `question`, computed in the engine's thread between two steps."""
         self._check_running()
         done: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         self._questions.add(done)
@@ -367,7 +370,7 @@ class AsyncEngine:
             self._call_soon(self._fail)
 
     def _take_commands(self, *, wait: bool) -> bool:
-        """Runs what is queued, waiting for a first command if told to. False: stop."""
+        """Runs the queued commands; with `wait`, waits for a first one. Returns False to stop."""
         while True:
             try:
                 command = self._commands.get(block=wait)
@@ -379,7 +382,7 @@ class AsyncEngine:
             wait = False
 
     def _step(self) -> bool:
-        """One step. False when nothing could be done: only a command can change that."""
+        """Runs one step. Returns False if it could do nothing: only a command can change that."""
         output = self.engine.step()
         self.num_steps += 1
         if output.updates or output.external or output.cache_events or output.preempted:
@@ -443,7 +446,7 @@ def _raise_if_failed(updates: list[SequenceUpdate]) -> None:
 
 
 def _num_finishing(request: EngineRequest) -> int:
-    """Sequences whose end is told: beams only as far as they are returned."""
+    """Returns the number of sequences that report a finish: of beams only the returned ones."""
     if request.purpose is Purpose.PREFILL:
         return 1
     return request.params.n if request.params.beam_width else len(request.unfinished)

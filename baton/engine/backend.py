@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class Backend(Protocol):
-    """Makes the computing parts of an engine, which fit each other."""
+    """Compute backend: factory of an engine's model, attention, sampler and graphs."""
 
     def decoder(self, model: PreTrainedModel, hook: AttentionHook) -> DecoderModel:
-        """The model in its fastest form; the model itself is spent then."""
+        """Returns the model in its fastest form; consumes `model`."""
         ...
 
     def attention(self, cache: KvCache) -> Attention: ...
@@ -41,12 +41,12 @@ class Backend(Protocol):
     def graphs(
         self, model: DecoderModel, attention: Attention, device: torch.device
     ) -> DecodeGraphs | None:
-        """Recorded decode steps, where there are such."""
+        """Returns recorded decode steps, or None if the backend has none."""
         ...
 
 
 class TorchBackend:
-    """Any device that torch has; the one for CPUs."""
+    """Backend of torch operations, for any torch device; the backend for CPUs."""
 
     def __init__(self, layers: list[LayerAttention]) -> None:
         self._layers = layers
@@ -77,8 +77,8 @@ class TorchBackend:
 def choose_backend(
     config: EngineConfig, model: PreTrainedModel, layers: list[ProbedLayer], max_len: int
 ) -> Backend:
-    """Raises `InvalidArgumentError`, with a sentence on what to change, if our kernels are asked
-    for and cannot be had."""
+    """Chooses the backend. Raises `InvalidArgumentError`, with the setting to change, if the config
+    requires Triton kernels that cannot run."""
     wanted = config.kernels == "triton" or config.deterministic
     if config.kernels != "torch" and (wanted or model.device.type == "cuda"):
         why_not = _why_no_kernels(config, model, layers)

@@ -1,4 +1,4 @@
-"""Configuration of an engine. Plain data; the engine derives what depends on the model."""
+"""Engine configuration. Plain data; the engine derives the values that depend on the model."""
 
 from dataclasses import dataclass
 
@@ -22,50 +22,49 @@ _OPTIONAL_COUNTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Sizes and budgets of one engine. Checked when made.
+    """Sizes and budgets of one engine, validated when created.
 
     Attributes:
         device: "cpu", "cuda", "cuda:N", or "auto" (the first GPU, else the CPU).
-        dtype: of weights and, unless `kv_cache_dtype` is set, of the cache; "auto" is float32 on a
-            CPU and the checkpoint's own on a GPU.
-        kv_cache_dtype: of K and V in the cache: "auto" for that of the weights, or "fp8_e4m3", of
-            which twice as many tokens fit as of bfloat16 (`baton.engine.cache.kv_scales`). It loses
-            precision: outputs are not quite those of the model. On a GPU it needs compute
+        dtype: dtype of weights and, unless `kv_cache_dtype` is set, of the cache; "auto" is float32
+            on a CPU and the checkpoint's own on a GPU.
+        kv_cache_dtype: dtype of K and V in the cache: "auto" for that of the weights, or
+            "fp8_e4m3", which fits twice as many tokens as bfloat16 (`baton.engine.cache.kv_scales`)
+            and loses precision: outputs are not quite those of the model. On a GPU it needs compute
             capability 9.0.
         block_size: tokens in a KV block.
         num_blocks: blocks in the pool of each cache group. None: as many as fit `kv_cache_bytes`.
-        kv_cache_bytes: size of the pools together when `num_blocks` is None. None: 512 MiB on a
-            CPU, on a GPU what `gpu_memory_utilization` leaves.
-        gpu_memory_utilization: how much of the GPU's memory weights, the largest step and the pools
-            may take together, in (0, 1].
-        max_model_len: tokens of one sequence at most. None: what the model was made for.
+        kv_cache_bytes: size of all pools together when `num_blocks` is None. None: 512 MiB on a
+            CPU, on a GPU the rest of `gpu_memory_utilization`.
+        gpu_memory_utilization: fraction of the GPU's memory that weights, the largest step and the
+            pools may take together, in (0, 1].
+        max_model_len: maximum tokens of one sequence. None: the model's own limit.
         max_num_seqs: sequences that run at once.
         max_num_batched_tokens: tokens computed in one step; longer prompts are cut into chunks.
             None: 128 on a CPU, where a step is slow and fills the cores anyway, 2048 on a GPU.
-        prefix_caching: find the KV of equal prefixes again.
-        policy: in which order sequences are served: one of
-            `baton.engine.scheduler.scheduling.policy.POLICIES`.
+        prefix_caching: reuse the KV of equal prefixes.
+        policy: scheduling policy, one of `baton.engine.scheduler.scheduling.policy.POLICIES`.
         max_cache_reads: tokens attended to in one step, over all its sequences. None: no limit.
         long_prefill_threshold: prompt tokens of one sequence in one step. None: no limit.
-        free_block_margin: blocks that stay free for what runs when something new is let in.
+        free_block_margin: blocks that stay free for running sequences when a new one is admitted.
         full_sequence_must_fit: start no prompt that could not be computed to its end with the
             blocks that are free.
-        preemption: "recompute", "swap", "return", or "auto": whichever is expected to take less
-            time. Only requests that say what that takes are returned.
-        shared_pools: keep pools on a CPU in memory that other processes of this host can be let
-            read, where the system has such memory.
-        swap_bytes: host memory for the KV of preempted sequences; 0 is none, so no swap.
-        max_drafts: tokens guessed ahead and verified per sequence and step; 0 is none.
-        speculate: whether requests that do not say speculate.
-        kernels: "triton", "torch", or "auto": Triton's on a GPU, where the model's heads have a
-            kernel, and torch's on a CPU.
-        deterministic: make a request's logits the same, bit for bit, in any batch and chunked in
-            any way, at some cost in speed. Needs Triton's kernels and a Llama-shaped model, with
-            experts or without (`baton.engine.models.llama_shaped`).
-        cuda_graphs: replay decode steps from recorded graphs on a GPU.
-        async_scheduling: launch a step in which all only go on before the tokens of the one before
-            it have come back. None: on a GPU, which would wait meanwhile.
-        num_threads: CPU threads of one forward. None: as torch decides.
+        preemption: "recompute", "swap", "return", or "auto": the mode with the least expected time.
+            Only requests with a return cost are returned.
+        shared_pools: on a CPU, keep the pools in memory that other processes of this host can map
+            for reading, where the system has such memory.
+        swap_bytes: host memory for the KV of preempted sequences; 0: no swap.
+        max_drafts: draft tokens proposed and verified per sequence and step; 0: no speculation.
+        speculate: default for requests that do not set it.
+        kernels: "triton", "torch", or "auto": Triton's on a GPU, if there is a kernel for the
+            model's heads, and torch's on a CPU.
+        deterministic: batch-invariant logits: bitwise equal in any batch and with any chunks, at
+            some cost in speed. Needs Triton's kernels and a Llama-shaped model, with experts or
+            without (`baton.engine.models.llama_shaped`).
+        cuda_graphs: replay decode steps from CUDA graphs on a GPU.
+        async_scheduling: launch a step of known sequences before the tokens of the step before it
+            have come back. None: on a GPU, which would wait meanwhile.
+        num_threads: CPU threads of one forward pass. None: torch's default.
     """
 
     device: str = "auto"
@@ -127,7 +126,7 @@ class EngineConfig:
             )
 
     def tokens_per_step(self, device_type: str) -> int:
-        """`max_num_batched_tokens`, or what suits the device and the number of sequences."""
+        """Returns `max_num_batched_tokens`, or a default for the device and `max_num_seqs`."""
         if self.max_num_batched_tokens is not None:
             return self.max_num_batched_tokens
         return max(self.max_num_seqs, 128 if device_type == "cpu" else 2048)

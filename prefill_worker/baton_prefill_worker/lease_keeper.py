@@ -19,7 +19,7 @@ from baton_kvtransfer.lease import Lease
 from baton_kvtransfer.lease_machine import LeaseState
 from baton_kvtransfer.lease_table import LeaseTable
 
-# Seconds between two checks for a deadlock; found by two in succession, it is one.
+# Seconds between two checks for a deadlock, which counts if two in succession find it.
 LOOK_INTERVAL = 0.1
 
 

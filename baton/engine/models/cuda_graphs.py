@@ -1,9 +1,8 @@
-"""Decode steps as recorded graphs: one launch instead of hundreds.
+"""CUDA graphs of decode steps: one launch instead of hundreds.
 
-A graph always works on the same memory, so there is one set of inputs as large as the largest
-batch, of which a step fills the beginning; and one graph for each size of a ladder, a step taking
-the smallest that holds it. Rows behind the step's own are padding, which attends to nothing and
-writes nothing. Knows nothing of scheduling, nor of what a model computes.
+A graph works on fixed memory, so all graphs share static inputs for the largest batch, whose first
+rows a step fills. There is one graph per captured batch size; a step replays the smallest that fits
+it. The remaining rows are padding, which attends to nothing and writes nothing.
 """
 
 from bisect import bisect_left
@@ -21,28 +20,28 @@ _WARM_UPS = 2
 
 
 class Recorder(Protocol):
-    """Makes a step repeatable."""
+    """Recorder of steps for replay."""
 
     def record(self, step: Step) -> Step:
-        """Runs the step and returns what repeats it on the memory it used, output included."""
+        """Runs the step and returns its replay, on the same memory, output included."""
         ...
 
 
 class StaticBatch(Protocol):
-    """The attention of decode steps, on memory that stays. New, it is all padding."""
+    """Attention inputs of decode steps in static memory; initially all rows are padding."""
 
     def fill(self, ragged: RaggedBatch, num_rows: int) -> bool:
-        """Takes a step's decodes; rows from their number to `num_rows` become padding. False: it
-        has no room for them, and is not to be used."""
+        """Writes a step's decodes; the following rows, up to `num_rows`, become padding. Returns
+        False if they do not fit: then this must not be used."""
         ...
 
     def rows(self, num_rows: int) -> Any:
-        """The first rows, as the model is given them."""
+        """Returns the first rows, in the form that the model takes."""
         ...
 
 
 class CudaRecorder:
-    """Records CUDA graphs, which share one pool of memory: only one of them runs at a time."""
+    """Recorder of CUDA graphs. They share a memory pool, so only one of them may run at a time."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -50,7 +49,7 @@ class CudaRecorder:
     def record(self, step: Step) -> Step:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # what is compiled or allocated once is, before
+        with torch.cuda.stream(stream):  # compiles and allocates before the capture
             for _ in range(_WARM_UPS):
                 step()
         torch.cuda.current_stream().wait_stream(stream)
@@ -66,7 +65,7 @@ class CudaRecorder:
 
 
 class DecodeGraphs:
-    """The recorded decode steps of one model."""
+    """CUDA graphs of one model's decode steps, by batch size."""
 
     def __init__(
         self,
@@ -76,7 +75,7 @@ class DecodeGraphs:
         device: torch.device,
         recorder: Recorder,
     ) -> None:
-        """Args: forward: the model's; batch: for up to `max_rows` decodes."""
+        """Args: forward: the model's forward; batch: static inputs for up to `max_rows` decodes."""
         self._batch = batch
         self._token_ids = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
@@ -87,18 +86,18 @@ class DecodeGraphs:
             inputs = (self._token_ids[:size], self._positions[:size])
             return lambda: forward(*inputs, batch.rows(size), rows[:size])
 
-        # The largest first, whose memory the others find.
+        # The largest first, so that the others reuse its memory in the pool.
         self._steps = {size: recorder.record(step(size)) for size in reversed(self.sizes)}
 
     def run(
         self, token_ids: torch.Tensor, positions: torch.Tensor, ragged: RaggedBatch
     ) -> torch.Tensor | None:
-        """Logits `[num_decodes, vocab_size]`, valid until the next run. None: this step has to be
-        computed otherwise.
+        """Returns logits `[num_decodes, vocab_size]`, valid until the next run; None if no graph
+        fits and the caller has to compute the step without one.
 
         Args:
             token_ids, positions: `[num_decodes]`, at most `max_rows`.
-            ragged: decodes alone.
+            ragged: batch of only decodes.
         """
         num_decodes = len(token_ids)
         size = self.sizes[bisect_left(self.sizes, num_decodes)]
@@ -110,7 +109,7 @@ class DecodeGraphs:
 
 
 def ladder(max_rows: int) -> list[int]:
-    """Batch sizes to record: steps of an eighth to a half, so that little is padding."""
+    """Returns the batch sizes to capture, close enough to each other that padding is small."""
     sizes = {1, 2, 4, 8, max_rows}
     size = 8
     while size < max_rows:

@@ -1,10 +1,10 @@
 """Llama-shaped decoders (Llama, Mistral, Qwen 2, Qwen 3) with fused projections.
 
 The same arithmetic as transformers' modules in fewer, larger calls: one projection for Q, K and V,
-one for gate and up, packed weights, residuals added by the matrix product that makes them, and, in
-float32, the rotary embedding as one complex multiplication. For the last, the rows of the Q and K
-projections are reordered so that each rotated pair lies side by side; scores do not change, but
-keys lie in the cache in that order, so `execution` names it and workers that differ do not pair.
+one for gate and up, packed weights, residual adds fused into matrix products, and, in float32, the
+rotary embedding as one complex multiplication. For that, the rows of the Q and K projections are
+reordered so that rotated pairs are adjacent; scores do not change, but keys are cached in that
+order, so `execution` names it and workers that differ do not pair.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from baton.engine.models.linear import Linear, merged
 
 
 class FusedModel:
-    """A decoder made of fused layers. Takes over the weights of `model`, which is spent then."""
+    """Decoder of fused layers. Takes over the weights of `model`, which is unusable afterwards."""
 
     def __init__(self, model: PreTrainedModel, layers: list[LayerAttention], max_len: int) -> None:
         decoder = model.model
@@ -36,7 +36,7 @@ class FusedModel:
         self._paged: Attention | None = None
 
     def use(self, paged: Attention) -> None:
-        """Gives the model its cache."""
+        """Sets the attention over the paged KV cache."""
         self._paged = paged
 
     def forward(
@@ -46,21 +46,21 @@ class FusedModel:
         batch: StepBatch,
         logit_rows: torch.Tensor,
     ) -> torch.Tensor:
-        """As `TransformersModel.forward`."""
+        """Returns logits, as `TransformersModel.forward`."""
         assert self._paged is not None
         hidden = F.embedding(token_ids, self._embedding)
         rotation = self._rotary.at(positions)
         for layer in self._layers[:-1]:
             attended = layer.attend(hidden, rotation, self._paged, batch)
             hidden = layer.finish(hidden, attended)
-        # Behind the last attention only the rows whose logits are wanted matter.
+        # After the last attention only the rows whose logits are requested are computed.
         attended = self._layers[-1].attend(hidden, rotation, self._paged, batch)
         hidden = self._layers[-1].finish(hidden[logit_rows], attended[logit_rows])
         return self._lm_head(_rms_norm(hidden, self._final_norm, self._eps))
 
 
 class _Rotary:
-    """Rotation by position, taken from the model's own rotary module so that scaling is kept."""
+    """Rotary table by position, from the model's own rotary module, so that scaling is kept."""
 
     def __init__(self, decoder: Any, max_len: int, pairs_adjacent: bool) -> None:
         weight = decoder.embed_tokens.weight
@@ -73,12 +73,13 @@ class _Rotary:
             self._table = torch.stack([cos[0], sin[0]], dim=1)[:, :, None]
 
     def at(self, positions: torch.Tensor) -> torch.Tensor:
-        """`[num_tokens, 1, head_dim / 2]` complex, or `[num_tokens, 2, 1, head_dim]` (cos, sin)."""
+        """Returns `[num_tokens, 1, head_dim / 2]` complex, or `[num_tokens, 2, 1, head_dim]` (cos,
+        sin)."""
         return self._table[positions]
 
 
 class _FusedLayer:
-    """One decoder layer: attention and gated MLP, each with its norm before and residual after."""
+    """Decoder layer: attention and gated MLP, each with its norm before and residual after."""
 
     def __init__(
         self, index: int, layer: Any, attention: LayerAttention, pairs_adjacent: bool
@@ -119,14 +120,14 @@ class _FusedLayer:
         paged: Attention,
         batch: StepBatch,
     ) -> torch.Tensor:
-        """`hidden`: `[num_tokens, hidden_size]`. Writes K and V; returns what the heads saw,
-        `[num_tokens, num_heads * head_dim]`."""
+        """Writes K and V and returns the heads' outputs, `[num_tokens, num_heads * head_dim]`.
+        `hidden`: `[num_tokens, hidden_size]`."""
         query, key, value = self._project(_rms_norm(hidden, self._input_norm, self._eps), rotation)
         attended = paged.forward(self._index, self._attention, query, key, value, batch)
         return attended.flatten(1)
 
     def finish(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """The rest of the layer, row by row: `[rows, hidden_size]`."""
+        """Computes output projection, MLP and residuals, row by row: `[rows, hidden_size]`."""
         hidden = self._out.plus(attended, hidden)
         gate, up = self._gate_up(_rms_norm(hidden, self._post_norm, self._eps)).chunk(2, dim=-1)
         return self._down.plus(F.silu(gate).mul_(up), hidden)
@@ -134,7 +135,7 @@ class _FusedLayer:
     def _project(
         self, normed: torch.Tensor, rotation: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Q, K and V, `[num_tokens, heads, head_dim]` each, rotated."""
+        """Returns Q and K, rotated, and V, `[num_tokens, heads, head_dim]` each."""
         num_rotated = self._num_heads + self._num_kv_heads
         heads = self._qkv(normed).view(len(normed), -1, self._head_dim)
         rotated, value = heads.split([num_rotated, self._num_kv_heads], dim=1)
@@ -159,14 +160,14 @@ class _FusedLayer:
 
 
 def _adjacent_order(head_dim: int) -> torch.Tensor:
-    """Brings element i and its rotary partner i + head_dim / 2 side by side."""
+    """Returns the order that makes element i and its rotary partner i + head_dim / 2 adjacent."""
     return torch.arange(head_dim).view(2, -1).t().flatten()
 
 
 def _reorder_heads(
     linear: Any, head_dim: int, order: torch.Tensor | slice
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """A projection's weight and bias with each head's outputs in another order."""
+    """Returns a projection's weight and bias with each head's outputs in another order."""
     weight = linear.weight.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1)
     bias = linear.bias
     if bias is not None:

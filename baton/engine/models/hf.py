@@ -30,7 +30,7 @@ __all__ = [
 
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Keeps transformers from drawing on the terminal; callers report progress themselves."""
+    """Disables the progress bars of transformers in a `with` block; callers report progress."""
     was_enabled = _logging.is_progress_bar_enabled()
     _logging.disable_progress_bar()
     try:

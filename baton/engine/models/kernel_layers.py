@@ -1,8 +1,8 @@
-"""Decoder layers of transformers whose second norm our kernels compute with the residual before it.
+"""Fused residual and RMSNorm for decoder layers of transformers, on Triton kernels.
 
-Only layers of the plain form: norm, attention, residual, norm, MLP, residual. Which those are is
-found by their parts' names and a probe: in a forward of the whole model, with attention that looks
-at nothing but a token's own value, our form of the layer has to give what the layer gives.
+Only layers of the plain form: norm, attention, residual, norm, MLP, residual. They are detected by
+their modules' names and a probe: in a forward of the whole model, with attention in which a token
+sees only its own value, the fused layer's output has to match the layer's.
 """
 
 from collections.abc import Callable
@@ -19,10 +19,10 @@ _NUM_TOKENS: Final = 4
 
 
 def fuse_residuals(model: nn.Module, decoder: TransformersModel, device: torch.device) -> int:
-    """Has layers of a model add and normalise in one pass where they can, and says how many.
+    """Fuses the residual and the second norm of a model's plain layers. Returns how many it fused.
 
     Args:
-        decoder: runs `model`, whose norms are swapped already; it is given a cache afterwards.
+        decoder: runs `model`, whose norms are swapped already; its cache is set afterwards.
     """
     fused: dict[nn.Module, _Layer] = {}
 
@@ -31,7 +31,7 @@ def fuse_residuals(model: nn.Module, decoder: TransformersModel, device: torch.d
         try:
             found = candidate(*args, **kwargs)
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
-            return  # its parts are called in another way
+            return  # the layer calls its modules differently
         if is_close(found, out):
             fused[layer] = candidate
 
@@ -41,7 +41,7 @@ def fuse_residuals(model: nn.Module, decoder: TransformersModel, device: torch.d
     listening = [layer.register_forward_hook(compare, with_kwargs=True) for layer in layers]
     try:
         attention: Any = _OwnValues()
-        batch: Any = object()  # which that attention does not look at
+        batch: Any = object()  # that attention ignores it
         decoder.use(attention)
         tokens = torch.arange(_NUM_TOKENS, device=device)
         with torch.inference_mode():
@@ -62,7 +62,7 @@ def _looks_plain(module: nn.Module) -> bool:
 
 
 class _Layer:
-    """The forward of a plain layer: `[1, num_tokens, hidden_size]`."""
+    """Fused forward of a plain layer: `[1, num_tokens, hidden_size]`."""
 
     def __init__(self, layer: Any) -> None:
         self._layer = layer
@@ -76,14 +76,14 @@ class _Layer:
         layer, norm = self._layer, self._norm
         attended, *_ = layer.self_attn(hidden_states=layer.input_layernorm(stream), **kwargs)
         if norm.takes(stream) and norm.takes(attended):
-            # What attention gives is nobody else's: it becomes the sum, and the stream stays.
+            # Adds in place to attention's output, which has no other user; `stream` is unchanged.
             return attended + layer.mlp(norm.of_sum(stream, attended))
         attended = stream + attended
         return attended + layer.mlp(norm(attended))
 
 
 class _OwnValues:
-    """Attention in which each token sees itself alone."""
+    """Attention of the probe, in which each token sees only itself."""
 
     def forward(self, *args: Any) -> torch.Tensor:
         _index, _layer, query, _key, value, _batch = args

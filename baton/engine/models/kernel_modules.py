@@ -1,9 +1,9 @@
-"""Modules of a model of transformers whose forward our kernels compute instead.
+"""Kernel replacements for RMSNorm and gated MLP modules of a model of transformers.
 
-An RMSNorm is known by the end of its class's name, a gated MLP by its projections, and neither is
-taken for it before a probe: on random rows, some so small that eps decides and some so large that a
-clamp would show, the kernel has to give what the module gives. Whatever else there is stays as it
-is. Modules stay whole: a call of another kind than was probed goes to their own forward.
+An RMSNorm is recognized by the end of its class name, a gated MLP by its projections; a probe then
+has to confirm it: on random rows, some so small that eps dominates and some so large that a clamp
+would show, the kernel's output has to match the module's. Other modules stay unchanged. A call of a
+form that was not probed goes to the module's own forward.
 """
 
 import copy
@@ -20,7 +20,7 @@ from baton_kernels.activation import silu_and_multiply
 from baton_kernels.launch import FLOATS
 from baton_kernels.norm import MAX_WIDTH, add_rms_norm, rms_norm
 
-# Parts of the largest number of a row: modules round on their way, where kernels do not.
+# Relative to the largest number of a row: modules round intermediate results, kernels do not.
 _TOLERANCES: Final = {torch.float32: 1e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}
 _ROWS_OF_A_SIZE: Final = 2
 _EPS_NAMES: Final = ("variance_epsilon", "eps", "epsilon")
@@ -28,7 +28,7 @@ _EPS_NAMES: Final = ("variance_epsilon", "eps", "epsilon")
 
 @dataclass(frozen=True, slots=True)
 class Swapped:
-    """Number of modules of a model that kernels compute."""
+    """Number of modules that were swapped for kernels."""
 
     num_norms: int
     num_mlps: int
@@ -36,8 +36,8 @@ class Swapped:
 
 @torch.no_grad()
 def swap_modules(model: nn.Module) -> Swapped:
-    """Has our kernels compute what they can of a model, which is on its device. Gate and up
-    projections of a swapped MLP become one, which they are views of."""
+    """Replaces the forward of every module that a kernel can compute; the model is on its device.
+    Merges gate and up projections of a swapped MLP into one weight, of which they become views."""
     num_norms = num_mlps = 0
     for module in model.modules():
         if (norm := _as_norm(module)) is not None:
@@ -50,7 +50,7 @@ def swap_modules(model: nn.Module) -> Swapped:
 
 
 class KernelNorm:
-    """The forward of an RMSNorm, of any shape `[..., width]`."""
+    """RMSNorm forward on a kernel, for any shape `[..., width]`."""
 
     def __init__(self, module: nn.Module, weight: torch.Tensor, eps: float) -> None:
         self._otherwise: Callable[..., Any] = module.forward
@@ -64,11 +64,12 @@ class KernelNorm:
         return rms_norm(self._rows(args[0]), self._weight, self._eps).view(args[0].shape)
 
     def takes(self, x: torch.Tensor) -> bool:
-        """Whether the kernel computes it."""
+        """Returns whether the kernel can compute `x`."""
         return x.dtype == self._dtype and x.is_contiguous()
 
     def of_sum(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """The norm of the sum of two that the kernel takes; `residual` becomes the sum."""
+        """Returns the norm of `x` + `residual`, both of which `takes` accepts; writes the sum into
+        `residual`."""
         normed = add_rms_norm(self._rows(x), self._rows(residual), self._weight, self._eps)
         return normed.view(x.shape)
 
@@ -77,7 +78,7 @@ class KernelNorm:
 
 
 class _GatedMlp:
-    """The forward of a gated MLP, of any shape `[..., hidden_size]`."""
+    """Gated MLP forward on a kernel, for any shape `[..., hidden_size]`."""
 
     def __init__(self, module: nn.Module, gate_up: Sequence[nn.Linear], down: nn.Linear) -> None:
         self._otherwise: Callable[..., Any] = module.forward
@@ -93,8 +94,8 @@ class _GatedMlp:
 
 
 def _as_norm(module: nn.Module) -> KernelNorm | None:
-    """What computes this module, if it is an RMSNorm: times its weight, or, as in Gemma, times one
-    more than that."""
+    """Returns the kernel's forward if the module is an RMSNorm: times its weight, or, as in Gemma,
+    times one plus its weight."""
     weight = getattr(module, "weight", None)
     eps = next((getattr(module, name) for name in _EPS_NAMES if hasattr(module, name)), None)
     if not type(module).__name__.endswith("RMSNorm") or not isinstance(eps, float):
@@ -103,7 +104,7 @@ def _as_norm(module: nn.Module) -> KernelNorm | None:
         return None
     if weight.ndim != 1 or len(weight) > MAX_WIDTH or eps <= 0:
         return None
-    # In float32, where nothing is lost in rounding, and as it is.
+    # Compared in float32, where rounding hides nothing, and in its own dtype.
     exact = copy.deepcopy(module).float()
     for factor in (weight.detach(), 1 + weight.detach().float()):
         candidate = KernelNorm(module, factor, eps)
@@ -116,7 +117,7 @@ def _as_norm(module: nn.Module) -> KernelNorm | None:
 
 
 def _as_gated_mlp(module: nn.Module) -> _GatedMlp | None:
-    """What computes this module, if it is a gated MLP with SiLU."""
+    """Returns the kernel's forward if the module is a gated MLP with SiLU."""
     names = ("gate_up_proj",) if hasattr(module, "gate_up_proj") else ("gate_proj", "up_proj")
     *gate_up, down = (getattr(module, name, None) for name in (*names, "down_proj"))
     if not _are_linear(gate_up) or type(down) is not nn.Linear:
@@ -134,7 +135,7 @@ def _as_gated_mlp(module: nn.Module) -> _GatedMlp | None:
         out: torch.Tensor = down(middle).unflatten(0, x.shape[:-1])
         return out
 
-    # Such that gates are about as large as 1 at the size 1, where SiLU is neither a line nor two.
+    # Scaled so that gates are about 1 at size 1, where SiLU is clearly nonlinear.
     width, device, dtype = gate_up[0].in_features, down.weight.device, down.weight.dtype
     rows = _random_rows(width, (1.0,), device).to(dtype)
     unit = float(gate_up[0](rows)[..., : down.in_features].float().std().clamp(min=1e-3))
@@ -149,8 +150,8 @@ def _are_linear(parts: list[Any]) -> TypeGuard[list[nn.Linear]]:
 
 
 def _one_product(parts: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The weights and biases of several projections as those of one, of which theirs become parts,
-    so that nothing is held twice."""
+    """Merges the weights and biases of projections into one; theirs become views of it, so that
+    none is in memory twice."""
     if len(parts) == 1:
         return parts[0].weight.detach(), parts[0].bias
     weight, bias = merged([(part.weight.detach(), part.bias) for part in parts])
@@ -165,7 +166,7 @@ def _one_product(parts: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor
 
 
 def _random_rows(width: int, sizes: Sequence[float], device: torch.device) -> torch.Tensor:
-    """Float32 `[1, rows, width]`, some of each size; the same each time."""
+    """Returns float32 `[1, rows, width]`, some rows of each size; the same on each call."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(len(sizes), _ROWS_OF_A_SIZE, width, generator=generator)
     rows *= torch.tensor(sizes)[:, None, None]
@@ -177,16 +178,16 @@ def _agree(
     module: nn.Module,
     rows: torch.Tensor,
 ) -> bool:
-    """Whether both make the same of every row."""
+    """Returns whether both give the same result for every row, up to rounding."""
     try:
         expected = module(rows)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
-        return False  # it wants to be called in another way
+        return False  # the module takes other arguments
     return is_close(candidate(rows), expected)
 
 
 def is_close(found: Any, expected: Any) -> bool:
-    """Whether two are tensors alike, and no row is further apart than rounding takes it."""
+    """Returns whether both are tensors of one shape and dtype, with rows equal up to rounding."""
     if not isinstance(found, torch.Tensor) or not isinstance(expected, torch.Tensor):
         return False
     if found.shape != expected.shape or found.dtype != expected.dtype:

@@ -1,8 +1,8 @@
-"""Matrix products with a fixed weight, packed for the CPU's best routine.
+"""Linear layer whose weight is packed into oneDNN's layout on the CPU.
 
-oneDNN's own layout lets it use the widest vector instructions of any x86 or Arm CPU; on many it is
-about twice as fast as the BLAS call behind `torch.nn.functional.linear`. Where it is not available,
-or for other devices and types, the plain call is used.
+With it oneDNN uses the widest vector instructions of an x86 or Arm CPU; on many it is about twice
+as fast as the BLAS call of `torch.nn.functional.linear`, which remains for other devices and dtypes
+and if oneDNN is not available.
 """
 
 import torch
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 
 class Linear:
-    """y = x @ weight.T + bias. Owns what it needs of the weight; the original may be let go."""
+    """Linear layer y = x @ weight.T + bias. After packing, the original weight may be freed."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         """Args: weight: `[out_features, in_features]`; bias: `[out_features]`."""
@@ -19,7 +19,7 @@ class Linear:
         self._weight = None if self._packed is not None else weight
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """`[rows, in_features]` -> `[rows, out_features]`."""
+        """Returns y, `[rows, out_features]`, for `x`, `[rows, in_features]`."""
         if self._weight is not None:
             return F.linear(x, self._weight, self._bias)
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
@@ -28,7 +28,7 @@ class Linear:
         return out
 
     def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """residual + y, in one call where the library can."""
+        """Returns `residual` + y, in one oneDNN call if the weight is packed."""
         if self._weight is not None:
             return self(x).add_(residual)
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(
@@ -40,8 +40,8 @@ class Linear:
 def merged(
     parts: list[tuple[torch.Tensor, torch.Tensor | None]],
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The weights and biases of several products with one input as those of one product, whose
-    output has theirs side by side. Parts without a bias have a bias of zero."""
+    """Returns weight and bias of one linear layer whose output concatenates those of all parts,
+    which have the same input. The bias of a part without one is zero."""
     weight = torch.cat([w for w, _ in parts])
     if all(b is None for _, b in parts):
         return weight, None
@@ -49,7 +49,7 @@ def merged(
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor | None:
-    """The weight in oneDNN's layout, or None where that does not apply."""
+    """Returns the weight in oneDNN's layout, or None if oneDNN does not apply."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         return None
     if not torch.backends.mkldnn.is_available():

@@ -1,7 +1,5 @@
-"""Detection of Llama-shaped decoders, dense or with experts, which the engine's own modules
-replace.
-
-Knows nothing of how they are computed (`fused_model`, `triton_model`).
+"""Detection of Llama-shaped decoders, dense or with experts, which the engine replaces by its own
+(`fused_model`, `triton_model`).
 """
 
 from collections.abc import Iterator
@@ -22,17 +20,17 @@ _WITH_EXPERTS: Final = {
     "Qwen3MoeForCausalLM": "Qwen 3 MoE",
     "GptOssForCausalLM": "gpt-oss",
 }
-# With plain weights; those with quantised ones are classes of their own.
+# Classes with plain weights; quantized ones are other classes.
 _EXPERTS: Final = {"MixtralExperts", "Qwen3MoeExperts", "GptOssExperts"}
 
 
 def is_dense(model: PreTrainedModel) -> bool:
-    """Whether this is one of the decoders known here, plain, undivided and without experts."""
+    """Returns whether this is a known decoder without experts, unsharded, with plain weights."""
     return type(model).__name__ in _DENSE and why_unknown(model) is None
 
 
 def why_unknown(model: PreTrainedModel) -> str | None:
-    """What about this model our forms on kernels do not know, in a sentence; None: nothing."""
+    """Returns the reason for which `triton_model` cannot run this model; None if it can."""
     name = type(model).__name__
     known = _DENSE | _WITH_EXPERTS
     if name not in known:
@@ -57,7 +55,7 @@ def why_unknown(model: PreTrainedModel) -> str | None:
 
 
 def _products(layer: Any) -> Iterator[nn.Module]:
-    """The modules that multiply matrices, but for routers."""
+    """Yields the modules of a layer that multiply matrices, except routers."""
     attn, mlp = layer.self_attn, layer.mlp
     yield from (attn.q_proj, attn.k_proj, attn.v_proj, attn.o_proj)
     if hasattr(mlp, "experts"):

@@ -1,6 +1,6 @@
-"""Loads a checkpoint through transformers, or says in a sentence why it cannot be served.
+"""Checkpoint loader through transformers; refuses an unsupported model with the reason.
 
-Only safetensors are read and no code from a checkpoint is ever run.
+It reads only safetensors and runs no code from a checkpoint.
 """
 
 import hashlib
@@ -28,7 +28,8 @@ _BATCH_DEPENDENT_ROPES = ("dynamic", "longrope")
 
 
 def load_config(path: str) -> PretrainedConfig:
-    """The checkpoint's configuration, once it is known to be servable."""
+    """Returns the checkpoint's configuration. Raises `UnsupportedModelError` if it cannot be read
+    or served."""
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
@@ -44,7 +45,8 @@ def load_config(path: str) -> PretrainedConfig:
 def load_model(
     path: str, config: PretrainedConfig, engine: EngineConfig, attention: str
 ) -> PreTrainedModel:
-    """The model in evaluation mode, on its device, with `attention` as its implementation."""
+    """Returns the model in evaluation mode on its device, with `attention` as its attention
+    implementation. Raises `UnsupportedModelError` for weights that are missing or unreadable."""
     device = resolve_device(engine.device)
     dtype = resolve_dtype(engine.dtype, config, device)
     resolve_kv_dtype(engine.kv_cache_dtype, dtype, capability(device))  # before much is read
@@ -68,7 +70,7 @@ def load_model(
             "not implemented"
         ) from error
     model, report = loaded
-    # transformers fills these up at random and goes on.
+    # transformers initializes missing weights at random instead of failing.
     if missing := sorted(report["missing_keys"]):
         raise UnsupportedModelError(
             f"{path!r} lacks {len(missing)} of the model's weights, {missing[0]} among them"
@@ -77,7 +79,8 @@ def load_model(
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device to run on. A GPU that is asked for and not there is an error, not a fallback."""
+    """Returns the device to run on. Raises `InvalidArgumentError` for a GPU that is missing; never
+    falls back to the CPU then."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
@@ -95,7 +98,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.dtype:
-    """The element type of the weights."""
+    """Returns the dtype of the weights."""
     if name != "auto":
         return getattr(torch, name)  # type: ignore[no-any-return]
     own = getattr(config, "dtype", None)
@@ -103,14 +106,14 @@ def resolve_dtype(name: str, config: PretrainedConfig, device: torch.device) -> 
 
 
 def capability(device: torch.device) -> tuple[int, int] | None:
-    """The compute capability of a GPU; None of a CPU."""
+    """Returns the compute capability of a GPU; None for a CPU."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
 def resolve_kv_dtype(
     name: str, dtype: torch.dtype, capability: tuple[int, int] | None
 ) -> torch.dtype:
-    """The element type of the cache of a model in `dtype`.
+    """Returns the KV cache dtype for a model in `dtype`.
 
     Raises `InvalidArgumentError` for fp8 on a GPU of a `capability` that cannot convert it.
     """
@@ -127,7 +130,7 @@ def resolve_kv_dtype(
 
 
 def max_model_len(config: PretrainedConfig, engine: EngineConfig) -> int:
-    """Tokens of one sequence at most."""
+    """Returns the maximum number of tokens of one sequence."""
     own: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     wanted = engine.max_model_len
     if own is None and wanted is None:
@@ -155,12 +158,12 @@ def fingerprint(config: PretrainedConfig, model: PreTrainedModel) -> bytes:
 
 
 def bound_to(model: bytes, execution: str, version: str) -> bytes:
-    """16 bytes that two workers share exactly when their KV means the same.
+    """Returns 16 bytes that two workers have in common exactly if their KV is interchangeable.
 
     Args:
         model: its `fingerprint`.
-        execution: names how it is computed, and how the content of the cache is arranged.
-        version: of Baton. What a name means may be another thing in each (ADR 0026).
+        execution: name of the model's implementation and of its KV arrangement.
+        version: Baton's version, since the meaning of `execution` may differ (ADR 0026).
     """
     named = execution.encode()
     digest = hashlib.sha256(model + len(named).to_bytes(4, "little") + named + version.encode())
@@ -168,13 +171,14 @@ def bound_to(model: bytes, execution: str, version: str) -> bytes:
 
 
 def tokenizer_hash(path: str) -> bytes:
-    """16 bytes that identify the tokenizer; empty for a checkpoint without one in its folder."""
+    """Returns 16 bytes that identify the tokenizer; empty if the folder of the checkpoint has none.
+    """
     file = Path(path) / "tokenizer.json"
     return hashlib.sha256(file.read_bytes()).digest()[:16] if file.is_file() else b""
 
 
 def eos_token_ids(config: PretrainedConfig, model: PreTrainedModel) -> frozenset[int]:
-    """Tokens that end a sequence, as the generation configuration has them, else the model's."""
+    """Returns the end-of-sequence tokens of the generation configuration, else of the model's."""
     for source in (model.generation_config, config):
         ids = getattr(source, "eos_token_id", None)
         if ids is not None:
@@ -204,7 +208,7 @@ def _check_architecture(config: PretrainedConfig) -> None:
 
 
 def _rope_type(parameters: Any) -> str | None:
-    """The rotary type; of several per layer type, one that cannot be served if there is one."""
+    """Returns the rotary type; of one per layer type, an unsupported one if there is any."""
     if not isinstance(parameters, dict):
         return None
     if "rope_type" in parameters:

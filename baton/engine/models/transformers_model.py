@@ -1,8 +1,8 @@
-"""Any decoder of transformers, with our attention in its attention interface.
+"""Backend for any decoder of transformers, with paged attention in its attention interface.
 
-At load a probe forward must reach every layer, once and in order; from it come the K and V shapes,
-each layer's scale and extras, and, through our mask function, each layer's mask rule. What cannot
-be described is refused by name, never guessed.
+At load a probe forward must reach every layer once; it yields the K and V shapes, each layer's
+scale and extras, and, through Baton's mask function, each layer's mask rule. A model with a feature
+that the probe cannot describe is refused by name, never guessed.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from baton.engine.models.hf import (
 from baton.errors import UnsupportedModelError
 
 _PROBE_TOKENS = 4
-# Arguments that attention functions of transformers pass and that change nothing here.
+# Arguments that models of transformers pass to attention functions and that have no effect here.
 _HARMLESS = {
     "dropout", "is_causal", "position_ids", "use_cache", "cache_position", "sliding_window",
     "position_embeddings", "output_attentions", "output_hidden_states", "return_dict",
@@ -35,7 +35,7 @@ _names = count()
 
 @dataclass(frozen=True, slots=True)
 class ProbedLayer:
-    """Properties of one layer, found by the probe. `num_heads`: of queries."""
+    """Properties of one layer, found by the probe. `num_heads`: number of query heads."""
 
     shape: KvShape
     num_heads: int
@@ -43,10 +43,10 @@ class ProbedLayer:
 
 
 class AttentionHook:
-    """One model's entry in transformers' attention interface.
+    """Entry of one model in transformers' attention interface.
 
-    The interface maps a name to a function; each model gets a name of its own, and the function is
-    bound to this object, which knows whether it is being probed or which batch runs.
+    The interface maps a name to a function. Each model has a name of its own, and its function is
+    bound to this object, which holds the running batch, or None during the probe.
     """
 
     def __init__(self, max_len: int) -> None:
@@ -71,7 +71,7 @@ class AttentionHook:
         scaling: float | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
-        """`query`, `key`, `value` are `[1, heads, num_tokens, head_dim]`."""
+        """Computes attention. `query`, `key`, `value`: `[1, heads, num_tokens, head_dim]`."""
         index: int = module.layer_idx  # type: ignore[assignment]
         if self.batch is None:
             return self._probe(index, query, key, value, attention_mask, scaling, kwargs), None
@@ -91,7 +91,7 @@ class AttentionHook:
         scaling: float | None,
         extras: dict[str, Any],
     ) -> torch.Tensor:
-        """Notes what this layer needs; the values computed in a probe do not matter."""
+        """Records the layer's properties; returns zeros, since a probe's values do not matter."""
         unknown = {k for k, v in extras.items() if v is not None} - _HARMLESS - {"softcap", "s_aux"}
         if unknown or index in self.probed:
             reason = f"passes {sorted(unknown)}" if unknown else "attends twice"
@@ -106,7 +106,7 @@ class AttentionHook:
 
 
 class _OpaqueMask:
-    """Passes from our mask function to our attention function, through the model."""
+    """Mask that carries its rule from the mask function to the attention function."""
 
     ndim = 4
 
@@ -115,18 +115,18 @@ class _OpaqueMask:
 
 
 class TransformersModel:
-    """A loaded model behind the runner's interface."""
+    """Model of transformers behind the runner's interface."""
 
     execution = "transformers"
 
     def __init__(self, model: PreTrainedModel, hook: AttentionHook) -> None:
         self._model = model
         self._hook = hook
-        # A mask that is already 4-dimensional is passed on as it is.
+        # transformers passes a 4-dimensional mask on unchanged.
         self._ready_mask = torch.empty(1, 1, 1, 1, device=model.device)
 
     def use(self, paged: Attention) -> None:
-        """Gives the model its cache."""
+        """Sets the attention over the paged KV cache."""
         self._hook.paged = paged
 
     def forward(
@@ -136,7 +136,7 @@ class TransformersModel:
         batch: StepBatch,
         logit_rows: torch.Tensor,
     ) -> torch.Tensor:
-        """Logits `[len(logit_rows), vocab_size]` of the chosen rows of a flat batch.
+        """Returns the logits `[len(logit_rows), vocab_size]` of these rows of a flat batch.
 
         Args:
             token_ids: `[num_tokens]`.
@@ -157,9 +157,9 @@ class TransformersModel:
 
 
 def probe(model: PreTrainedModel, hook: AttentionHook) -> list[ProbedLayer]:
-    """Runs a few tokens through the model and returns what its layers need, in order.
+    """Runs a few tokens through the model and returns the properties of its layers, in order.
 
-    Raises `UnsupportedModelError` if a layer is not reached: its cache would silently be missing.
+    Raises `UnsupportedModelError` if the probe misses a layer: it would silently have no cache.
     """
     ids = torch.arange(_PROBE_TOKENS, device=model.device)[None]
     try:

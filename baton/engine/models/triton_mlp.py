@@ -1,8 +1,7 @@
-"""MLP of a decoder layer on Triton kernels: gated, or a mixture of experts.
+"""MLP of a decoder layer on Triton kernels: gated, or a mixture of experts (MoE).
 
-Products that all tokens share are given; those of experts are always our own, whose rows do not
-depend on the batch and which wait for nothing, so that decode steps can be recorded. Knows nothing
-of residuals and norms.
+The caller passes the dense matrix product; the products of experts are always Baton's kernels,
+which are batch-invariant and need no host synchronization, so that CUDA graphs can capture them.
 """
 
 from collections.abc import Callable
@@ -23,7 +22,7 @@ _Weights = tuple[torch.Tensor, torch.Tensor | None]
 
 
 def mlp_of(block: Any, product: Product) -> Mlp:
-    """Takes over the weights of a layer's `mlp`, which is spent then."""
+    """Returns the MLP of a layer. Takes over the weights of `block`, unusable afterwards."""
     match type(block).__name__:
         case "MixtralSparseMoeBlock":
             return _plain_experts(block, product, is_share_of_chosen=True)
@@ -36,7 +35,7 @@ def mlp_of(block: Any, product: Product) -> Mlp:
 
 
 class DenseMlp:
-    """One gated MLP for all tokens."""
+    """Gated MLP for all tokens."""
 
     def __init__(self, block: Any, product: Product) -> None:
         self._product = product
@@ -48,7 +47,7 @@ class DenseMlp:
 
 
 class ExpertMlp:
-    """Several gated MLPs, of which each token takes a few and adds up what they give."""
+    """Mixture of experts: each token's output is a weighted sum over a few gated MLPs."""
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class ExpertMlp:
             router: weight `[num_experts, width]`.
             gate_up: weights `[num_experts, 2 * depth, width]`, the gate first.
             down: weights `[num_experts, width, depth]`.
-            choices: experts of each token.
+            choices: number of experts per token.
             is_share_of_chosen: as in `choose_experts`.
         """
         self._router = router
@@ -91,7 +90,7 @@ class ExpertMlp:
 
 
 def _plain_experts(block: Any, product: Product, *, is_share_of_chosen: bool) -> ExpertMlp:
-    """Of Mixtral and Qwen 3, whose weights lie as the kernels want them."""
+    """Returns the experts of Mixtral or Qwen 3, whose weights have the kernels' layout."""
     experts = block.experts
     return ExpertMlp(
         (block.gate.weight, None),
@@ -105,7 +104,7 @@ def _plain_experts(block: Any, product: Product, *, is_share_of_chosen: bool) ->
 
 
 def _clamped_experts(block: Any, product: Product) -> ExpertMlp:
-    """Of gpt-oss, whose weights lie the other way round, gate and up in turns."""
+    """Returns the experts of gpt-oss, whose weights are transposed, gate and up interleaved."""
     experts, router = block.experts, block.router
     down = experts.down_proj.data.transpose(1, 2).contiguous()
     experts.down_proj = None
@@ -124,12 +123,13 @@ def _clamped_experts(block: Any, product: Product) -> ExpertMlp:
 
 
 def _apart(in_turns: torch.Tensor) -> torch.Tensor:
-    """`[num_experts, 2 * depth, ...]` with all of the gate before all of the other half."""
+    """Returns interleaved rows `[num_experts, 2 * depth, ...]` with all gate rows before all up
+    rows."""
     return torch.cat([in_turns[:, ::2], in_turns[:, 1::2]], dim=1)
 
 
 def spent(*projections: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Several projections as one. They give up their weights, so that none is held twice."""
+    """Merges projections into one. Removes their weights, so that none is in memory twice."""
     together = merged([(p.weight, p.bias) for p in projections])
     for projection in projections:
         projection.weight = projection.bias = None

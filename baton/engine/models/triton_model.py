@@ -1,10 +1,9 @@
-"""Llama-shaped decoders on our kernels: what `fused_model` does on a CPU, cut as a GPU likes it.
+"""Llama-shaped decoders on Triton kernels: the GPU counterpart of `fused_model`.
 
-Every layer is four matrix products and, between them, four passes over the activations: rotary
-embedding and cache write, attention, the gate, and each norm together with the residual before it.
-Where a layer has experts, `triton_mlp` has more of both.
-The products are the library's; in the deterministic mode ours, whose rows do not depend on the
-batch. Knows nothing of batches beyond passing them on.
+Each layer has four matrix products and, between them, four passes over the activations: rotary
+embedding and cache write, attention, the gate, and each norm fused with the residual before it.
+Layers with experts have more of both (`triton_mlp`). The products are the library's; in
+deterministic mode Baton's own, which are batch-invariant.
 """
 
 from typing import Any, Protocol
@@ -21,37 +20,38 @@ from baton_kernels.rotary import HeadNorms, Rotation, rotate_and_write
 
 
 class PagedLayers(Protocol):
-    """The attention of a model on our kernels; `TritonAttention` is one."""
+    """Paged attention of a model on Triton kernels; `TritonAttention` implements it."""
 
     def blocks(self, index: int) -> Any:
-        """The K and V of a layer, to be written to."""
+        """Returns the K and V blocks of a layer, for writing."""
         ...
 
     def slots(self, index: int, batch: Any) -> torch.Tensor:
-        """Where a step's tokens go in that layer's pool, `[num_tokens]`."""
+        """Returns the slots of a step's tokens in that layer's pool, `[num_tokens]`."""
         ...
 
     def attend(
         self, index: int, layer: LayerAttention, query: torch.Tensor, batch: Any
     ) -> torch.Tensor:
-        """The attention of queries whose K and V are written: `[num_tokens, num_heads, dim]`."""
+        """Returns the attention of queries whose K and V are already in the cache: `[num_tokens,
+        num_heads, dim]`."""
         ...
 
 
 def library(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """The fastest product there is, which may compute a row otherwise in another batch."""
+    """Returns the library's product, the fastest; a row's result may depend on the batch."""
     return F.linear(x, weight, bias)
 
 
 def batch_invariant(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """A product whose rows do not depend on each other, nor on how many there are."""
+    """Returns the batch-invariant product: a row does not depend on other rows or their number."""
     return linear(x, weight, bias)
 
 
 class TritonModel:
-    """A decoder of layers on kernels. Takes over the weights of `model`, which is spent then."""
+    """Decoder on Triton kernels. Takes over the weights of `model`, unusable afterwards."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class TritonModel:
         max_len: int,
         product: Product = library,
     ) -> None:
-        # Only workers that compute alike, bit for bit, are to hand over to each other.
+        # Workers pair only if they compute bitwise the same.
         self.execution = "fused-halves" + "-invariant" * (product is batch_invariant)
         decoder = model.model
         self._embedding = decoder.embed_tokens.weight
@@ -76,7 +76,7 @@ class TritonModel:
         self._paged: PagedLayers | None = None
 
     def use(self, paged: Any) -> None:
-        """Gives the model its cache."""
+        """Sets the attention over the paged KV cache."""
         self._paged = paged
 
     def forward(
@@ -86,7 +86,7 @@ class TritonModel:
         batch: Any,
         logit_rows: torch.Tensor,
     ) -> torch.Tensor:
-        """As `TransformersModel.forward`."""
+        """Returns logits, as `TransformersModel.forward`."""
         assert self._paged is not None
         stream = F.embedding(token_ids, self._embedding)
         normed = rms_norm(stream, self._layers[0].input_norm, self._eps)
@@ -94,14 +94,14 @@ class TritonModel:
         for layer, next_norm in zip(self._layers, norms, strict=True):
             attended = layer.attend(normed, positions, self._paged, batch)
             if layer is self._layers[-1]:
-                # Behind the last attention only the rows whose logits are wanted matter.
+                # After the last attention only rows whose logits are requested are computed.
                 stream, attended = stream[logit_rows], attended[logit_rows]
             normed = layer.finish(attended, stream, next_norm)
         return self._product(normed, self._lm_head, None)
 
 
 class _Layer:
-    """One decoder layer. The residual stream is added to in place, with the norm that follows."""
+    """Decoder layer. Adds to the residual stream in place, fused with the norm that follows."""
 
     def __init__(
         self,
@@ -133,8 +133,8 @@ class _Layer:
     def attend(
         self, normed: torch.Tensor, positions: torch.Tensor, paged: PagedLayers, batch: Any
     ) -> torch.Tensor:
-        """`normed`: `[num_tokens, hidden_size]`. Writes K and V; returns what the heads saw,
-        `[num_tokens, num_heads * head_dim]`."""
+        """Writes K and V and returns the heads' outputs, `[num_tokens, num_heads * head_dim]`.
+        `normed`: `[num_tokens, hidden_size]`."""
         heads = self._product(normed, *self._qkv).view(len(normed), -1, self._head_dim)
         query, key, value = heads.split(self._heads, dim=1)
         query = rotate_and_write(
@@ -152,15 +152,16 @@ class _Layer:
     def finish(
         self, attended: torch.Tensor, stream: torch.Tensor, next_norm: torch.Tensor
     ) -> torch.Tensor:
-        """The rest of the layer, row by row: adds to `stream` and returns its norm, as the next
-        layer wants it. `[rows, hidden_size]`."""
+        """Computes output projection, MLP and residuals, row by row: adds to `stream` and returns
+        it under the next layer's norm, `[rows, hidden_size]`."""
         out = self._product(attended, *self._out)
         normed = add_rms_norm(out, stream, self._post_norm, self._eps)
         return add_rms_norm(self._mlp(normed), stream, next_norm, self._eps)
 
 
 def _rotation(decoder: Any, max_len: int) -> Rotation:
-    """By position, taken from the model's own rotary module so that scaling is kept."""
+    """Returns the rotary table by position, from the model's own module, so that scaling is kept.
+    """
     weight = decoder.embed_tokens.weight
     cos, sin = decoder.rotary_emb(weight.float(), torch.arange(max_len, device=weight.device)[None])
     half = len(decoder.rotary_emb.inv_freq)  # gpt-oss has each angle once, the others twice

@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from baton.errors import FailedPreconditionError
 from baton.serving.deadline import Clock
+from baton_router.admission.token_bucket import TokenBucket
 
 OTHERS = "*"
 
@@ -45,32 +46,23 @@ class Quota:
     tokens_per_minute: int | None = None
 
 
-class _Balance:
-    """Quota usage of one tenant: requests in flight and its token balance.
+class _Usage:
+    """Quota usage of one tenant: requests in flight and its token bucket.
 
     Prompt tokens are charged on admission, output tokens at the request's end, when their number
-    is known. So a balance may become negative; the tenant then waits until it has refilled.
+    is known. So the bucket may become negative; the tenant then waits until it has refilled.
     """
 
     def __init__(self, quota: Quota, clock: Clock) -> None:
         self.num_in_flight = 0
         self._quota = quota
-        self._clock = clock
-        self._rate = quota.tokens_per_second
-        self._saved = self._largest
-        self._seen = clock()
-
-    @property
-    def _largest(self) -> float:
-        return 0.0 if self._rate is None else self._rate * _BURST_SECONDS
+        rate = quota.tokens_per_second
+        self._bucket = None if rate is None else TokenBucket(rate * _BURST_SECONDS, rate, clock)
 
     @property
     def seconds_until_paid(self) -> float:
         """Seconds until the tenant may use tokens again; 0 if it may now."""
-        if self._rate is None:
-            return 0.0
-        self._settle()
-        return max(0.0, -self._saved / self._rate)
+        return 0.0 if self._bucket is None else self._bucket.seconds_until(0.0)
 
     @property
     def may_go(self) -> bool:
@@ -78,13 +70,8 @@ class _Balance:
         return (most is None or self.num_in_flight < most) and not self.seconds_until_paid
 
     def pay(self, num_tokens: int) -> None:
-        self._settle()
-        self._saved -= num_tokens
-
-    def _settle(self) -> None:
-        now = self._clock()
-        earned = (self._rate or 0.0) * max(0.0, now - self._seen)
-        self._saved, self._seen = min(self._largest, self._saved + earned), now
+        if self._bucket is not None:
+            self._bucket.give_back(-num_tokens)
 
 
 _UNBOUNDED = Quota()
@@ -102,7 +89,7 @@ class Quotas:
         self._of = of
         self._default = default
         self._clock = clock
-        self._balances: dict[str, _Balance] = {}
+        self._usages: dict[str, _Usage] = {}
 
     @classmethod
     def read(cls, path: Path, default: Quota = _UNBOUNDED) -> Self:
@@ -139,30 +126,30 @@ class Quotas:
 
     def may_go(self, tenant: str) -> bool:
         """Returns whether the tenant may have one more request in flight now."""
-        return self._balance(tenant).may_go
+        return self._usage(tenant).may_go
 
     def seconds_until_paid(self, tenant: str) -> float:
         """Returns the seconds for which the tenant's token rate alone delays its next request."""
-        return self._balance(tenant).seconds_until_paid
+        return self._usage(tenant).seconds_until_paid
 
     def enter(self, tenant: str, num_prompt_tokens: int) -> None:
         """Counts a request of the tenant as in flight and charges its prompt tokens."""
-        balance = self._balance(tenant)
-        balance.num_in_flight += 1
-        balance.pay(num_prompt_tokens)
+        usage = self._usage(tenant)
+        usage.num_in_flight += 1
+        usage.pay(num_prompt_tokens)
 
     def leave(self, tenant: str, num_output_tokens: int) -> None:
         """Counts a request of the tenant as ended and charges its output tokens."""
-        balance = self._balance(tenant)
-        balance.num_in_flight -= 1
-        balance.pay(num_output_tokens)
-        if not balance.num_in_flight and self.of(tenant).tokens_per_second is None:
-            del self._balances[tenant]
+        usage = self._usage(tenant)
+        usage.num_in_flight -= 1
+        usage.pay(num_output_tokens)
+        if not usage.num_in_flight and self.of(tenant).tokens_per_second is None:
+            del self._usages[tenant]
 
-    def _balance(self, tenant: str) -> _Balance:
-        if tenant not in self._balances:
-            self._balances[tenant] = _Balance(self.of(tenant), self._clock)
-        return self._balances[tenant]
+    def _usage(self, tenant: str) -> _Usage:
+        if tenant not in self._usages:
+            self._usages[tenant] = _Usage(self.of(tenant), self._clock)
+        return self._usages[tenant]
 
 
 _WHOLE = {"max_concurrent", "requests_per_minute", "tokens_per_minute"}

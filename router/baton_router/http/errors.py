@@ -27,18 +27,18 @@ from baton_router.admission.rate_limit import Kind, RateLimitedError, RateLimitS
 
 
 class BodyTooLargeError(errors.BatonError):
-    """Body has more bytes than the limit."""
+    """Request body larger than the limit."""
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(f"the body is larger than {max_bytes} bytes")
 
 
 class BodyTimeoutError(errors.BatonError):
-    """Body did not arrive in time."""
+    """Request body that did not arrive in time."""
 
 
 class MediaTypeError(errors.BatonError):
-    """Body is not declared as JSON."""
+    """Request body that is not declared as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +118,8 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _headers_of(error: BaseException) -> dict[str, str]:
-    """Returns the headers for a retry: the wait in whole seconds and in milliseconds, or the
-    authentication scheme."""
+    """Returns the headers for a retry: rate limits and the wait in whole seconds and in
+    milliseconds, or the authentication scheme."""
     if isinstance(error, errors.OverloadedError):
         seconds = max(0.0, error.retry_after)
         statuses = error.statuses if isinstance(error, RateLimitedError) else {}

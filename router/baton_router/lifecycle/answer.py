@@ -142,8 +142,7 @@ class Answer:
             self._outputs[index].restart()
 
     def conclude(self) -> list[pb.GenerateResponse]:
-        """Finishes the sequences whose shown tokens reach their end; returns the client's
-        events."""
+        """Finishes the sequences whose shown tokens reach their end; returns client events."""
         responses = []
         for index in sorted(self._unfinished):
             ending = self._known_ending(index)

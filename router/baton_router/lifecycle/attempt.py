@@ -428,8 +428,7 @@ class Attempt:
         return self._made(kind, cause, member)
 
     def _cut(self, member: Member) -> AttemptFailure:
-        """Returns the failure of a call cancelled on this side; raises if the task was
-        cancelled."""
+        """Returns the failure of a call cancelled here; raises if this task was cancelled."""
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise asyncio.CancelledError

@@ -58,7 +58,7 @@ class Output:
         self._assembly.forget_early()
 
     def finish(self) -> str:
-        """Returns the text that was held back, once, for a complete sequence. It may complete a
+        """Returns the text that was held back; for a complete sequence, once. It may complete a
         stop string."""
         rest = self._detokenizer.finish() if self._stop.matched is None else ""
         return self._stop.push(rest) + self._stop.finish()

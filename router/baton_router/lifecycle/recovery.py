@@ -39,7 +39,7 @@ _WORTH_ANOTHER_TRY = (
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """Worker that was lost while it computed the request, and the output position reached."""
+    """Worker that was lost while it computed the request, and the output position then."""
 
     worker: str
     place: int
@@ -105,8 +105,7 @@ class Recovery:
         return pause
 
     def _pass_on(self, failure: AttemptFailure) -> float:
-        """Returns 0: before acceptance the next worker is called at once. Raises if none is
-        left."""
+        """Returns 0: the next worker is called at once. Raises the refusal if that cannot help."""
         if failure.kind is FailureKind.NOBODY:
             raise self._refusal or failure.error
         if not isinstance(failure.error, _WORTH_ANOTHER_WORKER):
@@ -127,8 +126,7 @@ class Recovery:
         return self._pauses.delay(self._num_failures - 1) if self._num_failures > 1 else 0.0
 
     def _wait_for_room(self, failure: AttemptFailure, num_tokens: int) -> float | None:
-        """Returns the backoff in seconds if the request was preempted and finds no capacity; else
-        None."""
+        """Returns the backoff in seconds if a preempted request finds no capacity; else None."""
         if failure.kind is FailureKind.PREEMPTED:
             self._returns.append(num_tokens)
             self._num_waits, self._waits_for_room = 0, True

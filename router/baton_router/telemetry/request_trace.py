@@ -1,6 +1,6 @@
 """Trace of one request at its router: the span `generate`, and links between its attempts.
 
-Attributes are set at the end, from data that the answer has anyway; no message costs anything.
+Recorded afterwards, from data that the answer has anyway; no message costs anything.
 """
 
 import json

@@ -1,5 +1,4 @@
-"""Admission of waiting and swapped sequences to the running batch: acquires batch slots and blocks,
-never preempts."""
+"""Admission of waiting and swapped sequences to the running batch. Never preempts."""
 
 from baton.engine.scheduler.kv.prefix_cache import PrefixHit
 from baton.engine.scheduler.scheduling.chunking import Chunker
@@ -18,7 +17,7 @@ from baton.engine.scheduler.sequences.sequence import (
 
 
 class Admission:
-    """Admission to the batch: swapped sequences first, then waiting ones in the policy's order.
+    """Admission to the batch: gives sequences slots and blocks, in the policy's order.
 
     Attributes:
         is_paused: no new sequence is admitted; preempted ones still are.
@@ -52,7 +51,7 @@ class Admission:
             queue.pop()
 
     def _next_queue(self) -> WaitingQueue | None:
-        """Returns the queue with the next sequence to start; a pause keeps no preempted one."""
+        """Returns the queue with the next sequence to start; preempted ones ignore a pause."""
         new = None if self.is_paused else self._states.waiting.head()
         again = self._states.preempted.head()
         if new is None:
@@ -92,7 +91,7 @@ class Admission:
 
     def _lacks_prefix(self, step: Step, sequence: Sequence) -> bool:
         """Returns True if it has to wait for external KV. A sequence that needs only a prefix from
-        elsewhere and has it cached by now does not; it reports an empty `ExternalAllocation`."""
+        elsewhere, and has it cached by now, does not: an empty `ExternalAllocation` says so."""
         request = sequence.request
         if not request.num_external_tokens:
             return True
@@ -150,8 +149,7 @@ class Admission:
         return True
 
     def _admit(self, step: Step, sequence: Sequence, hit: PrefixHit) -> PlannedRange | None:
-        """Allocates blocks for the first chunk after a hit, or for all of a prompt that must
-        fit."""
+        """Allocates blocks for the first chunk after a hit, and for all of what must fit."""
         span = self._spans.cut(step, sequence, hit.num_tokens, step.num_tokens)
         if span is None:
             return None

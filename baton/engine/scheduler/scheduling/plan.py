@@ -57,8 +57,7 @@ class ExternalAllocation:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Plan of one step: the work of the runner, and the sequences it can forget. Valid until
-    `apply`.
+    """Plan of one step: sequences for the runner to compute and to forget. Valid until `apply`.
 
     The batch is flat: the tokens of the plain decodes, one each, then those of `spans` in order.
 

@@ -1,9 +1,9 @@
 """Scheduling policies: the order in which sequences are served. Pure orderings, chosen by name.
 
 A policy gives each request a rank when it is added; smaller is served first, and the largest rank
-is preempted first. A rank does not change, and still ages, which keeps low priorities from
-starving: of two waiting requests, the order of `priority - age / AGEING_STEPS` is that of `priority
-+ arrival / AGEING_STEPS` at any time.
+is preempted first. A rank never changes and still ages, so that low priorities do not starve: of
+two waiting requests, the order by `priority - age / AGEING_STEPS` is at any time the order by
+`priority + arrival / AGEING_STEPS`.
 """
 
 from collections.abc import Callable

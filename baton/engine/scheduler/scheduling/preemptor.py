@@ -1,5 +1,4 @@
-"""Preemption: which sequence is preempted, and whether its KV is recomputed, swapped or returned.
-Admits nothing.
+"""Preemption by recomputation, by swapping KV to host memory, or by returning the request.
 
 A victim is *recomputed* here, its KV is *swapped* to host memory and back, or its request is
 *returned* to the router: a worker that has its prompt cached computes the rest and hands it over,
@@ -24,7 +23,7 @@ from baton.engine.scheduler.sequences.sequence import Purpose, Sequence, Sequenc
 
 
 class Preemptor:
-    """Preemptor: frees blocks for sequences by preempting those of lower rank.
+    """Preemptor: frees blocks for sequences by preempting those of lower rank. Admits nothing.
 
     Attributes:
         num_preemptions, num_swaps, num_returns: sequences since the start; swapped and returned
@@ -43,8 +42,8 @@ class Preemptor:
         self._kv = states.kv
 
     def grow(self, step: Step, sequence: Sequence, num_tokens: int) -> bool:
-        """Allocates blocks for a running sequence, preempting the last in the policy's order.
-        Returns False if that was itself, or if it has to wait."""
+        """Allocates blocks for a running sequence, preempting from the end of the policy's order.
+        Returns False if it was preempted itself, or has to wait."""
         while not self._kv.grow(sequence, num_tokens):
             victim = self._victim()
             if victim is None:
@@ -69,8 +68,7 @@ class Preemptor:
         return max(may_leave, key=order_of, default=None)
 
     def _preempt(self, step: Step, victim: Sequence, *, may_swap: bool) -> None:
-        """Takes the blocks of a sequence; of its siblings too where they must be preempted
-        together.
+        """Takes the blocks of a sequence, and of siblings that must be preempted with it.
 
         A sequence that needs the blocks itself is not swapped: it could not be brought back.
         """

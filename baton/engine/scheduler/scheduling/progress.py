@@ -32,7 +32,7 @@ class SequenceProgress:
     """Progress of one sequence that was not a plain decode.
 
     Attributes:
-        index: index of the sequence in its request; of a finished beam, its rank.
+        index: index of the sequence in its request; of a finished beam, in the results.
         token_ids: new tokens, from output position `position` on.
         rows: rows of the step's result, one per token; empty where `logprobs` are given instead.
         num_computed_tokens: KV of [0, this) is in the blocks.

@@ -1,5 +1,4 @@
-"""Scheduler: plans the tokens of each sequence in the next step. Pure policy: no torch, clock,
-thread or I/O.
+"""Scheduler: plans the tokens of each sequence in the next step. No torch, clock, thread or I/O.
 
 There are no phases. Each sequence has `num_tokens` and `num_computed_tokens`, and the scheduler
 lets the second catch up with the first under budgets. A prefill is a sequence that is far behind, a
@@ -44,7 +43,7 @@ from baton.engine.scheduler.sequences.sequence import (
 
 
 class Scheduler:
-    """Scheduler of one engine: owns every request from `add` until it finished or was released."""
+    """Scheduler: owns every request from `add` until it has finished and, if kept, was released."""
 
     def __init__(self, config: SchedulerConfig, groups: SequenceOf[CacheGroup]) -> None:
         self.config = config
@@ -101,8 +100,7 @@ class Scheduler:
         self._cancelled.extend(request_ids)
 
     def abort(self, *request_ids: str) -> list[Request]:
-        """Ends requests in any state and frees their blocks. Idempotent; returns those that were
-        here."""
+        """Ends requests in any state and frees their blocks. Idempotent; returns those found."""
         ended = []
         for request_id in request_ids:
             request = self._states.requests.get(request_id)
@@ -115,8 +113,7 @@ class Scheduler:
         return ended
 
     def end_sequence(self, request_id: str, index: int) -> SequenceProgress | None:
-        """Ends one of a request's sequences in any state and frees its own blocks; the others
-        continue.
+        """Ends one of a request's sequences in any state and frees its own blocks; others continue.
 
         Does nothing and returns None if the sequence has ended, stopped or not begun, and for
         sequences that are ranked at the end, of which none can be missing.
@@ -291,7 +288,7 @@ class Scheduler:
 
     def drain_events(self) -> CacheEvents:
         """Returns the prefix cache events since the last call, of the group with the largest
-        window: a prefix with all blocks there may be a hit."""
+        window: a prefix whose blocks it has all stored may be a hit."""
         return self._kv.prefixes.drain_events()
 
     # Queries.
