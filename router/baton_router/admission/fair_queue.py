@@ -137,8 +137,8 @@ class FairQueue(Generic[T]):
                 self._end_turn(lines, tenant)
 
     def _skip_empty_rounds(self, lines: dict[str, _Line[T]], ready: list[str]) -> None:
-        """Adds the shares of all rounds in which no tenant could be served at once, so that a long
-        request of a tenant with a small weight costs no loop."""
+        """Adds in one step the shares of all rounds in which no tenant could be served, so that a
+        long request of a tenant with a small weight costs no loop."""
         rounds = min(self._rounds_until(lines[tenant], tenant) for tenant in ready)
         for tenant in ready if rounds > 0 else ():
             lines[tenant].deficit += rounds * self._quantum * self._weight_of(tenant)

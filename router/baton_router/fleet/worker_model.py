@@ -102,7 +102,8 @@ class PoolModel:
         return surprise
 
     def received(self, num_tokens: float, exposed_seconds: float, connector: str) -> None:
-        """Adds a transfer of `num_tokens` tokens of KV, awaited for `exposed_seconds`."""
+        """Adds a transfer of `num_tokens` tokens of KV by `connector`, whose exposed latency was
+        `exposed_seconds`."""
         self._connector = connector
         transfers = self._transfers.setdefault(connector, _Settled(_TRANSFER))
         if transfers.observe((1.0, num_tokens), max(exposed_seconds, _SHORTEST)):

@@ -8,9 +8,12 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from baton.errors import BatonError, InvalidArgumentError, UnavailableError
@@ -87,21 +90,22 @@ class Routes:
         self._access = access
         self._created = int(time.time())
 
-    def app(self) -> FastAPI:
-        """Returns the ASGI application, without generated API pages, which load scripts from other
-        hosts; the README documents the API."""
-        app = FastAPI(title="Baton", openapi_url=None)
-        app.add_api_route("/v1/completions", self.completions, methods=["POST"])
-        app.add_api_route("/v1/chat/completions", self.chat_completions, methods=["POST"])
-        app.add_api_route("/v1/models", self.models)
-        app.add_api_route("/v1/models/{name:path}", self.model)
-        app.add_api_route("/health", self.health)
+    def app(self) -> Starlette:
+        """Returns the ASGI application."""
+        routes = [
+            Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
+            Route("/v1/models", self.models),
+            Route("/v1/models/{name:path}", self.model),
+            Route("/health", self.health),
+            Route("/", self.page),
+        ]
         if self._render_metrics is not None:
-            app.add_api_route(METRICS_PATH, self.metrics)
-        app.add_api_route("/", self.page)
-        app.add_exception_handler(HTTPException, _raise)
-        app.add_middleware(Failures)
-        return app
+            routes.append(Route(METRICS_PATH, self.metrics))
+        handlers = {HTTPException: _raise}
+        return Starlette(
+            routes=routes, middleware=[Middleware(Failures)], exception_handlers=handlers
+        )
 
     async def completions(self, request: Request) -> Response:
         return await self._generate(request, CompletionRequest, self._generations.complete)
@@ -113,14 +117,15 @@ class Routes:
         self._caller(request)
         return JSONResponse({"object": "list", "data": [self._model()]})
 
-    async def model(self, request: Request, name: str) -> Response:
+    async def model(self, request: Request) -> Response:
         self._caller(request)
+        name = request.path_params["name"]
         if name != self._inference.card.name:
             served = self._inference.card.name
             raise InvalidArgumentError("model", f"is {name!r}; this router serves {served!r}")
         return JSONResponse(self._model())
 
-    async def health(self) -> Response:
+    async def health(self, _request: Request) -> Response:
         """Reports readiness, as gRPC's health check named `readiness`."""
         if self._requests.is_draining:
             raise UnavailableError("the router is draining; another one will serve")
@@ -133,7 +138,7 @@ class Routes:
         body, content_type = self._render_metrics(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 
-    async def page(self) -> Response:
+    async def page(self, _request: Request) -> Response:
         return Response(PAGE, headers=PAGE_HEADERS)
 
     async def _generate(
@@ -183,5 +188,5 @@ class Routes:
 
 
 async def _raise(_request: Request, error: Exception) -> Response:
-    """Bypasses FastAPI's own error response, so that `Failures` handles all errors."""
+    """Bypasses Starlette's own error response, so that `Failures` handles all errors."""
     raise error

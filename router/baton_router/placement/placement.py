@@ -113,7 +113,7 @@ def place_again(
     decode: str,
     policy: Policy = baton,
 ) -> str | None:
-    """Returns the cheapest other decode worker to continue a request of `decode`, or None."""
+    """Returns the cheapest other decode worker of its pairing to replace `decode`, or None."""
     seed = xxh64_intdigest(request_id.encode())
     pairings = {c.pairing for c in candidates if c.worker == decode}
     scored = [

@@ -1,8 +1,8 @@
 """Role balance: proposes role changes from the load of both pools over time, with hysteresis.
 
-A pool is pressed (overloaded) from a pressure above the high mark and idle from one below the low
-mark, until the pressure crosses the middle between the marks. If one pool is pressed and the other
-idle for the dwell time, a worker of the idle pool should change its role. The pressed pool keeps at
+A pool becomes pressed (overloaded) above the high mark and idle below the low mark, and stays so
+until its pressure crosses the middle between the marks. If one pool is pressed and the other idle
+for the dwell time, a worker of the idle pool should change its role. The pressed pool keeps at
 least half of its pressure, which is not below the low mark; so a change never causes the opposite
 one, and under constant load roles converge.
 

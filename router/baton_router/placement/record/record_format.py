@@ -57,7 +57,7 @@ def header_line(rules: Rules) -> bytes:
 
 
 def decision_line(at: float, decision: Decision, hashes: list[BlockHash], before: Workers) -> bytes:
-    """Returns a decision's line. `before`: candidates of the file's previous decision, by worker."""
+    """Returns a decision's line. `before`: the file's previous decision's candidates, by worker."""
     question, placement = decision.question, decision.placement
     now = {c.worker: c for c in question.candidates}
     entry = {
