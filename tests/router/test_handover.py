@@ -142,6 +142,21 @@ async def test_a_request_moves_as_often_as_it_has_to():
     assert last.requests[0].handle.source_worker == "d1"
 
 
+async def test_lifecycle_names_current_decode_worker_after_migration():
+    taken = Cue()
+    giving, taking = giver(taken, HANDED_OVER), decode(READY, Go(taken), Forever(), name="d1")
+    async with fleet_of(prefill(first(), RELEASED), giving, taking) as fleet:
+        lifecycle = lifecycle_of(fleet)
+        running = asyncio.create_task(seen_of(lifecycle))
+        async with asyncio.timeout(5.0):
+            while not taking.requests:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        assert lifecycle.placement.decode == "d1"
+        lifecycle.abort()
+        with pytest.raises(CancelledError):
+            await running
+
+
 async def test_an_aborted_request_is_let_go_of_on_both_sides():
     giving, taking = giver(Forever()), decode(Forever(), name="d1")
     async with fleet_of(prefill(first(), RELEASED), giving, taking) as fleet:

@@ -16,6 +16,7 @@ import contextlib
 import logging
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack, ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -79,7 +80,7 @@ class Attempt:
         may_return: the decode worker may give the request back if it preempts its sequence.
 
     Attributes:
-        placement: the workers chosen for the attempt.
+        placement: the workers it runs on; a migration changes the decode worker.
     """
 
     def __init__(
@@ -198,6 +199,7 @@ class Attempt:
             self._read_in_task()
         self._giving, self._source = self._taking, self._decode
         self._work, self._decode = work, taker
+        self.placement = replace(self.placement, decode=taker.record.id)
         self._hashes = self._block_hashes()
         self._decode_load.close()
         logger.info("%s hands over to %s", self._source.record.id, self.decode_worker)
