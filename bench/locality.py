@@ -163,7 +163,7 @@ class _Home:
 
 def _homes(rows: Sequence[TraceRow], names: Sequence[str]) -> Iterator[_Home]:
     """Stores copies of the trace until there are enough blocks. All requests of a copy share their
-    first block, so that one alone makes nobody a home."""
+    first block, so that this block alone decides no placement."""
     index = LocalityIndex(2 * NUM_INDEXED)
     for number in count():
         row, copy = rows[number % len(rows)], number // len(rows)
@@ -224,8 +224,7 @@ def _placement_rows(repeats: int) -> list[Row]:
 
 
 def _policy_rows(rows: Sequence[TraceRow]) -> list[Row]:
-    """What each policy keeps of the reusable blocks, and how even the load is: the mean by the
-    most."""
+    """Returns each policy's share of reusable blocks, and its load balance: mean by maximum."""
     found = []
     for policy in POLICY_NAMES:
         replayed = replay(rows, policy, NUM_REPLAYED_WORKERS, TOKENS_PER_SECOND)

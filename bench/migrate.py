@@ -2,7 +2,7 @@
 
 A local cluster of one prefill and two decode workers. In the middle of an answer the decode worker
 that writes it gets a SIGKILL, and the client goes on reading. The gap is the longest wait for a
-token from there on: noticing, placing anew, computing prompt and answer so far, handing over. Once
+token from there on: detection, placement, computing prompt and answer so far, handing over. Once
 the blocks of the prompt are still in the prefix cache of the prefill worker, and once all caches
 were flushed a moment before. And once the worker is told to end (SIGTERM): another one then
 fetches the KV of the answer. Tokens are asserted equal to those of an undisturbed run.

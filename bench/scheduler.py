@@ -125,10 +125,9 @@ class Load:
         return total / num_rows * 1e6
 
     def step(self) -> tuple[float, StepPlan]:
-        """What one step took, in seconds, and what it was.
+        """Returns the seconds that one step took, and its plan.
 
-        As in the engine, no tensors are made where there is nothing to compute: while all that
-        runs has just come from elsewhere.
+        As in the engine, a step without tokens to compute makes no tensors.
         """
         self._owed += self._num_sequences / 32
         num_ending = int(self._owed)

@@ -207,7 +207,7 @@ def _figures_of(cluster: Cluster) -> _Figures:
 
 
 async def _served(address: str, requests: Sequence[_Request], load: float) -> _Figures:
-    """What the cluster's client sees, at so many requests a second, whatever is still running."""
+    """Returns what a client measures at `load` requests per second, sent in an open loop."""
     ttfts, itls = Gaps(), Gaps()
     start = time.perf_counter()
     async with AsyncClient(address) as client:

@@ -109,7 +109,7 @@ def _measure_decodes(engine: Engine) -> Iterator[tuple[str, float]]:
 
 
 def _prompt_times(engine: Engine, length: int) -> list[float]:
-    """Of each step of one prompt."""
+    """Returns the seconds of each step of one prompt."""
     engine.flush_cache()
     _add(engine, 0, length, max_tokens=1)
     return _steps(engine)
@@ -174,7 +174,7 @@ async def _served_gap(client: AsyncClient, batch: int, seed: int) -> float:
 async def _served_times(
     client: AsyncClient, length: int, max_tokens: int, seed: int
 ) -> list[float]:
-    """When each token came, in milliseconds since it was asked for."""
+    """Returns the arrival of each token, in milliseconds after the request."""
     start, times = time.perf_counter(), []
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     async for chunk in client.generate(random_prompt(length, seed), params):
@@ -183,7 +183,7 @@ async def _served_times(
 
 
 def _served(machine: Machine, case: str) -> float | None:
-    """What the fitted machine says of a case of the cluster, in milliseconds."""
+    """Returns the fitted machine's prediction for a case of the cluster, in milliseconds."""
     kind, _, rest = case.partition(": ")
     number = rest.split(" ", 1)[0]
     if kind == "served step":

@@ -68,8 +68,8 @@ def run(repeats: int) -> list[Row]:
 
 @contextmanager
 def _traced(endpoint: str, ratio: str | None) -> Iterator[None]:
-    """What a process started in the block is told of traces. All hash alike, so that they differ by
-    less."""
+    """Sets the tracing variables of processes started in the block. All use one hash seed, so that
+    they differ less."""
     told = {"PYTHONHASHSEED": "0"}
     if ratio is not None:
         told |= {

@@ -3,7 +3,7 @@
 The source's blocks lie anywhere in its pool, as in one that has been in use; the claimant's follow
 each other, and in one case lie anywhere too. Timed is a whole fetch, from its first call to the
 confirmation, into memory that has been written before. It is compared with moving the same bytes
-without asking anybody: one memcpy within this process into shared memory, one TCP socket, and
+without any request: one memcpy within this process into shared memory, one TCP socket, and
 messages of the same size over bare grpc.aio, between processes of its own as they come, and with
 the channel options and the allocator of ours; and, where it is installed, with one read of the same
 blocks by NIXL alone.
@@ -246,14 +246,14 @@ async def handoff(
 
 
 def check(pool: KvPool, expected: KvPool, table: tuple[int, ...]) -> None:
-    """Whether what has come to `table` is what the source has been filled with."""
+    """Checks that the blocks of `table` hold what the source was filled with."""
     sent = source_blocks(pool.num_blocks)
     for there, here in zip(sent[::16], table[::16], strict=True):
         assert pool.read_block(here) == expected.read_block(there), "other bytes"
 
 
 def _bytes_of(pool: KvPool) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
-    """Of all blocks but the one of zeros."""
+    """Returns the bytes of all blocks but the null block."""
     assert pool.shared is not None
     content: np.ndarray[tuple[int], np.dtype[np.uint8]] = pool.shared.content.numpy()
     return content[pool.layout.block_bytes :]

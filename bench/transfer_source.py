@@ -56,7 +56,7 @@ def pairing_of(pool: KvPool) -> Pairing:
 
 
 def source_blocks(num_blocks: int) -> tuple[int, ...]:
-    """Where a prompt's blocks lie in a pool that has been in use: anywhere."""
+    """Returns a prompt's block ids in a used pool: in random order."""
     return tuple(random.Random(0).sample(range(1, num_blocks + 1), num_blocks))
 
 
@@ -76,7 +76,7 @@ async def _keep(table: LeaseTable, lease_id: bytes, pool: KvPool) -> None:
 
 
 def _serve_raw(listener: socket.socket) -> None:
-    """In a thread: the same bytes to whoever connects."""
+    """Sends the same bytes to each client that connects; runs in a thread."""
     content = memoryview(bytes(4 * 2**20))
     while True:
         connection, _ = listener.accept()

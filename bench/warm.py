@@ -1,7 +1,7 @@
 """Warm start of a router: time until it knows the prefixes of all workers, from Redis alone.
 
 Workers have published for a while, so that their snapshots are in the midst of a round and a tail
-of events follows. Then nobody is there but Redis.
+of events follows. Then only Redis is left.
 """
 
 import asyncio
@@ -100,12 +100,12 @@ async def _seconds_to_warm(url: str, held: dict[str, set[BlockHash]]) -> float:
 
 
 def knows(index: LocalityIndex, held: dict[str, set[BlockHash]]) -> bool:
-    """Whether it has as many blocks of each as there are."""
+    """Returns whether the index has the right number of blocks of each worker."""
     return all(index.num_blocks(worker) == len(blocks) for worker, blocks in held.items())
 
 
 def holds_exactly(index: LocalityIndex, held: dict[str, set[BlockHash]]) -> bool:
-    """Whether it has each block, on no other worker than there."""
+    """Returns whether the index has each block on exactly the worker that holds it."""
     return knows(index, held) and all(
         index.match([block]) == {worker: 1} for worker, blocks in held.items() for block in blocks
     )

@@ -1,6 +1,7 @@
-"""Language check of names and docstrings, by the glossary: `python docs/check_language.py`.
+"""Language check of names, docstrings and messages: `python docs/check_language.py`.
 
-Modules and classes of the product are read; tests and generated stubs are not.
+Names are checked against the glossary, docstrings by their first word, and all strings for words
+that name no actor. Tests and generated stubs are not read.
 """
 
 import ast
@@ -12,7 +13,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = "*_worker baton bench docs helm kernels kvtransfer protos router"
 GENERATED = ROOT / "baton/v1"
-NOT_A_NOUN = {"What", "Who", "Whose", "How", "Where", "Which", "Of", "Whether", "Why", "When"}
+NOT_FIRST = {"What", "Who", "Whose", "How", "Where", "Which", "Of", "Whether", "Why", "When"}
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+NO_ACTOR = re.compile(r"\b(anew|anybody|everybody|nobody|of late|somebody|whoever|whom)\b", re.I)
+"""Words that hide the actor, or for which the field has another."""
+LABELS = {"nobody"}
+"""Values of metric labels, which do not change."""
 PRIVATE_FILE = re.compile(
     "about|bucket|calling_off|edges|extent|extras|gate|keeping|loan|mirror|notices|pace|patience|"
     "pending|pieces|pins|pressure|prospects|pulling|recent|roster|saga|seats|setback|shapes|targets|"
@@ -31,14 +37,18 @@ def findings(path: str, source: str, private: set[str]) -> Iterator[str]:
     if PRIVATE_FILE.fullmatch(Path(path).stem):
         yield f"{path}: the file's name is a private word; use one of docs/glossary.md"
     for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Module | ast.ClassDef):
-            continue
         line = getattr(node, "lineno", 1)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found = NO_ACTOR.search(node.value)
+            if found and node.value not in LABELS:
+                yield f"{path}:{line}: {found[0]!r} in a string; name the actor"
         if isinstance(node, ast.ClassDef) and node.name.lstrip("_") in private:
             yield f"{path}:{line}: class {node.name}; docs/glossary.md has the word for it"
-        first = (ast.get_docstring(node) or "A").split()[0].strip("`,.:")
-        if first in NOT_A_NOUN:
-            yield f"{path}:{line}: docstring begins with {first!r}; begin with a noun"
+        if isinstance(node, DOCUMENTED):
+            first = (ast.get_docstring(node) or "A").split()[0].strip("`,.:")
+            is_function = not isinstance(node, ast.Module | ast.ClassDef)
+            if first in NOT_FIRST and not (is_function and first == "Whether"):
+                yield f"{path}:{line}: docstring begins with {first!r}; begin with a noun or a verb"
 
 
 def main() -> int:
@@ -47,7 +57,7 @@ def main() -> int:
     found = [
         finding
         for path in sorted(path for folder in folders for path in folder.rglob("*.py"))
-        if GENERATED not in path.parents
+        if GENERATED not in path.parents and path != Path(__file__)
         for finding in findings(str(path.relative_to(ROOT)), path.read_text(), private)
     ]
     print("\n".join(found) or f"Language: {len(private)} private names, none in use.")

@@ -79,7 +79,7 @@ def _rows(
 
 
 def _followed(given: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
-    """What a reference to a definition leads to; anything else as it is."""
+    """Returns the definition that a reference names; anything else unchanged."""
     reference = given.get("allOf", [{}])[0].get("$ref", "")
     return root["definitions"][reference.rpartition("/")[2]] if reference else given
 

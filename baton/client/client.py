@@ -1,11 +1,11 @@
-"""The client: `Client`, and `AsyncClient` with the same calls to await.
+"""Python client of a router: `Client`, and `AsyncClient` with the same calls to await.
 
     with Client("127.0.0.1:50051") as client:
         for chunk in client.generate("Once upon a time", SamplingParams(max_tokens=32)):
             print(chunk.text, end="", flush=True)
 
-Every failed call raises a type of `baton.errors`. A generation whose router is lost goes on with
-another one; of several routers the first that answers is asked. Nothing else is repeated by itself.
+Every failed call raises a type of `baton.errors`. A generation whose router is lost resumes on
+another one; of several routers the first that answers is used. No other call is retried.
 The two clients differ only in how they wait.
 """
 
@@ -107,10 +107,10 @@ _OPTIONS = [
     ("grpc.max_send_message_length", 16 * 2**20),
     ("grpc.max_receive_message_length", 16 * 2**20),
     ("grpc.enable_http_proxy", 0),
-    # A server that was not there yet, or restarts, is found at once.
+    # Finds a server soon that starts late or restarts.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # A router that falls silent in the middle of a call is noticed within some seconds.
+    # Detects a router that falls silent during a call within some seconds.
     ("grpc.keepalive_time_ms", 2000),
     ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.http2.ping_timeout_ms", 2000),
@@ -119,33 +119,33 @@ _OPTIONS = [
 
 _LONGEST_CALL_SECONDS = 24 * 3600.0
 
-# Another router may know more.
+# Codes after which the next router is asked: it may know more.
 _ELSEWHERE = (grpc.StatusCode.NOT_FOUND,)
 
 Metadata: TypeAlias = Sequence[tuple[str, str]]
-"""Names, in lower case, and values."""
+"""gRPC metadata: names, in lower case, and values."""
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 
 
 class Client:
-    """Talks to one router, or to any of several, blocking. Safe to share between threads. Close it,
-    or use it in `with`.
+    """Blocking client of one router, or of any of several. Thread-safe. Close it, or use it in
+    `with`.
 
     Args:
-        address: "host:port"; of several routers, in the order in which they are asked.
-        timeout: seconds a call may take as a whole, unless it says otherwise.
-        tls: files to speak TLS with, read again once they have changed; None: in the clear.
-        wait_for_ready: wait, within the timeout, for a server that is not there yet; otherwise
-            `UnavailableError` at once. Of several routers generations wait for any, other calls for
-            none.
-        resume: a generation whose router dies goes on with another one, or with the same if it
-            comes back soon; its reader sees nothing of it but the time it takes.
-        admin_address: where the routers' admin services listen, in the same order: their
-            --admin-port. None: at `address`, of a client that is to look after them and no more.
-        token: says to the router whose calls these are; without TLS it crosses the network as it
-            is.
+        address: "host:port"; of several routers, in the order in which they are tried.
+        timeout: seconds per call as a whole, unless the call sets its own.
+        tls: TLS files, reloaded after they have changed; None: plaintext.
+        wait_for_ready: wait, within the timeout, for a server that does not listen yet; otherwise
+            raise `UnavailableError` at once. With several routers, generations wait for any of
+            them, other calls for none.
+        resume: resume a generation whose router dies on another one, or on the same one if it
+            restarts soon; its reader notices only the delay.
+        admin_address: addresses of the routers' admin services, in the same order: their
+            --admin-port. None: `address`, for a client that only administers.
+        token: bearer token that names the caller to the router; without TLS it is sent in
+            plaintext.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Client:
                 return grpc.insecure_channel(address, options)
             return grpc.secure_channel(address, pem.channel_credentials(), options)
 
-        # A former channel closes by itself, when the last call on it is forgotten.
+        # A replaced channel closes by itself, once its last call is garbage-collected.
         everywhere = {*addresses, *admin_addresses}
         self._channels = Links(everywhere, tls, open_channel, retire=lambda _: None)
         self._routers = Routers(len(addresses))
@@ -186,7 +186,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends the connections and every generation on them. Idempotent."""
+        """Closes the connections and ends every generation on them. Idempotent."""
         self._routers.is_closed = True
         for channel in self._channels.all:
             channel.close()
@@ -202,16 +202,16 @@ class Client:
         timeout: float | None = None,
         metadata: Metadata = (),
     ) -> Generation:
-        """Starts a generation. Errors of the server come when its chunks are read.
+        """Starts a generation. Errors of the server are raised when its chunks are read.
 
         Args:
             params: None: greedy, 16 tokens.
-            model: empty: whatever is served.
+            model: empty: the served model.
             request_id: a name for `abort` and logs; empty: the router makes one.
             priority: workers that schedule by priority serve smaller ones first.
             timeout: seconds for the whole generation; None: the client's.
-            metadata: goes with each of its calls, such as `traceparent`, by which the request
-                becomes part of a trace of the caller's.
+            metadata: sent with each of its calls, such as `traceparent`, which makes the request
+                part of a trace of the caller's.
         """
         request = generate_request(prompt, params, model, request_id, priority)
         limit = self._timeout if timeout is None else timeout
@@ -221,7 +221,7 @@ class Client:
         return Generation(open_attempt(resumption.first_attempt()), _num_returned(params), calls)
 
     def tokenize(self, prompt: str | Chat, *, model: str = "") -> Tokens:
-        """The tokens `generate` would make of a prompt."""
+        """Returns the tokens that `generate` would make of a prompt."""
         request = tokenize_request(prompt, model)
         return tokens_of(self._answer(lambda i: self._inference[i].Tokenize, request))
 
@@ -235,8 +235,8 @@ class Client:
         return [worker_of(worker) for worker in answer.workers]
 
     def list_requests(self, limit: int = 20) -> list[RequestInfo]:
-        """Those that the router serves now, the oldest first, at most 1000 of them; of all that
-        bear our token."""
+        """Returns the requests that the router serves now for the caller's tenant, oldest first, at
+        most 1000."""
         request = admin.ListRequestsRequest(limit=limit)
         answer = self._answer(lambda i: self._admin[i].ListRequests, request)
         return [request_info_of(one) for one in answer.requests]
@@ -249,45 +249,45 @@ class Client:
         model: str = "",
         request_id: str = "",
     ) -> Explanation:
-        """Where `generate` would run this if it came now, and why. Nothing is run or counted."""
+        """Explains where `generate` would run this now, and why. Nothing is run or counted."""
         subject = generate_request(prompt, params, model, request_id, 0)
         request = admin.ExplainPlacementRequest(request=subject)
         return explanation_of(self._answer(lambda i: self._admin[i].ExplainPlacement, request))
 
     def explain_request(self, request_id: str) -> Explanation:
-        """Why a request of late runs, or ran, where it does. `NotFoundError`: it is forgotten."""
+        """Explains the placement of a recent request. `NotFoundError`: none of this id is known."""
         request = admin.ExplainPlacementRequest(request_id=request_id)
         return explanation_of(
             self._answer(lambda i: self._admin[i].ExplainPlacement, request, _ELSEWHERE)
         )
 
     def get_load(self) -> Load:
-        """What the process at this address is doing. Workers answer too, while starting also."""
+        """Returns the load of the process at this address. Workers answer even while starting."""
         request = admin.GetLoadRequest()
         return load_of(self._answer(lambda i: self._admin[i].GetLoad, request))
 
     def get_info(self) -> Info:
-        """What the process at this address is: its versions, its clock, what it has of Redis."""
+        """Returns versions, clock and Redis state of the process at this address."""
         return info_of(self._answer(lambda i: self._admin[i].GetInfo, admin.GetInfoRequest()))
 
     def role_balance(self) -> RoleBalance:
-        """How the loads of the two pools compare, and whether a worker should change its role."""
+        """Returns the loads of both pools, and the role change that would balance them, if any."""
         request = admin.GetRoleBalanceRequest()
         return role_balance_of(self._answer(lambda i: self._admin[i].GetRoleBalance, request))
 
     def set_role(self, worker: str, role: str) -> int:
-        """Has a worker drain and go on as a "prefill" or "decode" worker; returns the epoch in
-        which it does. `DeadlineExceededError`: what ran there did not end in time."""
+        """Drains a worker and makes it a "prefill" or "decode" worker; returns the epoch of the new
+        role. `DeadlineExceededError`: its calls in flight did not end in time."""
         request = admin.SetRoleRequest(worker=worker, role=role_to_message(role))
         return self._answer(lambda i: self._admin[i].SetRole, request).epoch
 
     def flush_cache(self) -> int:
-        """Forgets all cached prefixes that no request uses; returns how many blocks they had."""
+        """Evicts all cached prefixes that no request uses; returns the number of their blocks."""
         request = admin.FlushCacheRequest()
         return self._answer(lambda i: self._admin[i].FlushCache, request).num_blocks
 
     def abort(self, request_id: str) -> None:
-        """Ends a request, whoever started it. `NotFoundError`: there is none of this name."""
+        """Ends a request of any client. `NotFoundError`: there is none of this id."""
         request = admin.AbortRequest(request_id=request_id)
         self._answer(lambda i: self._admin[i].Abort, request, _ELSEWHERE)
 
@@ -304,7 +304,7 @@ class Client:
         request: _Request,
         also: Collection[grpc.StatusCode] = (),
     ) -> _Response:
-        """The answer of the first router that gives one, other than what is `also` no answer."""
+        """Returns the first answer of any router; errors with a code in `also` do not count."""
         router = self._routers.first
         for is_last in _turns(self._routers.number):
             try:
@@ -320,7 +320,7 @@ class Client:
 
 
 class AsyncClient:
-    """`Client` for asyncio: the same arguments and calls. Make it where the event loop runs."""
+    """Client for asyncio: `Client`'s arguments and calls. Make it where the event loop runs."""
 
     def __init__(
         self,
@@ -364,7 +364,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Ends the connections and every generation on them. Idempotent."""
+        """Closes the connections and ends every generation on them. Idempotent."""
         self._routers.is_closed = True
         former = [*self._retiring.values()]
         for task in self._retiring:
@@ -394,7 +394,7 @@ class AsyncClient:
         )
 
     async def tokenize(self, prompt: str | Chat, *, model: str = "") -> Tokens:
-        """The tokens `generate` would make of a prompt."""
+        """Returns the tokens that `generate` would make of a prompt."""
         request = tokenize_request(prompt, model)
         return tokens_of(await self._answer(lambda i: self._inference[i].Tokenize, request))
 
@@ -408,7 +408,7 @@ class AsyncClient:
         return [worker_of(worker) for worker in answer.workers]
 
     async def list_requests(self, limit: int = 20) -> list[RequestInfo]:
-        """Those that the router serves now, as `Client.list_requests`."""
+        """Returns the requests that the router serves now, as `Client.list_requests`."""
         request = admin.ListRequestsRequest(limit=limit)
         answer = await self._answer(lambda i: self._admin[i].ListRequests, request)
         return [request_info_of(one) for one in answer.requests]
@@ -421,46 +421,46 @@ class AsyncClient:
         model: str = "",
         request_id: str = "",
     ) -> Explanation:
-        """Where `generate` would run this if it came now, and why. Nothing is run or counted."""
+        """Explains where `generate` would run this now, and why. Nothing is run or counted."""
         subject = generate_request(prompt, params, model, request_id, 0)
         request = admin.ExplainPlacementRequest(request=subject)
         answer = await self._answer(lambda i: self._admin[i].ExplainPlacement, request)
         return explanation_of(answer)
 
     async def explain_request(self, request_id: str) -> Explanation:
-        """Why a request of late runs, or ran, where it does. `NotFoundError`: it is forgotten."""
+        """Explains the placement of a recent request. `NotFoundError`: none of this id is known."""
         request = admin.ExplainPlacementRequest(request_id=request_id)
         return explanation_of(
             await self._answer(lambda i: self._admin[i].ExplainPlacement, request, _ELSEWHERE)
         )
 
     async def get_load(self) -> Load:
-        """What the process at this address is doing. Workers answer too, while starting also."""
+        """Returns the load of the process at this address. Workers answer even while starting."""
         request = admin.GetLoadRequest()
         return load_of(await self._answer(lambda i: self._admin[i].GetLoad, request))
 
     async def get_info(self) -> Info:
-        """What the process at this address is: its versions, its clock, what it has of Redis."""
+        """Returns versions, clock and Redis state of the process at this address."""
         request = admin.GetInfoRequest()
         return info_of(await self._answer(lambda i: self._admin[i].GetInfo, request))
 
     async def role_balance(self) -> RoleBalance:
-        """How the loads of the two pools compare, and whether a worker should change its role."""
+        """Returns the loads of both pools, and the role change that would balance them, if any."""
         request = admin.GetRoleBalanceRequest()
         return role_balance_of(await self._answer(lambda i: self._admin[i].GetRoleBalance, request))
 
     async def set_role(self, worker: str, role: str) -> int:
-        """Has a worker drain and go on in another role, as `Client.set_role`."""
+        """Drains a worker and changes its role, as `Client.set_role`."""
         request = admin.SetRoleRequest(worker=worker, role=role_to_message(role))
         return (await self._answer(lambda i: self._admin[i].SetRole, request)).epoch
 
     async def flush_cache(self) -> int:
-        """Forgets all cached prefixes that no request uses; returns how many blocks they had."""
+        """Evicts all cached prefixes that no request uses; returns the number of their blocks."""
         request = admin.FlushCacheRequest()
         return (await self._answer(lambda i: self._admin[i].FlushCache, request)).num_blocks
 
     async def abort(self, request_id: str) -> None:
-        """Ends a request, whoever started it. `NotFoundError`: there is none of this name."""
+        """Ends a request of any client. `NotFoundError`: there is none of this id."""
         request = admin.AbortRequest(request_id=request_id)
         await self._answer(lambda i: self._admin[i].Abort, request, _ELSEWHERE)
 
@@ -484,7 +484,7 @@ class AsyncClient:
         request: _Request,
         also: Collection[grpc.StatusCode] = (),
     ) -> _Response:
-        """The answer of the first router that gives one, other than what is `also` no answer."""
+        """Returns the first answer of any router; errors with a code in `also` do not count."""
         router = self._routers.first
         for is_last in _turns(self._routers.number):
             try:
@@ -505,7 +505,7 @@ class AsyncClient:
 def _addresses(
     address: str | Sequence[str], admin_address: str | Sequence[str] | None
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """Where each router is asked, and where its admin service is."""
+    """Returns the addresses of the routers, and of their admin services."""
     addresses = [address] if isinstance(address, str) else address
     if not addresses:
         raise InvalidArgumentError("address", "is empty; give one router at least")
@@ -519,12 +519,12 @@ def _addresses(
 
 
 def _bearing(token: str | None) -> tuple[tuple[str, str], ...]:
-    """What every call says with it."""
+    """Returns the metadata of every call: the bearer token, if any."""
     return () if token is None else (("authorization", f"Bearer {token}"),)
 
 
 def _turns(number: int) -> list[bool]:
-    """One for each router; whether it is the last."""
+    """Returns a flag for each router, True for the last."""
     return [i == number - 1 for i in range(number)]
 
 

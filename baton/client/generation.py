@@ -1,4 +1,4 @@
-"""A running generation, to iterate over or to await: the stream behind `Client.generate`."""
+"""Running generation, to iterate over or to await: the stream that `Client.generate` returns."""
 
 import asyncio
 import threading
@@ -16,7 +16,7 @@ from baton.v1 import inference_pb2 as pb
 
 
 class Call(Protocol):
-    """A stream of events as `grpc` gives it."""
+    """Stream of events as `grpc` returns it."""
 
     def __next__(self) -> pb.GenerateResponse: ...
 
@@ -28,7 +28,7 @@ _AnyCall = TypeVar("_AnyCall")
 
 
 class Calls(Generic[_AnyCall]):
-    """The calls of one generation, one after the other. `open` makes one of them."""
+    """Calls of one generation, one after the other. `open` begins one of them."""
 
     def __init__(
         self, resumption: Resumption, open_attempt: Callable[[CallAttempt], _AnyCall]
@@ -38,15 +38,15 @@ class Calls(Generic[_AnyCall]):
 
 
 class Generation(Iterator[Chunk]):
-    """A running generation: iterate over its chunks. Leaving its `with` block early cancels it.
+    """Running generation: iterate over its chunks. Leaving its `with` block early cancels it.
 
-    Where several sequences were asked for, their chunks come in any mixture.
+    Chunks of several sequences are interleaved in any order.
     """
 
     def __init__(
         self, call: "Call", num_sequences: int = 1, calls: "Calls[Call] | None" = None
     ) -> None:
-        """`calls`: makes another call where one is lost; None: its end is the end."""
+        """Takes `calls`, which replaces a lost call; None: the loss ends the generation."""
         self._call = call
         self._calls = calls
         self._cancelled = threading.Event()
@@ -72,24 +72,24 @@ class Generation(Iterator[Chunk]):
 
     @property
     def finished(self) -> Finished | None:
-        """How it ended; None until the last chunk has been read. Of several sequences, how the one
-        that ended last did: its usage and timings are the whole request's."""
+        """End of the generation; None until the last chunk has been read. With several sequences,
+        that of the last to end, whose usage and timings are the whole request's."""
         return self._progress.finished
 
     @property
     def num_resumed(self) -> int:
-        """How often it went on with another router, or anew with the same, because one was lost."""
+        """Number of times that it resumed after a loss, on another router or on the same one."""
         return max(0, self._progress.num_accepted - 1)
 
     @property
     def prompt_logprobs(self) -> list[TokenLogprobs]:
-        """Of the prompt's tokens from the second one on, if asked for: all of them once the first
-        chunk has been read."""
+        """Log-probabilities of the prompt's tokens from the second one on, if requested: all of
+        them once the first chunk has been read."""
         return self._progress.prompt_logprobs
 
     def text(self) -> str:
-        """Waits for the end and returns all text, that of chunks already read included. Of several
-        sequences, that of the first; it is the best where they were ranked."""
+        """Waits for the end and returns all text, including that of chunks already read. With
+        several sequences, that of the first, which is the best if they are ranked."""
         self._drain()
         return self._progress.text_of(0)
 
@@ -109,7 +109,7 @@ class Generation(Iterator[Chunk]):
         return self._progress.completions()
 
     def cancel(self) -> None:
-        """Ends it now; reading on raises `CancelledError`. Idempotent, and harmless at the end."""
+        """Cancels it; reading on raises `CancelledError`. Idempotent, and harmless at the end."""
         self._cancelled.set()
         self._call.cancel()
 
@@ -127,7 +127,7 @@ class Generation(Iterator[Chunk]):
             self._resume(error)
 
     def _resume(self, error: grpc.RpcError) -> None:
-        """Goes on with another call, or raises what ended this one."""
+        """Resumes on another call, or raises the error that ended this one."""
         calls = None if self._cancelled.is_set() else self._calls
         attempt = None if calls is None else calls.after(error, self._progress)
         if calls is None or attempt is None:
@@ -135,21 +135,21 @@ class Generation(Iterator[Chunk]):
         if self._cancelled.wait(attempt.pause):
             raise CancelledError("the generation was cancelled")
         self._call = calls.open(attempt)
-        if self._cancelled.is_set():  # by another thread, a moment ago
+        if self._cancelled.is_set():  # by another thread meanwhile
             self._call.cancel()
 
 
 class AsyncGeneration(AsyncIterator[Chunk]):
-    """A running generation: `async for` over its chunks, once.
+    """Running generation: `async for` over its chunks, once.
 
     Leaving its `async with` block early cancels it, and so does cancelling a task that reads it.
-    Where several sequences were asked for, their chunks come in any mixture.
+    Chunks of several sequences are interleaved in any order.
     """
 
     def __init__(
         self, call: "AsyncCall", num_sequences: int = 1, calls: "Calls[AsyncCall] | None" = None
     ) -> None:
-        """`calls`: makes another call where one is lost; None: its end is the end."""
+        """Takes `calls`, which replaces a lost call; None: the loss ends the generation."""
         self._call = call
         self._calls = calls
         self._cancelled = asyncio.Event()
@@ -169,24 +169,24 @@ class AsyncGeneration(AsyncIterator[Chunk]):
 
     @property
     def accepted(self) -> Accepted | None:
-        """Known before the first chunk; None until then. `wait_accepted` waits for it."""
+        """Router's acceptance, known before the first chunk; None until then (`wait_accepted`)."""
         return self._progress.accepted
 
     @property
     def finished(self) -> Finished | None:
-        """How it ended; None until the last chunk has been read. Of several sequences, how the one
-        that ended last did: its usage and timings are the whole request's."""
+        """End of the generation; None until the last chunk has been read. With several sequences,
+        that of the last to end, whose usage and timings are the whole request's."""
         return self._progress.finished
 
     @property
     def num_resumed(self) -> int:
-        """How often it went on with another router, or anew with the same, because one was lost."""
+        """Number of times that it resumed after a loss, on another router or on the same one."""
         return max(0, self._progress.num_accepted - 1)
 
     @property
     def prompt_logprobs(self) -> list[TokenLogprobs]:
-        """Of the prompt's tokens from the second one on, if asked for: all of them once the first
-        chunk has been read."""
+        """Log-probabilities of the prompt's tokens from the second one on, if requested: all of
+        them once the first chunk has been read."""
         return self._progress.prompt_logprobs
 
     async def wait_accepted(self) -> Accepted:
@@ -196,8 +196,8 @@ class AsyncGeneration(AsyncIterator[Chunk]):
         return self._progress.accepted
 
     async def text(self) -> str:
-        """Waits for the end and returns all text, that of chunks already read included. Of several
-        sequences, that of the first; it is the best where they were ranked."""
+        """Waits for the end and returns all text, including that of chunks already read. With
+        several sequences, that of the first, which is the best if they are ranked."""
         await self._drain()
         return self._progress.text_of(0)
 
@@ -217,7 +217,7 @@ class AsyncGeneration(AsyncIterator[Chunk]):
         return self._progress.completions()
 
     def cancel(self) -> None:
-        """Ends it now; reading on raises `CancelledError`. Idempotent, and harmless at the end."""
+        """Cancels it; reading on raises `CancelledError`. Idempotent, and harmless at the end."""
         self._cancelled.set()
         self._call.cancel()
 
@@ -236,13 +236,13 @@ class AsyncGeneration(AsyncIterator[Chunk]):
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # grpc.aio says so when the call, not the task, was cancelled.
+            # Raised by grpc.aio when the call, not the task, was cancelled.
             raise self._progress.fail(CancelledError("the generation was cancelled")) from None
         except grpc.RpcError as error:
             await self._resume(error)
 
     async def _resume(self, error: grpc.RpcError) -> None:
-        """Goes on with another call, or raises what ended this one."""
+        """Resumes on another call, or raises the error that ended this one."""
         calls = None if self._cancelled.is_set() else self._calls
         attempt = None if calls is None else calls.after(error, self._progress)
         if calls is None or attempt is None:

@@ -1,6 +1,6 @@
-"""A client's connections, opened anew once its certificates have changed.
+"""Connections of a client, opened again once its certificates have changed.
 
-Calls that run keep the connection that they began on. Knows nothing of what is called.
+Calls in flight keep their connection. Independent of the services called.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -13,7 +13,7 @@ _Stub = TypeVar("_Stub")
 
 
 class Links(Generic[_Channel]):
-    """One channel to each address."""
+    """Channels of a client, one to each address."""
 
     def __init__(
         self,
@@ -22,8 +22,8 @@ class Links(Generic[_Channel]):
         open_channel: Callable[[str, Pem | None], _Channel],
         retire: Callable[[_Channel], None],
     ) -> None:
-        """`open_channel` is given what the files of `tls` say, None without TLS. `retire` is given
-        a channel that gets no new calls, and closes it once it has none any more.
+        """Takes `open_channel`, called with the contents of the files of `tls` (None without TLS),
+        and `retire`, called with a channel that gets no new calls, to close it after its last one.
 
         Raises `FailedPreconditionError` for files that cannot be read.
         """
@@ -36,11 +36,11 @@ class Links(Generic[_Channel]):
 
     @property
     def all(self) -> Collection[_Channel]:
-        """Those that new calls begin on."""
+        """Channels on which new calls begin."""
         return self._channels.values()
 
     def __getitem__(self, address: str) -> _Channel:
-        """On which to begin a call now."""
+        """Returns the channel for a call that begins now."""
         if self._files is not None:
             shown = self._files.current()
             if shown is not self._shown:
@@ -55,7 +55,7 @@ class Links(Generic[_Channel]):
 
 
 class Stubs(Generic[_Channel, _Stub]):
-    """The stubs of one service, in the order of its addresses."""
+    """Stubs of one service, in the order of its addresses."""
 
     def __init__(
         self,

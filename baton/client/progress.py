@@ -23,7 +23,7 @@ class _SequenceProgress:
     """Accumulated chunks of one sequence.
 
     Attributes:
-        has_rest: its last text is here, which comes without a token of its own.
+        has_rest: its last text, which has no token of its own, has arrived.
         finish_reason: as it came with the last token.
     """
 
@@ -36,7 +36,7 @@ class _SequenceProgress:
     finished: Finished | None = None
 
     def add(self, chunk: Chunk) -> bool:
-        """Whether the chunk is news, and not what another router has said already."""
+        """Adds a chunk; returns False for one that another router has delivered already."""
         if self.finished is not None or (self.has_rest and not chunk.token_ids):
             return False
         if chunk.token_ids and chunk.position != len(self.token_ids):
@@ -67,10 +67,10 @@ class Progress:
     """Progress of one generation, of one or several sequences.
 
     Attributes:
-        accepted: by the latest router that did.
-        is_accepted: by the router that is asked now.
-        num_accepted: by how many routers, one after the other.
-        unread: chunks that the caller is still to be given.
+        accepted: acceptance by the latest router that accepted.
+        is_accepted: the present router has accepted.
+        num_accepted: routers that have accepted, one after the other.
+        unread: chunks that the caller has not got yet.
     """
 
     def __init__(self, num_sequences: int) -> None:
@@ -87,20 +87,20 @@ class Progress:
 
     @property
     def received(self) -> list[Received]:
-        """The tokens of each sequence, and whether they are all."""
+        """Tokens of each sequence, and its finish reason if it is complete."""
         sequences = [self._sequences[index] for index in range(self._num_sequences)]
         return [Received(s.token_ids, s.finish_reason) for s in sequences]
 
     @property
     def num_received(self) -> int:
-        """Tokens of all sequences."""
+        """Number of tokens received, of all sequences."""
         return sum(len(received.token_ids) for received in self.received)
 
     def begin_call(self) -> None:
-        """Another router is asked for the rest."""
+        """Prepares for a call that asks another router for the rest."""
         self.is_accepted = False
         if not self.num_received:
-            self.prompt_logprobs.clear()  # they are told again, from the first one on
+            self.prompt_logprobs.clear()  # they are sent again, from the first one on
 
     def add(self, event: pb.GenerateResponse) -> None:
         kind = event.WhichOneof("event")
@@ -125,16 +125,16 @@ class Progress:
         return list(self._sequences[index].token_ids)
 
     def completions(self) -> list[Completion]:
-        """The sequences in the order of their indices. Valid once the stream was complete."""
+        """Returns the sequences ordered by index. Valid once the stream is complete."""
         return [self._sequences[index].completion() for index in sorted(self._sequences)]
 
     def check_complete(self) -> None:
-        """At the end of the stream: raises `InternalError` where it was cut."""
+        """Raises `InternalError` if the stream ended before the generation."""
         if self.finished is None:
             raise InternalError("the stream ended before the generation did")
 
     def fail(self, error: BatonError) -> BatonError:
-        """Remembers the error, for whoever reads on."""
+        """Stores and returns the error, which later reads raise again."""
         self._failure = error
         return error
 

@@ -1,4 +1,4 @@
-"""Router failover: the point where a generation resumes when its router is lost. Awaits nothing
+"""Router failover: whether and where a generation resumes when its router is lost. Awaits nothing
 and opens no connection.
 """
 
@@ -14,16 +14,16 @@ from baton.client.wire import resumed_request
 from baton.rpc_errors import is_from_server
 from baton.v1 import inference_pb2 as pb
 
-# Calls in a row that bring no new token, after which a generation is given up.
+# Consecutive calls without a new token after which a generation fails.
 MAX_FAILURES = 10
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 2.0
-# A router that was gone and is back may not be noticed for as long as gRPC waits between two tries
-# to connect (`baton.client.client`: a second at most).
+# A router that is back may stay unnoticed while gRPC waits between two connection attempts
+# (`baton.client.client`: a second at most).
 _NOTICED_WITHIN = 1.5
 
-# What a router may say that another one, or itself a little later, will not. ALREADY_EXISTS: it has
-# not noticed yet that the call before was lost.
+# Codes of one router that another one, or the same a little later, may not return. ALREADY_EXISTS:
+# it has not noticed yet that the previous call was lost.
 _PASSING = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -32,12 +32,12 @@ _PASSING = (
 
 
 class Routers:
-    """The routers that a client may ask, by their place in its list.
+    """Routers of a client, by their index in its list.
 
     Attributes:
-        number: how many there are.
-        first: the one to ask first: of those that answered, as far as is known.
-        is_closed: the client is, so none is asked any more.
+        number: of routers.
+        first: index of the router to try first, one that answers as far as is known.
+        is_closed: the client is closed, so no router is called any more.
     """
 
     def __init__(self, number: int) -> None:
@@ -46,25 +46,25 @@ class Routers:
         self.is_closed = False
 
     def after(self, router: int) -> int:
-        """The next one in the list, which begins again behind its end."""
+        """Returns the next router in the list, which wraps around."""
         return (router + 1) % self.number
 
     def note(self, router: int, error: grpc.RpcError) -> None:
-        """What a call to a router ended with: one that does not answer is not asked first again."""
+        """Records a failed call: a router that does not answer is not tried first again."""
         if is_silence(error) and router == self.first:
             self.first = self.after(router)
 
 
 def is_silence(error: grpc.RpcError) -> bool:
-    """Whether no router has said it: it is gone, or was never there. A process that ends may also
-    drop a call that has just come, which reads as if somebody had cancelled it."""
+    """Returns whether no router sent the error: it is gone, or was never there. A process that
+    exits may also drop a new call, which looks like a cancellation by a peer."""
     lost = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
     return error.code() in lost and not is_from_server(error)
 
 
 @dataclass(frozen=True, slots=True)
 class CallAttempt:
-    """One call of a generation: what to ask of which router, when, and in how many seconds."""
+    """Call of a generation: request, router, timeout, and pause before it, in seconds."""
 
     request: pb.GenerateRequest
     router: int
@@ -73,12 +73,12 @@ class CallAttempt:
 
 
 class Resumption:
-    """The calls of one generation.
+    """Retry policy of the calls of one generation.
 
-    Before it is accepted, each router is asked once; of several, as long again as one that was
-    silent may be back unnoticed; or, if it `waits`, until one is there. From then on it goes on, on
-    whichever router answers, with the tokens it has; but not where a router that lives has given it
-    up.
+    Before it is accepted, each router is tried once; of several, again for `_NOTICED_WITHIN`
+    seconds after a silence, since one may be back unnoticed; or, if it `waits`, until one answers.
+    Once accepted, it resumes on any router that answers, with the tokens it has; but not if a
+    router that is alive has ended it.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Resumption:
         return CallAttempt(self._request, self._router, self._expires_at - self._clock())
 
     def next_attempt(self, error: grpc.RpcError, progress: Progress) -> CallAttempt | None:
-        """What to do about the end of the latest call; None: nothing, it is the end."""
+        """Returns the next call after the latest one ended; None: the generation has failed."""
         if progress.num_received > self._num_received:
             self._num_failures, self._num_received = 0, progress.num_received
         self._num_failures += 1
@@ -139,14 +139,14 @@ class Resumption:
         return code in _PASSING
 
     def _may_one_be_back(self) -> bool:
-        """Whether another router than the only one, silent before, may be there by now."""
+        """Returns whether one of several routers, silent recently, may be back unnoticed."""
         since = self._silent_since
         is_of_several = self._routers.number > 1
         return is_of_several and since is not None and self._clock() - since < _NOTICED_WITHIN
 
     def _pause(self, progress: Progress) -> float:
-        """The first call after some progress is made at once, and so is the first to each router
-        before; the others wait longer each time."""
+        """Returns seconds: 0 for the first call after progress, and before any for the first to
+        each router; exponential backoff with jitter for the others."""
         num_prompt = self._routers.number - 1 if progress.accepted is None else 1
         if self._num_failures <= num_prompt:
             return 0.0

@@ -1,4 +1,4 @@
-"""Requests and events of the client, as plain data. Knows nothing of protobuf or connections."""
+"""Data types of the client: requests and events. Independent of protobuf and connections."""
 
 import enum
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation. `role` is one the model's chat template knows."""
+    """Message of a conversation. `role` is one that the model's chat template knows."""
 
     role: str
     content: str
@@ -31,18 +31,18 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Some tokens of one sequence and the text they complete.
+    """Tokens of one sequence, and the text they complete.
 
     Attributes:
         text: may lag behind `token_ids`: half characters and possible stop strings are held back.
         token_ids: empty when only held-back text is delivered.
         position: of the first token in the output, from 0.
-        sequence_index: which sequence of the request, from 0.
+        sequence_index: index of the sequence in the request, from 0.
         logprobs: one for each token, in nats; empty unless asked for.
         top_logprobs: for each token the most likely ones in its place with their log-probabilities,
             the most likely first; empty unless asked for.
-        finish_reason: why the sequence is complete with the last of `token_ids`; UNSPECIFIED where
-            it goes on, or only `Finished` tells.
+        finish_reason: reason for which the sequence is complete with the last of `token_ids`;
+            UNSPECIFIED if it continues, or if only `Finished` has the reason.
     """
 
     text: str
@@ -68,8 +68,8 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The log-probability of a token in nats, and those of the most likely ones in its place, the
-    most likely first."""
+    """Log-probability of a token in nats, and those of the most likely ones in its place, the most
+    likely first."""
 
     logprob: float
     top: Mapping[int, float]
@@ -77,11 +77,11 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A worker the router considered. The least sum of `terms` wins; `excluded` says why not.
+    """Worker that the router considered. The least sum of `terms` wins; `excluded`: why it cannot.
 
     Attributes:
-        num_cached_tokens: leading tokens of the prompt that it is thought to hold.
-        computes_prompt: a decode worker as one that computes the prompt itself.
+        num_cached_tokens: leading tokens of the prompt that it probably has cached.
+        computes_prompt: a decode worker, as one that computes the prompt itself.
     """
 
     worker: str
@@ -93,7 +93,7 @@ class Candidate:
 
     @property
     def cost(self) -> float:
-        """The sum of its terms: seconds under the default policy."""
+        """Sum of its terms: seconds under the default policy."""
         return sum(self.terms.values())
 
 
@@ -104,8 +104,8 @@ class Placement:
     Attributes:
         prefill_worker: empty if the decode worker computes the prompt.
         candidates: the chosen workers; in an `Explanation` all workers, the cheapest first.
-        prefix_source: where the prefill worker gets a cached beginning of the prompt from; empty
-            if it computes all that it lacks.
+        prefix_source: worker from which the prefill worker fetches a cached prefix of the prompt;
+            empty if it computes all that it lacks.
     """
 
     prefill_worker: str
@@ -119,8 +119,8 @@ class Explanation:
     """Explanation of a placement, made or hypothetical.
 
     Attributes:
-        num_tokens: that were placed: the prompt, and output that came before.
-        placement: names no workers where there is no choice.
+        num_tokens: tokens to place: the prompt, and output that came before.
+        placement: names no workers if none can be chosen.
         reason: why the winner won and by how much, as sentences.
     """
 
@@ -133,10 +133,10 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The request was admitted and placed.
+    """Acceptance: the request was admitted and placed.
 
     Attributes:
-        seed: the one in use; a resumed request says it again.
+        seed: the one in use; a resumed request sends it again.
     """
 
     request_id: str
@@ -160,7 +160,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds, as the router saw them; the fields are those of `baton.v1.Timings`.
+    """Durations in seconds, measured by the router; the fields are those of `baton.v1.Timings`.
 
     `exposed_transfer` is None when nothing was decoded.
     """
@@ -174,11 +174,11 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A sequence is complete.
+    """End of one sequence.
 
     Attributes:
         stop_string: the one that ended it, else empty.
-        usage, timings: of the whole request so far; the last one's are all.
+        usage, timings: of the whole request so far; complete with its last sequence.
         score: by which beams are ranked; None without beams.
     """
 
@@ -192,7 +192,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One sequence from beginning to end; the fields are those of `Chunk`, and how it finished."""
+    """Complete output of one sequence: the fields of `Chunk`, and its `Finished`."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -203,7 +203,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens of a prompt, and the text they were made from: the rendered conversation."""
+    """Tokens of a prompt, and the text they were made from: the rendered conversation."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -211,7 +211,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The served model; the fields are those of `baton.v1.GetModelResponse`."""
+    """Served model; the fields are those of `baton.v1.GetModelResponse`."""
 
     name: str
     architecture: str
@@ -224,10 +224,10 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A worker as the router knows it.
+    """Worker as the router sees it.
 
     `role` is "prefill" or "decode"; `state` is "ready", "draining", "unreachable" or "starting".
-    `version` is that of Baton; empty: not said.
+    `version` is that of Baton; empty: unknown.
     """
 
     id: str
@@ -243,7 +243,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class RequestInfo:
-    """A request that a router serves; the fields are those of `baton.v1.RequestInfo`.
+    """Request that a router serves; the fields are those of `baton.v1.RequestInfo`.
 
     `phase` is "waiting", "prefill" or "decode". Times are in seconds; `time_to_first_token` is None
     while there is no token.
@@ -280,8 +280,8 @@ class Info:
     Attributes:
         versions: of "baton", "python" and of libraries, by name.
         unix_time: of its clock, in seconds since 1970.
-        redis: what it has of Redis: "none", "answering" or "silent".
-        worker: None of a router, and of a worker that has not loaded its model.
+        redis: state of its Redis: "none", "answering" or "silent".
+        worker: None for a router, and for a worker that has not loaded its model.
     """
 
     versions: Mapping[str, str]
@@ -292,7 +292,7 @@ class Info:
 
 @dataclass(frozen=True, slots=True)
 class RoleFlip:
-    """A worker that should change its role, and the one that it should have."""
+    """Proposed role change: a worker, and the role that it should have."""
 
     worker: str
     role: str
@@ -303,11 +303,11 @@ class RoleBalance:
     """Loads of the two pools, as a router sees them.
 
     Attributes:
-        prefill_pressure, decode_pressure: above 1 a pool has too much to do
+        prefill_pressure, decode_pressure: above 1 the pool is overloaded
             (`baton.v1.GetRoleBalanceResponse`).
         proposal: the change that would help; None: none is proposed.
-        reason: why so, as a sentence for people.
-        is_elastic: the router does what it proposes.
+        reason: of the proposal or of none, as a sentence.
+        is_elastic: the router carries out what it proposes.
     """
 
     prefill_pressure: float
@@ -321,7 +321,7 @@ class RoleBalance:
 class Load:
     """Load of one process; the fields are those of `baton.v1.GetLoadResponse`.
 
-    `state` as in `Worker`; `phase` and `progress` in [0, 1] say how far it is while "starting".
+    `state` as in `Worker`; `phase` and `progress` in [0, 1] describe the start while "starting".
     """
 
     state: str

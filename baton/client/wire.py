@@ -1,4 +1,4 @@
-"""Messages of `baton.v1` to the client's data and back. Knows nothing of connections."""
+"""Conversion of `baton.v1` messages to the client's data and back. Opens no connection."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -65,7 +65,7 @@ def generate_request(
 def resumed_request(
     request: pb.GenerateRequest, accepted: Accepted | None, received: Sequence[Received]
 ) -> pb.GenerateRequest:
-    """The same request for what is left of it, as it was accepted before, if it was."""
+    """Returns the request for the rest of its output, with id and seed as accepted before."""
     if accepted is None:
         return request
     resumed = pb.GenerateRequest()
@@ -240,7 +240,7 @@ def info_of(message: admin.GetInfoResponse) -> Info:
 
 
 def _same_fields(kind: type["DataclassInstance"], message: ProtoMessage) -> dict[str, Any]:
-    """The fields of `message` that the data class has, by name."""
+    """Returns the fields of `message` that the data class has, by name."""
     return {field.name: getattr(message, field.name) for field in dataclasses.fields(kind)}
 
 
@@ -249,7 +249,7 @@ def _seconds(duration: Duration) -> float:
 
 
 def _lower(name_of: Callable[[Any], str], value: int, prefix: str) -> str:
-    """An enum value as the plain word; "unspecified" for one this client does not know yet."""
+    """Returns an enum value as a plain word; "unspecified" for one unknown to this client."""
     try:
         return name_of(value).removeprefix(prefix).lower()
     except ValueError:

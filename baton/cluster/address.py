@@ -5,9 +5,9 @@
     redis+cluster://[[user]:password@]host[:6379],host,...
     unix://[[user]:password@]/path/of/socket[?db=0]
 
-With `rediss` in place of `redis` all connections are TLS. `?prefix=NAME` at the end of any of them
-names one of several Batons on that Redis, which see nothing of each other. What is wrong with a URL
-is said without what may be a part of its password. Knows nothing of connections.
+With `rediss` instead of `redis` all connections use TLS. `?prefix=NAME` at the end of any URL
+separates several Baton deployments on one Redis. Error messages contain no text that may be part of
+a password. Independent of connections.
 """
 
 import difflib
@@ -42,12 +42,12 @@ _TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Certificates for Redis, of the server and of this client. Files are PEM.
+    """TLS settings for Redis: certificates of the server's CA and of this client, as PEM files.
 
     Attributes:
-        ca_file: who may have signed the server's certificate; None: whom this machine trusts.
-        cert_file, key_file: our own certificate and its key; None: we show none.
-        check_hostname: whether the certificate must be for the host that was asked for.
+        ca_file: CA certificates for the server; None: the system's trust store.
+        cert_file, key_file: client certificate and its key; None: no client certificate.
+        check_hostname: whether the server's certificate must match its host name.
     """
 
     ca_file: str | None = None
@@ -58,16 +58,16 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
-    """A URL taken apart.
+    """Parsed Redis URL.
 
     Attributes:
-        nodes: the server; or the sentinels; or some of the cluster's nodes.
-        path: of the socket, for "unix".
-        service: what the sentinels call the master.
-        db: the number of the database.
+        nodes: the server, the sentinels, or some of the cluster's nodes.
+        path: path of the socket, for "unix".
+        service: the sentinels' name of the master.
+        db: database number.
         username, password: of an ACL user; a password alone is that of the default user.
-        sentinel_username, sentinel_password: of the sentinels, where they ask for one.
-        prefix: of the names of all keys, a colon behind it; empty for none.
+        sentinel_username, sentinel_password: credentials for the sentinels, if they need any.
+        prefix: prefix of all key names, colon included; empty for none.
     """
 
     kind: Kind
@@ -84,14 +84,14 @@ class RedisAddress:
 
 
 def parse_address(url: str) -> RedisAddress:
-    """The address that `url` says. Reads the files that it names.
+    """Returns the address in `url`. Reads the certificate files that it names.
 
     Raises:
-        InvalidArgumentError: of the field "redis_url", with what is wrong.
+        InvalidArgumentError: for the field "redis_url", with the reason.
     """
     try:
         parts = urlsplit(url)
-    except ValueError:  # which quotes all of it
+    except ValueError:  # its message quotes the URL
         raise InvalidArgumentError("redis_url", "it is no URL") from None
     try:
         return _parse(parts)
@@ -100,7 +100,7 @@ def parse_address(url: str) -> RedisAddress:
 
 
 def has_secret(url: str) -> bool:
-    """Whether `url` has a password in it, which is not to be shown."""
+    """Returns whether `url` may contain a password, which must not be shown."""
     return "@" in url or "password=" in url
 
 
@@ -139,7 +139,7 @@ def _parse(parts: SplitResult) -> RedisAddress:
 
 
 def _options(query: str, kind: Kind, *, is_tls: bool) -> dict[str, str]:
-    """What is behind the question mark, by name."""
+    """Returns the query parameters by name."""
     allowed = [
         *(("db",) if kind in ("standalone", "unix") else ()),
         *(_SENTINEL_OPTIONS if kind == "sentinel" else ()),
@@ -171,7 +171,7 @@ def _nodes(hosts: str, kind: Kind) -> tuple[Node, ...]:
 
 
 def _node(text: str, default_port: int) -> Node:
-    """Of "host", "host:port" or "[address]:port"."""
+    """Parses "host", "host:port" or "[address]:port"."""
     host, colon, port = text.rpartition(":")
     if not colon or port.endswith("]"):
         host, port = text, str(default_port)
@@ -222,7 +222,7 @@ def _db(text: str) -> int:
 
 
 def _tls(options: Mapping[str, str]) -> Tls:
-    """The options of TLS, having tried whether their files can be used."""
+    """Returns the TLS options after checking that their files can be loaded."""
     ca_file, cert_file, key_file = (options.get(name) or None for name in _TLS_FILES)
     check = options.get("ssl_check_hostname", "true").lower()
     if check not in _TRUTHS:
@@ -246,5 +246,5 @@ def _try(name: str, load: Callable[[], None]) -> None:
 
 
 def _ask_nobody() -> str:
-    """OpenSSL would ask on the terminal for the password of a key."""
+    """Rejects a key with a password, for which OpenSSL would prompt on the terminal."""
     raise ValueError("ssl_keyfile has a password; use a key without")

@@ -12,7 +12,7 @@ from baton.cluster.snapshot import IndexSnapshot
 
 _SLOTS_PER_HASH = 8  # a round ends after events of an eighth as many hashes as there are slots
 _HASHES_PER_BATCH = 16  # fixed cost of a batch for a reader, in hashes
-_MAX_SLOTS = 16_384  # written at once: 256 KiB
+_MAX_SLOTS = 16_384  # per write: 256 KiB
 
 
 @dataclass(frozen=True, slots=True)

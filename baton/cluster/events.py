@@ -1,13 +1,13 @@
-"""KV events: what a worker tells of its cache, and how that lies in Redis.
+"""KV events of a worker's prefix cache, and their format in Redis.
 
 Per worker epoch Redis holds a snapshot and the tail of a stream. The stream's entries are
-`EventBatch`es, each under the id `<last>-0`. Sequence numbers count the events of the epoch from 1,
-so a reader at sequence s reads on after `s-0` and knows by `first` whether it missed something.
+`EventBatch`es, each with the id `<last>-0`. Sequence numbers count the events of the epoch from 1,
+so a reader at sequence s continues after `s-0` and detects missed events by `first`.
 
 The snapshot is a string: a sequence number s (8 bytes, little-endian; 0 while it is not complete),
-then 16-byte slots, each a findable hash, or zeros. Every slot is as it was after event s or later
-(`baton.cluster.compaction`), so that the snapshot with all events after s is exact. Knows nothing
-of connections.
+then 16-byte slots, each the hash of a cached block, or zeros. Every slot is as it was after event s
+or later (`baton.cluster.compaction`), so that the snapshot plus all events after s is exact.
+Independent of connections.
 """
 
 import struct
@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from baton.cluster.prefix import HASH_BYTES, BlockHash
 
 SEQUENCE_BYTES = 8
-HOLE = bytes(HASH_BYTES)  # a slot that nothing is in
+HOLE = bytes(HASH_BYTES)  # an empty slot
 
 _SEQUENCE = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
 class KvEvents:
-    """Changes of a worker's cache: first all is cleared (if it is), then hashes are removed, then
-    hashes are stored."""
+    """Changes of a worker's prefix cache, in this order: all hashes are cleared if `cleared`, then
+    hashes are removed, then hashes are stored."""
 
     stored: tuple[BlockHash, ...] = ()
     removed: tuple[BlockHash, ...] = ()
@@ -34,7 +34,7 @@ class KvEvents:
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """The events numbered [first, last], as one that has their joint effect."""
+    """Batch of the events numbered [first, last], merged into one of the same effect."""
 
     first: int
     last: int
@@ -42,11 +42,11 @@ class EventBatch:
 
     @property
     def entry_id(self) -> str:
-        """The id of its entry in the stream."""
+        """Id of its stream entry."""
         return entry_id(self.last)
 
     def to_fields(self) -> dict[str, str | bytes | int]:
-        """The batch as the fields of a stream entry."""
+        """Returns the batch as the fields of a stream entry."""
         return {
             "first": self.first,
             "last": self.last,
@@ -57,7 +57,7 @@ class EventBatch:
 
     @classmethod
     def from_fields(cls, fields: Mapping[bytes, bytes]) -> "EventBatch":
-        """The batch that `to_fields` wrote.
+        """Returns the batch that `to_fields` wrote.
 
         Raises:
             ValueError: a field is missing or malformed.
@@ -74,30 +74,30 @@ class EventBatch:
 
 
 def entry_id(sequence: int) -> str:
-    """The id of the stream entry whose last event is numbered `sequence`."""
+    """Returns the id of the stream entry whose last event is numbered `sequence`."""
     return f"{sequence}-0"
 
 
 def encode_sequence(sequence: int) -> bytes:
-    """What a snapshot of that sequence number begins with."""
+    """Returns the head of a snapshot with that sequence number."""
     return _SEQUENCE.pack(sequence)
 
 
 def decode_sequence(data: bytes) -> int:
-    """The number that `encode_sequence` wrote; 0 where there is none."""
+    """Returns the number that `encode_sequence` wrote; 0 if `data` has another length."""
     return int(_SEQUENCE.unpack(data)[0]) if len(data) == SEQUENCE_BYTES else 0
 
 
 def slots_offset(slot: int) -> int:
-    """Where a slot begins in a snapshot, in bytes."""
+    """Returns the offset of a slot in a snapshot, in bytes."""
     return SEQUENCE_BYTES + slot * HASH_BYTES
 
 
 def decode_slots(data: bytes) -> tuple[BlockHash, ...]:
-    """The hashes in some slots of a snapshot, without holes.
+    """Returns the hashes in some slots of a snapshot, without empty slots.
 
     Raises:
-        ValueError: they are no whole number of slots.
+        ValueError: `data` is not a whole number of slots.
     """
     return tuple(filter(HOLE.__ne__, _split(data)))
 

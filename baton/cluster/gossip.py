@@ -1,7 +1,7 @@
-"""Router-to-router gossip: each router publishes a small payload again and again in a Redis hash.
+"""Router-to-router gossip: each router publishes a small payload periodically in a Redis hash.
 
-All lie in one hash, a field for each router. A notice begins with a number that grows, so that each
-reader sees by its own clock which routers still speak. Knows nothing of what is told.
+The hash has one field per router. A payload begins with an increasing number, so that each reader
+detects by its own clock which routers are still active. Independent of the payloads' content.
 """
 
 import time
@@ -14,9 +14,9 @@ from baton.cluster.keys import notices_key
 from baton.cluster.loop import RedisLoop
 from baton.cluster.redis import prefix_of, transact
 
-_INTERVAL = 1.0  # seconds between notices
-_LIFE = 5.0  # seconds that a notice counts after its last change
-_TTL = 60  # seconds that the hash outlives its last change
+_INTERVAL = 1.0  # seconds between payloads
+_LIFE = 5.0  # seconds for which a payload is valid after its last change
+_TTL = 60  # seconds for which the hash outlives its last change
 
 
 @dataclass(slots=True)
@@ -26,17 +26,17 @@ class _Heard:
 
 
 class Gossip:
-    """Those of one router, and what it hears of the others.
+    """Gossip of one router: publishes its payload and reads those of the other routers.
 
-    No method raises on Redis trouble; what was heard then counts as long as ever. The caller owns
-    the client.
+    No method raises on Redis errors; payloads read before stay valid for their usual time. The
+    caller owns the client.
 
     Args:
         redis: from `baton.cluster.redis.connect`.
-        name: of this router, and of no other.
-        write: makes the notice of the moment.
-        interval: seconds between notices.
-        life: seconds that the last notice of a router counts.
+        name: unique name of this router.
+        write: returns the current payload.
+        interval: seconds between payloads.
+        life: seconds for which the last payload of a router is valid.
     """
 
     def __init__(
@@ -60,16 +60,16 @@ class Gossip:
 
     @property
     def others(self) -> list[bytes]:
-        """The notices of the other routers that speak."""
+        """Payloads of the other active routers."""
         oldest = time.monotonic() - self._life
         return [h.notice.partition(b" ")[2] for h in self._heard.values() if h.at >= oldest]
 
     def start(self) -> None:
-        """Speaks and listens in the background. Needs a running event loop."""
+        """Starts publishing and reading in the background. Needs a running event loop."""
         self._loop.start()
 
     async def stop(self) -> None:
-        """Stops. The last notice counts for the others as long as ever."""
+        """Stops. The last payload stays valid for other routers until its time is over."""
         await self._loop.stop()
 
     async def _step(self) -> float:

@@ -1,7 +1,7 @@
-"""The locality index: which workers hold which blocks.
+"""Locality index: maps each block's chain hash to the workers that have the block cached.
 
-A map from chain hash to a bitmap of worker slots. Pure; knows nothing of where its events come from
-and promises nothing: a block it names may be gone by the time it is asked for.
+Stores a bitmap of worker slots per hash. Pure; independent of the source of the events. Advisory: a
+worker may have evicted a block by the time it is requested.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -11,17 +11,17 @@ from itertools import islice
 from baton.cluster.events import KvEvents
 from baton.cluster.prefix import BlockHash
 
-_EVICTED_SHARE = 512  # one of so many entries is looked at for eviction at a time
-_MAX_LOOKS = 64  # until some are evicted: an eighth of all
-_SWEPT_SHARE = 64  # a sweep takes about so many operations
+_EVICTED_SHARE = 512  # one eviction pass checks 1 of this many entries
+_MAX_LOOKS = 64  # passes until some are evicted: an eighth of all entries
+_SWEPT_SHARE = 64  # a sweep takes about this many operations
 _LEAST_SWEPT = 1024
-_MAX_NAMED = 4096  # bitmaps whose workers are remembered
+_MAX_NAMED = 4096  # bitmaps whose workers are cached
 
 
 @dataclass(slots=True)
 class _Slot:
-    """One worker epoch's place in the bitmaps. `bit` is the bitmap of this worker alone: most
-    blocks have one holder, and share it."""
+    """Bitmap slot of one worker epoch. `bit` is the bitmap of this worker alone, an int object
+    shared by the many blocks that have no other holder."""
 
     worker: str
     epoch: int
@@ -31,13 +31,13 @@ class _Slot:
 
 
 class LocalityIndex:
-    """Locality index: the leading blocks of a sequence that each worker holds.
+    """Locality index: the leading blocks of a sequence that each worker has cached.
 
-    Every operation is bounded by what it is given. Memory is bounded too: beyond `max_entries`
-    hashes, those are evicted, for all workers, that came or were asked for longest ago.
+    Each operation's time is bounded by its input. Memory is bounded, too: beyond `max_entries`, the
+    hashes least recently added or matched are evicted, for all workers.
 
     Args:
-        max_entries: the most hashes it holds. One takes about 110 bytes, and some 40 more where
+        max_entries: maximum number of hashes. One takes about 110 bytes, and about 40 more if
             several workers hold it.
     """
 
@@ -46,23 +46,23 @@ class LocalityIndex:
         self._max_entries = max_entries
         self._entries: dict[BlockHash, int] = {}  # oldest first
         self._slots: dict[str, _Slot] = {}
-        self._by_position: list[_Slot] = []  # those of dropped workers are still there
-        self._live = 0  # the slots of known workers; all other bits of an entry mean nothing
-        self._named: dict[int, tuple[str, ...]] = {}  # workers of bitmaps that were asked for
+        self._by_position: list[_Slot] = []  # includes slots of dropped workers
+        self._live = 0  # bits of known workers; all other bits of an entry are stale
+        self._named: dict[int, tuple[str, ...]] = {}  # cache: the workers of a bitmap
         self._free: list[int] = []
-        self._dropped: list[int] = []  # positions whose bits are still in the entries
-        self._swept: list[int] = []  # those of them that the sweep under way clears
+        self._dropped: list[int] = []  # positions whose stale bits are still in the entries
+        self._swept: list[int] = []  # dropped positions that the current sweep clears
         self._unswept: list[BlockHash] = []
-        self._seen: set[BlockHash] = set()  # asked for since they came, or were looked at
+        self._seen: set[BlockHash] = set()  # matched since added or last checked for eviction
 
     def __len__(self) -> int:
-        """How many hashes it holds, those of dropped workers included until they are swept."""
+        """Returns the number of hashes, including those of dropped workers until the sweep."""
         return len(self._entries)
 
     def apply(self, worker: str, epoch: int, events: KvEvents) -> None:
-        """Takes in what changed on a worker.
+        """Applies cache changes of a worker.
 
-        A later epoch than the known one starts from nothing; an earlier one is ignored.
+        A later epoch than the known one starts empty; an earlier one is ignored.
         """
         slot = self._slot(worker, epoch)
         if slot is None:
@@ -74,11 +74,11 @@ class LocalityIndex:
         self._tidy(len(events.removed) + len(events.stored))
 
     def replace(self, worker: str, epoch: int, hashes: Iterable[BlockHash]) -> None:
-        """Makes `hashes` all that the worker holds, unless a later epoch of it is known."""
+        """Replaces the worker's blocks by `hashes`, unless a later epoch of it is known."""
         self.apply(worker, epoch, KvEvents(stored=tuple(hashes), cleared=True))
 
     def drop(self, worker: str) -> None:
-        """Forgets the worker and its epoch at once. Its bits are cleared little by little."""
+        """Removes the worker and its epoch immediately; later operations clear its bits."""
         slot = self._slots.pop(worker, None)
         if slot is not None:
             self._live &= ~slot.bit
@@ -86,9 +86,9 @@ class LocalityIndex:
         self._tidy(0)
 
     def match(self, hashes: Sequence[BlockHash]) -> dict[str, int]:
-        """How many of the leading `hashes` each worker holds without a hole.
+        """Returns the number of leading `hashes` that each worker holds without a gap.
 
-        Workers that hold not even the first are left out. Stops where the last worker does.
+        Omits workers without the first one. Stops at the end of the longest match.
         """
         values = map(self._entries.get, hashes)
         last = next(values, None)
@@ -115,12 +115,12 @@ class LocalityIndex:
         return matches
 
     def num_blocks(self, worker: str) -> int:
-        """How many blocks the worker is known to hold."""
+        """Returns the number of blocks that the worker is known to hold."""
         slot = self._slots.get(worker)
         return slot.num_blocks if slot is not None else 0
 
     def _workers_of(self, bits: int) -> tuple[str, ...]:
-        """Remembered, for prefixes that many workers hold are what most prompts begin with."""
+        """Returns the workers of a bitmap, cached: most prompts begin with widely held prefixes."""
         workers = self._named.get(bits)
         if workers is None:
             if len(self._named) >= _MAX_NAMED:
@@ -135,14 +135,14 @@ class LocalityIndex:
             bits ^= 1 << position
 
     def _slot(self, worker: str, epoch: int) -> _Slot | None:
-        """The worker's slot; None if a later epoch of it is known."""
+        """Returns the worker's slot; None if a later epoch of it is known."""
         slot = self._slots.get(worker)
         if slot is None or slot.epoch < epoch:
             return self._renew(worker, epoch)
         return slot if slot.epoch == epoch else None
 
     def _renew(self, worker: str, epoch: int) -> _Slot:
-        """An empty slot for the worker in place of the one it may have."""
+        """Returns an empty slot for the worker, which replaces the one it may have."""
         self.drop(worker)
         position = self._free.pop() if self._free else len(self._by_position)
         slot = _Slot(worker, epoch, position, 1 << position)
@@ -154,7 +154,7 @@ class LocalityIndex:
 
     def _store(self, slot: _Slot, blocks: Collection[BlockHash]) -> None:
         entries, bit = self._entries, slot.bit
-        if entries.keys().isdisjoint(blocks):  # as most are, and all that come in bulk
+        if entries.keys().isdisjoint(blocks):  # the common case, and that of all bulk updates
             num_known = len(entries)
             entries.update(dict.fromkeys(blocks, bit))
             slot.num_blocks += len(entries) - num_known
@@ -164,7 +164,7 @@ class LocalityIndex:
             self._evict()
 
     def _store_known(self, slot: _Slot, blocks: Iterable[BlockHash]) -> None:
-        """The same where some of the blocks are there."""
+        """Stores blocks of which some have entries already."""
         entries, bit = self._entries, slot.bit
         for block in blocks:
             holders = entries.get(block)
@@ -189,7 +189,7 @@ class LocalityIndex:
 
     @property
     def _is_crowded(self) -> bool:
-        """Whether it will have to evict before long, and remembers what is asked for."""
+        """Whether the index is over three quarters full, so that it tracks matched hashes."""
         return 4 * len(self._entries) > 3 * self._max_entries
 
     def _note_seen(self, blocks: Iterable[BlockHash]) -> None:
@@ -198,10 +198,10 @@ class LocalityIndex:
         self._seen.update(blocks)
 
     def _evict(self) -> None:
-        """Evicts, of the oldest entries, those that nobody has asked for since they were last
-        looked at here; or all of them, if everything is asked for. The others become the youngest.
+        """Evicts the oldest entries that were not matched since their last check here, or the last
+        ones checked if all were matched. Moves matched ones to the young end (CLOCK).
 
-        Several at once, for a dict finds its first entry slowly.
+        Evicts several at once, because a dict finds its first entry slowly.
         """
         count = max(1, self._max_entries // _EVICTED_SHARE)
         for _ in range(_MAX_LOOKS):
@@ -218,10 +218,10 @@ class LocalityIndex:
                 slot.num_blocks -= 1
 
     def _tidy(self, num_changes: int) -> None:
-        """Clears some of the bits of dropped slots, which may be used again after the last one.
+        """Clears bits of dropped slots in some entries; the slots are free after the last one.
 
-        An entry that comes while the sweep is under way has none of these bits, so the entries
-        there were at its start are all it has to see.
+        An entry added during a sweep has none of these bits, so a sweep covers only the entries
+        that existed at its start.
         """
         if not self._swept:
             self._swept, self._dropped = self._dropped, []

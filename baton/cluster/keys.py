@@ -1,8 +1,8 @@
-"""The names of all that Redis holds.
+"""Key names in Redis.
 
-All have one hash tag, so that on Redis Cluster all lie on one node and one transaction may touch
-any of them (ADR 0021). Access lists allow `~{baton}:*`. Where several Batons share a Redis, each
-one's names begin with a prefix of its own before that, which its client knows
+All keys have one hash tag, so that on Redis Cluster one node holds all of them and one transaction
+may use any of them (ADR 0021). ACLs allow `~{baton}:*`. If several deployments share a Redis, each
+one's keys have a prefix before the hash tag, which its client knows
 (`baton.cluster.redis.prefix_of`): `NAME:{baton}:*`.
 """
 
@@ -10,30 +10,30 @@ KEY_TAG = "{baton}"
 
 
 def workers_key(prefix: str = "") -> str:
-    """The key of the set of all workers' ids."""
+    """Returns the key of the set of all workers' ids."""
     return f"{prefix}{KEY_TAG}:workers"
 
 
 def notices_key(prefix: str = "") -> str:
-    """The key of what routers tell each other."""
+    """Returns the key of the routers' gossip hash."""
     return f"{prefix}{KEY_TAG}:notices"
 
 
 def role_turn_key(prefix: str = "") -> str:
-    """The key that names the router which may change a worker's role."""
+    """Returns the key of the distributed lock for role changes, held by one router."""
     return f"{prefix}{KEY_TAG}:role-turn"
 
 
 def record_key(worker: str, prefix: str = "") -> str:
-    """The key of a worker's record."""
+    """Returns the key of a worker's record."""
     return f"{prefix}{KEY_TAG}:worker:{worker}"
 
 
 def stream_key(worker: str, epoch: int, prefix: str = "") -> str:
-    """The key of the stream of a worker's epoch."""
+    """Returns the key of the event stream of a worker's epoch."""
     return f"{prefix}{KEY_TAG}:kv:{worker}:{epoch}"
 
 
 def snapshot_key(worker: str, epoch: int, prefix: str = "") -> str:
-    """The key of the snapshot of a worker's epoch."""
+    """Returns the key of the snapshot of a worker's epoch."""
     return f"{stream_key(worker, epoch, prefix)}:snapshot"

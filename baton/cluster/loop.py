@@ -54,7 +54,7 @@ class RedisLoop:
         return time.monotonic() - self._answered_at
 
     def start(self) -> None:
-        """Starts immediately. Needs a running event loop; must be called only once."""
+        """Starts the loop, which must not be running already. Needs a running event loop."""
         assert self._task is None, f"the {self._name} is running already"
         self._task = asyncio.create_task(self._run(), name=self._name)
 

@@ -112,7 +112,7 @@ def _all_nodes(slots: Any, asked: Node) -> frozenset[Node]:
 
 
 def _node(fields: Any, asked: Node) -> Node:
-    """Returns host and port of a node; a node that reports no host has that of the asked one."""
+    """Returns host and port of a node; one without a host in the reply has that of `asked`."""
     host, port = fields[:2]
     return (_text(host) if host else asked[0]), int(port)
 

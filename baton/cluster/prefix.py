@@ -1,10 +1,10 @@
-"""The chain hash: the identity of a full KV block given everything before it.
+"""Chain hash: the identity of a full KV block, given all tokens before it.
 
     root = SHA-256(version | namespace | salt | adapter)             truncated to 16 bytes
     h_i  = SHA-256(h_{i-1} | tokens of block i | extras of block i)  truncated to 16 bytes
 
 Every field is length-prefixed and little-endian, so the bytes are the same on every machine and
-Python. The namespace is bound once, at the root: through the chain it is part of every hash.
+Python. The root includes the namespace: through the chain it is part of every hash.
 """
 
 import hashlib
@@ -27,10 +27,10 @@ class PrefixNamespace:
     """Namespace of chain hashes: workers' blocks are interchangeable only if theirs are equal.
 
     Attributes:
-        model: the fingerprint of the weights and their configuration.
-        tokenizer: the hash of the tokenizer.
-        kv_dtype: the element type of the cache, such as "float32".
-        block_size: tokens in a block.
+        model: fingerprint of the weights and their configuration.
+        tokenizer: hash of the tokenizer.
+        kv_dtype: element type of the cache, such as "float32".
+        block_size: tokens per block.
     """
 
     model: bytes
@@ -39,8 +39,8 @@ class PrefixNamespace:
     block_size: int
 
     def root(self, salt: bytes = b"", adapter: bytes = b"") -> BlockHash:
-        """The parent of a sequence's first block. Equal prefixes under unequal salts, or computed
-        with unequal adapters, never meet."""
+        """Returns the parent hash of a sequence's first block. Equal prefixes with different salts
+        or adapters have different hashes."""
         fields = [self.model, self.tokenizer, self.kv_dtype.encode(), salt]
         if adapter:
             fields.append(adapter)
@@ -49,12 +49,12 @@ class PrefixNamespace:
 
 
 def hash_block(parent: BlockHash, token_ids: Sequence[int], extras: bytes = b"") -> BlockHash:
-    """The chain hash of one full block.
+    """Returns the chain hash of one full block.
 
     Args:
         parent: the hash of the block before it, or the root.
         token_ids: the block's tokens, each in [0, 2^32).
-        extras: what else its content depends on, such as an image, encoded.
+        extras: encoding of other inputs that its KV depends on, such as an image.
     """
     return _digest(parent + encode_tokens(token_ids) + (_prefixed(extras) if extras else b""))
 
@@ -69,8 +69,8 @@ def extend_chain(
     """Appends the hashes of the full blocks that follow those in `hashes`.
 
     Args:
-        encoded: the tokens behind the blocks in `hashes`, as `encode_tokens` writes them.
-        extras_of: the extras of a block, by its number in the chain. None: no block has any.
+        encoded: the tokens after the blocks in `hashes`, as `encode_tokens` returns them.
+        extras_of: returns the extras of a block, by its number in the chain. None: there are none.
     """
     parent = hashes[-1] if hashes else root
     width = block_size * 4
@@ -83,11 +83,11 @@ def extend_chain(
 
 
 def input_extras(inputs: Iterable[tuple[int, int, bytes]], block_size: int, index: int) -> bytes:
-    """The extras of a block for what encoders, of images or sounds, put into a sequence: the
-    content of each input in the block, and where it begins, seen from the block's start.
+    """Returns the extras of a block with multimodal inputs (images, audio): for each input that
+    overlaps the block, its start relative to the block's start and its content hash.
 
     Args:
-        inputs: (start, end, content hash) of each, over the tokens [start, end), in order.
+        inputs: (start, end, content hash) of each input, over the tokens [start, end), in order.
         index: the block's number in the chain.
     """
     begin, end = index * block_size, (index + 1) * block_size
@@ -99,14 +99,14 @@ def input_extras(inputs: Iterable[tuple[int, int, bytes]], block_size: int, inde
 
 
 def hash_chain(root: BlockHash, token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
-    """The chain hashes of all full blocks of `token_ids`."""
+    """Returns the chain hashes of all full blocks of `token_ids`."""
     hashes: list[BlockHash] = []
     extend_chain(hashes, root, encode_tokens(token_ids), block_size)
     return hashes
 
 
 def encode_tokens(token_ids: Sequence[int]) -> bytes:
-    """Each token as 4 bytes, little-endian."""
+    """Returns the tokens as 4 bytes each, little-endian."""
     words = array("I", token_ids)
     if sys.byteorder == "big":
         words.byteswap()

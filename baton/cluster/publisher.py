@@ -19,7 +19,7 @@ from baton.cluster.loop import RedisLoop
 from baton.cluster.redis import Command, prefix_of, transact
 
 _TTL = 60  # seconds that stream and snapshot outlive their last renewal
-_REFRESH_INTERVAL = 15.0  # seconds between renewals while nothing happens
+_REFRESH_INTERVAL = 15.0  # seconds between TTL renewals while there are no events
 _MAX_PENDING = 16_384  # hashes: one entry is at most 256 KiB
 
 # Appends to stream and snapshot if Redis holds what this publisher wrote last, so that a reader
@@ -153,8 +153,8 @@ class EventPublisher:
         self._published = batch.last
 
     async def _go_on(self, batch: EventBatch | None) -> None:
-        """Sends what waits, and the next part of the snapshot; or renews, and notices if what
-        Redis holds is not what was sent."""
+        """Sends unpublished events and the next slice of the snapshot, or only renews the TTLs.
+        Falls behind if Redis does not hold what was written last."""
         before, num_hashes = self._compaction.sequence, 0
         last = self._published
         if batch is not None:

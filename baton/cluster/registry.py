@@ -1,8 +1,8 @@
-"""Worker registry: each worker writes its own record to Redis and renews it while it lives.
+"""Worker registry: each worker writes its record to Redis and renews it while it runs.
 
 A record is a hash that expires unless renewed; a set lists the ids (`baton.cluster.keys`).
-`baton.cluster.watcher` is the reading side. Knows nothing of what the workers do, nor whether they
-answer: a record is a claim, and gRPC health is the proof.
+`baton.cluster.watcher` is the reading side. A record does not prove that the worker answers; gRPC
+health does. Independent of the workers' tasks.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ _OPTIONAL = {b"max_num_batched_tokens", b"metrics_endpoint", b"admin_endpoint", 
 _INTERVAL = 1.0  # seconds between renewals
 _TTL = 5.0  # seconds a record outlives its last renewal
 
-# Deletes a record only if it is still that of the given epoch: a worker that is slow to end must
-# not remove the record of its own successor.
+# Deletes a record only if it is still that of the given epoch: a worker that stops slowly must not
+# remove the record of its successor.
 _DELETE_IF_OURS = """
 if redis.call('HGET', KEYS[1], 'epoch') == ARGV[1] then return redis.call('DEL', KEYS[1]) end
 return 0
@@ -37,10 +37,10 @@ return 0
 
 
 def new_epoch() -> int:
-    """The epoch of a worker that starts now: wall-clock milliseconds.
+    """Returns the epoch of a worker that starts now: wall-clock milliseconds.
 
-    It grows from start to start on one machine and between machines whose clocks agree, and needs
-    neither Redis nor a disk. Where a clock was set back, the watcher's grace settles it.
+    It increases from start to start on machines with synchronized clocks, and needs neither Redis
+    nor a disk. If a clock was set back, the watcher accepts the worker after its grace period.
     """
     return time.time_ns() // 1_000_000
 
@@ -50,25 +50,25 @@ class WorkerRecord:
     """Registry record of one worker.
 
     Attributes:
-        id: its name, the same from start to start.
+        id: its name, the same across restarts.
         role: the pool it belongs to in this epoch.
         endpoint: "host:port" of its gRPC service.
-        kv_endpoint: "host:port" where its blocks are fetched from.
-        epoch: grows each time it starts (`new_epoch`) or changes its role.
-        model: the name under which the model is asked for.
-        fingerprint: identifies weights and configuration, the way of computing and the version; the
-            model of the prefix namespace.
+        kv_endpoint: "host:port" from which its blocks are fetched.
+        epoch: increases each time it starts (`new_epoch`) or changes its role.
+        model: served model name.
+        fingerprint: hash of weights and configuration, execution backend and version; the model of
+            the prefix namespace.
         layout: the serialized layouts of all cache groups (`baton.v1.KvLayouts`), opaque here.
         tokenizer_hash: identifies the tokenizer.
-        kv_dtype: the element type of the cache, such as "float32".
-        block_size: tokens in a block.
-        max_model_len: the most tokens a sequence may have, prompt and answer together.
+        kv_dtype: element type of the cache, such as "float32".
+        block_size: tokens per block.
+        max_model_len: maximum tokens of a sequence, prompt and output together.
         num_blocks: blocks of the cache group that sees furthest back.
-        draining: it finishes what it has and takes nothing new.
-        max_num_batched_tokens: tokens of one step at most; 0: not said, as by workers of before.
-        metrics_endpoint: "host:port" where it serves its metrics; empty: nowhere, or not said.
-        admin_endpoint: "host:port" of its admin service; empty: not said, and it is at `endpoint`.
-        version: of Baton; empty: not said, as by workers of before.
+        draining: it finishes its requests and accepts no new ones.
+        max_num_batched_tokens: maximum tokens of one step; 0: not reported, as by older workers.
+        metrics_endpoint: "host:port" of its metrics; empty: none, or not reported.
+        admin_endpoint: "host:port" of its admin service; empty: not reported; it is at `endpoint`.
+        version: Baton version; empty: not reported, as by older workers.
     """
 
     id: str
@@ -92,18 +92,18 @@ class WorkerRecord:
 
     @property
     def pairing(self) -> bytes:
-        """Workers hand blocks to each other only if theirs is equal. Opaque."""
+        """Pairing: workers exchange blocks only if their pairings are equal. Opaque."""
         return b"\0".join((self.version.encode(), self.fingerprint, self.layout))
 
     @property
     def namespace(self) -> PrefixNamespace:
-        """What its chain hashes start from."""
+        """Namespace of its chain hashes."""
         return PrefixNamespace(
             self.fingerprint, self.tokenizer_hash, self.kv_dtype, self.block_size
         )
 
     def to_fields(self) -> dict[str, str | bytes | int]:
-        """The record as the fields of a Redis hash."""
+        """Returns the record as the fields of a Redis hash."""
         return {
             "id": self.id,
             "role": self.role,
@@ -127,7 +127,7 @@ class WorkerRecord:
 
     @classmethod
     def from_fields(cls, fields: Mapping[bytes, bytes]) -> "WorkerRecord":
-        """The record that `to_fields` wrote. Fields it does not know are ignored.
+        """Returns the record that `to_fields` wrote. Ignores unknown fields.
 
         Raises:
             ValueError: a field is missing or malformed.
@@ -158,13 +158,13 @@ class WorkerRecord:
 
 
 class Registration:
-    """Keeps one worker's record in Redis, and puts it back whenever Redis lost it.
+    """Registration of one worker: keeps its record in Redis, and restores it if Redis lost it.
 
-    No method raises on Redis trouble. The caller owns the client.
+    No method raises on Redis errors. The caller owns the client.
 
     Args:
         redis: from `baton.cluster.redis.connect`.
-        record: what to register.
+        record: the worker's record.
         interval: seconds between renewals.
         ttl: seconds the record outlives its last renewal.
     """
@@ -186,26 +186,26 @@ class Registration:
 
     @property
     def record(self) -> WorkerRecord:
-        """What is registered now."""
+        """The record registered now."""
         return self._record
 
     @property
     def stale(self) -> bool:
-        """Whether Redis did not answer the latest renewal, or there was none yet."""
+        """True if Redis did not answer the latest renewal, or there was none yet."""
         return self._loop.answering_since is None
 
     @property
     def staleness(self) -> float:
-        """Seconds for which Redis has not answered; 0 while it does."""
+        """Seconds since Redis last answered; 0 while it answers."""
         return self._loop.staleness
 
     def start(self) -> None:
-        """Registers in the background, at once and then every interval. Needs an event loop."""
+        """Starts registering in the background, at once and every interval. Needs an event loop."""
         self._loop.start()
 
     def update(self, record: WorkerRecord) -> None:
-        """Registers `record`, of the same worker in this epoch or a later one, in place of the one
-        before, soon."""
+        """Replaces the record, which must be of the same worker in this epoch or a later one.
+        Returns before it is written."""
         assert record.id == self._record.id
         assert record.epoch >= self._record.epoch
         self._record = record
@@ -214,7 +214,7 @@ class Registration:
     async def stop(self) -> None:
         """Stops renewing and removes the record, if Redis answers in time.
 
-        The id stays listed, which tells a watcher that the worker left and Redis forgot nothing.
+        The id stays listed, which shows a watcher that the worker left and Redis lost no data.
         """
         await self._loop.stop()
         key = record_key(self._record.id, self._prefix)

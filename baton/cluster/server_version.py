@@ -1,6 +1,6 @@
-"""Name and version of a Redis server, and whether Baton supports it. Knows nothing of connections.
+"""Name and version of a Redis server, and whether Baton supports it. Independent of connections.
 
-Every Valkey reports `redis_version` 7.2.4, the Redis that it is compatible with; its own version is
+Every Valkey reports as `redis_version` the compatible Redis, 7.2.4; its own version is
 `valkey_version`.
 """
 
@@ -13,11 +13,11 @@ _OLDEST = {"Redis": (6, 2), "Valkey": (7, 2)}
 
 @dataclass(frozen=True, slots=True)
 class ServerVersion:
-    """A server, such as Valkey 9.1.2.
+    """Server name and version, such as Valkey 9.1.2.
 
     Attributes:
         name: "Redis" or "Valkey".
-        version: as the server reports it; empty where it reports none.
+        version: as the server reports it; empty if it reports none.
     """
 
     name: str
@@ -32,7 +32,7 @@ class ServerVersion:
 
     @property
     def is_supported(self) -> bool:
-        """Whether Baton runs with it; true where the version is unknown."""
+        """Whether Baton supports the server; true if its version is unknown."""
         numbers = tuple(map(int, re.findall(r"\d+", self.version)[:2]))
         return not numbers or numbers >= _OLDEST[self.name]
 

@@ -1,8 +1,8 @@
 """Snapshot of the block hashes cached on a worker, laid out as it is stored in Redis.
 
-A hash keeps its slot for as long as it is findable, and the next one takes the slot that becomes
-free. So the snapshot is brought up to date in place, a few slots at a time, and is never longer
-than the most that was findable at once. Pure; knows nothing of Redis.
+A hash keeps its slot while its block is cached, and a new hash takes a free slot first. So the
+snapshot is updated in place, a few slots at a time, and is never longer than the largest number of
+hashes cached at the same time. Pure; independent of Redis.
 """
 
 from baton.cluster.events import HOLE, KvEvents
@@ -10,7 +10,7 @@ from baton.cluster.prefix import BlockHash
 
 
 class IndexSnapshot:
-    """Findable hashes in slots. Constant work per hash, but for clearing."""
+    """Snapshot of cached hashes in slots. Constant work per hash, except for clearing."""
 
     def __init__(self) -> None:
         self._slot_of: dict[BlockHash, int] = {}
@@ -18,25 +18,25 @@ class IndexSnapshot:
         self._free: list[int] = []
 
     def __len__(self) -> int:
-        """How many hashes are findable."""
+        """Returns the number of cached hashes."""
         return len(self._slot_of)
 
     @property
     def num_slots(self) -> int:
-        """How many were findable at most. Never shrinks: what lies in Redis does not either."""
+        """Number of slots. Never shrinks, because the string in Redis does not, either."""
         return len(self._slots)
 
     @property
     def hashes(self) -> set[BlockHash]:
-        """All that is findable, as a copy."""
+        """Copy of all cached hashes."""
         return set(self._slot_of)
 
     def encode(self, start: int, stop: int) -> bytes:
-        """The slots [start, stop), 16 bytes each; holes are zeros."""
+        """Returns the slots [start, stop), 16 bytes each; empty slots are zeros."""
         return b"".join(self._slots[start:stop])
 
     def apply(self, events: KvEvents) -> None:
-        """Takes in what changed."""
+        """Applies cache changes."""
         if events.cleared:
             self._clear()
         for block in events.removed:

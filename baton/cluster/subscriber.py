@@ -1,6 +1,6 @@
-"""The KV events of all workers, on their way from Redis into a router's index.
+"""KV event subscriber: applies workers' KV events from Redis to a router's locality index.
 
-Knows nothing of which workers there are; it follows those it is told to.
+The caller chooses the workers to follow.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ from baton.cluster.loop import RedisLoop
 from baton.cluster.prefix import HASH_BYTES
 from baton.cluster.redis import Command, prefix_of, read_streams, transact
 
-_BLOCK_MS = 200  # how long a read waits for news, and a new follow for its first read
-_MAX_ENTRIES = 1024  # in one read, of all streams together
-_MIN_ENTRIES = 16  # of each stream all the same
+_BLOCK_MS = 200  # longest wait of a read for entries, and so of a new follow for its first read
+_MAX_ENTRIES = 1024  # per read, of all streams together
+_MIN_ENTRIES = 16  # per read, of each stream, even if that exceeds the total
 _PART = 32_768  # slots of a snapshot in one reply: 512 KiB
-_MAX_PARTS = 8  # in one round trip
+_MAX_PARTS = 8  # per round trip
 _IDLE = 60.0  # seconds; `follow` wakes the loop
-_MEND_INTERVAL = 1.0  # seconds between looks for a snapshot
+_MEND_INTERVAL = 1.0  # seconds between attempts to read a snapshot
 
 _logger = logging.getLogger(__name__)
 
@@ -42,14 +42,14 @@ class _Follow:
     """Read position in the event stream of one worker epoch.
 
     Attributes:
-        applied: the number of the latest event in the index.
-        wanted: the least sequence number of a snapshot that mends what was missed; None if nothing
-            was. Events after a gap are applied all the same: a partial index beats none.
-        mend_at: when to look for that snapshot (`time.monotonic`).
-        next_slot: the first slot of the snapshot that is not in the index yet; None while it is not
-            being read.
-        published: a number that an event has had, so that there is something to read up to it.
-        is_current: the latest read came to the stream's end, and nothing was missed.
+        applied: number of the latest event in the index.
+        wanted: least sequence number of a snapshot that contains the missed events; None if none
+            were missed. Events after a gap are applied anyway: a partial index beats none.
+        mend_at: time of the next attempt to read that snapshot (`time.monotonic`).
+        next_slot: first slot of the snapshot that is not in the index yet; None while no snapshot
+            is being read.
+        published: sequence number that the worker is known to have published.
+        is_current: whether the latest read reached the stream's end and no event was missed.
     """
 
     worker: str
@@ -62,26 +62,26 @@ class _Follow:
     is_current: bool = False
 
     def is_due(self, now: float) -> bool:
-        """Whether its snapshot is to be read, which goes before its events."""
+        """Returns whether its snapshot must be read now, which precedes reading its events."""
         return self.wanted is not None and self.mend_at <= now
 
     def is_behind(self, now: float) -> bool:
-        """Whether there is more to read of it at once."""
+        """Returns whether there is more to read of it immediately."""
         return self.is_due(now) or (self.wanted is None and not self.is_current)
 
 
 class EventSubscriber:
-    """Keeps a locality index up to date with the workers it follows.
+    """KV event subscriber: keeps a locality index up to date with the workers it follows.
 
-    Each begins with the snapshot and goes on with the stream after it; a gap in the sequence
-    numbers sends it back to the snapshot. While Redis does not answer, the index keeps what it has.
+    For each worker it reads the snapshot, then the stream after it; after a gap in the sequence
+    numbers it reads the snapshot again. During a Redis outage the index keeps its content.
 
-    No method raises on Redis trouble, and all belong to the event loop's thread. The caller owns
+    No method raises on Redis errors; all must be called in the event loop's thread. The caller owns
     the client and the index.
 
     Args:
         redis: from `baton.cluster.redis.connect`.
-        index: what the events are applied to.
+        index: the index to which the events are applied.
     """
 
     def __init__(self, redis: Redis, index: LocalityIndex) -> None:
@@ -93,30 +93,30 @@ class EventSubscriber:
 
     @property
     def is_warm(self) -> bool:
-        """Whether the index has all that is published of the workers followed, as far as is
+        """Whether the index has all published events of the followed workers, as far as is
         known."""
         return not self.stale and all(f.is_current for f in self._follows.values())
 
     @property
     def stale(self) -> bool:
-        """Whether Redis did not answer the latest read, or was not asked yet."""
+        """True if Redis did not answer the latest read, or was not read yet."""
         return self._loop.answering_since is None
 
     @property
     def staleness(self) -> float:
-        """Seconds for which Redis has not answered; 0 while it does."""
+        """Seconds since Redis last answered; 0 while it answers."""
         return self._loop.staleness
 
     def start(self) -> None:
-        """Reads in the background. Needs a running event loop."""
+        """Starts reading in the background. Needs a running event loop."""
         self._loop.start()
 
     async def stop(self) -> None:
-        """Stops reading. The index stays as it is."""
+        """Stops reading; does not change the index."""
         await self._loop.stop()
 
     def follow(self, worker: str, epoch: int) -> None:
-        """Reads that epoch of the worker from now on, and forgets what another epoch of it held."""
+        """Follows that epoch of the worker, and drops another epoch of it from the index."""
         known = self._follows.get(worker)
         if known is not None and known.epoch == epoch:
             return
@@ -125,7 +125,7 @@ class EventSubscriber:
         self._loop.wake()
 
     def unfollow(self, worker: str) -> None:
-        """Reads no more of the worker, and drops it from the index at once."""
+        """Stops following the worker, and drops it from the index immediately."""
         self._follows.pop(worker, None)
         self._index.drop(worker)
 
@@ -147,9 +147,9 @@ class EventSubscriber:
     # Snapshots.
 
     async def _mend(self, now: float) -> None:
-        """Reads the next parts of snapshots that are wanted, in one round trip."""
+        """Reads the next parts of wanted snapshots, in one round trip."""
         wanting = [follow for follow in self._follows.values() if follow.is_due(now)]
-        wanting.sort(key=lambda follow: follow.next_slot is None)  # one after the other
+        wanting.sort(key=lambda follow: follow.next_slot is None)  # those begun come first
         parts = wanting[:_MAX_PARTS]
         if not parts:
             return
@@ -159,14 +159,14 @@ class EventSubscriber:
             head, data = replies[2 * number : 2 * number + 2]
             if self._is_followed(follow):
                 self._take_part(follow, decode_sequence(head), data, now)
-                await asyncio.sleep(0)  # requests go before
+                await asyncio.sleep(0)  # lets requests run first
 
     def _take_part(self, follow: _Follow, sequence: int, data: bytes, now: float) -> None:
-        """Puts a part of a snapshot into the index, its first in place of what was there.
+        """Applies a part of a snapshot to the index; the first part replaces the worker's blocks.
 
         All parts are as they were at the sequence number first read or later, and the events after
-        it are applied once the last part is there; so it does no harm that the worker writes on
-        meanwhile. A number that is less shows that it began anew.
+        it are applied after the last part; so writes of the worker in between do no harm. A smaller
+        number shows that the worker began a new snapshot.
         """
         assert follow.wanted is not None
         is_first = follow.next_slot is None
@@ -188,7 +188,7 @@ class EventSubscriber:
     # Events.
 
     async def _read(self, follows: Mapping[bytes, _Follow], wait_ms: int) -> None:
-        """Applies what is new in the streams; waits for it a moment."""
+        """Reads and applies new stream entries; waits up to `wait_ms` for the first."""
         positions = {key: entry_id(follow.applied) for key, follow in follows.items()}
         max_entries = max(_MIN_ENTRIES, _MAX_ENTRIES // len(positions))
         found = dict(await read_streams(self._redis, positions, max_entries, wait_ms))
@@ -201,7 +201,7 @@ class EventSubscriber:
                 follow.wanted = follow.published  # the snapshot was read too slowly for the stream
             follow.is_current = is_end and follow.wanted is None
             if entries:
-                await asyncio.sleep(0)  # requests go before
+                await asyncio.sleep(0)  # lets requests run first
 
     def _apply(self, follow: _Follow, name: bytes, fields: Mapping[bytes, bytes]) -> None:
         if not self._is_followed(follow):
@@ -216,7 +216,7 @@ class EventSubscriber:
         if batch.first > follow.applied + 1:
             follow.wanted = batch.first - 1
         elif batch.first == 1:
-            follow.wanted = None  # read from the very first
+            follow.wanted = None  # the stream has all events of the epoch
         self._index.apply(follow.worker, follow.epoch, batch.events)
         follow.applied = batch.last
 

@@ -1,6 +1,6 @@
 """Registry watcher of a router: the reading side of `baton.cluster.registry`.
 
-Knows nothing of whether the workers answer; the router asks them itself.
+The router checks the workers' health itself.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from baton.cluster.redis import Command, prefix_of, transact
 from baton.cluster.registry import WorkerRecord
 
 _INTERVAL = 0.5  # seconds between polls
-_GRACE = 10.0  # seconds a worker may lack its record while that may be Redis's fault
+_GRACE = 10.0  # seconds for which a worker may lack its record if Redis may have lost it
 
 _logger = logging.getLogger(__name__)
 
@@ -25,22 +25,22 @@ OnChange = Callable[[str, WorkerRecord | None], None]
 
 
 class RegistryWatcher:
-    """Keeps the records of all workers, and tells of those that joined, changed or left.
+    """Registry watcher: keeps the records of all workers, and reports joins, changes and leaves.
 
-    While Redis does not answer it keeps what it knows and says `stale`. A worker has left when its
-    id is listed without a record: that is what expiry and a clean stop leave behind. If the id is
-    not listed either, or Redis was away since, Redis may have forgotten a living worker, and it
-    has left only after `grace` seconds of answers without its record. A record of an older epoch
-    than the known one counts as no record.
+    During a Redis outage it keeps the known records and is `stale`. A worker has left when its id
+    is listed without a record, the state after expiry and after a graceful stop. If the id is not
+    listed either, or there was an outage since, Redis may have lost the record of a live worker;
+    then the worker has left only after `grace` seconds of answers without its record. A record of
+    an older epoch than the known one counts as none.
 
-    No method raises on Redis trouble. The caller owns the client.
+    No method raises on Redis errors. The caller owns the client.
 
     Args:
         redis: from `baton.cluster.redis.connect`.
         on_change: called in the event loop with (id, record) of a worker that joined or changed,
-            and (id, None) of one that left, after `records` shows it. Must not block.
+            and (id, None) of one that left, after `records` is updated. Must not block.
         interval: seconds between polls.
-        grace: see above.
+        grace: grace period in seconds, see above.
     """
 
     def __init__(
@@ -60,36 +60,36 @@ class RegistryWatcher:
         self._records: dict[str, WorkerRecord] = {}
         self._listed: set[str] = set()
         self._seen: dict[str, float] = {}  # when each known worker's record was last read
-        self._missing: dict[str, float] = {}  # since when an id has had no record
+        self._missing: dict[str, float] = {}  # when an id was first seen without a record
         self._malformed: set[str] = set()
         self._has_read = asyncio.Event()
         self._loop = RedisLoop("registry watcher", self._poll)
 
     @property
     def records(self) -> Mapping[str, WorkerRecord]:
-        """The known workers by id; a live view."""
+        """Records of the known workers by id; a live view."""
         return MappingProxyType(self._records)
 
     @property
     def stale(self) -> bool:
-        """Whether Redis did not answer the latest poll, or was not polled yet."""
+        """True if Redis did not answer the latest poll, or was not polled yet."""
         return self._loop.answering_since is None
 
     @property
     def staleness(self) -> float:
-        """Seconds for which Redis has not answered; 0 while it does."""
+        """Seconds since Redis last answered; 0 while it answers."""
         return self._loop.staleness
 
     async def first_read(self) -> None:
-        """Waits until Redis has been read once, and `records` are those that were there."""
+        """Waits until the first read of Redis, after which `records` has the records found."""
         await self._has_read.wait()
 
     def start(self) -> None:
-        """Polls in the background, at once and then every interval. Needs an event loop."""
+        """Starts polling in the background, at once and every interval. Needs an event loop."""
         self._loop.start()
 
     async def stop(self) -> None:
-        """Stops polling. The records stay."""
+        """Stops polling; keeps the records."""
         await self._loop.stop()
 
     async def _poll(self) -> float:
@@ -107,7 +107,7 @@ class RegistryWatcher:
         return self._interval
 
     async def _read(self) -> dict[str, WorkerRecord]:
-        """The records in Redis: one round trip, and another one when there are new ids."""
+        """Reads the records from Redis in one round trip, and another one if there are new ids."""
         asked = sorted(self._listed | self._records.keys())
         members, *hashes = await transact(
             self._redis, ("SMEMBERS", self._workers_key), *self._reads(asked)
@@ -135,7 +135,7 @@ class RegistryWatcher:
         return record
 
     def _accept(self, record: WorkerRecord, now: float) -> bool:
-        """Takes the record in; False if a newer epoch of its worker is known."""
+        """Applies the record; returns False if a newer epoch of its worker is known."""
         known = self._records.get(record.id)
         if known is not None and record.epoch < known.epoch:
             return False
@@ -166,9 +166,9 @@ class RegistryWatcher:
             _logger.exception("the registry watcher's listener failed")
 
     async def _prune(self, now: float) -> None:
-        """Takes ids that had no record for the whole grace off the list.
+        """Removes ids without a record for the whole grace period from the list.
 
-        Not sooner, so that every router sees such an id listed; a living worker lists itself again.
+        Not earlier, so that every router sees such an id listed; a live worker lists itself again.
         """
         dead = [worker for worker in self._listed if self._missing_for(worker, now) >= self._grace]
         if dead:

@@ -54,17 +54,16 @@ class StreamWatcher(Protocol):
     """Observer of one request's stream, called in the event loop's thread."""
 
     def allocated(self) -> None:
-        """Called when the blocks for external KV are allocated."""
+        """Notes that the blocks for external KV are allocated."""
 
     def brought(self) -> None:
-        """Called when the external KV has arrived, or will not: now the request waits for
-        compute."""
+        """Notes that the external KV has arrived or will not: the request waits for compute."""
 
     def preempted(self, mode: Preemption, times: StepTimes) -> None:
-        """Called when a step preempted one of the request's sequences."""
+        """Notes that a step preempted one of the request's sequences."""
 
     def stepped(self, update: SequenceUpdate, times: StepTimes) -> None:
-        """Called when a step updated the request."""
+        """Notes that a step updated the request."""
 
 
 class SequenceStream:
@@ -125,8 +124,7 @@ class SequenceStream:
             yield batch
 
     async def failure(self) -> NoReturn:
-        """Raises the error that ends the stream, once there is one; for times when no update can
-        come."""
+        """Raises the error that ends the stream, when it comes. Call while no update is due."""
         event = await self._next()
         raise AssertionError(f"an update while none was due: {event}")
 
@@ -141,8 +139,7 @@ class SequenceStream:
             self.watcher.brought()
 
     def fail_external(self) -> None:
-        """Computes the sequence here: the awaited KV will not come, and no writer has its
-        blocks."""
+        """Has the sequence computed here: its KV will not come, and its blocks have no writer."""
         request_id = self._request.request_id
         self._engine.submit(lambda: self._engine.engine.fail_external(request_id))
         if self.watcher is not None:

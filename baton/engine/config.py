@@ -62,8 +62,8 @@ class EngineConfig:
             some cost in speed. Needs Triton's kernels and a Llama-shaped model, with experts or
             without (`baton.engine.models.llama_shaped`).
         cuda_graphs: replay decode steps from CUDA graphs on a GPU.
-        async_scheduling: launch a step of known sequences before the tokens of the step before it
-            have come back. None: on a GPU, which would wait meanwhile.
+        async_scheduling: launch the next step, if sequences only continue in it, before the tokens
+            of the current one have come back. None: on a GPU, which would be idle meanwhile.
         num_threads: CPU threads of one forward pass. None: torch's default.
     """
 

@@ -1,4 +1,4 @@
-"""One engine: model, cache and scheduler in one process, without threads or network.
+"""Engine: model, KV cache and scheduler in one process, without threads or network.
 
     schedule -> run -> apply -> emit
 
@@ -54,7 +54,7 @@ Prompt = str | SequenceOf[int]
 
 
 class Engine:
-    """Not thread-safe: one thread at a time calls it."""
+    """Inference engine for offline batches, and for `AsyncEngine`. Not thread-safe."""
 
     def __init__(self, config: EngineConfig, loaded: LoadedModel) -> None:
         self.config = config
@@ -98,17 +98,17 @@ class Engine:
         *,
         on_progress: LoadProgress = lambda _phase, _fraction: None,
     ) -> "Engine":
-        """Loads a checkpoint: a folder with safetensors, or the id of one on the hub.
+        """Loads a checkpoint: a folder with safetensors, or an id on the Hugging Face hub.
 
         Args:
-            on_progress: told each phase of loading and the fraction done.
+            on_progress: called with each phase of loading and the fraction done.
 
-        Raises `UnsupportedModelError` or `InvalidArgumentError` with a sentence that says why.
+        Raises `UnsupportedModelError` or `InvalidArgumentError` with the reason.
         """
         config = config or EngineConfig()
         return cls(config, load(os.fspath(path), config, on_progress))
 
-    # Batch use.
+    # Offline batches.
 
     def generate(
         self,
@@ -140,7 +140,7 @@ class Engine:
         return [self._result(r, collected[r.request_id], prompts) for r in requests]
 
     def _run_to_end(self, collected: dict[str, list[SequenceUpdate]]) -> None:
-        """Steps until nothing is left to do, or can be, and collects these requests' updates."""
+        """Steps until no work is left, or can be done, and collects these requests' updates."""
         while self.has_work:
             output = self.step()
             for update in output.updates:
@@ -172,7 +172,7 @@ class Engine:
 
     @property
     def tokenizer(self) -> Any:
-        """The checkpoint's tokenizer, loaded when first asked for."""
+        """The checkpoint's tokenizer, loaded on first use."""
         if self._tokenizer is None:
             from baton.engine.models.hf import AutoTokenizer
 
@@ -209,10 +209,10 @@ class Engine:
             score=updates[-1].score,
         )
 
-    # Step by step.
+    # Online serving, step by step.
 
     def check(self, request: EngineRequest, grammar: "CompiledGrammar | None" = None) -> None:
-        """Raises what `add_request` would, except for an id that is taken and for a grammar that
+        """Raises the errors of `add_request`, except for an id that is taken and for a grammar that
         is not compiled yet."""
         check_token_ids(request.token_ids, self.info.vocab_size, "token_ids")
         if not 1 <= request.num_prompt_tokens <= len(request.token_ids):
@@ -241,7 +241,7 @@ class Engine:
                 )
 
     def _check_several(self, request: EngineRequest) -> None:
-        """Requests of several sequences fork from their prompt, all of them at once."""
+        """Raises if a request of several sequences, which all fork from its prompt, cannot run."""
         params, num_sequences = request.params, request.params.num_sequences
         if request.purpose is Purpose.PREFILL:
             return
@@ -260,7 +260,7 @@ class Engine:
             )
 
     def _check_outputs(self, request: EngineRequest, grammar: "CompiledGrammar | None") -> None:
-        """What several sequences are said to have come to."""
+        """Raises if the given `outputs` do not fit the request's sequences."""
         params, outputs = request.params, request.outputs
         if not outputs:
             return
@@ -289,12 +289,12 @@ class Engine:
                 grammar.start(output, field)
 
     def num_blocks_for(self, request: EngineRequest) -> int:
-        """Blocks of the first cache group that the request can grow to, if nothing else runs."""
+        """Returns the most blocks of the first cache group that the request could hold, alone."""
         return self._num_blocks_for(request, self.cache.pools[0].layout)
 
     def _num_blocks_for(self, request: EngineRequest, layout: KvLayout) -> int:
-        """The KV of the last token is never computed. Of several sequences one can always go on
-        alone, but beams only together."""
+        """Returns the most blocks of one group for a request. The KV of the last token is never
+        computed. Of several sequences one can always continue alone, but beams only together."""
         total = request.num_prompt_tokens + request.params.max_tokens - 1
         if request.purpose is Purpose.PREFILL:
             total = len(request.token_ids)
@@ -303,7 +303,7 @@ class Engine:
         return num_blocks * request.params.beam_width if is_beam_search else num_blocks
 
     def compile_grammar(self, params: SamplingParams) -> "CompiledGrammar | None":
-        """Compiles what `params` ask for, for `add_request`. May take a while; from any thread.
+        """Compiles the grammar of `params` for `add_request`. May take seconds; from any thread.
 
         Raises `InvalidArgumentError` for a grammar that does not compile, or not in time.
         """
@@ -320,7 +320,7 @@ class Engine:
         """Queues a request; its first update comes from a later `step`.
 
         Args:
-            grammar: compiled before; None compiles it now if the request has one.
+            grammar: the compiled grammar; None compiles it now if the request has one.
         """
         if request.params.grammar is not None and grammar is None:
             grammar = self.compile_grammar(request.params)
@@ -359,27 +359,27 @@ class Engine:
     def commit_external(
         self, request_id: str, token_id: int | None, logprob: float | None = None
     ) -> None:
-        """The KV of all the request's tokens has arrived, and `token_id` follows them; None: the
-        first token of each of its sequences is chosen here."""
+        """Commits the KV of all the request's tokens, which has arrived; `token_id` follows them.
+        None: the first token of each of its sequences is chosen here."""
         progress = self._scheduler.commit_external(request_id, token_id, logprob)
         if progress is not None and progress.finish_reason is not None:
             self._committed.append(progress)
 
     def fail_external(self, request_id: str) -> None:
-        """The KV will not arrive: it is computed here. Idempotent."""
+        """Computes a request here whose external KV will not arrive. Idempotent."""
         self._scheduler.fail_external(request_id)
 
     def suspend(self, request_id: str) -> None:
-        """Stops a request of one sequence as soon as it runs and all but its last token is
-        computed. The update that says so has its blocks, which stay until `release`. Idempotent."""
+        """Suspends a request of one sequence once it runs and all but its last token is computed.
+        Its update lists the blocks, which stay until `release`. Idempotent."""
         self._leaving.add(request_id)
 
     def pin(self, name: str, hashes: SequenceOf[BlockHash]) -> Tables:
-        """Holds the longest cached run of these blocks, a table per cache group, until `unpin`."""
+        """Pins the longest cached run of these blocks until `unpin`; returns a table per group."""
         return self._scheduler.pin(name, hashes)
 
     def unpin(self, name: str) -> None:
-        """Gives back what was pinned. Idempotent."""
+        """Releases pinned blocks. Idempotent."""
         self._scheduler.unpin(name)
 
     def abort(self, *request_ids: str) -> None:
@@ -388,9 +388,9 @@ class Engine:
         self._scheduler.abort(*request_ids)
 
     def end_sequence(self, request_id: str, index: int) -> None:
-        """Ends one of a request's sequences and frees what it alone holds; its last update says
-        `ABORTED`, and the others go on. Idempotent; does nothing before the sequences have forked,
-        nor where they are ranked."""
+        """Ends one of a request's sequences and frees its own blocks; its last update says
+        `ABORTED`, and the others continue. Idempotent; does nothing before the sequences have
+        forked, nor where they are ranked."""
         progress = self._scheduler.end_sequence(request_id, index)
         if progress is not None:
             self._committed.append(progress)
@@ -400,12 +400,12 @@ class Engine:
         self._scheduler.release(request_id)
 
     def pause(self) -> None:
-        """Starts nothing new from the next step on; what has begun goes on. Requests are still
-        taken and wait. Idempotent."""
+        """Starts no new request from the next step on; requests that have begun continue, and new
+        ones are accepted and wait. Idempotent."""
         self._scheduler.pause()
 
     def resume(self) -> None:
-        """Starts what waits again. Idempotent."""
+        """Starts waiting requests again. Idempotent."""
         self._scheduler.resume()
 
     @property
@@ -414,8 +414,8 @@ class Engine:
         return waits or self._scheduler.has_work
 
     def step(self) -> StepOutput:
-        """Schedules, computes and books one step. Where it can be, the step behind is on the device
-        before this one's tokens are waited for, so that the device does not wait for us."""
+        """Schedules, computes and applies one step. With async scheduling, launches the next step
+        before it waits for this one's tokens, so that the device is not idle."""
         start = time.perf_counter()
         plan, launched = self._ahead or self._launch()
         self._ahead = self._launch_behind(plan, launched)
@@ -453,7 +453,7 @@ class Engine:
         return None if behind is None else (behind, self._runner.launch(behind, launched))
 
     def _draft(self) -> None:
-        """Guesses how the sequences that speculate go on."""
+        """Proposes draft tokens for the sequences that speculate."""
         sequences = [s for s in self._scheduler.speculating if s.num_drafts_allowed]
         if not sequences:
             return
@@ -472,21 +472,21 @@ class Engine:
 
     @property
     def max_num_batched_tokens(self) -> int:
-        """Tokens that one step computes at most."""
+        """Maximum number of tokens that one step computes."""
         return self._max_chunk
 
     @property
     def work_done(self) -> WorkDone:
-        """What was computed since the start, and how long it took. From any thread."""
+        """Tokens computed since the start, and the seconds they took. From any thread."""
         return self._work.done
 
     @property
     def time_spent(self) -> TimeSpent:
-        """What the time of all steps since the start went to. From any thread."""
+        """Seconds of all steps since the start, by phase. From any thread."""
         return self._clock.spent
 
     def _suspend(self) -> list[SequenceProgress]:
-        """Stops those that are to leave, as far as they can be stopped now."""
+        """Suspends the sequences that `suspend` named, as far as possible now."""
         stopped = []
         for request_id in tuple(self._leaving) if self._ahead is None else ():
             progress = self._scheduler.suspend(request_id)
@@ -500,19 +500,19 @@ class Engine:
         return self._scheduler.stats()
 
     def memory_report(self) -> MemoryReport:
-        """How the KV blocks are used, sharing and waste among it."""
+        """Returns the usage of the KV blocks, with sharing and waste."""
         return self._scheduler.memory_report()
 
     def flush_cache(self) -> int:
-        """Forgets every cached prefix; the next step's `cache_events` say so.
+        """Drops every cached prefix; the next step's `cache_events` say so.
 
-        Returns how many blocks were findable.
+        Returns how many blocks were cached.
         """
         self._flushed = True
         return self._scheduler.reset_prefix_cache()
 
     def close(self) -> None:
-        """Ends what runs beside the engine. The garbage collector would, too."""
+        """Ends the grammar compiler's trial processes, as the garbage collector would."""
         if self._grammars is not None:
             self._grammars.close()
 
@@ -522,7 +522,7 @@ class Engine:
 
 
 def _check_returnable(request: EngineRequest) -> None:
-    """Whether it may be given back, where that was offered."""
+    """Raises if a request has a return cost but could not be returned."""
     if request.return_cost is None:
         return
     is_external = request.kv_source is KvSource.EXTERNAL and not request.num_external_tokens
@@ -534,7 +534,7 @@ def _check_returnable(request: EngineRequest) -> None:
 
 
 def _grammar_compiler(loaded: LoadedModel) -> "GrammarCompiler | None":
-    """None for a model without the tokenizer that grammars are read with."""
+    """Returns a grammar compiler, or None for a model without `tokenizer.json`."""
     if not (Path(loaded.path) / "tokenizer.json").is_file():
         return None
     from baton.engine.grammar.compiler import GrammarCompiler

@@ -26,26 +26,26 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One request to compute.
+    """Request to an engine.
 
     Attributes:
         token_ids: the prompt and any output generated so far.
-        num_prompt_tokens: how many of them are the prompt.
+        num_prompt_tokens: length of the prompt in `token_ids`.
         purpose: `PREFILL` ends after one token and keeps its blocks until `release`.
         kv_source: `EXTERNAL` allocates blocks and waits for `commit_external`.
-        num_external_tokens: those that KV from elsewhere is for, whole blocks and fewer than all;
+        num_external_tokens: leading tokens whose KV is external, whole blocks and fewer than all;
             the rest is computed here. 0: all of them.
-        salt, adapter: sequences of unequal ones share no prefix.
-        block_hashes: the chain hashes of the leading blocks, if somebody has made them already.
-        sequence_index: of the first sequence; more follow it where `params` ask for several.
-        outputs: of several sequences that are not ranked, what each has come to already, in the
-            order of their indices, and behind which it goes on; None for one that has ended, of
-            which nothing is computed or said. `token_ids` are their prompt. Empty: they begin.
+        salt, adapter: sequences share prefixes only if both are equal.
+        block_hashes: the chain hashes of the leading blocks, if already computed.
+        sequence_index: index of the first sequence; more follow it if `params` ask for several.
+        outputs: for several resumed sequences that are not ranked, the output tokens of each after
+            `token_ids`, their prompt, by index; None for a sequence that has ended, which gets no
+            tokens or updates. Empty: nothing to resume.
         priority: smaller is served first under the policy of that name.
         arrival_time, first_token_deadline: seconds on one monotonic clock, for the policy
             `deadline`; None: no deadline.
-        return_cost: it may be given back where it has to make room, at this cost: its last update
-            says `RETURNED`. For one sequence alone, whose KV is external. None: it may not.
+        return_cost: cost at which a preemption may return the request to the router: its last
+            update says `RETURNED`. Only for a single sequence with external KV. None: it may not.
     """
 
     request_id: str
@@ -67,7 +67,7 @@ class EngineRequest:
 
     @property
     def unfinished(self) -> tuple[tuple[int, ...], ...]:
-        """What each sequence that is to be generated has come to, behind `token_ids`."""
+        """Output tokens so far, after `token_ids`, of each sequence that is to be generated."""
         if not self.outputs:
             return ((),) * self.params.num_sequences
         return tuple(output for output in self.outputs if output is not None)
@@ -75,18 +75,18 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class SequenceUpdate:
-    """Update of one sequence by one step: one token at most; several updates if it made several.
+    """Update of one sequence by one step: one token at most; several updates for several tokens.
 
     Attributes:
-        index: which sequence of the request; of finished beams, its place, best first.
-        position: of `token_id` in the output, from 0.
-        logprobs: of `token_id`, if asked for.
+        index: index of the sequence in the request; of finished beams, in the results, best first.
+        position: position of `token_id` in the output, from 0.
+        logprobs: of `token_id`, if requested.
         num_computed_tokens: KV of [0, this) is in the blocks.
         block_ids: per cache group, the blocks of a `PREFILL` or suspended sequence; else empty.
-        score: of a finished beam.
-        failure: why it `FAILED`; what was generated before is no valid output.
-        prompt_logprobs: of the prompt tokens that this step scored, in order; the first token of
-            a prompt has none.
+        score: score of a finished beam.
+        failure: reason why it `FAILED`; its output before is not valid.
+        prompt_logprobs: of the prompt tokens that this step scored, in order; the first token of a
+            prompt has none.
     """
 
     request_id: str
@@ -109,12 +109,12 @@ class SequenceUpdate:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Everything that one step has to tell.
+    """Output of one step.
 
     Attributes:
-        made_progress: whether another step could do more; if not, only a command can change that.
-        times: when it was, and what its time went to.
-        preempted: for each sequence that had to make room its request, and what became of its KV.
+        made_progress: False if only a command can change what the next step does.
+        times: start, end and phases of the step.
+        preempted: request id and handling of the KV of each preempted sequence.
     """
 
     updates: tuple[SequenceUpdate, ...]
@@ -127,12 +127,12 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One finished continuation of a prompt.
+    """Finished continuation of a prompt.
 
     Attributes:
-        text: the new tokens as text; None when no prompt was text and no tokenizer was asked for.
-        logprobs: one per token, if asked for; else empty.
-        score: of a beam.
+        text: the new tokens as text; None if all prompts were token ids and no tokenizer is loaded.
+        logprobs: one per token, if requested; else empty.
+        score: score of a beam.
     """
 
     token_ids: tuple[int, ...]
@@ -144,10 +144,10 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """All continuations of a prompt: `n`, the best first where they were ranked.
+    """Continuations of a prompt: `n` of them, the best first where they were ranked.
 
     Attributes:
-        prompt_logprobs: from the second prompt token on, if asked for.
+        prompt_logprobs: from the second prompt token on, if requested.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -157,7 +157,7 @@ class GenerationResult:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Of the first continuation, as are the properties below."""
+        """Tokens of the first continuation; the properties below are its as well."""
         return self.completions[0].token_ids
 
     @property

@@ -1,14 +1,14 @@
-"""Ranking of a request's sequences: which are returned, and in which order."""
+"""Ranking of a request's sequences for `best_of`: selection and order of the results."""
 
 from baton.engine.messages import SequenceUpdate
 from baton.sampling import SamplingParams
 
 
 def ranked(updates: list[SequenceUpdate], params: SamplingParams) -> list[list[SequenceUpdate]]:
-    """The updates of each sequence that is returned, the best first.
+    """Returns the updates of each sequence that is part of the result, the best first.
 
-    Of `best_of` sequences the `n` with the highest mean log-probability of a token; beams come
-    ranked; samples are returned as they are, in the order of their index.
+    With `best_of`, selects the `n` sequences with the highest mean log-probability of a token;
+    beams come ranked; samples are returned as they are, in the order of their index.
     """
     of_each: dict[int, list[SequenceUpdate]] = {}
     for update in updates:
@@ -20,7 +20,7 @@ def ranked(updates: list[SequenceUpdate], params: SamplingParams) -> list[list[S
 
 
 def mean_logprob(updates: list[SequenceUpdate]) -> float:
-    """Of the tokens of a finished sequence, in nats."""
+    """Returns the mean log-probability of a finished sequence's tokens, in nats."""
     logprobs = [u.logprobs.logprob for u in updates if u.logprobs is not None]
     assert logprobs, "a sequence to be ranked without log-probabilities"
     return sum(logprobs) / len(logprobs)

@@ -1,5 +1,4 @@
-"""Computes a step plan: moves blocks, builds the flat batch, runs the model, samples. Decides
-nothing."""
+"""Model runner: moves blocks, builds the flat batch, runs the model, samples. Decides nothing."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
@@ -24,8 +23,8 @@ _NOTHING = StepResult(np.zeros(0, np.int64))
 
 
 class DecoderModel(Protocol):
-    """A model over a flat batch whose K and V go to the cache. `execution` names how they lie
-    there."""
+    """Decoder model over a flat batch that writes K and V to the cache. `execution` names the
+    implementation and its arrangement of K and V."""
 
     execution: str
 
@@ -42,11 +41,11 @@ class DecoderModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """One step as the model sees it.
+    """Inputs of the model for one step.
 
     Attributes:
         token_ids, positions: `[num_tokens]`.
-        logit_rows: `[num_rows]`, which tokens' logits are wanted.
+        logit_rows: `[num_rows]`, tokens whose logits are needed.
     """
 
     token_ids: torch.Tensor
@@ -56,7 +55,7 @@ class ModelInputs:
 
 
 class Encoder(Protocol):
-    """Computes the encoder inputs of multimodal prompts, and keeps them until told to forget."""
+    """Encoder of multimodal inputs: computes their outputs and keeps them until `forget`."""
 
     def encode(self, request_id: str, encoder_input: EncoderInput) -> None: ...
 
@@ -64,11 +63,11 @@ class Encoder(Protocol):
 
 
 class Launched:
-    """A step that has been given to the device. Its tokens are there; nothing has waited for them.
+    """Step that is launched on the device, without waiting for its tokens.
 
     Attributes:
-        batch_slots: whose row each token is, `[num_rows]`.
-        token_ids: `[num_rows]` on the device; None where it chooses none.
+        batch_slots: the slot of each token, `[num_rows]`.
+        token_ids: `[num_rows]` on the device; None if the step chooses none.
     """
 
     def __init__(
@@ -82,12 +81,12 @@ class Launched:
         self._fetch = fetch
 
     def fetch(self) -> StepResult:
-        """Waits for the result. Once."""
+        """Waits for the result. Call once."""
         return self._fetch()
 
 
 class ModelRunner:
-    """One model on one device. Reads the columns that the scheduler writes."""
+    """Model runner of one device. Reads the `BatchSlots` arrays that the scheduler writes."""
 
     def __init__(
         self,
@@ -102,7 +101,7 @@ class ModelRunner:
         graphs: DecodeGraphs | None = None,
         clock: StepClock | None = None,
     ) -> None:
-        """Args: model: it has been given its attention. clock: told what the time goes to."""
+        """Takes a `model` that already uses `attention`; reports times to `clock`."""
         self._model = model
         self._attention = attention
         self._cache = cache
@@ -116,20 +115,20 @@ class ModelRunner:
         self._grammars = GrammarMasks(len(batch_slots.owners), vocab_size)
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Computes the plan's tokens and samples where it says so."""
+        """Computes a plan and returns its result."""
         return self.launch(plan).fetch()
 
     def may_run_behind(self, plan: StepPlan) -> bool:
-        """Whether the step behind this one could be launched before its tokens are known."""
+        """Returns True if the next step could be launched before this one's tokens are known."""
         batch_slots = plan.sample_slots
         return not (self._sampler.needs_history(batch_slots) or self._grammars.applies(batch_slots))
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, behind: Launched | None = None) -> Launched:
-        """Has the device compute a plan. Waits for nothing where tokens are all that is asked for.
+        """Launches a plan on the device. Does not wait if the plan only samples tokens.
 
         Args:
-            behind: the step before, if its tokens are not in the columns yet.
+            behind: the step before, if its tokens are not in the `BatchSlots` arrays yet.
         """
         with self._clock.forward():
             if plan.has_memory_operations:
@@ -149,7 +148,7 @@ class ModelRunner:
             return Launched(plan.sample_slots, None, lambda: result)
 
     def _forward(self, plan: StepPlan, behind: Launched | None) -> torch.Tensor:
-        """The logits that the plan asks for: replayed if they can be."""
+        """Returns the logits that the plan asks for, from a CUDA graph if possible."""
         if self._graphs is not None and plan.is_pure_decode:
             ragged = RaggedBatch.of_decodes(
                 plan.decode_slots, plan.decode_starts, self._batch_slots.block_tables
@@ -164,8 +163,8 @@ class ModelRunner:
         )
 
     def inputs(self, plan: StepPlan, behind: Launched | None = None) -> ModelInputs:
-        """What the model is given: the tokens of the step, who attends to what, and where new K and
-        V go. The plan computes at least one token."""
+        """Returns the model's inputs: the step's tokens, the attention batch, and the slots of new
+        K and V. The plan computes at least one token."""
         batch_slots, starts = plan.decode_slots, plan.decode_starts
         tables = self._batch_slots.block_tables
         if not plan.spans:
@@ -199,7 +198,7 @@ class ModelRunner:
         positions: Int64Array,
         behind: Launched | None,
     ) -> torch.Tensor:
-        """From the columns; those of decodes as the step before has chosen them."""
+        """Returns token ids from the batch slots, those of decodes from the step before."""
         num_chosen = 0 if behind is None else ragged.num_decodes
         given = self._batch_slots.token_ids[
             batch_slots[num_chosen:], positions[num_chosen:]
@@ -210,15 +209,15 @@ class ModelRunner:
         return torch.cat([chosen, self._upload(given)]) if given.size else chosen
 
     def _tokens_of(self, step: Launched, batch_slots: Int64Array) -> torch.Tensor:
-        """The tokens that a step has chosen for these slots, which are some of its own in its
-        order. Waits for nothing."""
+        """Returns the tokens that a step has chosen for these slots, which are some of its own in
+        its order. Does not wait."""
         assert step.token_ids is not None, "a step behind one without tokens"
         if len(batch_slots) == len(step.batch_slots):
             return step.token_ids
         return step.token_ids[self._upload(np.flatnonzero(np.isin(step.batch_slots, batch_slots)))]
 
     def _move_blocks(self, plan: StepPlan) -> None:
-        """Out, copies, clearing, in: nothing is overwritten before it was read."""
+        """Swaps out, copies, clears, swaps in: nothing is overwritten before it was read."""
         pools, hosts = self._cache.pools, self._cache.host_pools
         _copy(plan.swap_out, pools, hosts)
         _copy(plan.copies, pools, pools)
@@ -238,7 +237,7 @@ class ModelRunner:
             self._encoder.encode(request_id, encoder_input)
 
     def _choose(self, plan: StepPlan, logits: torch.Tensor) -> StepResult:
-        """What a plan with spans asks for, of which sampling is a part."""
+        """Returns the result of a plan with ranges: samples, beam candidates and prompt scores."""
         num_sampled, num_beams = len(plan.sample_rows), len(plan.beam_rows)
         result = _NOTHING
         if num_sampled:
@@ -295,7 +294,7 @@ class ModelRunner:
         return replace(result, beam_token_ids=token_ids, beam_scores=scores, beam_logprobs=logprobs)
 
     def _score(self, plan: StepPlan, logits: torch.Tensor) -> dict[int, tuple[TokenLogprobs, ...]]:
-        """Log-probabilities of prompt tokens, per span."""
+        """Returns log-probabilities of prompt tokens, by the index of their range."""
         scores: dict[int, tuple[TokenLogprobs, ...]] = {}
         row = 0
         for i, span in enumerate(plan.spans):
@@ -317,7 +316,7 @@ class ModelRunner:
 
 
 def _scored_rows(plan: StepPlan) -> Int64Array:
-    """Rows of the flat batch whose logits give the log-probabilities of prompt tokens."""
+    """Returns the rows of the flat batch whose logits give prompt log-probabilities."""
     rows: list[int] = []
     begin = len(plan.decode_slots)
     for span in plan.spans:

@@ -1,4 +1,4 @@
-"""An engine on our kernels: on a GPU, or in Triton's interpreter."""
+"""Triton backend: an engine on Baton's kernels, on a GPU or in Triton's interpreter."""
 
 import logging
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class TritonBackend:
-    """A `Backend`."""
+    """Backend of Triton kernels, as `Backend`."""
 
     def __init__(
         self, config: EngineConfig, layers: list[ProbedLayer], dtype: torch.dtype, max_len: int
@@ -70,7 +70,7 @@ class TritonBackend:
 
 
 def _as_it_is(model: PreTrainedModel, hook: AttentionHook) -> TransformersModel:
-    """But for the modules that our kernels can be seen to compute alike."""
+    """Runs the transformers model itself, with kernels for the modules known to compute alike."""
     decoder = TransformersModel(model, hook)
     swapped = swap_modules(model)
     num_sums = fuse_residuals(model, decoder, model.device)

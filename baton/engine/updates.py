@@ -1,4 +1,4 @@
-"""Makes updates, which others understand, of a step's progress and result."""
+"""Sequence updates, made of a step's progress and result."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from baton.engine.scheduler.scheduling.progress import SequenceProgress, StepPro
 
 
 def updates_of(progress: StepProgress, result: StepResult) -> Iterator[SequenceUpdate]:
-    """One update per token; one without a token for a sequence that only came nearer to it."""
+    """Yields an update per token, or one without a token for a sequence that chose none yet."""
     decoded = progress.decoded
     for sequence, row, token_id, num_tokens in zip(
         decoded.sequences,
@@ -35,7 +35,7 @@ def updates_of(progress: StepProgress, result: StepResult) -> Iterator[SequenceU
 
 
 def updates_of_one(item: SequenceProgress, result: StepResult) -> Iterator[SequenceUpdate]:
-    """The same of one sequence that was no plain decode."""
+    """Yields the updates of one sequence that was not a plain decode."""
     last = len(item.token_ids) - 1
     for i, token_id in enumerate(item.token_ids or (None,)):
         is_last = i >= last

@@ -11,7 +11,7 @@ DURATION = "gen_ai_server_request_duration_seconds"
 
 
 def rate(counter: str, *by: str, where: str = "") -> str:
-    """How much a counter grows in a second, over all processes."""
+    """Returns a counter's growth per second, summed over processes."""
     grouped = f" by ({', '.join(by)})" if by else ""
     matching = f"{{{where}}}" if where else ""
     return f"sum{grouped} (rate({counter}{matching}[{_WINDOW}]))"
@@ -29,7 +29,7 @@ def below(bound: str, histogram: str) -> str:
 def quantiles(
     histogram: str, *by: str, of: tuple[str, ...] = _QUANTILES, where: str = ""
 ) -> list[Query]:
-    """Of a histogram over all processes. Its exemplars come with the first one."""
+    """Returns quantiles of a histogram over all processes; the first has the exemplars."""
     growth = rate(f"{histogram}_bucket", "le", *by, where=where)
     labels = " ".join(f"{{{{{label}}}}}" for label in by)
     return [

@@ -13,7 +13,7 @@ def _number(title: str, expression: str, unit: str = "short", text: str = "") ->
 
 
 def _share(where: str) -> str:
-    """Of all requests, those that ended so."""
+    """Returns the share of requests that match `where`."""
     part = f"{rate(f'{DURATION}_count', where=where)} or vector(0)"
     return ratio(part, rate(f"{DURATION}_count"))
 

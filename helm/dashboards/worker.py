@@ -18,7 +18,7 @@ def _by_worker(counter: str, *by: str) -> str:
 
 
 def _per_step(counter: str, label: str) -> str:
-    """How much a counter grows in a step, by one of its labels."""
+    """Returns a counter's growth per engine step, by one of its labels."""
     part = _by_worker(counter, label)
     whole = _by_worker("baton_steps_total")
     return f"({part}) / on (instance) group_left () ({whole})"

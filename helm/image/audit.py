@@ -36,7 +36,7 @@ def write_sbom(lock: str, folder: Path) -> Path:
 
 
 def problems(lock: str, osv_url: str | None) -> Iterator[str]:
-    """What is wrong with a lock's packages, or with looking them up, a line each."""
+    """Yields a line for each vulnerable package of a lock, or for a failed lookup."""
     service = ("--vulnerability-service", "osv", "--osv-url", osv_url) if osv_url else ()
     done = subprocess.run(  # noqa: S603 - a command line of our own
         [

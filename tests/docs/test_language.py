@@ -23,6 +23,8 @@ def test_private_names_are_the_last_column_of_the_glossary():
         ("router/a.py", 'class A:\n    """Of one router."""', "begins with 'Of'"),
         ("router/a.py", "class _Gate: ...", "class _Gate"),
         ("router/turns.py", '"""Admission queue."""', "private word"),
+        ("router/a.py", 'def f():\n    """How it is."""', "begins with 'How'"),
+        ("router/a.py", 'raise ValueError("nobody is there")', "'nobody' in a string"),
     ],
 )
 def test_findings_name_file_and_reason(path, source, finding):

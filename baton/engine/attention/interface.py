@@ -1,8 +1,8 @@
-"""Interface of paged attention: one ragged batch per step in, attention outputs out.
+"""Paged attention interface: one ragged batch per step in, attention outputs out.
 
 There is no padding: the queries of all sequences, prefill chunks and decodes alike, lie in one flat
-`[num_tokens]`. Knows nothing of how attention is computed (`torch_attention`, `triton_attention`),
-nor of models beyond a layer's number, scale and mask rule.
+`[num_tokens]`. Knows neither the implementations (`torch_attention`, `triton_attention`), nor
+models beyond a layer's number, scale and mask rule.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +21,12 @@ Upload = Callable[["npt.NDArray[Any]"], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:
-    """The sequences of a step. Their tokens lie one behind the other in the flat batch.
+    """Ragged batch of a step: the tokens of its sequences, one after the other.
 
     Attributes:
         batch_slots: `[num_spans]`, the row of each sequence in the block tables.
         starts: `[num_spans]`, the position of its first token in this step.
-        num_queries: `[num_spans]`, how many follow, that one included.
+        num_queries: `[num_spans]`, its number of tokens in this step.
         num_decodes: the leading sequences that have one token each.
         block_tables: per cache group, `[num_batch_slots, blocks]`, all of one shape; they cover all
             tokens of the step.
@@ -42,13 +42,13 @@ class RaggedBatch:
     def of_decodes(
         cls, batch_slots: Int64Array, starts: Int64Array, block_tables: Sequence[TokenArray]
     ) -> "RaggedBatch":
-        """One token for each slot."""
+        """Returns a batch of one token per slot."""
         return cls(
             batch_slots, starts, np.ones(len(batch_slots), np.int64), len(batch_slots), block_tables
         )
 
     def places(self) -> tuple[Int64Array, Int64Array]:
-        """Slot and position of each token of the flat batch, `[num_tokens]` each."""
+        """Returns slot and position of each token of the flat batch, `[num_tokens]` each."""
         if len(self.batch_slots) == self.num_decodes:
             return self.batch_slots, self.starts
         counts = self.num_queries
@@ -59,11 +59,11 @@ class RaggedBatch:
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """Parameters of one layer's attention, beside its tensors.
+    """Attention parameters of one layer, other than its tensors.
 
     Attributes:
         scale: factor of the scores.
-        rule: which tokens are seen.
+        rule: mask rule: the tokens that a query sees.
         softcap: scores become softcap * tanh(scores / softcap).
         sinks: `[num_heads]` logits that take part in the softmax and carry no value.
     """
@@ -75,7 +75,7 @@ class LayerAttention:
 
 
 class StepBatch(Protocol):
-    """One step's attention, the same for all layers of a cache group.
+    """Attention batch of one step, shared by all layers of a cache group.
 
     Attributes:
         token_slots, positions: of each token of the flat batch, `[num_tokens]`.
@@ -89,15 +89,15 @@ class StepBatch(Protocol):
 
 
 class Attention(Protocol):
-    """Writes K and V of a step into the cache and attends over it, on one kind of device.
+    """Paged attention on one kind of device: writes a step's K and V to the cache and attends.
 
-    `reads_unwritten`: it reads the rest of a sequence's last block, and has to find numbers there.
+    `reads_unwritten`: it reads the unwritten rest of a sequence's last block, which must be finite.
     """
 
     reads_unwritten: bool
 
     def prepare(self, ragged: RaggedBatch) -> StepBatch:
-        """What `forward` needs of a step, made once for all layers."""
+        """Returns the batch that `forward` takes, made once per step for all layers."""
         ...
 
     def forward(
@@ -109,14 +109,14 @@ class Attention(Protocol):
         value: torch.Tensor,
         batch: Any,
     ) -> torch.Tensor:
-        """One layer.
+        """Computes one layer.
 
         Args:
-            index: which layer of the model.
+            index: index of the layer in the model.
             query: `[num_tokens, num_heads, key_head_dim]`.
-            key: `[num_tokens, num_kv_heads, key_head_dim]`, positions already in it.
+            key: `[num_tokens, num_kv_heads, key_head_dim]`, position embedding applied.
             value: `[num_tokens, num_kv_heads, value_head_dim]`.
-            batch: what `prepare` has made.
+            batch: the batch that `prepare` returned.
 
         Returns `[num_tokens, num_heads, value_head_dim]`.
         """
@@ -124,8 +124,8 @@ class Attention(Protocol):
 
 
 def uploader(device: torch.device) -> Upload:
-    """Makes tensors on the device of arrays. On a CPU the two share their memory; to a GPU a pinned
-    copy goes without being waited for."""
+    """Returns a function from arrays to tensors on the device. On a CPU both share memory; to a
+    GPU, a pinned copy is transferred without waiting."""
     if device.type == "cpu":
         return torch.from_numpy
     return lambda array: torch.from_numpy(array).pin_memory().to(device, non_blocking=True)

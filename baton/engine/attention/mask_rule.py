@@ -1,7 +1,7 @@
-"""Mask rule of a layer, recognised from the rule that transformers builds its masks by.
+"""Mask rule of a layer, recognised from transformers' mask function.
 
-transformers hands a mask builder a function (batch, head, query, key) -> bool. It is evaluated here
-on chosen positions and described; at run time only the description is used, never the function.
+transformers builds masks from a function (batch, head, query, key) -> bool. It is evaluated here on
+chosen positions and described; at run time only the description is used, never the function.
 """
 
 from collections.abc import Callable
@@ -17,13 +17,13 @@ MaskFunction = Callable[[int, int, Any, Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class MaskRule:
-    """Causal; with a window, only the last `window` tokens, the query's own among them."""
+    """Causal mask; with a sliding window, only the last `window` tokens, the query's included."""
 
     window: int | None = None
 
 
 def recognise(mask_function: MaskFunction, max_len: int) -> MaskRule:
-    """Describes a mask rule for sequences of up to `max_len` tokens.
+    """Returns the mask rule for sequences of up to `max_len` tokens.
 
     Raises `UnsupportedModelError` if it is neither causal nor a causal sliding window.
     """

@@ -1,4 +1,4 @@
-"""The attention of decode steps on memory that stays, for recorded steps to be replayed over."""
+"""Static attention batch of decode steps, at fixed addresses for CUDA graph replay."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ _NOTHING = plan_splits(Spans.of_batch(_NO_SEATS, _NO_SEATS, _NO_SEATS), 1, 1, 1)
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """One kind of layer in steps of one size: its packed plan on the device."""
+    """Work of one kind of layer in steps of one size: its packed plan on the device."""
 
     packed: torch.Tensor
     capacity: SplitCapacity
@@ -35,13 +35,13 @@ class _Work:
 
 
 class StaticTritonBatch:
-    """Decodes of up to `max_rows` sequences; new, all rows are padding.
+    """Static batch of decodes of up to `max_rows` sequences; initially all rows are padding.
 
-    A padded row's slot is in block 0, where nothing is written, and it has no part in any plan.
+    A padded row's slot is in block 0, where nothing is written, and no plan contains it.
     """
 
     def __init__(self, attention: TritonAttention, max_rows: int, max_blocks: int) -> None:
-        """Args: max_blocks: of the longest sequence."""
+        """Allocates the batch; the longest sequence has `max_blocks` blocks."""
         self._attention = attention
         device, groups = attention.device, range(attention.num_groups)
         self._slots = [torch.zeros(max_rows, dtype=torch.int64, device=device) for _ in groups]
@@ -57,10 +57,10 @@ class StaticTritonBatch:
         self._work: dict[int, dict[LayerKind, _Work]] = {}
 
     def fill(self, ragged: RaggedBatch, num_rows: int) -> bool:
-        """Takes a step's decodes; rows from their number to `num_rows` become padding.
+        """Copies a step's decodes; rows from their number to `num_rows` become padding.
 
-        Returns False, and is not to be replayed, where the plan has no room: contexts that share
-        most of their blocks may add up to more than the pool.
+        Returns False, and must not be replayed, if the plan exceeds its capacity: contexts that
+        share most of their blocks may add up to more than the pool.
         """
         attention, num_decodes = self._attention, len(ragged.batch_slots)
         batch_slots, positions = ragged.places()
@@ -79,7 +79,7 @@ class StaticTritonBatch:
         return True
 
     def rows(self, num_rows: int) -> TritonBatch:
-        """The first rows, as the model is given them."""
+        """Returns the first `num_rows` rows as the model's attention batch."""
         return TritonBatch(
             _NO_SEATS,
             _NO_SEATS,

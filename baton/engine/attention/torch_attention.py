@@ -1,7 +1,7 @@
-"""Attention over the paged pool in torch.
+"""Paged attention in torch.
 
 Sequences are put into a few groups of similar length; a group is one gather and one attention call
-per layer. Where a window hides the beginning of a context, its blocks are not read.
+per layer. Blocks that a sliding window hides are not read.
 """
 
 import math
@@ -24,9 +24,9 @@ Rows = slice | Int64Array
 
 
 class _Group:
-    """Sequences with equally many queries and similarly long contexts, in one cache group.
+    """Group of sequences with equally many queries and similar contexts, in one cache group.
 
-    `rows`: where the group's queries lie in the flat batch: a slice where they are neighbours.
+    `rows`: rows of the group's queries in the flat batch; a slice if they are adjacent.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class _Group:
         self._biases: dict[tuple[torch.dtype, int], torch.Tensor] = {}
 
     def bias(self, dtype: torch.dtype, repeats: int) -> torch.Tensor:
-        """What is added to the scores: 0 for keys a query sees, else -inf.
+        """Returns the bias of the scores: 0 for keys a query sees, else -inf.
 
         `[batch, 1, num_queries * repeats, num_keys]`, each query's row `repeats` times.
         """
@@ -73,7 +73,7 @@ class _Group:
 
 
 class _CacheGroupBatch:
-    """One step's attention in the layers of one cache group: where to write and what to read.
+    """Attention batch of one step in the layers of one cache group: places to write and to read.
 
     Attributes:
         blocks, offsets: of the pool, for each token: `[num_tokens]`.
@@ -95,21 +95,21 @@ class _CacheGroupBatch:
         self._slots: dict[int, torch.Tensor] = {}
 
     def slots(self, rows_per_block: int, first_row: int) -> torch.Tensor:
-        """Row of the pool for each token: `[num_tokens]`."""
+        """Returns the row of the pool for each token: `[num_tokens]`."""
         if rows_per_block not in self._slots:
             self._slots[rows_per_block] = self.blocks * rows_per_block + self.offsets
         return self._slots[rows_per_block] + first_row
 
 
 class TorchBatch:
-    """A `StepBatch`."""
+    """Attention batch of one step, as `StepBatch`."""
 
     def __init__(
         self, ragged: RaggedBatch, layouts: Sequence[KvLayout], device: torch.device
     ) -> None:
         self.token_slots, self.positions = ragged.places()
         tables = ragged.block_tables
-        # Which block of its sequence each token is in, where in it, and where the table says so.
+        # Block index and offset of each token in its sequence, and its cell in the block table.
         indices, offsets = np.divmod(self.positions, layouts[0].block_size)
         cells = self.token_slots * tables[0].shape[1] + indices
         upload = uploader(device)
@@ -121,7 +121,7 @@ class TorchBatch:
 
 
 class TorchAttention:
-    """Attention on any device that torch has, fastest on a CPU."""
+    """Paged attention on any torch device, fastest on a CPU."""
 
     reads_unwritten = True
 
@@ -133,7 +133,7 @@ class TorchAttention:
         self._scales = cache.scales
 
     def prepare(self, ragged: RaggedBatch) -> TorchBatch:
-        """As `Attention.prepare`."""
+        """Implements `Attention.prepare`."""
         return TorchBatch(ragged, self._layouts, self._device)
 
     def forward(
@@ -145,12 +145,12 @@ class TorchAttention:
         value: torch.Tensor,
         batch: TorchBatch,
     ) -> torch.Tensor:
-        """As `Attention.forward`."""
+        """Implements `Attention.forward`."""
         of_group = batch.cache_groups[self._places[index].group]
         scales = self._scales[index]
         if scales is None:
             return self._write_and_attend(index, layer, query, key, value, of_group)
-        # A scale of K is as good on the queries, and one of V on the output: fewer numbers.
+        # Scaling queries for K, and the output for V, is equivalent and cheaper.
         key, value = scales.store(key, value)
         query = _scaled(query, scales.key)
         out = self._write_and_attend(index, layer, query, key, value, of_group)
@@ -191,7 +191,7 @@ class TorchAttention:
     def _attend(
         self, cache: LayerCache, layer: LayerAttention, query: torch.Tensor, group: _Group
     ) -> torch.Tensor:
-        """Attention of one group; `query` is `[batch * num_queries, num_heads, key_head_dim]`."""
+        """Attends one group; `query` is `[batch * num_queries, num_heads, key_head_dim]`."""
         shape = (group.batch, group.num_keys, cache.num_kv_heads, -1)
         keys = _gather(cache.key_blocks, group.table, query.dtype).view(shape).transpose(1, 2)
         values = _gather(cache.value_blocks, group.table, query.dtype).view(shape).transpose(1, 2)
@@ -214,18 +214,18 @@ class TorchAttention:
 
 
 def _movable(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as a type that torch can scatter and gather; it cannot with fp8."""
+    """Returns fp8 memory as uint8, which torch can scatter and gather; else the tensor."""
     return tensor.view(torch.uint8) if tensor.dtype == FP8 else tensor
 
 
 def _gather(blocks: torch.Tensor, table: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Some blocks, as numbers to compute with: of an fp8 cache `dtype`, else as they are."""
+    """Returns blocks from the pool, converted to `dtype` if the cache is fp8."""
     found = _movable(blocks).index_select(0, table)
     return found.view(FP8).to(dtype) if blocks.dtype == FP8 else found
 
 
 def _scaled(heads: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """`[num_tokens, num_heads, head_dim]`, each query head times the scale of its KV head."""
+    """Returns `heads`, `[num_tokens, num_heads, head_dim]`, times the scale of their KV heads."""
     of_heads = scales.repeat_interleave(heads.shape[1] // len(scales))
     return (heads * of_heads[:, None]).to(heads.dtype)
 
@@ -238,7 +238,7 @@ def _attend_explicitly(
     bias: torch.Tensor,
     per_kv: int,
 ) -> torch.Tensor:
-    """Attention with soft cap or sinks, which the library's fused call lacks."""
+    """Computes attention with soft cap or sinks, which torch's fused call lacks."""
     scores = (query @ keys.transpose(-1, -2)).float() * layer.scale
     if layer.softcap is not None:
         scores = layer.softcap * torch.tanh(scores / layer.softcap)
@@ -260,10 +260,10 @@ def _groups(
     layout: KvLayout,
     upload: Upload,
 ) -> Iterator[_Group]:
-    """Splits a batch: equally many queries, and similar numbers of visible blocks.
+    """Splits a batch into groups of equally many queries and similar numbers of visible blocks.
 
     Args:
-        indices: `[num_tokens]`, which block of its sequence each token is in.
+        indices: `[num_tokens]`, the index of each token's block in its sequence.
     """
     size, num_blocks = layout.block_size, table.shape[1]
     begins: Int64Array | None = None  # the first block that each span sees
@@ -276,7 +276,7 @@ def _groups(
             return _Group(
                 rows, starts, num_queries, None, table[batch_slots, :width], layout, upload
             )
-        # What is read beside the window is masked out, but must not be another's.
+        # Blocks read outside the window are masked, but must be the sequence's own.
         firsts = np.minimum(begins[at], num_blocks - width)
         cells = (batch_slots * num_blocks + firsts)[:, None] + np.arange(width)
         return _Group(rows, starts, num_queries, firsts * size, table.take(cells), layout, upload)
@@ -298,15 +298,14 @@ def _groups(
 
 
 def _split(lasts: Int64Array, cost: int) -> Iterator[tuple[Rows, int]]:
-    """Sequences that read similarly many blocks: the numbers of each group's members, and how many
-    blocks it reads of each.
+    """Groups sequences that read similarly many blocks: yields members and blocks per member.
 
-    Walked from the fewest to the most, a group is closed when padding it to the next number would
-    cost more than `MERGE_WASTE` for nothing.
+    Goes from the fewest blocks to the most, and closes a group when padding it to the next number
+    would waste more than `MERGE_WASTE`.
 
     Args:
-        lasts: the number of the last block that each sequence reads, where the first is 0.
-        cost: of one block of one sequence: its tokens, once per query.
+        lasts: index of the last block that each sequence reads, relative to the first it reads.
+        cost: cost of one block of one sequence: its tokens, once per query.
     """
     counts = np.bincount(lasts)
     steps = counts.nonzero()[0].tolist()
@@ -324,6 +323,6 @@ def _split(lasts: Int64Array, cost: int) -> Iterator[tuple[Rows, int]]:
 
 
 def _neighbours(members: Int64Array) -> Rows:
-    """A slice where the members follow each other, since a slice need not be gathered."""
+    """Returns a slice if the members are consecutive, since a slice needs no gather."""
     first, last = int(members[0]), int(members[-1])
     return slice(first, last + 1) if last - first == len(members) - 1 else members

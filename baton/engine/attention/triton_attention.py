@@ -1,4 +1,4 @@
-"""Attention over the paged pool by our kernels: who asks for what is planned on the host, in numpy.
+"""Paged attention by Triton kernels, planned on the host in numpy.
 
 A step's plan is the same for all layers of one kind: one cache group, head size and number of query
 heads for each KV head. Knows nothing of models beyond that.
@@ -30,13 +30,13 @@ from baton_kernels.paged_decode import Workspace
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """Properties shared by layers that can use one plan.
+    """Kind of layers that share one attention plan.
 
     Attributes:
-        cache_group: whose blocks they read.
-        num_heads: of queries.
-        window: how many tokens a query sees, its own among them; None: all.
-        token_bytes: of K and V of one token in one layer.
+        cache_group: cache group whose blocks they read.
+        num_heads: query heads.
+        window: sliding window: tokens that a query sees, its own included; None: all.
+        token_bytes: bytes of K and V of one token in one layer.
     """
 
     cache_group: int
@@ -54,10 +54,10 @@ class LayerKind:
     def plan(
         self, spans: Spans, table: TokenArray, block_size: int, tiling: AttentionTiling
     ) -> AttentionPlan:
-        """Shares a step out. Prefixes that many sequences share are attended once, if that pays.
+        """Splits a step into work items. Shared prefixes are attended once, if that pays (cascade).
 
         Args:
-            table: `[num_spans, blocks]`, of the group.
+            table: `[num_spans, blocks]`, block table of the group.
         """
         shared = []
         if self.window is None and len(spans) > 1:
@@ -65,7 +65,7 @@ class LayerKind:
             decodes = Spans(
                 spans.batch_slots,
                 spans.starts,
-                is_decode.astype(np.int64),  # of the others, none asks
+                is_decode.astype(np.int64),  # 0 for all others
                 spans.first_tokens,
             )
             shared = find_shared(
@@ -81,7 +81,7 @@ class LayerKind:
 
 @dataclass(frozen=True, slots=True)
 class KindWork:
-    """A step's work in the layers of one kind, on the device."""
+    """Work of a step in the layers of one kind, on the device."""
 
     arrays: AttentionArrays
     workspace: Workspace
@@ -89,10 +89,10 @@ class KindWork:
 
 @dataclass(frozen=True, slots=True)
 class TritonBatch:
-    """A `StepBatch`.
+    """Attention batch of one step, as `StepBatch`.
 
     Attributes:
-        slots: per cache group, where each token's K and V go: `[num_tokens]`.
+        slots: per cache group, the cache slot of each token's K and V: `[num_tokens]`.
         tables: per cache group, the blocks of each span: `[num_spans, blocks]`.
         work: per kind of layer.
     """
@@ -105,7 +105,7 @@ class TritonBatch:
 
 
 class TritonAttention:
-    """Attention on a GPU; on a CPU in Triton's interpreter, which is for tests."""
+    """Paged attention on a GPU; on a CPU in Triton's interpreter, for tests."""
 
     reads_unwritten = False
 
@@ -118,7 +118,7 @@ class TritonAttention:
         *,
         deterministic: bool,
     ) -> None:
-        """Args: num_heads: query heads of each layer; dtype: of queries."""
+        """Takes the query heads of each layer as `num_heads`, and the `dtype` of queries."""
         self._cache = cache
         self.block_size = cache.layouts[0].block_size
         self.device = cache.pools[0].device
@@ -157,7 +157,7 @@ class TritonAttention:
         self._upload = uploader(self.device)
 
     def prepare(self, ragged: RaggedBatch) -> TritonBatch:
-        """As `Attention.prepare`."""
+        """Implements `Attention.prepare`."""
         batch_slots, positions = ragged.places()
         tables = visible_tables(ragged, positions, self.block_size)
         work = {}
@@ -179,7 +179,7 @@ class TritonAttention:
     def plans(
         self, ragged: RaggedBatch, tables: Sequence[TokenArray]
     ) -> dict[LayerKind, AttentionPlan]:
-        """What each kind of layer does in a step; the sequences are rows of `tables`."""
+        """Returns the plan of each kind of layer; the sequences are rows of `tables`."""
         numbers = np.arange(len(ragged.batch_slots))
         spans = Spans.of_batch(numbers, ragged.starts, ragged.num_queries)
         return {
@@ -192,18 +192,18 @@ class TritonAttention:
         return len(self._cache.pools)
 
     def capacity(self, kind: LayerKind, num_rows: int) -> SplitCapacity:
-        """Room for so many decodes whose contexts fill the pool, if none is in it twice."""
+        """Returns the capacity for `num_rows` decodes that fill the pool and share no block."""
         split = self.tilings[kind].split_tokens
         pool = self._cache.pools[kind.cache_group]
         num_items = 2 * num_rows + pool.num_blocks * self.block_size // split
         return SplitCapacity(num_items, num_items, num_rows)
 
     def blocks(self, index: int) -> CacheBlocks:
-        """The K and V of a layer, to be written to."""
+        """Returns the K and V blocks of a layer, for writing."""
         return self._blocks[index]
 
     def slots(self, index: int, batch: TritonBatch) -> torch.Tensor:
-        """Where a step's tokens go in that layer's pool, `[num_tokens]`."""
+        """Returns the cache slots of a step's tokens in that layer's pool, `[num_tokens]`."""
         return batch.slots[self.kinds[index].cache_group]
 
     def forward(
@@ -215,7 +215,7 @@ class TritonAttention:
         value: torch.Tensor,
         batch: TritonBatch,
     ) -> torch.Tensor:
-        """As `Attention.forward`."""
+        """Implements `Attention.forward`."""
         write_kv(
             key.contiguous(), value.contiguous(), self._blocks[index], self.slots(index, batch)
         )
@@ -224,7 +224,7 @@ class TritonAttention:
     def attend(
         self, index: int, layer: LayerAttention, query: torch.Tensor, batch: TritonBatch
     ) -> torch.Tensor:
-        """The attention of queries whose K and V are written: `[num_tokens, num_heads, dim]`."""
+        """Attends queries whose K and V are written: `[num_tokens, num_heads, dim]`."""
         kind = self.kinds[index]
         work = batch.work[kind]
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -242,7 +242,7 @@ class TritonAttention:
 
 
 def visible_tables(ragged: RaggedBatch, positions: Int64Array, block_size: int) -> list[TokenArray]:
-    """The rows of the step's sequences, per cache group, as wide as the longest."""
+    """Returns the block tables of the step's sequences, per cache group, as wide as the longest."""
     width = int(positions.max(initial=0)) // block_size + 1
     return [
         np.ascontiguousarray(table[ragged.batch_slots, :width]) for table in ragged.block_tables
@@ -252,7 +252,7 @@ def visible_tables(ragged: RaggedBatch, positions: Int64Array, block_size: int) 
 def slots_of(
     ragged: RaggedBatch, batch_slots: Int64Array, positions: Int64Array, block_size: int
 ) -> list[Int64Array]:
-    """Where each token goes, per cache group."""
+    """Returns the cache slot of each token, per cache group."""
     indices, offsets = np.divmod(positions, block_size)
     return [
         table[batch_slots, indices].astype(np.int64) * block_size + offsets

@@ -1,4 +1,4 @@
-"""Copies blocks between two arrays in host memory, whose places are scattered. Knows no layout.
+"""Block copies between two arrays in host memory, from and to scattered places. Knows no layout.
 
 A block is one element, so that numpy moves each with one memcpy, and many in one call.
 """
@@ -10,26 +10,26 @@ import numpy as np
 Rows = np.ndarray[Any, np.dtype[Any]]
 Places = np.ndarray[Any, np.dtype[np.int64]]
 
-# Fits a core's second-level cache beside all else.
+# Fits a core's L2 cache beside all else.
 _STAGE_BYTES = 256 * 2**10
 
 
 def as_rows(content: "np.ndarray[Any, np.dtype[np.uint8]]", row_bytes: int) -> Rows:
-    """Contiguous bytes as elements of `row_bytes` each. A view."""
+    """Returns contiguous bytes as elements of `row_bytes` each. A view."""
     return content.reshape(-1).view(np.dtype((np.void, row_bytes)))
 
 
 def runs(places: Places) -> list[tuple[int, int]]:
-    """Where places that follow each other begin and end, as half-open ranges of their indices."""
+    """Returns the runs of consecutive places, as half-open ranges of their indices."""
     cuts = (np.flatnonzero(np.diff(places) != 1) + 1).tolist()
     return list(zip([0, *cuts], [*cuts, len(places)], strict=True)) if len(places) else []
 
 
 def copy_rows(source: Rows, sources: Places, target: Rows, targets: Places) -> None:
-    """`target[targets] = source[sources]`. All places must be in bounds; none is checked.
+    """Copies `target[targets] = source[sources]`. All places must be in bounds; none is checked.
 
-    Where the places of either side come in long runs each byte is moved once. Where both are
-    scattered it moves through a stage that stays in the cache, at about two thirds of the speed.
+    If the places of either side form long runs, each byte moves once. If both are scattered, it
+    moves through a staging buffer that fits the CPU cache, at about two thirds of the speed.
     """
     into, out_of = runs(targets), runs(sources)
     enough = max(1, len(targets) * target.dtype.itemsize // _STAGE_BYTES)

@@ -1,9 +1,9 @@
-"""The paged KV pools: memory and its layout. Knows nothing of who holds which block.
+"""Paged KV pools: memory and its layout. Knows nothing of sequences and their block tables.
 
 Layers that see the same tokens form a cache group with a pool of its own. A pool is block-major,
 `[num_blocks, block_bytes]`: a block is one contiguous region over all layers of its group, so that
-a handoff is a list of (offset, length) and needs no packing. A table per layer says where its K and
-V lie in a block; typed, strided views are derived from it. In the plain case a block is
+a handoff is a list of (offset, length) and needs no packing. A table per layer gives the offsets of
+its K and V in a block; typed, strided views are derived from it. In the plain case a block is
 `[num_layers, 2, block_size, num_kv_heads, head_dim]`.
 """
 
@@ -22,8 +22,8 @@ from baton.engine.cache.shared_memory import SharedMemory
 
 @dataclass(frozen=True, slots=True)
 class LayerLayout:
-    """One layer's part of a block: K `[block_size, num_kv_heads, key_head_dim]` at byte `offset`,
-    V `[block_size, num_kv_heads, value_head_dim]` right behind it."""
+    """Layout of one layer in a block: K `[block_size, num_kv_heads, key_head_dim]` at byte
+    `offset`, V `[block_size, num_kv_heads, value_head_dim]` directly after it."""
 
     offset: int
     num_kv_heads: int
@@ -33,9 +33,9 @@ class LayerLayout:
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """The bytes of one block. Blocks of pools with equal layouts are interchangeable.
+    """KV layout: the bytes of one block. Blocks of pools with equal layouts are interchangeable.
 
-    `window`: how many tokens a query of these layers sees, its own among them; None: all.
+    `window`: tokens that a query of these layers sees, its own included; None: all.
     """
 
     dtype: str
@@ -47,7 +47,7 @@ class KvLayout:
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """The K and V of one token in one layer, as the model produces them."""
+    """Shape of the K and V of one token in one layer, as the model produces them."""
 
     num_kv_heads: int
     key_head_dim: int
@@ -57,10 +57,10 @@ class KvShape:
 def plan_layout(
     shapes: list[KvShape], dtype: torch.dtype, block_size: int, window: int | None = None
 ) -> KvLayout:
-    """Lays the layers of one group out one behind the other.
+    """Returns a layout with the layers of one group one after the other.
 
     Every part begins at a multiple of the row sizes of all layers, and a block is such a multiple
-    too, so that the whole pool can be seen as rows of any one layer. For layers of one shape this
+    too, so that the whole pool can be viewed as rows of any one layer. For layers of one shape this
     costs nothing.
     """
     rows = [s.num_kv_heads * d for s in shapes for d in (s.key_head_dim, s.value_head_dim)]
@@ -113,13 +113,13 @@ class LayerCache:
 
 
 class KvPool:
-    """Blocks 1 to `num_blocks` of memory on one device, of one cache group.
+    """KV pool of one cache group: blocks 1 to `num_blocks` of memory on one device.
 
     Block 0, `NULL_BLOCK`, is always zero: it pads tables to one length.
 
     Attributes:
-        dtype: of K and V in it.
-        shared: the memory it lies in, where other processes may be let read it.
+        dtype: dtype of its K and V.
+        shared: the memory that contains it, if other processes may map it for reading.
     """
 
     def __init__(
@@ -131,9 +131,8 @@ class KvPool:
         *,
         for_gpu: bool = False,
     ) -> None:
-        """Args: shared: memory on the CPU of `pool_bytes` to lie in. None: it has its own, within
-        reach of a GPU if it is `for_gpu`.
-        """
+        """Uses `shared`, CPU memory of `pool_bytes`. None: allocates memory, pinned for a GPU if
+        `for_gpu`."""
         self.layout = layout
         self.num_blocks = num_blocks
         self.device = device
@@ -159,7 +158,7 @@ class KvPool:
     def copy_content(
         self, sources: Sequence[int], targets: Sequence[int], origin: torch.Tensor
     ) -> None:
-        """The same from memory `[num_blocks, block_bytes]` that is not a pool of this process."""
+        """Copies blocks from memory `[num_blocks, block_bytes]` outside this process's pools."""
         sources, targets = list(sources), list(targets)
         if self._bytes.is_cuda or origin.is_cuda:
             is_copied = _copy_on_gpu(origin, self._bytes, sources, targets)
@@ -168,7 +167,7 @@ class KvPool:
         self._bytes[targets] = origin[sources].to(self._bytes.device)
 
     def read_blocks(self, block_ids: Sequence[int]) -> "list[memoryview[Any]]":
-        """The bytes of blocks in their order, in as few pieces as they lie in.
+        """Returns the bytes of blocks in their order, one piece per run of consecutive blocks.
 
         On a CPU views of the pool, valid until the blocks are released; else one copy of them all.
         """
@@ -185,7 +184,7 @@ class KvPool:
         ]
 
     def write_blocks(self, block_ids: Sequence[int], content: "bytes | memoryview[Any]") -> None:
-        """Fills blocks, none of them twice; `content` is exactly as long as they are together."""
+        """Writes `content`, exactly the bytes of all `block_ids` in order; no id repeats."""
         source = np.frombuffer(content, np.uint8)
         assert len(source) == len(block_ids) * self.layout.block_bytes, "content of another length"
         if self.device.type == "cpu":
@@ -202,9 +201,9 @@ class KvPool:
     def copy_rows(
         self, origin: Rows, sources: "Sequence[int] | Places", targets: Sequence[int]
     ) -> None:
-        """Fills blocks of a pool on the CPU, none of them twice, with rows of another's memory.
+        """Copies rows of another pool's memory to blocks of this CPU pool, all of them different.
 
-        May run in any thread. `sources` must be in bounds; nothing checks it.
+        Any thread may call it. `sources` must be in bounds; nothing checks it.
         """
         copy_rows(origin, np.asarray(sources, np.int64), self._rows, np.asarray(targets, np.int64))
 
@@ -215,7 +214,7 @@ class KvPool:
 
     @property
     def address(self) -> int:
-        """Where block 0 begins, in this process or on its device."""
+        """Address of block 0, in this process or on its device."""
         return self._bytes.data_ptr()
 
     @property
@@ -223,26 +222,26 @@ class KvPool:
         return as_rows(self._bytes.numpy(), self.layout.block_bytes)
 
     def read_block(self, block_id: int) -> "memoryview[Any]":
-        """One block's bytes. On a CPU a view of the pool, valid until the block is released."""
+        """Returns one block's bytes. On a CPU a view of the pool, valid until its release."""
         array: Any = self._bytes[block_id].cpu().numpy()  # some numpy releases type it as no buffer
         return memoryview(array)
 
     def write_block(self, block_id: int, content: "bytes | memoryview[Any]") -> None:
-        """Fills one block; `content` is exactly `block_bytes` long."""
+        """Writes one block; `content` is exactly `block_bytes` long."""
         source = torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy())
         assert len(source) == self.layout.block_bytes, "content of another length than a block"
         self._bytes[block_id].copy_(source)
 
 
 def _staging(num_bytes: int) -> torch.Tensor:
-    """Host memory that a GPU reads and writes at full speed; torch keeps it for the next one."""
+    """Returns pinned host memory, for full GPU bandwidth; torch caches it for the next call."""
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
 
 def _copy_on_gpu(
     origin: torch.Tensor, target: torch.Tensor, sources: list[int], targets: list[int]
 ) -> bool:
-    """In one launch, which nobody waits for; False where that cannot be."""
+    """Copies in one asynchronous launch. Returns False if the kernel cannot."""
     from baton_kernels.block_copy import UNIT, copy_blocks
 
     collides = origin is target and not set(sources).isdisjoint(targets)
@@ -255,7 +254,7 @@ def _copy_on_gpu(
 
 
 def pool_bytes(layout: KvLayout, num_blocks: int) -> int:
-    """Bytes that a pool of so many blocks takes, that of zeros among them."""
+    """Returns the bytes of a pool of `num_blocks` blocks and the null block."""
     return (num_blocks + 1) * layout.block_bytes
 
 
@@ -268,13 +267,13 @@ class LayerPlace:
 
 
 class KvCache:
-    """The pools of all cache groups, and of the host blocks they swap to.
+    """KV cache of a model: the pools of all cache groups, and the host pools that they swap to.
 
     Attributes:
-        places: of each layer of the model.
+        places: place of each layer of the model.
         pools: one per group; those without a window come first.
         host_pools: the same in host memory; empty if there is no swap space.
-        scales: of each layer of the model; None where the cache is not fp8.
+        scales: scales of each layer of the model; None where the cache is not fp8.
     """
 
     def __init__(
@@ -297,7 +296,7 @@ class KvCache:
 def plan_groups(
     shapes: list[KvShape], windows: list[int | None], dtype: torch.dtype, block_size: int
 ) -> tuple[list[KvLayout], list[LayerPlace]]:
-    """One layout per set of layers that see the same tokens, and each layer's place in them."""
+    """Returns a layout per set of layers that see the same tokens, and each layer's place."""
     order = sorted(set(windows), key=lambda w: math.inf if w is None else w, reverse=True)
     members = [[i for i, w in enumerate(windows) if w == window] for window in order]
     layouts = [
@@ -313,10 +312,10 @@ def plan_groups(
 
 
 def share_memory(layouts: list[KvLayout], num_bytes: int, most: list[int]) -> list[int]:
-    """Blocks of each group that fit into `num_bytes` together.
+    """Returns the blocks of each group that fit into `num_bytes` together.
 
-    Every group gets equally many, but none more than `most` of it, what all sequences together can
-    ever hold; what such a group leaves goes to the others.
+    Every group gets equally many, but at most its entry of `most`, which all sequences together can
+    ever hold; the others share what such a group leaves.
     """
     counts = [0] * len(layouts)
     open_groups = set(range(len(layouts)))

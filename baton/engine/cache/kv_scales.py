@@ -1,11 +1,11 @@
-"""The scales of an fp8 (e4m3) KV cache: what a stored number stands for, over what is stored.
+"""Scales of an fp8 (e4m3) KV cache: the ratio of a value to the stored number.
 
 Static, one for K and one for V of a layer, or of each of its KV heads, with vLLM's meaning: the
 cache holds x / scale, clipped to the type's range and rounded to the nearest, and attention sees
 scale * stored. They are read from the checkpoint's tensors `...<layer>....k_scale` and
-`...<layer>....v_scale`, as tools that quantise for vLLM write them; what it does not name is 1.
-Nothing is measured while serving: a block means the same on every worker that loads the checkpoint,
-however long it lives. Knows nothing of pools or attention.
+`...<layer>....v_scale`, as tools that quantise for vLLM write them; missing ones are 1. Nothing is
+measured while serving: a block means the same on every worker with the checkpoint, at any time.
+Knows nothing of pools or attention.
 """
 
 import hashlib
@@ -35,23 +35,23 @@ class KvScales:
     value: torch.Tensor
 
     def store(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V, `[num_tokens, num_kv_heads, head_dim]` each, as the cache holds them."""
+        """Returns K and V, `[num_tokens, num_kv_heads, head_dim]` each, quantised for the cache."""
         return _quantised(key, self.key), _quantised(value, self.value)
 
 
 def _quantised(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    # e4m3 has no infinity: of what is too large some releases of torch make NaN.
+    # e4m3 has no infinity: some releases of torch convert too large numbers to NaN.
     return (x.float() / scales[:, None]).clamp_(-_LARGEST, _LARGEST).to(FP8)
 
 
 def read_scales(folder: str, num_kv_heads: Sequence[int], device: torch.device) -> list[KvScales]:
-    """The scales of each layer, from the checkpoint in `folder`.
+    """Reads the scales of each layer from the checkpoint in `folder`.
 
     Args:
-        num_kv_heads: of each layer.
+        num_kv_heads: KV heads of each layer.
 
-    Raises `UnsupportedModelError` for one that is not above 0, or of a shape that says neither one
-    number nor one for each KV head.
+    Raises `UnsupportedModelError` for a scale that is not above 0, or for a tensor of neither one
+    number nor one per KV head.
     """
     found = dict(_stored_scales(folder, num_kv_heads))
 
@@ -65,7 +65,7 @@ def read_scales(folder: str, num_kv_heads: Sequence[int], device: torch.device) 
 def _stored_scales(
     folder: str, num_kv_heads: Sequence[int]
 ) -> Iterator[tuple[tuple[int, str], torch.Tensor]]:
-    """By layer, and "k" or "v"; float32 of one number or one for each KV head."""
+    """Yields by layer, and "k" or "v": float32 of one number or one for each KV head."""
     for path in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - it is no mapping
@@ -91,7 +91,7 @@ def _check(name: str, scales: torch.Tensor, num_kv_heads: int) -> None:
 
 
 def describe(scales: Sequence[KvScales]) -> str:
-    """A word that is equal for equal scales, and empty where all are 1."""
+    """Returns a string that is equal for equal scales, and empty if all are 1."""
     parts = [part.cpu() for layer in scales for part in (layer.key, layer.value)]
     numbers = torch.cat(parts) if parts else torch.ones(0)
     if (numbers == 1).all():

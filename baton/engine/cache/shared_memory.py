@@ -1,8 +1,8 @@
-"""Memory of this process that others of its host may be let read. Knows nothing of its content.
+"""Shared memory of this process that others on its host may map for reading. Knows no content.
 
-It is a sealed memfd: a file without a name that lives as long as somebody has it open or mapped, so
-that nothing is left behind however a process ends. The seals keep it at its size, lest a reader
-fault, and keep it unwritable for all but its maker.
+It is a sealed memfd: a file without a name that exists until it is neither open nor mapped, so that
+nothing is left however a process ends. The seals fix its size, so that no reader faults, and deny
+writes to all processes but its creator.
 """
 
 import fcntl
@@ -18,15 +18,15 @@ _SEALS = SIZE_SEALS | _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
 
 
 class SharedMemory:
-    """Zeroed bytes that this process may write.
+    """Shared memory, zeroed, that this process may write.
 
     Attributes:
-        fd: what to hand to a reader. Open until `close`, which also the garbage collector calls.
-        content: the bytes, valid for as long as somebody refers to them.
+        fd: file descriptor for readers. Open until `close`, which the garbage collector calls too.
+        content: the bytes, valid while a reference to them exists.
     """
 
     def __init__(self, name: str, num_bytes: int) -> None:
-        """Raises `OSError` where the system has no such memory, or none left."""
+        """Allocates the memory. Raises `OSError` if the system has no such memory, or none left."""
         self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.fd, num_bytes)
@@ -38,7 +38,7 @@ class SharedMemory:
         self.content: torch.Tensor = torch.frombuffer(mapped, dtype=torch.uint8)
 
     def close(self) -> None:
-        """Hands out no more; what is mapped stays. Idempotent."""
+        """Closes `fd` to new readers; existing mappings stay. Idempotent."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -48,10 +48,10 @@ class SharedMemory:
 
 
 def map_readonly(fd: int, num_bytes: int) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
-    """Another process's `SharedMemory`, for reading. It is mapped while the array is referred to.
+    """Maps another process's `SharedMemory` for reading, until the array is released.
 
-    Raises `ValueError` unless it is exactly so long and sealed to stay so, `OSError` where it
-    cannot be mapped.
+    Raises `ValueError` unless it is exactly `num_bytes` long and sealed at that size, `OSError` if
+    it cannot be mapped.
     """
     size = os.fstat(fd).st_size
     if size != num_bytes:

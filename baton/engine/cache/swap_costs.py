@@ -1,4 +1,4 @@
-"""Measures what swapping and recomputing take here, for the scheduler to choose between them."""
+"""Preemption cost measurement: seconds to swap a block and to recompute a token."""
 
 import time
 
@@ -7,7 +7,7 @@ import torch
 from baton.engine.cache.kv_pool import KvCache, KvPool
 from baton.engine.scheduler.sequences.config import PreemptionCosts
 
-# Steps with fewer tokens are bound by what does not grow with them.
+# Fixed costs dominate steps with fewer tokens.
 _MIN_TOKENS = 16
 # The weight of a new measurement in the running mean.
 _WEIGHT = 0.1
@@ -15,7 +15,7 @@ _NUM_COPIES = 8
 
 
 class CostMeter:
-    """Keeps `costs` current."""
+    """Cost meter: keeps `costs` current for the scheduler, which chooses by them."""
 
     def __init__(self, costs: PreemptionCosts, cache: KvCache) -> None:
         self._costs = costs
@@ -25,14 +25,14 @@ class CostMeter:
             costs.swap_block = max(_seconds_per_block(pool, host) for pool, host in pairs)
 
     def note_step(self, num_tokens: int, seconds: float) -> None:
-        """A step computed so many tokens in this time."""
+        """Updates the cost per token from a step of `num_tokens` tokens in `seconds`."""
         if self._is_used and num_tokens >= _MIN_TOKENS:
             per_token = seconds / num_tokens
             self._costs.compute_token += _WEIGHT * (per_token - self._costs.compute_token)
 
 
 def _seconds_per_block(pool: KvPool, host: KvPool) -> float:
-    """Copies the block that is always zero to where nobody's blocks are yet."""
+    """Measures copies of the null block to blocks that are not in use yet."""
     target = [1] * min(_NUM_COPIES, pool.num_blocks)
     start = time.perf_counter()
     pool.copy_blocks([0] * len(target), target, host)

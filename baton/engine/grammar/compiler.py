@@ -1,9 +1,9 @@
-"""Compiles grammars: JSON schemas, regular expressions and EBNF, by llguidance.
+"""Grammar compiler for JSON schemas, regular expressions and EBNF, by llguidance.
 
-A JSON schema allows any whitespace between its tokens, and properties in the order of the schema
-only; its key `x-guidance` changes the former. A regular expression matches the whole output, with
-or without anchors. EBNF is that of Lark as llguidance has it, or that of llama.cpp
-(`root ::= ...`). Knows nothing of sequences: `CompiledGrammar.start` is for them.
+A JSON schema allows any whitespace between its tokens, and properties only in the schema's order;
+its key `x-guidance` changes the former. A regular expression matches the whole output, with or
+without anchors. EBNF is llguidance's dialect of Lark, or llama.cpp's GBNF (`root ::= ...`).
+Sequences begin with `CompiledGrammar.start`.
 """
 
 import threading
@@ -24,10 +24,10 @@ _FIELD: Final = "sampling.grammar"
 
 
 class GrammarCompiler:
-    """Compiles grammars for one model and keeps those used last. Thread-safe.
+    """Grammar compiler of one model, with an LRU cache. Thread-safe.
 
-    Each is tried out in a process of its own first (`grammar_trial`), which starts with the first
-    grammar; so `compile` blocks, but no other thread, and no grammar takes the engine down.
+    Each grammar first passes a trial in a separate process (`trial`), which starts with the first
+    grammar. So `compile` blocks, but no other thread, and no grammar crashes the engine.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class GrammarCompiler:
         cache_size: int = 128,
         cache_bytes: int = 256 << 20,
     ) -> None:
-        """Reads the tokenizer, which holds the interpreter for half a second per 100,000 tokens;
-        without one that can be used, every grammar is refused.
+        """Reads the tokenizer, which holds the GIL for 0.5 s per 100,000 tokens. Without a usable
+        one, every grammar is rejected.
 
         Args:
-            vocab_size: the model's, the length of its logits.
-            cache_size: grammars kept, and `cache_bytes` what compiling them may have taken; one
-                that took a quarter of that is not kept.
+            vocab_size: size of the model's vocabulary, the length of its logits.
+            cache_size: maximum number of cached grammars.
+            cache_bytes: maximum bytes for their compilation; over a quarter, one is not cached.
         """
         self._limits = limits or GrammarLimits()
         self._cache_size = cache_size
@@ -66,10 +66,9 @@ class GrammarCompiler:
             self._trials = TrialPool(file, self._vocabulary.mark_ids, self._limits)
 
     def compile(self, grammar: Grammar) -> "CompiledGrammar":
-        """Equal grammars are compiled once, also when asked for at the same time.
-
-        Raises `InvalidArgumentError` with the reason, or `OverloadedError`.
-        """
+        """Compiles a grammar, or returns it from the cache. Equal grammars are compiled once, even
+        if requested concurrently. Raises `InvalidArgumentError` with the reason, or
+        `OverloadedError`."""
         with self._lock:
             found = self._cache.get(grammar)
             if found is not None:
@@ -106,7 +105,7 @@ class GrammarCompiler:
         future.set_result(outcome)
 
     def _try_and_compile(self, grammar: Grammar) -> "tuple[CompiledGrammar | _Refusal, bool]":
-        """With it, whether it is worth keeping."""
+        """Returns the outcome, and whether to cache it."""
         if self._vocabulary is None:
             return _Refusal(self._unusable), False
         verdict = self._trials.run(grammar)

@@ -1,8 +1,8 @@
-"""Judges grammars: the process that may die of one, so that the engine does not.
+"""Trial process for grammars: compiles untrusted ones in a sandbox, so that none kills the engine.
 
-Run as a module it reads grammars from its standard input, a line each, and writes verdicts. It
-holds the tokenizer, and forks a child per grammar that compiles it under limits which the kernel
-keeps, and writes a few texts with it. Knows nothing of models, nor of who asks (`grammar_trial`).
+Run as a module it reads grammars from stdin, one per line, and writes verdicts. It holds the
+tokenizer, and forks a child per grammar, which compiles it under limits that the kernel enforces
+and generates a few texts. The engine's side is `baton.engine.grammar.trial`.
 """
 
 import json
@@ -23,33 +23,33 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from baton.sampling import Grammar, GrammarKind
 
-# Less than that of any thread of the engine, which then has enough for what has passed here.
+# Smaller than the stack of any engine thread, so that a grammar that passes here fits there.
 _STACK_BYTES: Final = 3 << 19
 _LEAST_BYTES: Final = 1 << 18
 _WALKS: Final = 4
 _WALK_TOKENS: Final = 16
 _MAX_REASON: Final = 300
-# Without it llguidance allows, where one text is certain to follow, only its usual tokenization. It
-# finds that anew for each mask, which long constants make slow, takes it for a special token where
-# the text spells one, and masks that allow less than `accept` are hard to reason about.
+# Without it llguidance allows only the canonical tokenization of text that is certain to follow. It
+# computes that again for each mask (slow for long constants), confuses text that spells a special
+# token with the token, and masks that allow less than `accept` are hard to reason about.
 _OPTIONS: Final = '\n%llguidance {"no_forcing": true}'
-# A rule of GBNF; no line of a Lark grammar begins so.
+# A rule of GBNF; no line of a Lark grammar begins like this.
 _GBNF_RULE: Final = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _VERBOSE_FLAG: Final = re.compile(r"\(\?[a-zA-Z]*x")
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarLimits:
-    """Limits of what one grammar may cost.
+    """Resource limits of one grammar, and of the pool of trials.
 
     Attributes:
-        time_s: seconds to compile and try it out.
-        memory_bytes: what that may allocate.
-        token_s: seconds of computing that one token may take.
-        mean_token_s: what tokens may take on average, their masks included.
-        max_lexer_states: remembered at once; about 500 bytes each.
-        num_trials: grammars tried out at the same time.
-        max_waiting: grammars that may wait for one of those to end.
+        time_s: wall-clock seconds of a trial.
+        memory_bytes: bytes that a trial may allocate.
+        token_s: CPU seconds of one token.
+        mean_token_s: mean CPU seconds per token, masks included.
+        max_lexer_states: lexer states cached; about 500 bytes each.
+        num_trials: maximum number of concurrent trials.
+        max_waiting: maximum number of grammars that wait for a trial.
     """
 
     time_s: float = 2.0
@@ -61,7 +61,7 @@ class GrammarLimits:
     max_waiting: int = 16
 
     def native(self) -> LLParserLimits:
-        """Without what the grammar says in the messages: they go to logs."""
+        """Returns the limits for llguidance, whose errors must not quote the grammar in logs."""
         return LLParserLimits(max_lexer_states=self.max_lexer_states, verbose_errors=False)
 
 
@@ -70,10 +70,10 @@ class Verdict:
     """Result of a trial.
 
     Attributes:
-        native: the grammar as llguidance takes it.
-        problem: why it is refused; None if it is not.
-        is_lasting: whether another trial would find the same, however busy the machine.
-        num_bytes: memory that compiling takes.
+        native: the grammar in llguidance's format.
+        problem: reason for rejection; None if it is accepted.
+        is_lasting: whether another trial would give the same verdict, regardless of CPU load.
+        num_bytes: memory that compilation takes, in bytes.
     """
 
     native: str = ""
@@ -83,7 +83,7 @@ class Verdict:
 
 
 def reason_of(error: str) -> str:
-    """The line of an error of llguidance that says why, without the grammar's text around it."""
+    """Returns the reason from an error of llguidance, without the grammar's text around it."""
     lines = error.splitlines() or ["it does not compile"]
     said = next((line for line in lines if line.startswith("error: ")), lines[0])
     said = said.removeprefix("error: ").rpartition(" (in regex): ")[2]
@@ -114,7 +114,7 @@ def _main(config: dict[str, Any]) -> None:
         request = json.loads(line)
         grammar = Grammar(GrammarKind(request["kind"]), request["text"])
         fields = _fork(grammar, tokenizer, marks, limits)
-        # A child takes memory for itself, which that of the smallest grammar shows.
+        # Subtracts the child's own memory, measured with the smallest grammar.
         over = fields.get("num_bytes", 0) - smallest.get("num_bytes", 0)
         fields["num_bytes"] = max(over, _LEAST_BYTES)
         answers.write(json.dumps(fields).encode() + b"\n")
@@ -123,7 +123,8 @@ def _main(config: dict[str, Any]) -> None:
 def _fork(
     grammar: Grammar, tokenizer: LLTokenizer, marks: list[int], limits: GrammarLimits
 ) -> dict[str, Any]:
-    """The fields of the verdict that a child reaches, or that its death is."""
+    """Forks a child for a trial. Returns the fields of its verdict, or of one from its exit code.
+    """
     read, write = os.pipe()
     child = os.fork()
     if not child:
@@ -148,7 +149,7 @@ def _fork(
 def _judge_within_limits(
     grammar: Grammar, tokenizer: LLTokenizer, marks: list[int], limits: GrammarLimits, pipe: int
 ) -> None:
-    """In the child, which ends here. The kernel holds it to the limits, whatever it is doing."""
+    """Runs the trial in the child, under limits that the kernel enforces, and exits."""
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     os.dup2(silence, 2)
@@ -168,7 +169,7 @@ def _judge_within_limits(
             verdicts.append(_judge(grammar, tokenizer, marks, limits))
         except MemoryError:
             verdicts.append(Verdict(problem=_too_big(limits)))
-        except BaseException as error:  # a panic of llguidance is no Exception
+        except BaseException as error:  # a panic of llguidance is not an `Exception`
             verdicts.append(Verdict(problem=reason_of(str(error))))
 
     thread = threading.Thread(target=judge)
@@ -204,7 +205,8 @@ def _judge(
 def _walk(
     matcher: LLMatcher, end_bits: int, draws: random.Random, limits: GrammarLimits
 ) -> Verdict | None:
-    """Writes a text by the grammar; None if nothing is wrong with that."""
+    """Generates a random text by the grammar. Returns None, or the verdict if there is a problem.
+    """
     matcher.compute_bitmask()
     began_s = time.thread_time()
     for _ in range(_WALK_TOKENS):
@@ -231,7 +233,7 @@ def _too_slow(token_s: float) -> Verdict:
 
 
 def _to_native(grammar: Grammar) -> str:
-    """Raises `ValueError` with the reason."""
+    """Converts to llguidance's format. Raises `ValueError` with the reason if it cannot."""
     try:
         match grammar.kind:
             case GrammarKind.JSON_SCHEMA:
@@ -253,7 +255,7 @@ def _to_native(grammar: Grammar) -> str:
 
 
 def _check_regex(text: str) -> None:
-    """Refuses what llguidance would quietly read in another way."""
+    """Raises `ValueError` for syntax that llguidance would silently misread."""
     if (len(text) - len(text.rstrip("\\"))) % 2:
         raise ValueError("ends in a backslash")
     if "#" in text and _VERBOSE_FLAG.search(text):

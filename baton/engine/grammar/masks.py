@@ -1,4 +1,4 @@
-"""Token bitmasks of a step's sequences that follow a grammar. Knows states, not grammars."""
+"""Grammar bitmasks of a step: the tokens allowed for each sequence with a grammar."""
 
 from collections.abc import Iterator
 from typing import Protocol, cast
@@ -27,14 +27,14 @@ class State(Protocol):
 
 
 class Startable(Protocol):
-    """A grammar that is ready to be followed."""
+    """Compiled grammar that sequences can follow."""
 
     def start(self) -> State: ...
 
 
 class GrammarMasks:
-    """The states of all slots. A state is brought up to date from the tokens when a mask is due, so
-    preemption, forks and rejected drafts need no word from anybody."""
+    """Grammar states of all batch slots. A state catches up with the tokens when a mask is due, so
+    preemption, forks and rejected drafts need no notification."""
 
     def __init__(self, num_batch_slots: int, vocab_size: int) -> None:
         self._num_words = -(-vocab_size // 32)
@@ -45,24 +45,25 @@ class GrammarMasks:
         self._has_grammar = np.zeros(num_batch_slots, np.bool_)
 
     def assign(self, batch_slot: int, request: Request) -> None:
-        """A sequence of the request takes the slot; its output begins behind the prompt."""
+        """Sets the grammar of a slot that a sequence of the request acquires; the grammar applies
+        to the output after the prompt."""
         self._grammars[batch_slot] = cast("Startable | None", request.grammar)
         self._states[batch_slot] = None
         self._num_prompt_tokens[batch_slot] = request.num_prompt_tokens
         self._has_grammar[batch_slot] = request.grammar is not None
 
     def applies(self, batch_slots: Int64Array) -> bool:
-        """Whether any of these slots is under a grammar."""
+        """Returns whether any of these slots has a grammar."""
         return bool(self._has_grammar[batch_slots].any())
 
     def fill(
         self, batch_slots: Int64Array, lengths: Int64Array, token_ids: TokenArray
     ) -> tuple[Int64Array, Mask] | None:
-        """The rows under a grammar and what each is allowed; None: no row is.
+        """Returns the rows with a grammar and their bitmasks; None if no row has one.
 
         Args:
-            batch_slots, lengths: `[num_rows]`, as the sampler is given them; the rows of a slot
-                with drafts follow each other.
+            batch_slots, lengths: `[num_rows]`, as in `Sampler.choose`; the rows of a slot with
+                drafts are adjacent.
         """
         under = np.flatnonzero(self._has_grammar[batch_slots])
         if not len(under):
@@ -79,8 +80,8 @@ class GrammarMasks:
         token_ids: TokenArray,
         chosen: Int64Array,
     ) -> dict[int, str | None]:
-        """Takes the tokens chosen after `fill`. The rows with which a sequence ends, and why it
-        failed if it did: its grammar is matched to its end, or cannot go on.
+        """Accepts the tokens chosen after `fill`. Returns the rows at which a sequence ends: None
+        if its grammar is matched completely, or the reason for which it cannot continue.
 
         Args:
             chosen: `[num_rows]`.
@@ -110,7 +111,7 @@ class GrammarMasks:
         chosen: Int64Array,
         endings: dict[int, str | None],
     ) -> None:
-        """One sequence's rows: those after a draft that was not chosen are void."""
+        """Accepts the rows of one sequence, up to the first draft that was not chosen."""
         state = self._state_at(batch_slot, int(lengths[rows[0]]), tokens)
         for row in rows:
             token_id = int(chosen[row])
@@ -125,13 +126,13 @@ class GrammarMasks:
         drafts = tokens[lengths[0] : lengths[-1]].tolist()
         num_filled = state.fill_masks(drafts, masks[: len(drafts) + 1])
         if drafts:
-            # Behind a draft that the grammar forbids nothing is used, so anything will do.
+            # Rows after a draft that the grammar forbids are not used, so any mask will do.
             masks[num_filled:] = -1
         else:
             masks[1:] = masks[0]  # sequences that fork here
 
     def _state_at(self, batch_slot: int, length: int, tokens: TokenArray) -> State:
-        """The slot's state behind its first `length` tokens."""
+        """Returns the slot's state after its first `length` tokens."""
         state, accepted = self._states[batch_slot], self._num_accepted[batch_slot]
         if state is None or accepted > length:
             state, accepted = self._start(batch_slot), self._num_prompt_tokens[batch_slot]
@@ -147,7 +148,7 @@ class GrammarMasks:
 
 
 def _take(state: State, row: int, token_id: int, endings: dict[int, str | None]) -> bool:
-    """Whether the sequence ends with this token."""
+    """Accepts a token. Returns whether the sequence ends with it, and records that in `endings`."""
     is_allowed = state.accept(token_id)
     if state.failure is not None or not is_allowed:
         endings[row] = state.failure or "no token of the model can continue it"
@@ -157,7 +158,7 @@ def _take(state: State, row: int, token_id: int, endings: dict[int, str | None])
 
 
 def _runs(batch_slots: Int64Array) -> Iterator[tuple[int, slice]]:
-    """Each slot, and where its rows are; they follow each other."""
+    """Yields each slot with the slice of its rows, which are adjacent."""
     first = 0
     for last in range(1, len(batch_slots) + 1):
         if last == len(batch_slots) or batch_slots[last] != batch_slots[first]:

@@ -1,8 +1,8 @@
-"""Grammar state of one sequence: the tokens allowed next, given those that came before.
+"""Grammar state of one sequence: the tokens allowed next, given the previous ones.
 
-A sequence with a grammar has a `GrammarState`, which fills the rows of bits that mask its logits
-and is told the tokens that were chosen. End-of-sequence tokens are allowed where the grammar may
-end, and only there. Knows nothing of logits, steps or requests.
+A sequence with a grammar has a `GrammarState`, which fills the bitmasks for its logits and accepts
+the chosen tokens. End-of-sequence tokens are allowed only where the grammar may end. Independent of
+logits, steps and requests.
 """
 
 import threading
@@ -20,13 +20,13 @@ _MAX_RENEWALS: Final = 3
 
 
 class CompiledGrammar:
-    """A grammar that sequences can follow. Thread-safe.
+    """Compiled grammar that sequences can follow. Thread-safe.
 
-    Its states share a lexer that remembers what it met, so that most masks take microseconds. A
-    lexer that has met too much is of no more use to any of them; then they get a new one.
+    Its states share a lexer with a cache, so that most masks take microseconds. A lexer whose cache
+    has reached its limit fails for all of them; then they get a new one.
 
     Attributes:
-        problem: why it is not to be used any more, as came out later.
+        problem: reason not to use it any more, if one was found after its trial.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class CompiledGrammar:
             self.problem = reason_of(self._template.get_error())
 
     def start(self, token_ids: Sequence[int] = (), field: str = "token_ids") -> "GrammarState":
-        """The state after an output of `token_ids`.
+        """Returns the state after an output of `token_ids`.
 
         Raises `InvalidArgumentError`, naming `field`, if the grammar does not allow that output.
         """
@@ -57,12 +57,12 @@ class CompiledGrammar:
         return state
 
     def matcher(self) -> tuple[LLMatcher, int]:
-        """A matcher at the beginning, and the generation of its lexer."""
+        """Returns a matcher at the start of the grammar, and the generation of its lexer."""
         with self._lock:
             return self._template.deep_copy(), self._generation
 
     def renew(self, generation: int) -> bool:
-        """Replaces the lexer by compiling again; False if that of `generation` is replaced."""
+        """Compiles again for a new lexer. Returns False if `generation` is already replaced."""
         with self._lock:
             if generation != self._generation:
                 return False
@@ -82,8 +82,8 @@ class GrammarState:
     """Grammar state of one sequence. Used by one thread at a time.
 
     Attributes:
-        failure: why it cannot go on, else None: the grammar leaves no token, or takes more
-            computing than one token may. The sequence is to end with an error.
+        failure: reason for which the sequence has to end with an error, else None: the grammar
+            allows no token, or one token takes too much CPU time.
     """
 
     def __init__(self, compiled: CompiledGrammar) -> None:
@@ -98,12 +98,11 @@ class GrammarState:
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing but an end-of-sequence token can follow; known at the latest when the
-        mask is filled."""
+        """Whether only an end-of-sequence token can follow; exact after the mask is filled."""
         return self._is_ended or self._is_exhausted
 
     def accept(self, token_id: int) -> bool:
-        """Appends a token. False if it is not allowed: then nothing changes, but `failure` may."""
+        """Appends a token. Returns False if it is not allowed; then at most `failure` changes."""
         if self.failure is not None:
             return False
         if token_id in self._vocabulary.end_ids:
@@ -114,13 +113,13 @@ class GrammarState:
         return self._consume(token_id)
 
     def fill_masks(self, draft_token_ids: Sequence[int], rows: Mask) -> int:
-        """The tokens allowed next, and those after each draft; the state stays as it is.
+        """Fills the masks of the next token and of the token after each draft. Keeps the state.
 
         Args:
-            rows: `[len(draft_token_ids) + 1, mask_words(vocab_size)]`. Those after the first draft
-                that is not allowed are left as they are.
+            rows: `[len(draft_token_ids) + 1, mask_words(vocab_size)]`. Rows after the first draft
+                that is not allowed are unchanged.
 
-        Returns how many rows are filled: one more than there are drafts allowed.
+        Returns the number of rows filled: one more than the number of allowed drafts.
         """
         assert len(rows) == len(draft_token_ids) + 1
         self.fill_mask(rows[0])
@@ -139,7 +138,7 @@ class GrammarState:
         return num_filled
 
     def fill_mask(self, row: Mask) -> None:
-        """Sets the bits of the tokens allowed next, of end-of-sequence ones after a failure.
+        """Fills the mask of the next token; after a failure, with end-of-sequence tokens.
 
         Args:
             row: `[mask_words(vocab_size)]`.
@@ -176,13 +175,13 @@ class GrammarState:
             row |= self._vocabulary.ends
 
     def _check_cost(self, took_s: float) -> None:
-        """Here too, since a trial cannot meet all that a grammar says."""
+        """Fails if one token took too long; a trial cannot reach every part of a grammar."""
         if took_s > self._compiled.token_s:
             self.failure = f"takes {1000 * took_s:.0f} ms of computing for one token"
             self._compiled.problem = self.failure
 
     def _recover(self) -> None:
-        """From an error of the matcher, by a new lexer if that is what has failed."""
+        """Recovers from a matcher error with a new lexer if the lexer failed, else fails."""
         reason = reason_of(self._matcher.get_error())
         if not reason.startswith("lexer error") or self._num_renewals == _MAX_RENEWALS:
             self.failure = reason
@@ -191,7 +190,7 @@ class GrammarState:
         self._replay()
 
     def _rewind(self, num_tokens: int) -> None:
-        """Takes back the tokens after the first `num_tokens`, with a failure they led to."""
+        """Undoes the tokens after the first `num_tokens`, and a failure that they caused."""
         num_back = len(self._token_ids) - num_tokens
         del self._token_ids[num_tokens:]
         if self.failure is not None or (num_back and not self._matcher.rollback(num_back)):

@@ -1,9 +1,9 @@
-"""Tries out grammars in processes of their own, before the engine compiles them.
+"""Trial processes for grammars, which run each one before the engine compiles it.
 
-llguidance lets go of the interpreter while it compiles, but bounds neither the time, nor the
-memory, nor the stack of it: 40 KB of rules that call each other overrun the stack and end the
-process, others take minutes or gigabytes. What has passed a trial the engine can compile, at the
-same cost. Knows nothing of llguidance itself (`grammar_judge`).
+llguidance releases the GIL while it compiles, but limits neither time, nor memory, nor stack: 40 KB
+of mutually recursive rules overflow the stack and crash the process, others take minutes or
+gigabytes. The engine can compile a grammar that has passed, at the same cost. The processes run
+`baton.engine.grammar.judge`.
 """
 
 import json
@@ -29,7 +29,7 @@ _GRACE_S: Final = 5.0
 
 
 class TrialPool:
-    """The trial processes of one tokenizer, started when first needed. Thread-safe."""
+    """Pool of trial processes of one tokenizer, started on first use. Thread-safe."""
 
     def __init__(self, tokenizer_file: Path, mark_ids: list[int], limits: GrammarLimits) -> None:
         self._limits = limits
@@ -43,9 +43,9 @@ class TrialPool:
         self.close = weakref.finalize(self, _kill_all, self._running)
 
     def run(self, grammar: Grammar) -> Verdict:
-        """Blocks for `time_s`, twice that if others are tried out, longer on a busy machine.
-
-        Raises `OverloadedError` if those do not end, or too many wait for them.
+        """Runs a trial. Blocks up to `time_s` seconds, twice that if it has to wait for a process,
+        longer on a busy machine. Raises `OverloadedError` if no process is free or answers in time,
+        or too many grammars wait.
         """
         if not self._waiting.acquire(blocking=False):
             raise self._overloaded()
@@ -87,7 +87,7 @@ class TrialPool:
 
 
 class _TrialProcess:
-    """One process, asked one thing at a time."""
+    """Trial process that runs one grammar at a time."""
 
     def __init__(self, config: str) -> None:
         self._popen = subprocess.Popen(  # noqa: S603 - a command line of our own
@@ -108,7 +108,8 @@ class _TrialProcess:
         return self._popen.poll() is not None
 
     def run(self, grammar: Grammar, timeout_s: float) -> Verdict:
-        """Raises `OSError`; it is of no more use then. A `TimeoutError`: it does not answer."""
+        """Returns the verdict. Raises `OSError`, after which the process is unusable; a
+        `TimeoutError` if there is none within `timeout_s` seconds."""
         assert self._popen.stdin is not None
         request = json.dumps({"kind": grammar.kind.value, "text": grammar.text}).encode()
         self._popen.stdin.write(request + b"\n")

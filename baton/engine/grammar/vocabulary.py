@@ -1,4 +1,4 @@
-"""A model's tokens as grammars see them, and rows of bits over them."""
+"""Vocabulary of a model for grammars, and bitmasks over its tokens."""
 
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -13,24 +13,24 @@ Mask: TypeAlias = npt.NDArray[np.int32]
 
 
 def mask_words(vocab_size: int) -> int:
-    """Length of a row of bits."""
+    """Returns the length of a bitmask row in 32-bit words."""
     return -(-vocab_size // 32)
 
 
 def is_allowed(row: Mask, token_id: int) -> bool:
-    """False for what is no token too."""
+    """Returns whether the mask allows the token; False for an id outside the vocabulary."""
     word, bit = divmod(token_id, 32)
     return 0 <= word < len(row) and bool(row[word] >> bit & 1)
 
 
 class Vocabulary:
-    """A model's tokens as llguidance has them.
+    """Vocabulary of a model, as a tokenizer of llguidance.
 
     Attributes:
-        mark_ids: tokens that llguidance takes for the end of a text: the model's own, if it has
-            special ones.
+        mark_ids: tokens that llguidance takes for the end of a text: the model's end-of-sequence
+            tokens, if some are special tokens.
         end_ids: the model's end-of-sequence tokens.
-        ends: their bits.
+        ends: bitmask of `end_ids`.
     """
 
     def __init__(self, file: Path, vocab_size: int, end_ids: frozenset[int]) -> None:
@@ -45,7 +45,7 @@ class Vocabulary:
         self._text = _bits(set(known) - self.end_ids - set(self.mark_ids), vocab_size)
 
     def fill(self, matcher: LLMatcher, row: Mask) -> None:
-        """The tokens of text that `matcher` allows next. Lets go of the interpreter."""
+        """Fills `row` with the text tokens that `matcher` allows next. Releases the GIL."""
         assert row.dtype == np.int32
         assert row.shape == self.ends.shape
         if self._native_words == len(row) and row.flags.c_contiguous:
@@ -59,7 +59,8 @@ class Vocabulary:
 
 
 def _load(file: Path, end_ids: list[int]) -> LLTokenizer:
-    """With special tokens as the end of a text: llguidance forbids them everywhere else."""
+    """Loads the tokenizer with only special tokens as the end of a text, which llguidance forbids
+    elsewhere. Raises `ValueError` if it has none."""
     tokenizer = LLTokenizer(str(file), eos_token=end_ids or None)
     marks = [i for i in tokenizer.eos_tokens if tokenizer.is_special_token(i)]
     if marks != tokenizer.eos_tokens:

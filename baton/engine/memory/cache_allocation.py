@@ -1,4 +1,4 @@
-"""Gives a model's cache its memory: what it is told to, or what its GPU has left."""
+"""KV cache allocation, from the configured size or the free memory of the GPU."""
 
 import torch
 
@@ -24,7 +24,7 @@ def allocate(
     device: torch.device,
     max_len: int,
 ) -> KvCache:
-    """As many blocks as there is memory for, and on the host as many as may be swapped to.
+    """Allocates as many blocks as memory permits, and host blocks of up to `swap_bytes` bytes.
 
     Raises `InvalidArgumentError` if that is too little.
     """
@@ -46,7 +46,7 @@ def _measured(
     device: torch.device,
     max_len: int,
 ) -> GpuMemory | None:
-    """What the model takes of its GPU; None on a CPU, and where it does not matter."""
+    """Measures the GPU memory that the model takes; None on a CPU, or if the config sets sizes."""
     if device.type != "cuda" or config.num_blocks or config.kv_cache_bytes:
         return None
     chunk = config.tokens_per_step(device.type)

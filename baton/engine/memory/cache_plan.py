@@ -1,6 +1,4 @@
-"""Plan of a model's KV cache: cache groups, layouts, and the memory for a given number of
-blocks.
-"""
+"""KV cache plan of a model: cache groups, layouts, and the memory for a number of blocks."""
 
 import logging
 from dataclasses import dataclass
@@ -27,11 +25,11 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """A pool for each set of layers that see the same tokens.
+    """KV cache plan: a pool for each set of layers that see the same tokens.
 
     Attributes:
-        places: of each layer of the model.
-        scales: of each layer of the model, where the cache is fp8; else None.
+        places: place of each layer of the model.
+        scales: scales of each layer of the model, where the cache is fp8; else None.
     """
 
     layouts: list[KvLayout]
@@ -46,24 +44,24 @@ class CachePlan:
         block_size: int,
         scales: list[KvScales] | None = None,
     ) -> Self:
-        """Args: dtype: of K and V in the cache."""
+        """Plans a cache whose K and V have `dtype`."""
         shapes = [layer.shape for layer in layers]
         windows = [layer.attention.rule.window for layer in layers]
         return cls(*plan_groups(shapes, windows, dtype, block_size), scales)
 
     def cache(self, pools: list[KvPool], host_counts: list[int]) -> KvCache:
-        """`host_counts`: blocks of each group that may be swapped to; empty if none may."""
+        """Returns the cache with `host_counts` host blocks of each group; empty: no swap."""
         for_gpu = pools[0].device.type == "cuda"
         sizes = zip(self.layouts, host_counts, strict=bool(host_counts))
         hosts = [KvPool(layout, count, _CPU, for_gpu=for_gpu) for layout, count in sizes]
         return KvCache(pools, hosts, self.places, self.scales)
 
     def pools(self, counts: list[int], device: torch.device) -> list[KvPool]:
-        """Pools of so many blocks each."""
+        """Allocates pools of `counts` blocks."""
         return [KvPool(*sizes, device) for sizes in zip(self.layouts, counts, strict=True)]
 
     def shared_pools(self, counts: list[int]) -> list[KvPool]:
-        """Pools in memory that other processes of this host can be let read, if there is such."""
+        """Allocates pools in memory that other processes here can map, if there is any."""
         return [
             KvPool(layout, count, _CPU, _shared(pool_bytes(layout, count)))
             for layout, count in zip(self.layouts, counts, strict=True)

@@ -1,6 +1,6 @@
 """Number of KV blocks, from a byte budget or from the free memory of a GPU.
 
-Knows nothing of tensors beyond their sizes; what a forward takes is measured by its caller.
+Knows nothing of tensors beyond their sizes; the caller measures the memory of a forward pass.
 """
 
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """Bytes of one GPU.
+    """Memory of one GPU, in bytes.
 
     Attributes:
-        total: of the device.
-        used_by_others: by other processes, the driver and what is not torch's.
-        peak: torch's own at the largest moment of a step, weights among them.
+        total: memory of the device.
+        used_by_others: used by other processes, the driver and libraries other than torch.
+        peak: torch's own at the largest moment of a step, weights included.
     """
 
     total: int
@@ -29,7 +29,7 @@ class GpuMemory:
 
 
 def bytes_for_pools(config: EngineConfig, gpu: GpuMemory | None) -> int:
-    """Bytes that all pools may take together. `gpu`: None for a CPU.
+    """Returns the bytes that all pools may take together. `gpu`: None for a CPU.
 
     Raises `InvalidArgumentError` if a GPU has nothing left for them.
     """
@@ -53,16 +53,16 @@ def bytes_for_pools(config: EngineConfig, gpu: GpuMemory | None) -> int:
 def num_blocks(
     config: EngineConfig, layouts: list[KvLayout], max_len: int, max_chunk: int, num_bytes: int
 ) -> list[int]:
-    """Blocks of each cache group; of those with a window none that could never be used.
+    """Returns the blocks of each cache group; for a window, at most as many as could ever be used.
 
     Args:
         max_len: tokens of the longest sequence.
         max_chunk: tokens of the largest step.
-        num_bytes: of all pools together, as `bytes_for_pools` has them.
+        num_bytes: bytes of all pools together, as `bytes_for_pools` returns them.
     """
     if config.num_blocks is not None:
         return [config.num_blocks] * len(layouts)
-    # Twice what runs, so that prefixes stay findable when their sequences have gone on.
+    # Twice the running sequences', so that prefixes stay cached after their window has passed.
     most = [
         2 * config.max_num_seqs * peak_blocks(layout, max_len, max_chunk)
         if layout.window
@@ -82,7 +82,7 @@ def num_blocks(
 def check_holds_longest(
     counts: list[int], layouts: list[KvLayout], max_len: int, max_chunk: int
 ) -> None:
-    """Raises `InvalidArgumentError` if pools of so many blocks could never hold a sequence of
+    """Raises `InvalidArgumentError` if pools of `counts` blocks could never hold a sequence of
     `max_len` tokens."""
     for count, layout in zip(counts, layouts, strict=True):
         needed = peak_blocks(layout, max_len, max_chunk)
@@ -96,8 +96,8 @@ def check_holds_longest(
 
 
 def peak_blocks(layout: KvLayout, num_tokens: int, max_chunk: int) -> int:
-    """The most blocks of one sequence: of a window no more than the window before a step's tokens,
-    those, and what lies across the ends."""
+    """Returns the most blocks that one sequence holds: with a window, only the window before a
+    step's tokens, those tokens, and one more where the ends lie within blocks."""
     total = -(-num_tokens // layout.block_size)
     if layout.window is None:
         return total

@@ -1,4 +1,4 @@
-"""Peak GPU memory of a model, measured by running the largest step."""
+"""GPU memory profiling: peak memory of a model, measured by running the largest step."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ from baton.engine.memory.pool_size import GpuMemory
 def measure(
     model: Any, attention: Attention, largest: RaggedBatch, num_rows: int, device: torch.device
 ) -> GpuMemory:
-    """Runs a step, and the sampling of `num_rows` of its tokens.
+    """Runs a step, and the sampling of `num_rows` of its tokens, and returns the memory.
 
     Args:
-        model: given `attention`, which has a cache as large as the step, counted as the model's.
+        model: uses `attention`, whose cache is as large as the step and is counted as the model's.
         largest: the step with the most tokens.
     """
     torch.cuda.reset_peak_memory_stats(device)
@@ -38,8 +38,8 @@ def measure(
 def largest_step(
     num_tokens: int, max_len: int, block_size: int, num_groups: int
 ) -> tuple[RaggedBatch, int]:
-    """Prompts as long as they may be, `num_tokens` of them in all, and how many blocks they take
-    in each cache group."""
+    """Returns a batch of prompts as long as possible, with `num_tokens` tokens in all, and its
+    blocks in each cache group."""
     lengths = np.diff([*range(0, num_tokens, max_len), num_tokens]).astype(np.int64)
     per_sequence = -(-min(max_len, num_tokens) // block_size)
     table = 1 + np.arange(len(lengths) * per_sequence, dtype=np.int32).reshape(-1, per_sequence)

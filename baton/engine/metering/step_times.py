@@ -1,8 +1,8 @@
 """Step timing: schedule, forward and sample time of each step, and totals since the start.
 
-A step is scheduled, computed (forward) and its tokens are chosen (sample); what becomes of them is
-booked, which counts as scheduling. On a GPU, which computes beside the thread, forward is what it
-takes to launch a step and to wait for it, the choosing included: the thread cannot tell them apart.
+A step is scheduled, computed (forward) and its tokens are chosen (sample); applying its result
+counts as scheduling. On a GPU, which computes beside the thread, forward is the time to launch a
+step and to wait for it, sampling included: the thread cannot tell them apart.
 """
 
 import time
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TimeSpent:
-    """One reading: the seconds of all steps so far, by what they went to."""
+    """Time reading: the seconds of all steps so far, by phase."""
 
     num_steps: int = 0
     schedule: float = 0.0
@@ -25,7 +25,7 @@ class TimeSpent:
         return self.schedule + self.forward + self.sample
 
     def since(self, earlier: "TimeSpent") -> "TimeSpent":
-        """What was spent after an earlier reading."""
+        """Returns the time spent after an earlier reading."""
         return TimeSpent(
             self.num_steps - earlier.num_steps,
             self.schedule - earlier.schedule,
@@ -36,7 +36,7 @@ class TimeSpent:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """One step.
+    """Times of one step.
 
     Attributes:
         started, ended: on the clock of `time.perf_counter`, in seconds.
@@ -50,12 +50,12 @@ class StepTimes:
 
     @property
     def spent(self) -> TimeSpent:
-        """What this step took."""
+        """Time spent in this step."""
         return self.after.since(self.before)
 
 
 class StepClock:
-    """Noted in the engine's thread; `spent` may be read in any other.
+    """Step clock, written by the engine's thread; any thread may read `spent`.
 
     Attributes:
         spent: the latest reading.
@@ -69,7 +69,7 @@ class StepClock:
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """The block is computing."""
+        """Adds the time of the `with` block to forward."""
         start = time.perf_counter()
         try:
             yield
@@ -78,7 +78,7 @@ class StepClock:
 
     @contextmanager
     def sample(self) -> Iterator[None]:
-        """The block is choosing tokens, or waiting for those that were chosen."""
+        """Adds the time of the `with` block, which chooses or awaits tokens, to sample."""
         start = time.perf_counter()
         try:
             yield
@@ -90,8 +90,8 @@ class StepClock:
                 self._sample += seconds
 
     def note_step(self, started: float) -> StepTimes:
-        """A step that began at this moment ends now; all of it that was neither forward nor sample
-        was schedule."""
+        """Records a step that began at `started` and ends now; all of it that was neither forward
+        nor sample counts as schedule."""
         ended, before = time.perf_counter(), self.spent
         forward, sample, self._forward, self._sample = self._forward, self._sample, 0.0, 0.0
         self.spent = TimeSpent(

@@ -1,7 +1,7 @@
-"""Counts what an engine has computed, and how long that took, since it started.
+"""Work meter: tokens and attended pairs that an engine has computed, and the seconds they took.
 
-Any two readings make an equation in what a step, a token and an attended pair take here, whatever
-was batched with what; who wants to know these, and solves for them, is not this module's business.
+Any two readings give an equation in the cost of a step, a token and an attended pair on this
+engine, however they were batched; readers of the meter solve for them.
 """
 
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from baton.engine.scheduler.scheduling.plan import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class WorkDone:
-    """One reading.
+    """Work reading: totals since the engine started.
 
     Attributes:
-        num_steps: that computed something.
+        num_steps: steps that computed tokens.
         num_prompt_tokens: tokens of sequences that were more than one token behind.
         num_prompt_pairs: for each of those, the tokens before it that its sequence had.
         num_decode_tokens: tokens of sequences that were one token behind.
-        seconds: of those steps.
+        seconds: seconds of those steps.
     """
 
     num_steps: int = 0
@@ -29,7 +29,7 @@ class WorkDone:
 
 
 class WorkMeter:
-    """Noted in the engine's thread; `done` may be read in any other.
+    """Work meter, written by the engine's thread; any thread may read `done`.
 
     Attributes:
         done: the latest reading.
@@ -39,7 +39,7 @@ class WorkMeter:
         self.done = WorkDone()
 
     def note_step(self, plan: StepPlan, seconds: float) -> None:
-        """A step has been computed."""
+        """Adds a computed step."""
         if not plan.num_tokens:
             return
         done, num_tokens, num_pairs = self.done, 0, 0

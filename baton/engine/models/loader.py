@@ -28,8 +28,7 @@ _BATCH_DEPENDENT_ROPES = ("dynamic", "longrope")
 
 
 def load_config(path: str) -> PretrainedConfig:
-    """Returns the checkpoint's configuration. Raises `UnsupportedModelError` if it cannot be read
-    or served."""
+    """Returns the checkpoint's configuration. Raises `UnsupportedModelError` if unsupported."""
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
@@ -79,8 +78,7 @@ def load_model(
 
 
 def resolve_device(name: str) -> torch.device:
-    """Returns the device to run on. Raises `InvalidArgumentError` for a GPU that is missing; never
-    falls back to the CPU then."""
+    """Returns the device. Raises `InvalidArgumentError` for a missing GPU, with no CPU fallback."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
@@ -143,8 +141,8 @@ def max_model_len(config: PretrainedConfig, engine: EngineConfig) -> int:
 
 
 def fingerprint(config: PretrainedConfig, model: PreTrainedModel) -> bytes:
-    """16 bytes that bind a model's configuration and type, and of its weights names, shapes and a
-    sample."""
+    """Returns 16 bytes that hash configuration and dtype, and the weights' names, shapes and a
+    sample of their values."""
     digest = hashlib.sha256()
     described = {k: v for k, v in config.to_dict().items() if not k.startswith("_")}
     digest.update(json.dumps(described, sort_keys=True, default=str).encode())
@@ -171,8 +169,7 @@ def bound_to(model: bytes, execution: str, version: str) -> bytes:
 
 
 def tokenizer_hash(path: str) -> bytes:
-    """Returns 16 bytes that identify the tokenizer; empty if the folder of the checkpoint has none.
-    """
+    """Returns 16 bytes that identify the tokenizer; empty if the checkpoint's folder has none."""
     file = Path(path) / "tokenizer.json"
     return hashlib.sha256(file.read_bytes()).digest()[:16] if file.is_file() else b""
 

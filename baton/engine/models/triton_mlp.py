@@ -123,8 +123,7 @@ def _clamped_experts(block: Any, product: Product) -> ExpertMlp:
 
 
 def _apart(in_turns: torch.Tensor) -> torch.Tensor:
-    """Returns interleaved rows `[num_experts, 2 * depth, ...]` with all gate rows before all up
-    rows."""
+    """Returns `[num_experts, 2 * depth, ...]` with all gate rows before all up rows."""
     return torch.cat([in_turns[:, ::2], in_turns[:, 1::2]], dim=1)
 
 

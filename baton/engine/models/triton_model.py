@@ -160,8 +160,7 @@ class _Layer:
 
 
 def _rotation(decoder: Any, max_len: int) -> Rotation:
-    """Returns the rotary table by position, from the model's own module, so that scaling is kept.
-    """
+    """Returns the rotary table by position, from the model's own module to keep its scaling."""
     weight = decoder.embed_tokens.weight
     cos, sin = decoder.rotary_emb(weight.float(), torch.arange(max_len, device=weight.device)[None])
     half = len(decoder.rotary_emb.inv_freq)  # gpt-oss has each angle once, the others twice

@@ -1,6 +1,6 @@
-"""The sampling parameters of all slots as columns, so that a step reads a batch of them at once.
+"""Batch state of sampling: the parameters of all batch slots as numpy columns.
 
-Written when a sequence takes a slot. Knows nothing of logits, nor of torch.
+Written when a sequence acquires a slot; a step gathers the rows of its batch. Independent of torch.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from baton.sampling import MAX_BAD_TOKEN_SEQUENCE_LENGTH, SamplingParams
 
 Int64Array = npt.NDArray[np.int64]
 
-# What a slot asks for beyond the most likely token; the bits of `SamplingColumns.uses`.
+# Features that a slot's parameters use beyond greedy sampling; the bits of `SamplingColumns.uses`.
 RANDOM: Final = 1
 TRUNCATION: Final = 2  # top-k or top-p
 MIN_P: Final = 4
@@ -24,15 +24,15 @@ REPETITION: Final = 32
 COUNTS: Final = 64  # presence or frequency penalty
 BAD_TOKENS: Final = 128
 MIN_TOKENS: Final = 256
-GRAMMAR: Final = 512  # set by the step that brings a mask
-HISTORY: Final = REPETITION | COUNTS | BAD_TOKENS  # what looks at the tokens before
+GRAMMAR: Final = 512  # set by a step that has a mask for the row
+HISTORY: Final = REPETITION | COUNTS | BAD_TOKENS  # features that read the previous tokens
 PROCESSING: Final = BIAS | REPETITION | COUNTS | BAD_TOKENS | MIN_TOKENS | GRAMMAR
 
 _MAX_PREFIX: Final = MAX_BAD_TOKEN_SEQUENCE_LENGTH - 1
 _NUMBERS = np.dtype(
     [
         ("num_prompt_tokens", np.int64),
-        ("min_length", np.int64),  # of prompt and output, before an end may be chosen
+        ("min_length", np.int64),  # tokens of prompt and output before an end may be chosen
         ("temperature", np.float32),
         ("top_k", np.int64),
         ("top_p", np.float64),
@@ -46,7 +46,7 @@ _NUMBERS = np.dtype(
 )
 _TOKEN = np.dtype([("token_id", np.int64)])
 _BIASED_TOKEN = np.dtype([("token_id", np.int64), ("bias", np.float32)])
-# The last token of a sequence, and those before it from the last to the first.
+# The last token of a bad sequence, and its prefix in reverse order.
 _BAD_TOKENS = np.dtype(
     [
         ("token_id", np.int64),
@@ -57,7 +57,7 @@ _BAD_TOKENS = np.dtype(
 
 
 class RaggedColumn:
-    """A list of records per slot, stored padded to the longest there has been."""
+    """Column with a list of records per slot, padded to the longest list so far."""
 
     def __init__(self, num_batch_slots: int, dtype: np.dtype[Any]) -> None:
         self._counts = np.zeros(num_batch_slots, np.int64)
@@ -72,13 +72,13 @@ class RaggedColumn:
             self._records[batch_slot, : len(records)] = np.array(records, self._records.dtype)
 
     def gather(self, batch_slots: Int64Array) -> tuple[Int64Array, npt.NDArray[Any]]:
-        """All records of all `batch_slots`: (the index into `batch_slots` of each, the records)."""
+        """Returns all records of `batch_slots`, as (their indices into `batch_slots`, records)."""
         counts = self._counts[batch_slots]
         rows, slots = np.nonzero(np.arange(counts.max(initial=0)) < counts[:, None])
         return rows, self._records[batch_slots[rows], slots]
 
     def _widen(self, width: int) -> None:
-        # Zeros take no memory until they are written, so that only slots in use are copied.
+        # Zeros take no memory until they are written, so only slots in use are copied.
         wider = np.zeros((len(self._counts), width), self._records.dtype)
         used = np.flatnonzero(self._counts)
         wider[used, : self._records.shape[1]] = self._records[used]
@@ -87,13 +87,13 @@ class RaggedColumn:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of scores to be worked on, and what their slots ask for; a slot may have several.
+    """Rows of scores with the sampling parameters of their slots; a slot may have several rows.
 
     Attributes:
         batch_slots: `[num_rows]`.
-        lengths: `[num_rows]`, tokens before the one to be chosen, prompt included.
-        uses: `[num_rows]`, the bits above.
-        numbers: `[num_rows]`, one field for each plain number of the parameters.
+        lengths: `[num_rows]`, tokens before the one to choose, prompt included.
+        uses: `[num_rows]`, the feature bits above.
+        numbers: `[num_rows]`, one field for each scalar parameter.
     """
 
     batch_slots: Int64Array
@@ -102,7 +102,7 @@ class Rows:
     numbers: npt.NDArray[Any]
 
     def that_use(self, uses: int) -> Int64Array:
-        """The indices of the rows that use any of these."""
+        """Returns the indices of the rows that use any of the features `uses`."""
         return np.flatnonzero(self.uses & uses)
 
     def take(self, indices: Int64Array) -> "Rows":
@@ -115,9 +115,9 @@ class Rows:
 
 
 class SamplingColumns:
-    """One row per slot. `uses` is 0 for a slot that wants the most likely token and nothing else.
+    """Sampling parameters, one row per slot. `uses` is 0 for plain greedy sampling.
 
-    Token ids outside the vocabulary, which no logit belongs to, are left out.
+    Ignores token ids outside the vocabulary, which have no logit.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class SamplingColumns:
         self.ends = RaggedColumn(num_batch_slots, _TOKEN)
 
     def assign(self, batch_slot: int, params: SamplingParams, num_prompt_tokens: int) -> None:
-        """Replaces what the slot asks for."""
+        """Replaces the parameters of the slot."""
         self.uses[batch_slot] = self._uses(params)
         self._numbers[batch_slot] = (
             num_prompt_tokens,
@@ -155,7 +155,8 @@ class SamplingColumns:
     def rows(
         self, batch_slots: Int64Array, lengths: Int64Array, uses: npt.NDArray[np.uint16]
     ) -> Rows:
-        """The rows of these slots. `uses` of rows that have their minimum of tokens is changed."""
+        """Returns the rows of these slots. Clears MIN_TOKENS in `uses` for rows that have reached
+        their minimum length."""
         numbers = self._numbers[batch_slots]
         uses[lengths >= numbers["min_length"]] &= ~np.uint16(MIN_TOKENS)
         return Rows(batch_slots, lengths, uses, numbers)
@@ -180,7 +181,7 @@ class SamplingColumns:
         records: list[tuple[Any, ...]] = []
         for token_ids in sequences:
             *prefix, last = token_ids
-            # As in transformers, an end of sequence is not a bad word.
+            # As in transformers, an end-of-sequence token alone is no bad word.
             if all(map(self._has, token_ids)) and (prefix or last not in self._eos_token_ids):
                 padding = (0,) * (_MAX_PREFIX - len(prefix))
                 records.append((last, len(prefix), (*reversed(prefix), *padding)))

@@ -1,6 +1,6 @@
-"""Draws tokens from scores: temperature, top-k, top-p, min-p, and the inverse transform.
+"""Random sampling from scores: temperature, top-k, top-p, min-p, and inverse transform sampling.
 
-All in float64 over the whole vocabulary and by a strict order of tokens, so that a row gets the
+Computed in float64 over the whole vocabulary, with a strict order of tokens, so that a row gets the
 same token in any batch.
 """
 
@@ -15,33 +15,33 @@ from baton.engine.sampling.random import uniform
 def draw_by_torch(
     scores: torch.Tensor, rows: Rows, sequence_indices: Int64Array, positions: Int64Array
 ) -> torch.Tensor:
-    """`draw` with the numbers of (seed, sequence index, position)."""
+    """Calls `draw` with the uniform numbers of (seed, sequence index, position)."""
     numbers = uniform(rows.numbers["seed"], sequence_indices, positions)
     return draw(scores, rows, to_tensor(numbers, scores.device))
 
 
 def draw(scores: torch.Tensor, rows: Rows, uniforms: torch.Tensor) -> torch.Tensor:
-    """One token per row: `[num_rows]`. Scores that are not numbers still give some token.
+    """Draws one token per row: `[num_rows]`. NaN scores still give some valid token.
 
     Args:
         scores: `[num_rows, vocab_size]`, float32; changed.
-        uniforms: `[num_rows]`, float64 in [0, 1): at which part of the sum of all chances, taken in
-            the order of the vocabulary, the token lies.
+        uniforms: `[num_rows]`, float64 in [0, 1): the cumulative probability, in the order of the
+            vocabulary, at which to take the token.
     """
     weights = _weights(scores, rows)
     cumulative = weights.cumsum(-1)
     # Scaled by the last sum, so that rounding can never point past the last token.
     targets = uniforms[:, None] * cumulative[:, -1:]
     chosen = torch.searchsorted(cumulative, targets, right=True).squeeze(-1)
-    # Scores that are not numbers choose no token; any id will do, as long as it is one.
+    # NaN scores choose no token; any valid id will do.
     return chosen.clamp_max(scores.shape[-1] - 1)
 
 
 def _weights(scores: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """What each token's chance is proportional to, 0 for those cut off: float64
+    """Returns unnormalized probabilities, 0 for tokens that are cut off: float64
     `[num_rows, vocab_size]`. Changes `scores`."""
     temperature = to_tensor(rows.numbers["temperature"], scores.device)
-    # Relative to the largest, so that no temperature, however small, makes more than one infinity.
+    # Relative to the largest, so that even the smallest temperature gives no +inf.
     scores -= scores.amax(-1, keepdim=True)
     scores /= temperature.clamp_min_(torch.finfo(torch.float32).tiny)[:, None]
     weights = scores.softmax(-1, dtype=torch.float64)
@@ -57,15 +57,15 @@ def _weights(scores: torch.Tensor, rows: Rows) -> torch.Tensor:
 
 
 def _by_width(rows: Rows, vocab_size: int) -> list[Int64Array]:
-    """The rows that are truncated: those of which few tokens can stay, and those to be sorted."""
+    """Returns the truncated rows in two parts: those with a small `top_k`, and the rest."""
     at = rows.that_use(TRUNCATION)
     is_few = rows.numbers["top_k"][at] <= vocab_size // 8
     return [part for part in (at[is_few], at[~is_few]) if part.size]
 
 
 def _truncate(weights: torch.Tensor, scores: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """Keeps the `top_k` most likely tokens and, of those, the fewest that make up `top_p` of their
-    sum; the rest become 0. The most likely token always stays."""
+    """Keeps the `top_k` most likely tokens and, of those, the fewest whose sum is at least `top_p`
+    of theirs; sets the rest to 0. Always keeps the most likely token."""
     numbers = rows.numbers
     width = int(numbers["top_k"].max())
     order = largest(scores, width)
@@ -79,33 +79,33 @@ def _truncate(weights: torch.Tensor, scores: torch.Tensor, rows: Rows) -> torch.
 
 
 def _take(values: torch.Tensor, at: Int64Array) -> torch.Tensor:
-    """These rows; if they are all, the tensor itself."""
+    """Returns the rows `at`; the tensor itself if they are all rows."""
     return values if at.size == len(values) else values[to_tensor(at, values.device)]
 
 
 def _put(values: torch.Tensor, at: Int64Array, rows: torch.Tensor) -> torch.Tensor:
-    """`values` with these rows replaced, in place unless they are all."""
+    """Replaces the rows `at` of `values`, in place unless they are all rows."""
     if at.size == len(values):
         return rows
     return values.index_copy_(0, to_tensor(at, values.device), rows)
 
 
 def largest(scores: torch.Tensor, k: int) -> torch.Tensor:
-    """The ids of the `k` largest of each row, largest first, equals by id: `[num_rows, k]`.
+    """Returns the ids of the `k` largest of each row, largest first, ties by id: `[num_rows, k]`.
 
-    Float32 bits are made into integers of opposite order, with the id below them, so that no two
-    keys are equal and any way of sorting gives the same.
+    Sorts by float32 bits mapped to integers of opposite order, with the id in the low bits: no two
+    keys are equal, so any sort gives the same order.
     """
     if k == 0:
         return torch.empty(len(scores), 0, dtype=torch.int64, device=scores.device)
-    # Adding makes a copy, and a zero of -0.
+    # Adding 0 makes a copy, and turns -0 into 0.
     bits = (scores + 0.0).view(torch.int32)
     bits ^= (bits >> 31).bitwise_and_(0x7FFFFFFF)
     keys = bits.bitwise_not_().long()
     keys <<= 32
     keys += torch.arange(scores.shape[-1], device=scores.device)
     if keys.is_cpu:
-        # Ten times as fast as torch's on the CPU, and no slower than its topk.
+        # Ten times as fast as torch's sort on the CPU, and no slower than its topk.
         keys.numpy().sort(axis=-1)
     else:
         keys = keys.topk(k, largest=False).values
@@ -113,5 +113,5 @@ def largest(scores: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def to_tensor(values: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """A copy on the device; of any array, read-only ones and fields of records among them."""
+    """Copies an array to the device; it may be read-only, or a field of records."""
     return torch.from_numpy(np.array(values, order="C")).to(device)

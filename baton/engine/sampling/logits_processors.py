@@ -1,8 +1,8 @@
-"""Changes scores before a token is chosen, in the order and with the rules of transformers.
+"""Logits processors: bias, penalties and bans, in the order and with the rules of transformers.
 
-Every function works in place, on the rows that ask for it alone, from nothing but the scores, the
-parameters and the history, so that it gives the same after a preemption, on another worker and for
-drafts. Scores are logits, or log-probabilities for beams.
+Each works in place, on only the rows that use it, and depends on only scores, parameters and token
+history, so the result is the same after a preemption, on another worker and for drafts. Scores are
+logits, or log-probabilities for beams.
 """
 
 import numpy as np
@@ -30,11 +30,11 @@ Bitmask = Int32Array | torch.Tensor
 def process(
     scores: torch.Tensor, rows: Rows, columns: SamplingColumns, history: Int32Array
 ) -> None:
-    """Bias, repetition penalty, count penalties, bad tokens, minimum of tokens.
+    """Applies bias, repetition penalty, count penalties, bad tokens and minimum of tokens.
 
     Args:
-        scores: `[num_rows, vocab_size]`, float32, contiguous; changed.
-        rows: what is asked of each row of `scores`.
+        scores: `[num_rows, vocab_size]`, float32, contiguous; changed in place.
+        rows: sampling parameters of each row of `scores`.
         history: `[num_batch_slots, capacity]`, the token ids of each slot.
     """
     uses = int(np.bitwise_or.reduce(rows.uses))
@@ -51,13 +51,13 @@ def process(
 
 
 def restrict(scores: torch.Tensor, at: Int64Array, bitmask: Bitmask) -> None:
-    """Leaves the rows `at` the tokens that their grammar allows.
+    """Masks all tokens of the rows `at` that their grammar does not allow.
 
-    Where the processors before have banned all of those, they give way: a token that breaks the
-    grammar cannot be taken back. As in transformers, those allowed are then equally likely.
+    If earlier processors have banned all allowed tokens, the grammar takes precedence, since a
+    violation cannot be undone. As in transformers, the allowed ones are then equally likely.
 
     Args:
-        scores: `[num_rows, vocab_size]`, float32; changed.
+        scores: `[num_rows, vocab_size]`, float32; changed in place.
     """
     is_allowed = _unpack(bitmask, scores)
     index = to_tensor(at, scores.device)
@@ -67,11 +67,11 @@ def restrict(scores: torch.Tensor, at: Int64Array, bitmask: Bitmask) -> None:
 
 
 def _unpack(bitmask: Bitmask, scores: torch.Tensor) -> torch.Tensor:
-    """Bool `[num_rows, vocab_size]`, on the device of the scores."""
+    """Returns bool `[num_rows, vocab_size]`, on the device of the scores."""
     if not isinstance(bitmask, torch.Tensor):
         bitmask = to_tensor(bitmask, scores.device)
     assert bitmask.dtype == torch.int32
-    # As bytes, of which the lowest comes first on every machine that torch runs on.
+    # As bytes: every machine that torch runs on is little-endian.
     octets = bitmask.to(scores.device).contiguous().view(torch.uint8)
     bits = torch.arange(8, dtype=torch.uint8, device=scores.device)
     return (octets[:, :, None] >> bits & 1).bool().flatten(1)[:, : scores.shape[-1]]
@@ -96,7 +96,7 @@ def _penalise_repetition(scores: torch.Tensor, rows: Rows, history: Int32Array) 
 
 
 def _penalise_counts(scores: torch.Tensor, rows: Rows, history: Int32Array) -> None:
-    """As OpenAI defines them: of the output, the prompt does not count."""
+    """Applies presence and frequency penalties as OpenAI defines them: over the output only."""
     at = rows.that_use(COUNTS)
     asking = rows.take(at)
     begins = asking.numbers["num_prompt_tokens"]
@@ -110,11 +110,11 @@ def _penalise_counts(scores: torch.Tensor, rows: Rows, history: Int32Array) -> N
 def _occurrences(
     scores: torch.Tensor, at: Int64Array, rows: Rows, begins: Int64Array, history: Int32Array
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the tokens of positions [begin, length) are in the flat scores, and how often each
-    occurs there: both `[len(at), width]`.
+    """Returns the cells in the flat scores of the tokens at positions [begin, length), and the
+    count of each token there: both `[len(at), width]`.
 
-    Padding, and tokens without a score, are token 0 with its own true count. So equal cells of a
-    row have equal counts, and what is computed from them may be written back in any order.
+    Padding, and tokens without a score, become token 0 with its own true count. So equal cells of a
+    row have equal counts, and results may be written back in any order.
     """
     width = int((rows.lengths - begins).max())
     positions = begins[:, None] + np.arange(width)
@@ -130,7 +130,7 @@ def _occurrences(
 def _ban_bad_tokens(
     scores: torch.Tensor, rows: Rows, columns: SamplingColumns, history: Int32Array
 ) -> None:
-    """Bans the last token of each bad sequence where the history ends with those before it."""
+    """Bans the last token of each bad sequence if the history ends with its prefix."""
     at = rows.that_use(BAD_TOKENS)
     owners, records = columns.bad_tokens.gather(rows.batch_slots[at])
     batch_slots, lengths = rows.batch_slots[at[owners]][:, None], rows.lengths[at[owners]][:, None]

@@ -1,9 +1,9 @@
 """Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as
 1, 2, 3", SC 2011).
 
-A number is a pure function of (seed, sequence index, position), so a request draws the same ones
-in any batch, on any worker, on any device, and a resumed request goes on where it was. They are
-made on the host, where a step's few cost less than the launches of a device would.
+A number is a pure function of (seed, sequence index, position), so a request draws the same numbers
+in any batch, on any worker and device, also after a resumption. They are computed on the host,
+where the few of a step cost less than kernel launches.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 _MASK = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _ROUNDS = 10
-# Of words 0 and 2 of the counter; the sums that both words of the key have before each round.
+# Multipliers of counter words 0 and 2, and the sums added to both key words before each round.
 _MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], np.uint64)
 _WEYL = np.arange(_ROUNDS, dtype=np.uint64)[:, None, None] * np.array(
     [[0x9E3779B9], [0xBB67AE85]], np.uint64
@@ -20,7 +20,7 @@ _WEYL = np.arange(_ROUNDS, dtype=np.uint64)[:, None, None] * np.array(
 
 
 def philox(counter: npt.NDArray[np.uint64], key: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Four 32-bit words for each of a vector of counters.
+    """Returns four 32-bit random words for each of a vector of counters.
 
     Args:
         counter: `[4, n]`, values in [0, 2^32).
@@ -41,7 +41,7 @@ def uniform(
     sequence_indices: npt.NDArray[np.int64],
     positions: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) with 53 random bits per (seed, sequence index, position)."""
+    """Returns a number in [0, 1) with 53 random bits per (seed, sequence index, position)."""
     counter = np.zeros((4, len(seeds)), np.uint64)
     counter[0] = positions
     counter[2] = counter[0] >> _HALF

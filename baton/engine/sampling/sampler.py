@@ -1,11 +1,10 @@
-"""Chooses the next token of each sequence from its logits, batched over the step.
+"""Sampler: chooses the next token of each sequence from its logits, batched over the step.
 
-The order is that of transformers' processors: those of `logits_processors`, the grammar, then
-temperature, top-k, top-p, min-p and the draw. Random choices are drawn by inverse transform in the
-order of the vocabulary from the number of (seed, sequence index, output position), so that a row
-gets the same token in any batch. Two rules differ from transformers', so that `top_k=1` is greedy
-and a row does not depend on its neighbours: `top_k` keeps exactly k tokens, and tokens equally
-likely are ordered by id.
+The order is that of transformers: `logits_processors`, the grammar, then temperature, top-k, top-p,
+min-p and the draw. A draw is an inverse transform in the order of the vocabulary, by the random
+number of (seed, sequence index, output position), so that a row gets the same token in any batch.
+Two rules differ from transformers, so that `top_k=1` is greedy and rows are independent: `top_k`
+keeps exactly k tokens, and ties are ordered by token id.
 """
 
 from dataclasses import dataclass
@@ -38,11 +37,11 @@ class Sampled:
 
     Attributes:
         token_ids: `[num_rows]`.
-        logprobs: `[num_rows]`, of the chosen token in nats, from the untouched logits; None if no
-            row asks, 0 for a row that does not.
-        top_ids, top_logprobs: `[num_rows, k]`, most likely first, k the most that a row asks for or
-            the whole vocabulary; None if no row asks. A row that asks for fewer has them first;
-            a row that asks for none has nothing of meaning.
+        logprobs: `[num_rows]`, of the chosen token in nats, from the unprocessed logits; None if no
+            row requests them, 0 for a row that does not.
+        top_ids, top_logprobs: `[num_rows, k]`, most likely first; k is the most that a row
+            requests, at most the vocabulary; None if no row requests any. A row that requests fewer
+            has them first; for a row that requests none the values are undefined.
     """
 
     token_ids: Int64Array
@@ -53,7 +52,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Chosen tokens on the device, not waited for yet.
+    """Chosen tokens on the device, before synchronization with the host.
 
     Attributes:
         token_ids: `[num_rows]`.
@@ -64,7 +63,7 @@ class Choice:
     _scores: "DeviceScores | None" = None
 
     def fetch(self) -> Sampled:
-        """Waits for the device."""
+        """Waits for the device and returns the result on the host."""
         token_ids = self.token_ids.cpu().numpy()
         if self._scored_rows is None or self._scores is None:
             return Sampled(token_ids)
@@ -89,29 +88,29 @@ class DeviceScores:
     top_logprobs: torch.Tensor
 
     def fetch(self) -> Scores:
-        """Waits for the device."""
+        """Waits for the device and returns the scores on the host."""
         columns = (self.logprobs, self.top_ids, self.top_logprobs)
         return Scores(*(column.cpu().numpy() for column in columns))
 
 
 class Chooser(Protocol):
-    """Processing of scores and choice of tokens, for one kind of device.
+    """Backend of the sampler for one kind of device: processes scores and chooses tokens.
 
     Attributes:
-        keeps_history: it knows the tokens that it has chosen itself, so that they need not be in
-            the host's columns for the step behind.
+        keeps_history: whether it keeps the tokens that it has chosen, so that the next step does
+            not need them on the host.
     """
 
     keeps_history: bool
 
     def forget(self, batch_slot: int) -> None:
-        """Another sequence takes the slot, or its tokens have become others."""
+        """Drops the slot's state: it has another sequence, or its tokens have changed."""
         ...
 
     def process(
         self, scores: torch.Tensor, rows: Rows, columns: SamplingColumns, history: Int32Array
     ) -> None:
-        """Applies all rules but the grammar's, in place. As `logits_processors.process`."""
+        """Applies all rules but the grammar's, in place, as `logits_processors.process`."""
         ...
 
     def choose(
@@ -123,15 +122,14 @@ class Chooser(Protocol):
         history: Int32Array,
         allowed: tuple[Int64Array, Bitmask] | None,
     ) -> torch.Tensor:
-        """One token per row, `[num_rows]`. As `Sampler.choose`."""
+        """Returns one token per row, `[num_rows]`, as `Sampler.choose`."""
         ...
 
 
 class Sampler:
-    """The sampler of one model: knows what each slot asks for. What has been chosen is the business
-    of its chooser.
+    """Sampler of one model, with the parameters of each slot. Chosen tokens are kept by its chooser.
 
-    `ignore_eos` is not looked at: who ignores an end of sequence may still be given one.
+    It does not read `ignore_eos`: a sequence that ignores end-of-sequence tokens may still get one.
     """
 
     def __init__(
@@ -142,19 +140,19 @@ class Sampler:
         eos_token_ids: frozenset[int],
         chooser: Chooser | None = None,
     ) -> None:
-        """Args: chooser: torch's if None."""
+        """`chooser`: a `TorchChooser` if None."""
         self._chooser = chooser or TorchChooser()
         self._columns = SamplingColumns(num_batch_slots, vocab_size, eos_token_ids)
         self._device = device
 
     def assign(self, batch_slot: int, params: SamplingParams, num_prompt_tokens: int) -> None:
-        """A sequence takes the slot; what was there before is forgotten."""
+        """Sets the parameters of a slot that a sequence acquires, and drops its former state."""
         self._columns.assign(batch_slot, params, num_prompt_tokens)
         self._chooser.forget(batch_slot)
 
     def needs_history(self, batch_slots: Int64Array) -> bool:
-        """Whether the choice for any of these slots needs all tokens before it to be in the host's
-        columns."""
+        """Returns whether the choice for any of these slots needs all previous tokens on the host.
+        """
         if self._chooser.keeps_history:
             return False
         return bool(np.any(self._columns.uses[batch_slots] & HISTORY))
@@ -168,7 +166,7 @@ class Sampler:
         token_ids: Int32Array,
         allowed: tuple[Int64Array, Bitmask] | None = None,
     ) -> Sampled:
-        """`choose`, waited for."""
+        """Calls `choose` and waits for the result."""
         return self.choose(
             logits, batch_slots, sequence_indices, lengths, token_ids, allowed
         ).fetch()
@@ -182,16 +180,16 @@ class Sampler:
         token_ids: Int32Array,
         allowed: tuple[Int64Array, Bitmask] | None = None,
     ) -> Choice:
-        """One token per row. A row with nothing left to choose from still gets some token.
+        """Chooses one token per row. A row whose tokens are all banned still gets some token.
 
         Args:
             logits: `[num_rows, vocab_size]` of any float type; not changed.
             batch_slots: `[num_rows]`; a slot may have several rows.
-            sequence_indices: `[num_rows]`, which of its request's sequences each row belongs to.
-            lengths: `[num_rows]`, tokens before the one to be chosen, prompt included.
+            sequence_indices: `[num_rows]`, index of the row's sequence within its request.
+            lengths: `[num_rows]`, tokens before the one to choose, prompt included.
             token_ids: `[num_batch_slots, capacity]`; `[batch_slots[r], :lengths[r]]` is the history
                 of row r.
-            allowed: the rows under a grammar, and what it allows each.
+            allowed: the rows with a grammar, and the bitmask of tokens that it allows for each.
         """
         uses = self._columns.uses.take(batch_slots)
         if allowed is not None:
@@ -212,29 +210,28 @@ class Sampler:
         token_ids: Int32Array,
         k: int,
     ) -> tuple[Int64Array, Float32Array]:
-        """The `k` best next tokens of each row and their scores, best first: `[num_rows, k]`.
-
-        A score is the token's log-probability after the processors, as in transformers' beam
-        search; it is -inf where fewer than `k` tokens are left. `k` is at most the vocabulary.
-        """
+        """Returns the `k` best next tokens of each row and their scores, best first:
+        `[num_rows, k]`. A score is the token's log-probability after the processors, as in
+        transformers' beam search; -inf if fewer than `k` tokens are left. `k` is capped at the
+        vocabulary size."""
         scores = logits.log_softmax(-1, dtype=torch.float32)
         rows = self._columns.rows(batch_slots, lengths, self._columns.uses.take(batch_slots))
         self._chooser.process(scores, rows, self._columns, token_ids)
         for batch_slot in np.unique(
             batch_slots
-        ).tolist():  # beams change places, and their tokens with them
+        ).tolist():  # beams move between slots, with their tokens
             self._chooser.forget(batch_slot)
         ids = largest(scores, min(k, scores.shape[-1]))
         return ids.cpu().numpy(), scores.gather(-1, ids).cpu().numpy()
 
 
 def score(logits: torch.Tensor, targets: Int64Array, k: int) -> Scores:
-    """How likely `targets` and the `k` most likely tokens are, in nats.
+    """Returns the log-probabilities of `targets` and of the `k` most likely tokens, in nats.
 
     Args:
         logits: `[num_rows, vocab_size]` of any float type; not changed.
         targets: `[num_rows]` token ids.
-        k: 0 or more; more than the vocabulary is the vocabulary.
+        k: 0 or more; capped at the vocabulary size.
     """
     return _score(logits, to_tensor(targets, logits.device), k).fetch()
 
@@ -259,7 +256,7 @@ def _with_logprobs(logits: torch.Tensor, rows: Rows, chosen: torch.Tensor) -> Ch
 
 
 def _spread(chosen: Int64Array, at: Int64Array, scores: Scores) -> Sampled:
-    """The scores of the rows `at` among those of all rows."""
+    """Expands the scores of the rows `at` to all rows."""
     num_rows, k = len(chosen), scores.top_ids.shape[1]
     logprobs = np.zeros(num_rows, np.float32)
     logprobs[at] = scores.logprobs

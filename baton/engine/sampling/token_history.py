@@ -1,9 +1,8 @@
-"""The tokens of those sequences that look at them, on the device.
+"""Token history on the device, for sequences whose sampling parameters read it.
 
-So that nothing waits for the host: the token that a step draws is appended where it was drawn, and
-the next step may look at it before the host has seen it. What the host knows and the device does
-not (prompts, drafts, what another worker has computed) is sent when it is looked at. Knows nothing
-of what the tokens are looked at for.
+It avoids host synchronization: a drawn token is appended on the device, and the next step may read
+it before the host has it. Tokens that only the host has (prompts, drafts, tokens of another worker)
+are uploaded before they are read.
 """
 
 import numpy as np
@@ -16,11 +15,11 @@ _LEAST_CAPACITY = 1024
 
 
 class DeviceHistory:
-    """A row per slot, as wide as the longest sequence that has looked at its own needs it.
+    """Token history with a row per slot, as wide as the longest sequence that has read its own.
 
     Attributes:
-        token_ids: int32 `[num_batch_slots, capacity]`; of a slot that was brought up to date to a
-            length, so many of its tokens.
+        token_ids: int32 `[num_batch_slots, capacity]`; valid up to the length of the slot's last
+            `update` or `append`.
     """
 
     def __init__(self, num_batch_slots: int, device: torch.device) -> None:
@@ -29,16 +28,15 @@ class DeviceHistory:
         self._upload = uploader(device)
 
     def forget(self, batch_slot: int) -> None:
-        """Another sequence takes the slot, or its tokens have become others."""
+        """Invalidates the slot's row: it has another sequence, or its tokens have changed."""
         self._num_known[batch_slot] = 0
 
     def update(self, batch_slots: Int64Array, lengths: Int64Array, token_ids: TokenArray) -> None:
-        """Sends what is missing of the first `lengths` tokens of each slot.
+        """Uploads tokens that the device lacks of the first `lengths` of each slot.
 
         Args:
             batch_slots, lengths: `[num_rows]`; a slot may have several rows.
-            token_ids: `[num_batch_slots, any]`, the host's; read where the device lacks something
-                alone.
+            token_ids: `[num_batch_slots, any]`, the host's; only read for tokens that are missing.
         """
         self._widen(int(lengths.max(initial=0)) + 1)
         ends = np.zeros(len(self._num_known), np.int64)
@@ -54,10 +52,10 @@ class DeviceHistory:
         self._num_known[late] = ends[late]
 
     def append(self, batch_slots: Int64Array, lengths: Int64Array, chosen: torch.Tensor) -> None:
-        """Takes the tokens that follow the first `lengths` of each slot, on the device.
+        """Appends, on the device, the token after the first `lengths` of each slot.
 
-        Where a slot has several rows nobody knows yet which of them holds: then what is behind the
-        shortest is forgotten.
+        If a slot has several rows, it is unknown which of them will be kept: then tokens after the
+        shortest are invalid.
 
         Args: chosen: `[num_rows]`.
         """

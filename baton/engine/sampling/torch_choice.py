@@ -1,4 +1,4 @@
-"""Chooses tokens by torch's operations, on any device that it has."""
+"""Token sampling by torch operations, on any device of torch."""
 
 import numpy as np
 import torch
@@ -15,17 +15,17 @@ from baton.engine.sampling.logits_processors import Bitmask, Int32Array, process
 
 
 class TorchChooser:
-    """A `Chooser`. Keeps nothing between steps."""
+    """`Chooser` on torch operations. Keeps no state between steps."""
 
     keeps_history = False
 
     def forget(self, batch_slot: int) -> None:
-        """Nothing is known of it."""
+        """Does nothing: there is no state per slot."""
 
     def process(
         self, scores: torch.Tensor, rows: Rows, columns: SamplingColumns, history: Int32Array
     ) -> None:
-        """As `Chooser.process`."""
+        """Applies all rules but the grammar's, as `Chooser.process`."""
         process(scores, rows, columns, history)
 
     def choose(
@@ -37,8 +37,8 @@ class TorchChooser:
         history: Int32Array,
         allowed: tuple[Int64Array, Bitmask] | None,
     ) -> torch.Tensor:
-        """As `Chooser.choose`. The rows that are more than an argmax are worked on in a float32
-        copy."""
+        """Returns one token per row, as `Chooser.choose`. Copies rows that need more than an argmax
+        to float32."""
         special = rows.that_use(RANDOM | PROCESSING)
         if not special.size:
             return logits.argmax(-1)
@@ -54,7 +54,7 @@ class TorchChooser:
 
 
 def _pick(scores: torch.Tensor, rows: Rows, sequence_indices: Int64Array) -> torch.Tensor:
-    """The most likely token, or a drawn one where the row asks: `[num_rows]`."""
+    """Returns the most likely token, or a drawn one for random rows: `[num_rows]`."""
     random = rows.that_use(RANDOM)
     if not random.size:
         return scores.argmax(-1)

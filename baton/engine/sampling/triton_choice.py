@@ -1,9 +1,9 @@
-"""Chooses tokens by our kernels: nothing of the logits goes to the host, and nothing waits for it.
+"""Token sampling by Triton kernels, without copying logits to the host or waiting for it.
 
-The rules are those of `logits_processors` and `draw`, and so is their order; scores are bitwise
-those of the CPU, and chances are rounded otherwise. Rows that are not processed are drawn from the
-logits as they are; of the others there is a float32 copy, in which the rules change single tokens
-and the grammar's mask is applied in one pass.
+Rules and order are those of `logits_processors` and `draw`; scores are bitwise those of the CPU,
+probabilities differ in rounding. Rows without processing are drawn from the logits directly; the
+others from a float32 copy, in which the rules change single tokens and the grammar's mask is
+applied in one pass.
 """
 
 from typing import Any
@@ -33,18 +33,18 @@ from baton_kernels.token_rules import Bans, Biases, add_biases, ban
 
 
 class TritonChooser:
-    """A `Chooser`."""
+    """`Chooser` on Triton kernels, with the token history on the device."""
 
     keeps_history = True
 
     def __init__(self, num_batch_slots: int, vocab_size: int, device: torch.device) -> None:
         self.history = DeviceHistory(num_batch_slots, device)
         self._upload = uploader(device)
-        # Scratch of `penalise`, as high as the most rows there have been.
+        # Scratch of `penalise`, with as many rows as any step so far has needed.
         self._counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
 
     def forget(self, batch_slot: int) -> None:
-        """As `Chooser.forget`."""
+        """Drops the slot's token history, as `Chooser.forget`."""
         self.history.forget(batch_slot)
 
     def choose(
@@ -56,7 +56,7 @@ class TritonChooser:
         history: Int32Array,
         allowed: tuple[Int64Array, Bitmask] | None,
     ) -> torch.Tensor:
-        """As `Chooser.choose`."""
+        """Returns one token per row, as `Chooser.choose`."""
         processed = rows.that_use(PROCESSING)
         if not processed.size:
             return _draw(logits, rows, sequence_indices)
@@ -85,7 +85,7 @@ class TritonChooser:
     def process(
         self, scores: torch.Tensor, rows: Rows, columns: SamplingColumns, history: Int32Array
     ) -> None:
-        """As `Chooser.process`."""
+        """Applies all rules but the grammar's, as `Chooser.process`."""
         uses = int(np.bitwise_or.reduce(rows.uses))
         past = self._past(rows, history) if uses & HISTORY else None
         if uses & BIAS:
@@ -96,7 +96,7 @@ class TritonChooser:
             self._ban(scores, rows, columns, past)
 
     def _past(self, rows: Rows, history: Int32Array) -> History:
-        """Of all rows; those that do not look at theirs have none."""
+        """Returns the token history of all rows, of length 0 for rows that do not use it."""
         looking = rows.that_use(HISTORY)
         self.history.update(rows.batch_slots[looking], rows.lengths[looking], history)
         lengths = np.where(rows.uses & HISTORY, rows.lengths, 0)
@@ -115,7 +115,7 @@ class TritonChooser:
         add_biases(scores, Biases(*map(self._column, cells)))
 
     def _penalise(self, scores: torch.Tensor, rows: Rows, past: History) -> None:
-        """Rows with neutral penalties stay as they are."""
+        """Applies the penalties; rows with neutral ones are unchanged."""
         if len(self._counts) < len(scores):
             self._counts = self._counts.new_zeros(len(scores), scores.shape[1])
         names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -129,7 +129,7 @@ class TritonChooser:
     def _ban(
         self, scores: torch.Tensor, rows: Rows, columns: SamplingColumns, past: History | None
     ) -> None:
-        """Bad tokens, and ends where the output is too short, as one list."""
+        """Bans bad tokens, and end tokens of outputs below their minimum, by one list."""
         bad, ending = rows.that_use(BAD_TOKENS), rows.that_use(MIN_TOKENS)
         of_bad, sequences = columns.bad_tokens.gather(rows.batch_slots[bad])
         of_ending, ends = columns.ends.gather(rows.batch_slots[ending])

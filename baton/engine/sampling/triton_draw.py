@@ -1,4 +1,4 @@
-"""Draws tokens by our kernel: the rules of `draw`, in one pass over logits of any float type."""
+"""Random sampling by a Triton kernel: the rules of `draw`, for logits of any float dtype."""
 
 import numpy as np
 import torch
@@ -12,11 +12,11 @@ from baton_kernels.sampling_rows import SamplingRows
 def draw(
     logits: torch.Tensor, rows: Rows, sequence_indices: Int64Array, positions: Int64Array
 ) -> torch.Tensor:
-    """One token per row, `[num_rows]`: the most likely where the temperature is 0.
+    """Draws one token per row, `[num_rows]`; the most likely for a temperature of 0.
 
     Args:
         logits: `[num_rows, vocab_size]`, not changed.
-        positions: in the output, of the tokens to be drawn.
+        positions: output positions of the tokens to draw.
     """
     upload, numbers = uploader(logits.device), rows.numbers
     asked = SamplingRows(

@@ -79,7 +79,7 @@ class AdmissionController:
         self.look()
 
     def look(self) -> None:
-        """Lets through whoever may go now, one after the other."""
+        """Admits the requests that may go now, one after the other."""
         if self._is_looking:
             return
         self._is_looking = True

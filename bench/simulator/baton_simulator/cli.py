@@ -42,7 +42,7 @@ def study_of(
     cache_blocks: int | None,
     block_size: int,
 ) -> Study:
-    """What the options ask for; objectives in milliseconds, the cache in blocks of 512 tokens.
+    """Returns the study that the options describe: objectives in ms, cache in 512-token blocks.
 
     Raises `InvalidArgumentError`, which names the option and its value.
     """

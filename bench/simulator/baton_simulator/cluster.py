@@ -257,8 +257,8 @@ class Cluster:
         self._count_end()
 
     def _decide(self, job: Job, refused: Collection[str] = ()) -> Decision:
-        """Where the job would be placed now, if these workers are not to be asked. As a decision
-        is a function of what is seen, it is made once while nothing changes."""
+        """Returns the placement decision for a job now, without the `refused` workers. It is made
+        once per state of the cluster."""
         self._look_anew()
         key = job.number, frozenset(refused)
         if key not in self._decided:
@@ -274,7 +274,7 @@ class Cluster:
         return Decision(self._rules, question, self._rules.decide(question))
 
     def _look_anew(self) -> None:
-        """Forgets how workers look if what they were given of late has faded since."""
+        """Drops cached views of workers once their decayed counters have changed."""
         moment = coarse(self.clock.now)
         if moment != self._moment:
             self._moment = moment

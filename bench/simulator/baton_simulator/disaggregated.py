@@ -16,10 +16,10 @@ _PAIRING = b"alike"
 
 
 class Disaggregated(Cluster):
-    """As the saga and the workers do it: the decode worker promises room and waits for blocks, the
-    prefill worker computes and keeps its blocks until they have moved, chunk by chunk, those of
-    them that are not there yet. A finished prompt whose blocks nobody can take yet gives way if
-    they are what others on both sides wait for."""
+    """Disaggregated cluster, as router and workers serve it: the decode worker promises room and
+    waits for blocks; the prefill worker computes them and keeps them until those that the decode
+    worker lacks have moved, chunk by chunk. A finished prompt that cannot be fetched yet is
+    reclaimed if sequences on both sides wait for its blocks."""
 
     def __init__(self, setup: Setup, jobs: Sequence[Job]) -> None:
         super().__init__(setup, jobs)
@@ -110,7 +110,7 @@ class Disaggregated(Cluster):
             self.clock.at(self.clock.now + LOOK_INTERVAL, lambda: self._give_way(engine))
 
     def _give_way(self, engine: SimulatedEngine) -> None:
-        """The prompt that was kept for longest is given up, if that helps somebody."""
+        """Reclaims the prompt that was kept longest, if a waiting sequence needs its blocks."""
         kept, stats = self._kept[engine.number], engine.scheduler.stats()
         is_awaited = any(
             flight.prefill.engine is engine and flight.claim and not flight.is_computed

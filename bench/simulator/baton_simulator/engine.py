@@ -48,10 +48,10 @@ class Watcher(Protocol):
         """A job's last token was decoded."""
 
     def on_cache_events(self, engine: "SimulatedEngine", events: CacheEvents) -> None:
-        """What its prefix cache has gained and lost."""
+        """Receives the changes of the engine's prefix cache."""
 
     def on_stalled(self, engine: "SimulatedEngine") -> None:
-        """There is work, and nothing that can be done about it until something is asked."""
+        """Handles an engine that has work but cannot proceed on its own."""
 
 
 class SimulatedEngine:
@@ -235,7 +235,7 @@ class SimulatedEngine:
 
 
 def _load_of(plan: StepPlan, num_steps: int) -> StepLoad:
-    """What each of so many steps like this one computes and reads."""
+    """Returns what each of `num_steps` steps like this one computes and reads."""
     num_decodes = len(plan.decode_slots)
     num_read = int((plan.decode_starts + 1).sum())
     spans = [(span.start, span.end) for span in plan.spans]

@@ -138,7 +138,7 @@ def _seconds(steps: Linear, load: StepLoad) -> float:
 
 
 def _features(load: StepLoad) -> tuple[float, float, float, float, float]:
-    """What each part of `Linear` is multiplied by."""
+    """Returns the factors of the terms of `Linear`."""
     return 1.0, load.num_tokens, load.num_sequences, load.num_pairs[0], load.num_reads[0]
 
 

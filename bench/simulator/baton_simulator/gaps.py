@@ -16,11 +16,11 @@ class Gaps:
         self._weights = array("q")
 
     def __len__(self) -> int:
-        """How many values, each as often as its weight says."""
+        """Returns the number of values, by weight."""
         return sum(self._weights)
 
     def add(self, values: FloatArray, weight: int = 1) -> None:
-        """Each of these values, so often."""
+        """Adds each value `weight` times."""
         self._values.frombytes(values.tobytes())
         self._weights.frombytes(np.full(len(values), weight, np.int64).tobytes())
 

@@ -56,7 +56,7 @@ def report(study: Study, outcomes: Sequence[Outcome], trace: str) -> str:
 
 
 def description(study: Study) -> str:
-    """What was simulated, in a few sentences."""
+    """Returns the simulated setup in a few sentences."""
     setup, objectives = study.setup, study.objectives
     machine = setup.machine
     return (

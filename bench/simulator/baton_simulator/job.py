@@ -67,8 +67,8 @@ class Job:
         return (self.last_token_at - self.prefilled_at) / self.num_gaps
 
     def request(self, purpose: Purpose, source: KvSource) -> Request:
-        """What an engine is asked. The prompt's tokens are all alike: its hashes tell them apart
-        as far as the trace does."""
+        """Returns the engine's request. All prompt tokens are equal; the block hashes differ as
+        in the trace."""
         return Request(
             request_id=self.request_id,
             token_ids=array("i", bytes(4 * self.num_prompt_tokens)),

@@ -131,8 +131,8 @@ class Machine:
 def transfer_end(
     chunks: list[tuple[float, int]], claimed: float, num_held: int, network: Network
 ) -> float:
-    """When a handoff is complete: chunks move one after the other, each once it is computed, none
-    before the blocks were claimed, and what is held already does not.
+    """Returns the time when a handoff is complete: chunks move one after the other, each once it
+    is computed and the blocks are claimed; blocks that the decode worker holds do not move.
 
     Args:
         chunks: when, in seconds, how many leading tokens were computed; both grow.

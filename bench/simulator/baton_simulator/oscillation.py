@@ -1,8 +1,8 @@
 """Oscillation of prefill and decode load under admission control, at more load than both can take.
 
-Early rejection by the decodes of the moment lets a crowd of prompts in whenever decodes are few,
-and nobody once the crowd has arrived there: prefill and decode are busy in turns. The workload is
-made for it: prompts and answers of one length, at even intervals, and prompts that take as long in
+Early rejection by the current decode load admits a crowd of prompts whenever decodes are few, and
+no prompt once the crowd has arrived there: prefill and decode are busy in turns. The workload
+provokes it: prompts and answers of one length, at even intervals, and prompts that take as long in
 their queue as answers take to be written.
 """
 

@@ -98,8 +98,8 @@ def jobs_of(rows: Iterable[TraceRow], rate: float, block_size: int) -> list[Job]
 
 
 def _hashes(row: TraceRow, block_size: int) -> tuple[bytes, ...]:
-    """Of the full blocks: the id of the trace's block in which it ends, and which one of those that
-    end there it is."""
+    """Returns a hash for each full block: the id of the trace's block in which it ends, and its
+    index among the blocks that end there."""
     ids = row.block_ids or ()
     num_full = row.num_prompt_tokens // block_size if ids else 0
     ends = ((i + 1) * block_size - 1 for i in range(num_full))

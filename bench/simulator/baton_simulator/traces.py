@@ -44,10 +44,10 @@ class TraceRow:
 
 
 def trace_folder() -> Path:
-    """Where traces lie: `BATON_TRACES`, or else `shared/traces` beside the repository. It may not
-    exist."""
+    """Returns the folder of traces: `BATON_TRACES`, or else `shared/traces` beside the repository.
+    It may not exist."""
     given = os.environ.get(_FOLDER_VARIABLE)
-    return Path(given) if given else Path(__file__).parents[2] / "shared" / "traces"
+    return Path(given) if given else Path(__file__).parents[4] / "shared" / "traces"
 
 
 def read_trace(path: Path) -> Iterator[TraceRow]:

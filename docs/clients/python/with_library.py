@@ -48,7 +48,7 @@ def ask(client: Client, prompt: str, params: SamplingParams, timeout: float) -> 
         except UnavailableError:
             pause = min(2.0 * pause, LARGEST_PAUSE)
         if time.monotonic() + pause > deadline:
-            raise DeadlineExceededError(f"nobody could take it within {timeout:g} s")
+            raise DeadlineExceededError(f"no worker took the request within {timeout:g} s")
         time.sleep(pause)
 
 

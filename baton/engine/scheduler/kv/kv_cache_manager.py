@@ -77,7 +77,7 @@ class KvCacheManager:
         self.operations.forget()
         self.swap.begin_step()
 
-    # First blocks.
+    # Allocation.
 
     def admit(
         self,
@@ -148,7 +148,7 @@ class KvCacheManager:
         self._batch_slots.num_covered[child.batch_slot] = num_blocks * self.block_size
         parent.shares_tail = child.shares_tail = True
 
-    # More blocks.
+    # Growth.
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Extends the tables to cover `num_tokens` and copies a shared last block (copy on write).
@@ -234,7 +234,7 @@ class KvCacheManager:
         table[index] = target
         self._batch_slots.block_tables[group_index][sequence.batch_slot, index] = target
 
-    # Fewer blocks.
+    # Release.
 
     def _trim(self, sequence: Sequence, index: int, group: CacheGroup, query: int) -> None:
         """Releases the blocks of a windowed group that no query from position `query` on sees."""

@@ -34,7 +34,7 @@ class Swap:
         self._operations = operations
         self._releases: list[tuple[int, list[int]]] = []
 
-    # Out.
+    # Swap-out.
 
     def can_take(self, sequences: list[Sequence]) -> bool:
         """Returns True if the host pools have enough free blocks for all of them together."""
@@ -79,7 +79,7 @@ class Swap:
     def _num_computed_blocks(self, sequence: Sequence) -> int:
         return self._reservations.num_blocks_for(sequence.num_computed_tokens)
 
-    # In.
+    # Swap-in.
 
     def bring_back(self, sequences: list[Sequence], *, margin: int = 0) -> bool:
         """Allocates blocks for swapped sequences, which have slots; cached blocks are not copied.
@@ -135,7 +135,7 @@ class Swap:
             self._batch_slots.block_tables[index][sequence.batch_slot, : len(table)] = table
             self._releases.append((index, [p for p in places if p != NULL_BLOCK]))
 
-    # Ending.
+    # Cleanup.
 
     def drop(self, sequence: Sequence) -> None:
         """Frees the host blocks of a swapped sequence, from the next step on."""

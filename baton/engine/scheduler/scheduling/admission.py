@@ -91,7 +91,7 @@ class Admission:
 
     def _lacks_prefix(self, step: Step, sequence: Sequence) -> bool:
         """Returns True if it has to wait for external KV. A sequence that needs only a prefix from
-        elsewhere, and has it cached by now, does not: an empty `ExternalAllocation` says so."""
+        elsewhere, and has it cached by now, does not; `step.external` reports that."""
         request = sequence.request
         if not request.num_external_tokens:
             return True

@@ -71,9 +71,9 @@ class Planner:
 
     def follow(self, plan: StepPlan) -> Step | None:
         """Returns the step after `plan`, whose result is not applied yet: one more token for its
-        decodes and for the prompts it completes, the next chunk of the others, and nothing for what
-        certainly ends. Returns None if the next step depends on this one's tokens, or if a queued
-        sequence could be admitted."""
+        decodes and for the prompts it completes, the next chunk of the others; without sequences
+        that certainly end. Returns None if the next step depends on this one's tokens, or if a
+        queued sequence could be admitted."""
         states, columns, config = self._states, self._batch_slots, self._config
         of_spans = [span.sequence for span in plan.spans]
         if len(plan.decode_slots) != len(states.decoding) or not states.only_goes_on(of_spans):

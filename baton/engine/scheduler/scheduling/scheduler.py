@@ -308,7 +308,7 @@ class Scheduler:
 
     @property
     def has_unreported(self) -> bool:
-        """True if a sequence ended that the runner was not told of yet."""
+        """True if a sequence ended that was not reported to the runner yet."""
         return bool(self._states.forgotten)
 
     @property
