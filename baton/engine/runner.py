@@ -18,6 +18,7 @@ from baton.engine.scheduler.kv.memory_operations import BlockMove
 from baton.engine.scheduler.scheduling.plan import StepPlan, StepResult, TokenLogprobs
 from baton.engine.scheduler.sequences.batch_slots import BatchSlots, Int64Array
 from baton.engine.scheduler.sequences.encoder_inputs import EncoderInput
+from baton.engine.scheduler.sequences.sequence import Sequence
 
 _NOTHING = StepResult(np.zeros(0, np.int64))
 
@@ -93,7 +94,7 @@ class ModelRunner:
         model: DecoderModel,
         attention: Attention,
         cache: KvCache,
-        batch_slots: BatchSlots,
+        batch_slots: BatchSlots[Sequence],
         sampler: Sampler,
         vocab_size: int,
         device: torch.device,

@@ -164,5 +164,6 @@ def test_with_workers_alone_the_demo_runs(wheel, bare, run_in):
     planned = run_in(bare, "baton", "up", "--dry-run")
     assert planned.returncode == 0
     assert planned.stderr == (
-        "baton: no HTTP is served: it needs starlette and uvicorn; pip install 'baton-serve[http]'\n"
+        "baton: no HTTP is served: it needs starlette and uvicorn; "
+        "pip install 'baton-serve[http]'\n"
     )

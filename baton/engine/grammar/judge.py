@@ -123,8 +123,7 @@ def _main(config: dict[str, Any]) -> None:
 def _fork(
     grammar: Grammar, tokenizer: LLTokenizer, marks: list[int], limits: GrammarLimits
 ) -> dict[str, Any]:
-    """Forks a child for a trial. Returns the fields of its verdict, or of one from its exit code.
-    """
+    """Forks a child for a trial. Returns its verdict's fields, or those of one by its exit code."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
@@ -205,8 +204,7 @@ def _judge(
 def _walk(
     matcher: LLMatcher, end_bits: int, draws: random.Random, limits: GrammarLimits
 ) -> Verdict | None:
-    """Generates a random text by the grammar. Returns None, or the verdict if there is a problem.
-    """
+    """Generates a random text by the grammar. Returns a verdict if there is a problem, else None."""
     matcher.compute_bitmask()
     began_s = time.thread_time()
     for _ in range(_WALK_TOKENS):

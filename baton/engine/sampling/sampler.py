@@ -127,7 +127,7 @@ class Chooser(Protocol):
 
 
 class Sampler:
-    """Sampler of one model, with the parameters of each slot. Chosen tokens are kept by its chooser.
+    """Sampler of one model, with the parameters of each slot. Its chooser keeps chosen tokens.
 
     It does not read `ignore_eos`: a sequence that ignores end-of-sequence tokens may still get one.
     """
@@ -151,8 +151,7 @@ class Sampler:
         self._chooser.forget(batch_slot)
 
     def needs_history(self, batch_slots: Int64Array) -> bool:
-        """Returns whether the choice for any of these slots needs all previous tokens on the host.
-        """
+        """Returns whether sampling for any of these slots reads all previous tokens on the host."""
         if self._chooser.keeps_history:
             return False
         return bool(np.any(self._columns.uses[batch_slots] & HISTORY))

@@ -42,7 +42,7 @@ class KvCacheManager:
     def __init__(
         self,
         groups: SequenceOf[CacheGroup],
-        batch_slots: BatchSlots,
+        batch_slots: BatchSlots[Sequence],
         block_size: int,
         *,
         max_chunk: int,

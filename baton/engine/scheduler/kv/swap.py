@@ -22,7 +22,7 @@ class Swap:
     def __init__(
         self,
         groups: SequenceOf[CacheGroup],
-        batch_slots: BatchSlots,
+        batch_slots: BatchSlots[Sequence],
         prefixes: PrefixCache,
         reservations: Reservations,
         operations: MemoryOperations,

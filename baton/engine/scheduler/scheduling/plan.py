@@ -5,7 +5,6 @@ the block moves that come before.
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +13,7 @@ from baton.engine.scheduler.kv.encoder_cache import EncoderStep
 from baton.engine.scheduler.kv.memory_operations import BlockMove
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
 from baton.engine.scheduler.sequences.config import Preemption
-
-if TYPE_CHECKING:
-    from baton.engine.scheduler.sequences.sequence import Sequence
+from baton.engine.scheduler.sequences.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +30,7 @@ class ScheduledRange:
             the range's logits.
     """
 
-    sequence: "Sequence"
+    sequence: Sequence
     start: int
     end: int
     num_drafts: int
@@ -82,7 +79,7 @@ class StepPlan:
     decode_slots: Int64Array
     decode_starts: Int64Array
     spans: tuple[ScheduledRange, ...]
-    new_slots: "tuple[Sequence, ...]"
+    new_slots: tuple[Sequence, ...]
     forgotten: tuple[tuple[str, int], ...]
     external: tuple[ExternalAllocation, ...]
     num_tokens: int

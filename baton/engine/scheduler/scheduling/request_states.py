@@ -32,7 +32,9 @@ NO_SEATS: Int64Array = np.zeros(0, np.int64)
 class RequestStates:
     """States of all sequences of one engine."""
 
-    def __init__(self, batch_slots: BatchSlots, kv: KvCacheManager, encoder: EncoderCache) -> None:
+    def __init__(
+        self, batch_slots: BatchSlots[Sequence], kv: KvCacheManager, encoder: EncoderCache
+    ) -> None:
         self.batch_slots = batch_slots
         self.kv = kv
         self.encoder = encoder

@@ -49,7 +49,9 @@ class Scheduler:
         self.config = config
         self.costs = PreemptionCosts()
         capacity = config.max_model_len + config.max_drafts + 1
-        self.batch_slots = BatchSlots(config.max_num_seqs, capacity, config.block_size, len(groups))
+        self.batch_slots = BatchSlots[Sequence](
+            config.max_num_seqs, capacity, config.block_size, len(groups)
+        )
         self._kv = KvCacheManager(
             groups,
             self.batch_slots,

@@ -5,23 +5,21 @@ arrays and the model runner reads them, so advancing a thousand decodes by one t
 of array operations and no copy between the two. Nothing writes between `schedule` and `apply`.
 """
 
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from baton.engine.scheduler.sequences.sequence import Sequence
-
 Int64Array = npt.NDArray[np.int64]
 TokenArray = npt.NDArray[np.int32]
+Owner = TypeVar("Owner")
 
 NULL_BLOCK = 0
 """Null block: fills unused block table entries. Its content is always zero and it is never
 allocated: a pool's own blocks are numbered from 1."""
 
 
-class BatchSlots:
+class BatchSlots(Generic[Owner]):
     """Batch state of `num_batch_slots` sequences.
 
     Attributes:
@@ -35,7 +33,7 @@ class BatchSlots:
         is_decoding: the sequence is a plain decode: one token behind, the only holder of its last
             block, and advanced by array operations alone.
         block_tables: per cache group, `[num_batch_slots, blocks]`; `NULL_BLOCK` in unused entries.
-        owners: the sequence on each slot.
+        owners: the sequence that has each slot; None if it is free.
     """
 
     def __init__(
@@ -53,7 +51,7 @@ class BatchSlots:
         self.block_tables: tuple[TokenArray, ...] = tuple(
             np.zeros((num_batch_slots, num_blocks), np.int32) for _ in range(num_groups)
         )
-        self.owners: list[Sequence | None] = [None] * num_batch_slots
+        self.owners: list[Owner | None] = [None] * num_batch_slots
         self._free = list(reversed(range(num_batch_slots)))
 
     @property

@@ -203,7 +203,7 @@ class Sequence:
     own_num_computed: int = 0
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
-    batch_slots: BatchSlots | None = None
+    batch_slots: "BatchSlots[Sequence] | None" = None
     batch_slot: int = 0
     block_ids: list[list[int]] = field(default_factory=list)
     block_hashes: list[BlockHash] = field(default_factory=list)
@@ -305,7 +305,7 @@ class Sequence:
             self.draft_allowance = num_drafts / 2
         self.allowed_at = self.num_tokens
 
-    def acquire_slot(self, batch_slots: BatchSlots) -> None:
+    def acquire_slot(self, batch_slots: "BatchSlots[Sequence]") -> None:
         """Takes a free slot and copies its state to the slot's row."""
         batch_slot = batch_slots.acquire()
         batch_slots.token_ids[batch_slot, : self.own_num_tokens] = self.tokens[
