@@ -1,7 +1,6 @@
-"""Baton serves large language models with prefill and decode apart.
+"""Baton serves large language models with prefill and decode in separate worker pools.
 
-`from baton import Client, AsyncClient, SamplingParams` is what callers need; nothing is imported
-before it is asked for.
+`from baton import Client, AsyncClient, SamplingParams` is what callers need; imports are lazy.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
-"""The one error hierarchy.
+"""Error hierarchy of all packages.
 
-Rooms raise these; `baton.serving.errors` maps them to gRPC codes on the way out and back on the way
-in, so that an error keeps its type from process to process. Knows nothing of gRPC itself.
+`baton.serving.errors` maps these to gRPC status codes and `baton.rpc_errors` maps them back, so
+that an error keeps its type from process to process. Independent of gRPC.
 """
 
 
@@ -10,7 +10,7 @@ class BatonError(Exception):
 
 
 class InvalidArgumentError(BatonError):
-    """The caller's request is malformed; repeating it unchanged cannot help.
+    """Malformed request; repeating it unchanged cannot help.
 
     `field` is the path of the offending field, `problem` names its value and the bound.
     """
@@ -22,7 +22,7 @@ class InvalidArgumentError(BatonError):
 
 
 class OverloadedError(BatonError):
-    """There is no room now. Worth repeating after `retry_after` seconds."""
+    """Overload: no capacity now. Worth retrying after `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
@@ -30,44 +30,44 @@ class OverloadedError(BatonError):
 
 
 class UnavailableError(BatonError):
-    """The other side is draining, gone or not there yet; another one may serve the request."""
+    """Peer that is draining, gone or not started yet; another one may serve the request."""
 
 
 class FailedPreconditionError(BatonError):
-    """The two sides may not work together as they are."""
+    """Incompatible state: the two sides cannot work together as they are."""
 
 
 class UnauthenticatedError(BatonError):
-    """The caller has shown credentials that are not known here."""
+    """Missing or unknown credentials of the caller."""
 
 
 class PermissionDeniedError(BatonError):
-    """The caller is known, and may not do this."""
+    """Missing permission: the caller is known, and may not do this."""
 
 
 class NotFoundError(BatonError):
-    """The named thing is not here, or no longer."""
+    """Missing object: the named one is not here, or no longer."""
 
 
 class AlreadyExistsError(BatonError):
-    """The named thing is here already and may exist only once."""
+    """Duplicate object: the named one is here already and may exist only once."""
 
 
 class DeadlineExceededError(BatonError):
-    """Time ran out."""
+    """Expired deadline."""
 
 
 class CancelledError(BatonError):
-    """Somebody who may do so called it off."""
+    """Cancellation by a caller that may cancel."""
 
 
 class DataLossError(BatonError):
-    """Bytes arrived damaged."""
+    """Data corruption: bytes arrived damaged."""
 
 
 class UnsupportedModelError(BatonError):
-    """This checkpoint cannot be served; the message says why."""
+    """Checkpoint that cannot be served; the message gives the reason."""
 
 
 class InternalError(BatonError):
-    """A bug of ours."""
+    """Bug in Baton."""

@@ -1,7 +1,7 @@
-"""`baton.sampling.SamplingParams` to its message and back: the one conversion all rooms share.
+"""Conversion of `baton.sampling.SamplingParams` to its message and back, for all packages.
 
-Nothing is lost on the way. What is out of bounds is found by `SamplingParams` itself; here are only
-the bounds of the message.
+Lossless. `SamplingParams` itself checks its bounds; only the bounds of the message are checked
+here.
 """
 
 from baton.errors import InvalidArgumentError
@@ -28,10 +28,10 @@ _EARLY_STOPPING_OF = {
 
 
 def to_proto(params: SamplingParams) -> pb.SamplingParams:
-    """The message with every field set, so that no default of the other side applies.
+    """Returns the message with every field set, so that no default of the other side applies.
 
-    Raises `InvalidArgumentError` for a number the message cannot hold. A `top_k` beyond 32 bits is
-    all tokens of any vocabulary, and sent as the largest.
+    Raises `InvalidArgumentError` for a number the message cannot hold. A `top_k` beyond 32 bits
+    means all tokens of any vocabulary, and is sent as the largest.
     """
     return pb.SamplingParams(
         max_tokens=_uint32("max_tokens", params.max_tokens),
@@ -70,10 +70,10 @@ def to_proto(params: SamplingParams) -> pb.SamplingParams:
 
 
 def from_proto(message: pb.SamplingParams, *, default_seed: int) -> SamplingParams:
-    """The parameters, unset fields at the defaults `sampling.proto` states.
+    """Returns the parameters, with unset fields at the defaults of `sampling.proto`.
 
-    `default_seed` is used where the message has none. Raises `InvalidArgumentError` for a value out
-    of bounds.
+    `default_seed` is used if the message has none. Raises `InvalidArgumentError` for a value out of
+    bounds.
     """
     return SamplingParams(
         max_tokens=message.max_tokens if message.HasField("max_tokens") else DEFAULT_MAX_TOKENS,
@@ -108,7 +108,7 @@ def from_proto(message: pb.SamplingParams, *, default_seed: int) -> SamplingPara
 
 
 def _grammar_to_proto(grammar: Grammar | None) -> pb.Grammar | None:
-    # The kinds are named as the fields.
+    # The fields have the names of the kinds.
     return None if grammar is None else pb.Grammar(**{grammar.kind.value: grammar.text})
 
 

@@ -1,4 +1,4 @@
-"""The roles of workers as `baton.v1.WorkerRole`, and back."""
+"""Conversion of worker roles to `baton.v1.WorkerRole`, and back."""
 
 from typing import Literal
 
@@ -9,14 +9,14 @@ _MESSAGES = {"prefill": pb.WORKER_ROLE_PREFILL, "decode": pb.WORKER_ROLE_DECODE}
 
 
 def role_to_message(role: str) -> pb.WorkerRole.ValueType:
-    """Raises `InvalidArgumentError` for what is no role."""
+    """Returns the role's message. Raises `InvalidArgumentError` for an unknown role."""
     if role not in _MESSAGES:
         raise InvalidArgumentError("role", f"is {role!r}; must be prefill or decode")
     return _MESSAGES[role]
 
 
 def role_of(message: pb.WorkerRole.ValueType) -> Literal["prefill", "decode"]:
-    """Raises `InvalidArgumentError` for a role that is not said, or not known here."""
+    """Returns the role. Raises `InvalidArgumentError` for one that is unset or unknown."""
     if message == pb.WORKER_ROLE_PREFILL:
         return "prefill"
     if message == pb.WORKER_ROLE_DECODE:

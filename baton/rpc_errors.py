@@ -1,6 +1,6 @@
-"""The way back: a failed call becomes the `baton.errors` type it left the other process as.
+"""Errors of failed gRPC calls: the `baton.errors` type that the other process raised.
 
-Knows nothing of servers; `baton.serving.errors` is the way out.
+Independent of servers; `baton.serving.errors` converts in the other direction.
 """
 
 from collections.abc import Iterable
@@ -56,18 +56,18 @@ _LOSSES = (
 )
 
 
-# What gRPC says of a method of a service that is not there.
+# gRPC's message for a method of a service that is not registered.
 _UNKNOWN_METHOD = "Method not found!"
 _ANOTHER_PORT = (
     "this is not offered at this port; a process serves its clients at --port and those who look "
     "after it at --admin-port, which are 50051 and 50053 on a router unless it was told otherwise"
 )
 
-# How gRPC words that the other side's system has closed the sockets of a process that ended.
+# gRPC's messages when the peer's system has closed the sockets of a process that ended.
 _ENDS = ("socket closed", "connection reset", "broken pipe")
 
 
-# How gRPC words why there is no connection over TLS, and what it means. The first counts.
+# gRPC's messages for failed TLS connections, and their meaning. The first match counts.
 _TLS_HINTS = (
     ("wrong_version_number", "the other side speaks no TLS, or no gRPC"),
     ("certificate has expired", "the other side's certificate has expired"),
@@ -81,7 +81,7 @@ _TLS_HINTS = (
 
 
 def error_of(rpc_error: grpc.RpcError) -> BatonError:
-    """The error a failed call stands for, of the type and with the details the other side gave it.
+    """Returns the error of a failed call, with the type and details that the other side gave it.
 
     Takes the errors of both `grpc` and `grpc.aio`. Codes that Baton never sends become
     `InternalError`, except `UNIMPLEMENTED`, which is a `FailedPreconditionError`: the other side
@@ -104,7 +104,7 @@ def error_of(rpc_error: grpc.RpcError) -> BatonError:
 
 
 def _explained(message: str) -> str:
-    """With what gRPC's words for a connection that was not made over TLS mean."""
+    """Returns the message, preceded by its meaning if a TLS connection could not be made."""
     said = message.lower()
     if "failed to connect" not in said:
         return message
@@ -113,19 +113,19 @@ def _explained(message: str) -> str:
 
 
 def is_from_server(rpc_error: grpc.RpcError) -> bool:
-    """Whether one of our servers has said it, and not gRPC on this side of a broken connection."""
+    """Returns whether a Baton server sent it, not gRPC on this side of a broken connection."""
     return any(key == DETAILS_KEY for key, _ in _metadata(rpc_error))
 
 
 def is_loss(rpc_error: grpc.RpcError) -> bool:
-    """Whether the other side has died or fallen silent, or the connection to it is broken: gRPC
-    says so itself, in the name of no server."""
+    """Returns whether the peer died, fell silent, or its connection broke: gRPC itself raised the
+    error, not a server."""
     return rpc_error.code() in _LOSSES and not is_from_server(rpc_error)
 
 
 def has_ended(rpc_error: grpc.RpcError) -> bool:
-    """Whether a loss is that of a process that has ended. One that stands still, or that no packet
-    reaches, is lost as well, and may be in the best of health."""
+    """Returns whether a loss is that of a process that has exited. One that is stopped or
+    unreachable is lost as well, but may be healthy."""
     details = (rpc_error.details() or "").lower()
     return is_loss(rpc_error) and any(words in details for words in _ENDS)
 
@@ -137,7 +137,7 @@ def _metadata(rpc_error: grpc.RpcError) -> "Iterable[tuple[str, str | bytes]]":
 
 
 def _rich_status(rpc_error: grpc.RpcError) -> status_pb2.Status:
-    """The status with its details, empty where there is none or it cannot be read."""
+    """Returns the status with its details; an empty one if it is missing or unreadable."""
     for key, value in _metadata(rpc_error):
         if key == DETAILS_KEY and isinstance(value, bytes):
             try:
@@ -148,7 +148,7 @@ def _rich_status(rpc_error: grpc.RpcError) -> status_pb2.Status:
 
 
 def _detail(status: status_pb2.Status, kind: type[_Detail]) -> _Detail | None:
-    """The first detail of a kind."""
+    """Returns the first detail of `kind`; None if there is none."""
     for packed in status.details:
         detail = kind()
         if packed.Unpack(detail):
@@ -165,7 +165,7 @@ def _invalid_argument(message: str, status: status_pb2.Status) -> InvalidArgumen
 
 
 def _resource_exhausted(message: str, status: status_pb2.Status) -> BatonError:
-    """An overload, unless it is gRPC's own refusal of a message that will never fit."""
+    """Returns an overload, unless gRPC itself refused a message that will never fit."""
     retry = _detail(status, error_details_pb2.RetryInfo)
     if retry is not None:
         return OverloadedError(message, retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9)

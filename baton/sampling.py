@@ -1,6 +1,6 @@
 """Sampling parameters: the one set of fields and bounds that all packages share.
 
-Knows nothing of models, tokenizers or protobuf. The names of fields in errors are those of
+Independent of models, tokenizers and protobuf. The names of fields in errors are those of
 `baton.v1.SamplingParams`.
 """
 
@@ -37,16 +37,16 @@ class EarlyStopping(Enum):
     """Stopping rule of a beam search that has `beam_width` finished sequences."""
 
     HEURISTIC = "heuristic"
-    """When no running beam would beat the worst finished one if it ended now (False of
+    """Stops once no running beam would beat the worst finished one if it ended now (False of
     transformers)."""
     FIRST = "first"
-    """At once (True of transformers)."""
+    """Stops at once (True of transformers)."""
     NEVER = "never"
-    """When no running beam can ever beat the worst finished one ("never" of transformers)."""
+    """Stops once no running beam can ever beat the worst finished one ("never" of transformers)."""
 
 
 class GrammarKind(Enum):
-    """The language in which a grammar is written."""
+    """Language in which a grammar is written."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
@@ -87,25 +87,25 @@ class SamplingParams:
         beam_width: beams of a beam search, at least `n`, 2 to 16; 0 is off.
         length_penalty: a beam's score is its log-probability over its length to this power; in
             [-10, 10]. Only for beams.
-        early_stopping: when a beam search ends. Only for beams.
+        early_stopping: stopping rule of a beam search. Only for beams.
         repetition_penalty: divides the positive and multiplies the negative logits of tokens that
             prompt or output contain; in (0, 10], 1 is off.
         presence_penalty: subtracted once from the logits of tokens the output contains; in [-2, 2].
         frequency_penalty: subtracted as often as the output contains the token; in [-2, 2].
-        logit_bias: (token id, what is added to its logit, in [-100, 100]), at most 300.
-        bad_words: strings not to be generated, at most 64 of 1 to 256 bytes; turned into
-            `bad_token_ids` where text is made, so the engine on token ids ignores it.
+        logit_bias: (token id, number added to its logit, in [-100, 100]), at most 300.
+        bad_words: strings not to be generated, at most 64 of 1 to 256 bytes; converted to
+            `bad_token_ids` where text is tokenized, so the engine on token ids ignores it.
         bad_token_ids: sequences of 1 to 32 token ids not to be generated, at most 256.
         stop_token_ids: generation ends with one of these, which is part of the output.
-        stop: generation ends when the text contains one of these; applied where text is made, so
-            the engine on token ids ignores it.
-        ignore_eos: go on past the model's end-of-sequence tokens, which may still be chosen.
+        stop: generation ends when the text contains one of these; applied where tokens
+            are detokenized, so the engine on token ids ignores it.
+        ignore_eos: continue after the model's end-of-sequence tokens, which may still be chosen.
         logprobs: report the log-probability of each generated token, in nats, of the model's own
             distribution: before all of the above.
         top_logprobs: report those of so many most likely tokens too; 0 to 20, needs `logprobs`.
         prompt_logprobs: report those of the prompt's tokens and of so many most likely ones in
             their place; 0 to 20, None reports none.
-        grammar: what the output has to match; None is anything.
+        grammar: grammar that the output has to match; None: any output.
         speculate: let a draft propose tokens, which changes no result; None is the engine's choice.
     """
 
@@ -161,12 +161,12 @@ class SamplingParams:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that are generated at the same time."""
+        """Number of sequences that are generated at the same time."""
         return self.beam_width or self.best_of or self.n
 
     @property
     def is_ranked(self) -> bool:
-        """Which sequences are returned is known when all have ended."""
+        """True if the returned sequences are known only when all have ended."""
         return self.beam_width > 0 or self.num_sequences > self.n
 
 
@@ -175,7 +175,7 @@ def _between(low: float, high: float) -> tuple[Callable[[Any], bool], str]:
     return lambda value: low <= value <= high, f"in [{low:g}, {high:g}]"
 
 
-# What each number has to be, and in words. None, where a field may be None, is not looked at.
+# Check of each number, and its bound in words. Fields that may be None are not checked then.
 _BOUNDS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "max_tokens": (lambda value: value >= 1, "at least 1"),
     "min_tokens": (lambda value: value >= 0, "at least 0"),
@@ -231,7 +231,7 @@ def check_length(num_prompt_tokens: int, max_tokens: int, max_model_len: int) ->
 
 
 def _check_beams(params: SamplingParams) -> None:
-    """A beam search chooses by score alone, over whole sequences, without other endings."""
+    """Refuses fields that contradict a beam search: it ranks whole sequences by score alone."""
     if params.n > params.beam_width:
         _refuse("n", params.n, f"at most sampling.beam_width = {params.beam_width}")
     contradictions = {

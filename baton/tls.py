@@ -1,4 +1,4 @@
-"""TLS files: PEM files that are read again after they have changed. Knows nothing of callers."""
+"""TLS files: PEM files that are reloaded after they have changed. Independent of callers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,13 +12,12 @@ from baton.watched_files import INTERVAL_SECONDS, WatchedFiles
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Whom to believe, and who one is oneself.
+    """TLS configuration of one side: trusted authorities, and the certificate that it shows.
 
     Attributes:
-        ca: PEM file of the authorities whose certificates are believed.
-        cert, key: PEM files of one's own certificate and its private key; None: one shows none.
-        server_name: whom certificates of those that one connects to must name; None: the host that
-            one has been told to connect to.
+        ca: PEM file of the authorities whose certificates are trusted.
+        cert, key: PEM files of the own certificate and its private key; None: none is shown.
+        server_name: name that certificates of servers must have; None: the host in the address.
     """
 
     ca: str | Path
@@ -31,7 +30,7 @@ class Tls:
             raise FailedPreconditionError("a certificate and its private key come together")
 
     def channel_options(self) -> list[tuple[str, str]]:
-        """Of a channel with `Pem.channel_credentials`."""
+        """Returns the options of a channel with `Pem.channel_credentials`."""
         name = self.server_name
         return [] if name is None else [("grpc.ssl_target_name_override", name)]
 
@@ -49,7 +48,7 @@ class Pem:
 
 
 class PemFiles(WatchedFiles[Pem]):
-    """The files of a `Tls`, which may be replaced at any time."""
+    """Watched files of a `Tls`, which may be replaced at any time."""
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class PemFiles(WatchedFiles[Pem]):
         check: Callable[[Tls], None] = lambda _: None,
         interval: float = INTERVAL_SECONDS,
     ) -> None:
-        """`check` raises what is wrong with the files as they are. Raises that, and
+        """Calls `check` after each read, to raise an error for bad files. Raises that error, and
         `FailedPreconditionError` for files that cannot be read."""
 
         def read() -> Pem:

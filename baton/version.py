@@ -11,7 +11,7 @@ NOT_INSTALLED = "from its sources"
 
 @functools.cache
 def version() -> str:
-    """That of the installed package, such as "0.1.0"; `NOT_INSTALLED` where there is none."""
+    """Returns the installed package's version, such as "0.1.0"; `NOT_INSTALLED` if it is not."""
     try:
         return installed("baton-serve")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Files that may be replaced at any time, read again once they have been."""
+"""Watched files: reloaded after they have been replaced."""
 
 import logging
 import threading
@@ -9,7 +9,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from baton.errors import BatonError, FailedPreconditionError
 
-# How often files are looked at, at most.
+# Seconds between two checks of the files, at least.
 INTERVAL_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)
@@ -19,10 +19,9 @@ _Stamp: TypeAlias = "tuple[tuple[int, ...], ...]"
 
 
 class WatchedFiles(Generic[T]):
-    """Parsed content of files that are read again after they have changed. Safe to share between
-    threads.
+    """Parsed content of files that are reloaded after they have changed. Thread-safe.
 
-    Of files that are no good, what they said before stays, which is logged once.
+    If changed files are invalid, the previous content stays valid, and one warning is logged.
     """
 
     def __init__(
@@ -33,8 +32,8 @@ class WatchedFiles(Generic[T]):
         interval: float = INTERVAL_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`read` reads them all, and raises a `BatonError` where they are no good; so does this.
-        `interval`: seconds between two looks at them, at least."""
+        """Takes `read`, which parses all files, and raises a `BatonError` if they are invalid; so
+        does this. `interval`: seconds between two checks, at least."""
         self._paths = paths
         self._read = read
         self._interval = interval
@@ -45,8 +44,8 @@ class WatchedFiles(Generic[T]):
         self._next_look = clock() + interval
 
     def current(self) -> T:
-        """What they say now, or have said `interval` ago: the very same object as long as that is
-        the same."""
+        """Returns the content, at most `interval` seconds old: the very same object until the
+        content changes."""
         with self._lock:
             now = self._clock()
             if now >= self._next_look:
@@ -58,7 +57,7 @@ class WatchedFiles(Generic[T]):
         stamp = _stamp_of(self._paths)
         if stamp == self._stamp:
             return
-        self._stamp = stamp  # also if they are no good: perhaps not all of them are there yet
+        self._stamp = stamp  # also if they are invalid: perhaps not all of them are there yet
         try:
             content = self._read_at(stamp)
         except BatonError as error:
@@ -80,7 +79,7 @@ class WatchedFiles(Generic[T]):
 
 
 def _stamp_of(paths: Sequence[Path]) -> _Stamp:
-    """Another one whenever a file is another one, or gone."""
+    """Returns a stamp that changes whenever a file is replaced, changed or deleted."""
     return tuple(map(_stamp_of_one, paths))
 
 

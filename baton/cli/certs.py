@@ -1,6 +1,6 @@
 """`baton certs`: an authority for trials, and certificates of all roles that it has signed.
 
-Who has an authority of their own needs none of this: what is in them is in docs/tls.md.
+Operators with an authority of their own do not need it; docs/tls.md describes the certificates.
 """
 
 import os
@@ -30,7 +30,7 @@ except ImportError as error:
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
-# Clocks differ a little.
+# Tolerated clock skew.
 _SKEW = timedelta(minutes=5)
 _SERVERS: dict[Role, str] = {
     "router": ROUTER_NAME,
@@ -44,14 +44,14 @@ _DOMAIN = "baton.invalid"
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A certificate and its private key, as PEM."""
+    """Certificate and its private key, as PEM."""
 
     cert: bytes
     key: bytes
 
 
 class Authority:
-    """Signs certificates. Keys are of the curve P-256."""
+    """Certificate authority. Keys are of the curve P-256."""
 
     def __init__(self, lifetime: timedelta = timedelta(days=365)) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -77,8 +77,8 @@ class Authority:
         begins_in: timedelta = -_SKEW,
         lifetime: timedelta = timedelta(days=365),
     ) -> Issued:
-        """Of a role. `hosts`: by which clients reach it, of one that serves. It is believed from
-        `begins_in` from now until `lifetime` from now."""
+        """Issues a certificate of `role`, valid between `begins_in` and `lifetime` from now.
+        `hosts`: names by which clients reach a server."""
         key = ec.generate_private_key(ec.SECP256R1())
         path = role if tenant is None else f"{role}/{tenant}"
         uri = f"spiffe://{_DOMAIN}/baton/{path}"
@@ -121,11 +121,11 @@ class Authority:
 
 
 def make(folder: Path, hosts: Sequence[str], tenants: Sequence[str], days: int) -> list[Path]:
-    """Writes `ca.pem`, and NAME.pem and NAME.key of every role and of `client-TENANT`; nobody but
-    the user may read them. Returns the files.
+    """Writes NAME.pem and NAME.key for `ca`, every role and each `client-TENANT`, readable by the
+    user alone. Returns the files.
 
-    `hosts`: by which clients reach the router. Raises `AlreadyExistsError` where one of the files
-    is there, before any is written.
+    `hosts`: names by which clients reach the router. Raises `AlreadyExistsError`, before any file
+    is written, if one of them exists.
     """
     lifetime = timedelta(days=days)
     authority = Authority(lifetime)
@@ -139,7 +139,7 @@ def make(folder: Path, hosts: Sequence[str], tenants: Sequence[str], days: int) 
 
 
 def write(folder: Path, issued: Mapping[str, Issued]) -> list[Path]:
-    """As `make` does, by name."""
+    """Writes certificates and keys, by name, as `make` does."""
     contents = {}
     for name, one in issued.items():
         contents[folder / f"{name}.pem"] = one.cert

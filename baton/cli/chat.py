@@ -9,7 +9,7 @@ from baton.sampling import SamplingParams
 
 
 class Conversation:
-    """The turns so far. A turn that failed leaves no trace in it."""
+    """Conversation so far; a turn that failed is not part of it."""
 
     def __init__(
         self, client: Client, params: SamplingParams, system: str, priority: int = 0
@@ -22,7 +22,7 @@ class Conversation:
     def say(self, content: str) -> None:
         """Adds a turn of the user and streams the answer to stdout.
 
-        Ctrl-C cuts the answer short; the conversation goes on from there.
+        Ctrl-C cuts the answer short; the conversation continues from there.
         """
         asked = [*self.messages, Message("user", content)]
         texts: list[str] = []
@@ -40,7 +40,7 @@ class Conversation:
 def run(client: Client, params: SamplingParams, system: str, priority: int) -> None:
     """Reads turns from stdin until it ends.
 
-    At a terminal a failed turn is told and the conversation goes on; otherwise it raises.
+    At a terminal a failed turn is printed and the conversation continues; otherwise it raises.
     """
     model = client.get_model()
     if not model.has_chat_template:

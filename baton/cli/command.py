@@ -22,7 +22,7 @@ GROUP = "baton.commands"
 SECTIONS = ("This machine", "Requests", "Operations", "Analysis", "Processes")
 """Headings of `baton --help`, in order."""
 
-# The command parses what follows itself, `--help` too.
+# The command itself parses the arguments after its name, `--help` too.
 _TAKES_REST = {
     "allow_extra_args": True,
     "ignore_unknown_options": True,
@@ -32,14 +32,14 @@ _TAKES_REST = {
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command: the object that an entry point names.
+    """Command: the object that an entry point names.
 
     Attributes:
         callback: its parameters become arguments and options, its docstring the help.
         section: one of `SECTIONS`.
         extra: optional dependencies that it needs; without them it is not listed.
         click_class: formats its help; None: as Typer does.
-        takes_rest: its `context.args` are all arguments, not parsed.
+        takes_rest: all its arguments are in `context.args`, not parsed.
     """
 
     callback: Callable[..., None]
@@ -57,8 +57,8 @@ def command(
     click_class: type[TyperCommand] | None = None,
     takes_rest: bool = False,
 ) -> Callable[[Callable[..., None]], Command]:
-    """Makes a function a `Command`. Without `extra` installed it exits with a sentence that begins
-    with `subject`."""
+    """Makes a function a `Command`. If `extra` is not installed, it exits with a sentence that
+    begins with `subject`."""
 
     def make(function: Callable[..., None]) -> Command:
         @functools.wraps(function)
@@ -73,7 +73,7 @@ def command(
 
 
 class Sections(TyperGroup):
-    """A group whose help lists its commands under the headings of their sections."""
+    """Command group whose help lists commands under the headings of their sections."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - click's
         for section in SECTIONS:

@@ -48,7 +48,7 @@ class Answer:
     """Answer to one prompt, with its timings.
 
     Attributes:
-        time_to_first_token: seconds, as the client saw it.
+        time_to_first_token: seconds, measured by the client.
         inter_token_latency: seconds between tokens on average; None with fewer than two.
     """
 
@@ -60,9 +60,9 @@ class Answer:
 
 
 def run(console: Console) -> None:
-    """Leaves nothing running, however it ends. Raises what kept a prompt from being answered."""
+    """Runs the demo, and stops all of it however it ends. Raises the error of a failed prompt."""
     # On the CPU, so that it is the same everywhere; a small pool starts faster.
-    # Every prompt is handed over, for that is what is to be seen.
+    # Every prompt is computed by a prefill worker, since the demo shows the KV transfer.
     cluster = LocalCluster(
         worker_flags={"device": "cpu", "kv_cache_bytes": 64 * 2**20},
         router_flags={"conditional_disaggregation": False},
@@ -94,7 +94,7 @@ def _ask(client: Client, console: Console, name: str, what: str, prompt: Prompt)
 
 
 def table(answers: list[Answer]) -> Table:
-    """A row for each answer."""
+    """Returns a table with a row for each answer."""
     result = Table(title="What happened", title_justify="left")
     for column in ("prompt", "prefill by", "decode by"):
         result.add_column(column)

@@ -11,7 +11,7 @@ from baton.cli.status import OnStatus, Status
 
 @contextmanager
 def status_display(console: Console) -> Iterator[OnStatus]:
-    """What to call with the statuses of all processes."""
+    """Yields a callback for the statuses of all processes."""
     if not console.is_terminal:
         yield _Lines(console)
         return
@@ -25,7 +25,7 @@ def status_display(console: Console) -> Iterator[OnStatus]:
 
 
 class _Bars:
-    """A progress bar for each process."""
+    """Progress bar for each process."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -41,7 +41,7 @@ class _Bars:
 
 
 class _Lines:
-    """A line whenever a process does something else."""
+    """Line-by-line output, a line whenever the phase of a process changes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

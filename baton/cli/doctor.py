@@ -1,4 +1,4 @@
-"""`baton doctor`: what is wrong, and what to do."""
+"""`baton doctor`: faults of an installation or a cluster, and advice."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ _STYLES = {Level.OK: "green", Level.NOTE: "yellow", Level.FAULT: "bold red"}
 
 
 def installation(address: str, redis_url: str | None) -> Iterator[Finding]:
-    """This machine, and the Redis that would be used."""
+    """Checks this machine, and the Redis that would be used."""
     host, _, port = address.rpartition(":")
     yield from machine(host, int(port))
     yield from store(redis_url)
@@ -26,15 +26,15 @@ def installation(address: str, redis_url: str | None) -> Iterator[Finding]:
 def endpoint(
     admin: str, address: str | None, token: str, redis_url: str | None, tls: Tls | None = None
 ) -> Iterator[Finding]:
-    """A running cluster, and its Redis where we are told of it. `address`: where a request is
-    tried; None: nowhere."""
+    """Checks a running cluster, and its Redis if `redis_url` is given. `address`: router for a
+    trial request; None: no trial."""
     yield from cluster(admin, address, token, tls)
     if redis_url is not None:
         yield from store(redis_url)
 
 
 def report(findings: Iterator[Finding], console: Console, *, as_json: bool) -> int:
-    """Prints each finding when it is there; returns how many are faults."""
+    """Prints each finding as it arrives; returns the number of faults."""
     num_faults = 0
     for finding in findings:
         num_faults += finding.level is Level.FAULT

@@ -1,15 +1,15 @@
-"""Workers that start at once: forked from one process that has imported what all of them need.
+"""Fork server: workers start fast, as forks of one process that has imported their modules.
 
 Importing torch and transformers takes seconds of a core, loading a small model a fraction of one.
 So a process imports them once, and every worker of this machine is a fork of it, with a command
 line, an environment and a log of its own.
 
     server = ForkServer.shared()
-    child = server.start("baton", ["decode-worker", "--port", "7001"], log)
+    child = server.start("baton", ["decode-worker", "--port", "7001"], os.environ, log)
     child.wait(10.0)
 
-What is said over the sockets: a request with the descriptors of the child's log and of its line to
-us; over that line its process id, with a descriptor of the process, and at last its exit code.
+Messages over the sockets: a request with the descriptors of the child's log and of a socket for
+its answers; over that socket the process id, with a pidfd, and at last the exit code.
 """
 
 import atexit
@@ -34,7 +34,7 @@ from typing import IO
 
 from setproctitle import setproctitle
 
-# By what is imported; workers ask later, of their own.
+# Variables that imports do not read; workers read them later, from their own environment.
 _NOT_ASKED = ("BATON_", "PYTEST_", "OTEL_BSP_", "OTEL_EXPORTER_", "OTEL_SERVICE_", "OTEL_TRACES_")
 _MAX_REQUEST = 1 << 20
 _MAX_ANSWER = 64
@@ -42,10 +42,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ForkedProcess:
-    """A child of the fork server, with what is used of `subprocess.Popen`.
+    """Child of the fork server, with the methods of `subprocess.Popen` that are used.
 
     Attributes:
-        returncode: as `subprocess` has it, negative for a signal; None while it runs.
+        returncode: as in `subprocess`, negative for a signal; None while it runs.
     """
 
     def __init__(self, line: socket.socket) -> None:
@@ -56,19 +56,19 @@ class ForkedProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id; waits for the imports before the first child. 0 if it never ran."""
+        """Process id; waits for the imports before the first child. 0 if it never ran."""
         while not self._pid and self.returncode is None:
             self._hear(None)
         return self._pid
 
     def poll(self) -> int | None:
-        """`returncode`, brought up to date."""
+        """Updates and returns `returncode`."""
         while self.returncode is None and self._hear(0.0):
             pass
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for its end. Raises `subprocess.TimeoutExpired`."""
+        """Waits until it ends, up to `timeout` seconds. Raises `subprocess.TimeoutExpired`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.returncode is None:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -77,8 +77,8 @@ class ForkedProcess:
         return self.returncode
 
     def send_signal(self, signum: int) -> None:
-        """Signals this process and no later one of its id. One that is not there yet, since the
-        server imports, never will be if the signal would end it."""
+        """Signals this process and no later one of its id. If it is not forked yet, since the
+        server still imports, a signal that would end it cancels it."""
         self.poll()
         if self._pid and self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -87,7 +87,7 @@ class ForkedProcess:
             self._end(-signum)
 
     def _hear(self, timeout: float | None) -> bool:
-        """Takes one message, waiting so many seconds; whether there was one."""
+        """Takes one message, waiting up to `timeout` seconds; returns whether there was one."""
         if not select.select([self._line], [], [], timeout)[0]:
             return False
         try:
@@ -97,7 +97,7 @@ class ForkedProcess:
         if descriptors:
             self._pid, self._descriptor = int(message), descriptors[0]
         else:
-            # A server that is gone has taken its children with it.
+            # A server that is gone has taken its children with it: the kernel kills them.
             self._end(int(message) if message else -signal.SIGKILL)
         return True
 
@@ -110,13 +110,13 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The process that has imported everything. It ends with this one, and its children with it."""
+    """Process that forks workers. It ends with this one, and its children with it."""
 
     _shared: "ForkServer | None" = None
     _lock = threading.Lock()
 
     def __init__(self, preload: Sequence[str] | None = None) -> None:
-        """`preload`: modules that it imports, if it can; None: those of the workers' roles."""
+        """Starts it. `preload`: modules to import, if it can; None: those of workers' roles."""
         if preload is None:
             preload = [point.module for point in entry_points(group="baton.roles")]
         self._environment = _asked_by_imports()
@@ -134,8 +134,8 @@ class ForkServer:
 
     @classmethod
     def shared(cls) -> "ForkServer | None":
-        """The one of this process, another when the environment has changed that imports ask. None
-        where processes cannot be forked so."""
+        """Returns the server of this process, a new one if environment variables that imports read
+        have changed. Returns None if the platform is not Linux."""
         if sys.platform != "linux":
             return None
         with cls._lock:
@@ -152,8 +152,8 @@ class ForkServer:
     def start(
         self, module: str, arguments: Sequence[str], environment: Mapping[str, str], log: IO[bytes]
     ) -> ForkedProcess:
-        """Runs `python -m module` in a process group of its own, which says what it says to `log`.
-        Returns at once, though the first child has to wait for the imports."""
+        """Runs `python -m module` in a process group of its own, with its output in `log`. Returns
+        at once, though the first child has to wait for the imports."""
         request = {"module": module, "arguments": arguments, "environment": environment}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -162,7 +162,7 @@ class ForkServer:
         return ForkedProcess(ours)
 
     def close(self) -> None:
-        """Ends it and all that it has started."""
+        """Kills the server and all its children."""
         self._popen.kill()
         self._popen.wait()
         self._line.close()
@@ -182,7 +182,7 @@ class _Job:
     log: int
 
     def become(self) -> None:
-        """Makes this process look like one that was started to do just this."""
+        """Gives this process the group, output, title and environment of the command."""
         os.setpgid(0, 0)
         os.dup2(self.log, 1)
         os.dup2(self.log, 2)
@@ -194,7 +194,7 @@ class _Job:
 
 
 class _Children:
-    """The server's side. Knows nothing of what its children do."""
+    """Server's side: forks and reaps children. Independent of what they run."""
 
     def __init__(self, requests: socket.socket) -> None:
         self._requests = requests
@@ -203,8 +203,8 @@ class _Children:
         self._poll.register(requests, select.POLLIN)
 
     def serve(self) -> _Job | None:
-        """Forks and reaps until there is nobody left to ask. Returns again in each child, with what
-        it is to do."""
+        """Forks and reaps until the client is gone. Returns in each child too, with the command
+        that it is to run."""
         while True:
             for descriptor, _ in self._poll.poll():
                 if descriptor in self._running:
@@ -220,22 +220,22 @@ class _Children:
                     os.close(job.log)
 
     def _next_request(self) -> tuple[_Job | None, socket.socket | None]:
-        """A job and the line to who wants it; no line: nobody is there any more; no job: they do
-        not want it any more."""
+        """Returns a job and the socket for its answers. No socket: the client is gone; no job: the
+        client has cancelled it."""
         message, descriptors, _, _ = socket.recv_fds(self._requests, _MAX_REQUEST, 2)
         if not message:
             return None, None
         log, line = descriptors[0], socket.socket(fileno=descriptors[1])
         watch = select.poll()
         watch.register(line, 0)
-        if watch.poll(0):  # they have hung up
+        if watch.poll(0):  # the client has closed it
             line.close()
             os.close(log)
             return None, line
         return _Job(**json.loads(message), log=log), line
 
     def _fork(self, line: socket.socket) -> int:
-        """The child's id in the server, 0 in the child."""
+        """Returns the child's process id in the server, 0 in the child."""
         server = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -273,10 +273,10 @@ def _main() -> None:
     descriptor, *preload = sys.argv[1:]
     setproctitle(f"{sys.executable} -m {__spec__.name}")
     for name in preload:
-        with contextlib.suppress(ImportError):  # a worker says it better, in its own log
+        with contextlib.suppress(ImportError):  # a worker reports it better, in its own log
             importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # what is never collected is never copied
+    gc.freeze()  # pages that are never collected are never copied
     with socket.socket(fileno=int(descriptor)) as requests:
         job = _Children(requests).serve()
     if job is not None:

@@ -11,7 +11,7 @@ from baton.sampling import SamplingParams
 
 
 def check_printable(params: SamplingParams) -> None:
-    """Raises `InvalidArgumentError` for what only `as_json` shows."""
+    """Raises `InvalidArgumentError` for parameters whose results only `as_json` shows."""
     for option, is_wanted in (
         ("--logprobs", params.logprobs),
         ("--prompt-logprobs", params.prompt_logprobs is not None),
@@ -21,8 +21,8 @@ def check_printable(params: SamplingParams) -> None:
 
 
 def show(generation: Generation, params: SamplingParams) -> Finished:
-    """Writes the answer to stdout as it comes, several one after the other. Interrupted, it cancels
-    the generation. Returns how it ended."""
+    """Writes the answer to stdout as it comes, several one after the other. Cancels the generation
+    if interrupted. Returns its end."""
     with generation:
         if params.n == 1:
             _stream(generation)
@@ -52,7 +52,7 @@ def _print_all(generation: Generation) -> None:
 
 
 def as_json(generation: Generation, params: SamplingParams) -> str:
-    """The whole answer as one object. Several are its `completions`; one is the object itself."""
+    """Returns the answer as one JSON object. Several are its `completions`; one is the object."""
     with generation:
         completions = generation.completions()
     accepted, finished = generation.accepted, generation.finished
@@ -97,7 +97,7 @@ def _token_logprobs(logprobs: TokenLogprobs) -> dict[str, Any]:
 
 
 def stats_line(finished: Finished) -> str:
-    """What it used and took, on one line."""
+    """Returns usage and timings on one line."""
     usage, timings = finished.usage, finished.timings
     first = timings.time_to_first_token
     decoding = timings.total - first

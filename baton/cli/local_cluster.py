@@ -1,9 +1,9 @@
-"""A whole cluster on this machine: Redis, a router and workers as child processes.
+"""Local cluster: Redis, a router and workers as child processes on this machine.
 
     with LocalCluster(num_prefill=2) as cluster, Client(cluster.address) as client:
         print(client.generate("def main():").text())
 
-Knows nothing of terminals: it reports to a callback.
+Independent of terminals: it reports to a callback.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ START_TIMEOUT = 120.0
 STOP_TIMEOUT = 10.0
 
 _POLL_INTERVAL = 0.1
-_MAX_MOVES = 3  # of one process in a row, each to another port
-# Requests in flight may take this long to end; well below the time after which all are killed.
+_MAX_MOVES = 3  # consecutive restarts of one process, each on another port
+# Seconds for requests in flight to end; well below the time after which all are killed.
 _DRAIN_TIMEOUT = 5.0
 _STOP_ORDER: tuple[Role, ...] = ("router", "decode", "prefill")
 _NO_FLAGS: Flags = {}
@@ -44,26 +44,26 @@ _SETTLED = ("ready", "draining")  # a worker that drains is not ready any more
 
 
 class LocalCluster:
-    """One router with its workers. `start` it and `stop` it, or use it in `with`.
+    """Local cluster of one router and its workers. `start` and `stop` it, or use it in `with`.
 
-    Everything it starts dies with this process, however that dies (Linux). The kernel counts the
-    thread that called `start` or `restart` as the parent, so call them from one that lives on.
+    All its processes are killed when this process dies, for whatever reason (Linux). The kernel
+    counts the thread that called `start` or `restart` as parent: use one that lasts.
 
     Args:
         model: "tiny", a folder or a hub id.
-        port: of the router; 0 takes a free one.
-        admin_port: of its admin service; likewise.
-        http_port: where the router serves HTTP beside gRPC; 0 takes a free one, None: nowhere.
-        redis_url: a Redis that is there already; None starts one of our own.
+        port: port of the router; 0 takes a free one.
+        admin_port: port of its admin service; likewise.
+        http_port: port for HTTP beside gRPC on the router; 0 takes a free one, None: no HTTP.
+        redis_url: an existing Redis; None starts an embedded one.
         worker_flags: settings of every worker by field name, such as `{"num_blocks": 64}`.
-        prefill_flags, decode_flags: settings of one role's workers; they go before `worker_flags`.
+        prefill_flags, decode_flags: settings of one role's workers; they override `worker_flags`.
         router_flags: settings of the router.
-        tls_dir: has all speak TLS with the certificates in this folder, which `baton certs` makes.
-        log_dir: keeps the logs there, a file for each process; None: gone after `stop`.
+        tls_dir: folder of certificates made by `baton certs`, with which all processes use TLS.
+        log_dir: folder of the logs, a file for each process; None: they are deleted by `stop`.
 
     Attributes:
         tls: the certificates, if there are any.
-        redis: the Redis of our own, which may be stopped and started again; None: another's.
+        redis: the embedded Redis, which may be stopped and started again; None: an existing one.
         redis_url: the Redis in use.
     """
 
@@ -86,7 +86,7 @@ class LocalCluster:
     ) -> None:
         self._ports: set[int] = set()
         self._gone: dict[str, set[int]] = {}  # epochs of workers that have been replaced
-        self._num_moves = Counter[str]()  # of each process since it was told to start
+        self._num_moves = Counter[str]()  # of each process since its start was requested
         self._may_move_router = port == 0
         self._may_move_admin = admin_port == 0
         self._may_move_http = http_port == 0
@@ -127,49 +127,49 @@ class LocalCluster:
 
     @property
     def address(self) -> str:
-        """Where the router listens: what a `Client` takes. Final once `start` has returned."""
+        """Router's address, which a `Client` takes. Final once `start` has returned."""
         return self._router.endpoint
 
     @property
     def admin_address(self) -> str:
-        """Where the router's admin service listens; final likewise."""
+        """Address of the router's admin service; final likewise."""
         return self._router.admin_endpoint
 
     @property
     def metrics_endpoints(self) -> dict[str, str]:
-        """Where each process serves its metrics, at /metrics. Final once `start` has returned."""
+        """Metrics address of each process, for /metrics. Final once `start` has returned."""
         return {p.name: p.metrics_endpoint for p in self.processes if p.metrics_endpoint}
 
     @property
     def http_address(self) -> str:
-        """Where the router serves HTTP, "http://host:port"; final likewise."""
+        """Router's HTTP address, "http://host:port"; final likewise."""
         return self._router.http_address
 
     @property
     def processes(self) -> list[Process]:
-        """The router, then the prefill workers, then the decode workers."""
+        """Router, then the prefill workers, then the decode workers."""
         return [self._router, *self._workers]
 
     def process(self, name: str) -> Process:
-        """The process called "router", "prefill-0", "decode-1" and so on."""
+        """Returns the process called "router", "prefill-0", "decode-1" and so on."""
         return next(process for process in self.processes if process.name == name)
 
     def start(
         self, timeout: float | None = START_TIMEOUT, on_status: OnStatus = lambda _: None
     ) -> None:
-        """Returns once a request can be served by every worker.
+        """Starts the cluster, and waits until every worker can serve requests.
 
         Args:
-            timeout: seconds; None: as long as it takes.
-            on_status: called again and again with the status of every process.
+            timeout: seconds; None: no limit.
+            on_status: called repeatedly with the status of every process.
 
         Raises:
             UnavailableError: Redis does not answer, or a process died; the message has the end of
                 its log.
-            DeadlineExceededError: it took too long.
-            FailedPreconditionError: there is no Redis to start.
+            DeadlineExceededError: the cluster was not ready after `timeout` seconds.
+            FailedPreconditionError: there is no Redis server to start.
 
-        Nothing is left running where it raises.
+        If it raises, it leaves nothing running.
         """
         assert self._folder is None, "the cluster was started already"
         self._folder = tempfile.TemporaryDirectory(prefix="baton-")
@@ -205,19 +205,19 @@ class LocalCluster:
         on_status(list(statuses.values()))
 
     def check(self) -> None:
-        """Raises `UnavailableError` if a process died that nobody had told to."""
+        """Raises `UnavailableError` if a process died without having been signalled."""
         dead = [process.obituary() for process in self.processes if process.has_failed]
         if dead:
             raise UnavailableError("\n".join(dead))
 
     def kill(self, name: str, signum: int = signal.SIGKILL) -> None:
-        """Sends a process a signal; after SIGKILL it has ended. `check` does not mind its end."""
+        """Sends a process a signal; after SIGKILL it has ended. `check` ignores its end."""
         self.process(name).signal(signum)
 
     def restart(self, name: str, timeout: float | None = START_TIMEOUT) -> None:
-        """Starts a process that has ended, as it was started before; raises as `start`."""
+        """Restarts a process that has ended, with the same command line; raises as `start`."""
         assert self._folder is not None, "the cluster is not running"
-        # On the same port it could pass for the one before until the router reads its new record.
+        # On the same port it could pass for its predecessor until the router reads its new record.
         worker = self.process(name).worker_id
         self._gone[worker] = {w.epoch for w in self._listed() if w.id == worker}
         self._num_moves[name] = 0
@@ -227,8 +227,8 @@ class LocalCluster:
     def stop(self, timeout: float = STOP_TIMEOUT) -> None:
         """Ends the router, then the decode workers, the prefill workers and Redis. Idempotent.
 
-        Requests in flight may end first. What is left after `timeout` seconds, or when
-        interrupted, is killed.
+        Requests in flight may end first. Processes left after `timeout` seconds, or when
+        interrupted, are killed.
         """
         deadline = time.monotonic() + timeout
         try:
@@ -251,8 +251,8 @@ class LocalCluster:
             process.wait(deadline)
 
     def _is_ready(self, statuses: dict[str, Status]) -> bool:
-        """Whether all running processes serve, or drain, and the router knows it. Brings `statuses`
-        up to date."""
+        """Returns whether all running processes serve, or drain, and the router knows it. Updates
+        `statuses`."""
         running = [process for process in self.processes if process.is_running]
         for process in running:
             if not statuses[process.name].is_ready:
@@ -269,8 +269,8 @@ class LocalCluster:
         return {p.worker_id for p in running if p.role != "router"} <= routed
 
     def _takes_calls(self) -> bool:
-        """Whether the router answers its clients. Connections of this process to one that was there
-        before wait for a while before they are tried again."""
+        """Returns whether the router answers this process, whose connections to a router that was
+        there before are in backoff."""
         try:
             client = Client(self.address, timeout=ANSWER_TIMEOUT, tls=self._router.tls)
             with client:
@@ -282,7 +282,7 @@ class LocalCluster:
         return True
 
     def _listed(self) -> list[Worker]:
-        """The workers as the router knows them; none if it does not answer."""
+        """Returns the workers that the router lists; none if it does not answer."""
         with (
             contextlib.suppress(BatonError),
             Client(self.admin_address, timeout=ANSWER_TIMEOUT, tls=self._router.tls) as client,
@@ -291,7 +291,7 @@ class LocalCluster:
         return []
 
     def _move_those_without_port(self) -> None:
-        """Starts those again, on other ports, that found theirs taken."""
+        """Restarts processes that found a port taken, on other ports."""
         for process in self.processes:
             may_move = self._num_moves[process.name] < _MAX_MOVES
             lost = process.lost_port if may_move else None
@@ -314,7 +314,7 @@ class LocalCluster:
     def _pool(self, role: Role, number: int, flags: Flags) -> Iterator[Process]:
         for index in range(number):
             name = f"{role}-{index}"
-            # In a Redis shared with others this would not be the only one of its name.
+            # In a Redis shared with other clusters the name would not be unique.
             own = {} if self.redis is None else {"worker_id": name}
             yield Process(
                 name,
@@ -333,7 +333,7 @@ class LocalCluster:
 
 
 def _threads_of_each(num_workers: int, device: object) -> int | None:
-    """A fair share of the cores, or None for workers on a GPU, which hardly compute on them."""
+    """Returns a fair share of the cores; None for workers on a GPU, which hardly use any."""
     has_gpu = Path("/dev/nvidiactl").exists()
     if device == "cpu" or (device in (None, "auto") and not has_gpu):
         return max(1, len(os.sched_getaffinity(0)) // max(1, num_workers))

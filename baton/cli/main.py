@@ -1,4 +1,4 @@
-"""The `baton` command. Each command imports its implementation when it runs, so that `--help` is
+"""`baton` command line. Each command imports its implementation when it runs, so that `--help` is
 fast.
 """
 
@@ -20,7 +20,7 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """The entry point."""
+    """Runs the `baton` command: the entry point."""
     app()
 
 

@@ -1,4 +1,4 @@
-"""Options that several commands have in common: the fields of a data class."""
+"""Option groups that several commands share: the fields of a data class."""
 
 import dataclasses
 import functools
@@ -10,10 +10,10 @@ from typing import Any, get_type_hints
 def takes_options(
     group: type, parameter: str, *, without: frozenset[str] = frozenset(), **defaults: object
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command an option for each field of `group`, of which it gets one as `parameter`.
+    """Gives a command an option for each field of `group`, and an instance as `parameter`.
 
     Args:
-        group: a data class, whose fields are annotated as typer wants it.
+        group: a data class whose fields are annotated as Typer expects.
         without: fields that are not offered.
         defaults: of this command, where they differ.
     """

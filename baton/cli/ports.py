@@ -1,11 +1,11 @@
-"""Ports for processes that must be told theirs before they start."""
+"""Free ports, for processes that must know theirs before they start."""
 
 import errno
 import random
 import socket
 
-# Below the range from which the kernel takes ports for outgoing connections, so that none of those
-# can slip in between this choice and the moment the port is listened on.
+# Below the kernel's range for outgoing connections, so that none of them takes the port between
+# this choice and the moment a process listens on it.
 _RANGE = range(20_000, 32_768)
 _ATTEMPTS = 200
 
@@ -13,9 +13,9 @@ HOST = "127.0.0.1"
 
 
 def free_port(besides: set[int]) -> int:
-    """A loopback port that nobody listens on now and that is not one of `besides`.
+    """Returns a loopback port that is free now and not one of `besides`.
 
-    Whoever listens on it may still find that another was faster, and should ask for another one.
+    Another process may still listen on it first; the caller should then ask for another one.
     """
     for _ in range(_ATTEMPTS):
         port = random.choice(_RANGE)  # noqa: S311 - nothing secret
@@ -25,7 +25,7 @@ def free_port(besides: set[int]) -> int:
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens on this loopback port now."""
+    """Returns whether no process listens on this loopback port now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

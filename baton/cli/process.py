@@ -1,4 +1,4 @@
-"""One child process of a local cluster: its command line, its log, its life and death."""
+"""Child process of a local cluster: its command line, log, start and end."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from baton.serving.listening import WILDCARDS
 
 Role = Literal["router", "prefill", "decode"]
 Flags = Mapping[str, object]
-"""Settings by field name: `{"num_blocks": 64, "prefix_caching": False}`. None: not said."""
+"""Settings by field name: `{"num_blocks": 64, "prefix_caching": False}`. None: unset."""
 
 _COMMANDS: dict[Role, str] = {
     "router": "router",
@@ -29,8 +29,8 @@ _COMMANDS: dict[Role, str] = {
 _TAIL_LINES = 15
 _TAIL_BYTES = 8192
 
-# Where a server is and who, which its command line says: it listens on loopback, and has another
-# certificate than the one with which the user's commands connect.
+# Addresses and certificates, which a server's command line sets: it listens on loopback, and its
+# certificate is not the one with which the user's commands connect.
 _NOT_INHERITED = {
     "BATON_ADVERTISE_HOST",
     "BATON_ADMIN_HOST",
@@ -42,19 +42,19 @@ _NOT_INHERITED = {
 
 
 class Process:
-    """One router or worker on this machine. It dies with this process, however that dies.
+    """Router or worker process on this machine. Killed when this process dies, for whatever reason.
 
-    Workers are forked from a process that has imported what they need, where that is possible.
+    Workers are forked from a process that has imported their modules, where that is possible.
 
     Attributes:
         name: such as "router", "prefill-0", "decode-1".
-        port: where it listens; changed only while it is not running.
-        metrics_port: where it serves its metrics; so too. None: wherever it likes.
-        admin_port: where its admin service listens; so too. 0: at any port.
-        http_port: where a router serves HTTP beside gRPC, changed likewise; None: nowhere.
-        num_starts: how often it was started.
-        tls: with which an administrator connects to it; None: in the clear.
-        was_signalled: `signal` has told it to end, so that its end is no accident.
+        port: port that it listens on; changed only while it is not running.
+        metrics_port: port of its metrics; likewise. None: any.
+        admin_port: port of its admin service; likewise. 0: any.
+        http_port: port of a router's HTTP beside gRPC; likewise. None: no HTTP.
+        num_starts: number of starts.
+        tls: files with which an administrator connects to it; None: plaintext.
+        was_signalled: `signal` has ended it, so its end is no failure.
     """
 
     def __init__(
@@ -89,31 +89,31 @@ class Process:
 
     @property
     def log_path(self) -> Path:
-        """What it says. Valid from its start on."""
+        """Log file. Valid once it was started."""
         assert self._log_path is not None, f"{self.name} was not started"
         return self._log_path
 
     @property
     def endpoint(self) -> str:
-        """Where this machine reaches it: "host:port"."""
+        """Address on this machine: "host:port"."""
         return f"{self._host}:{self.port}"
 
     @property
     def admin_endpoint(self) -> str:
-        """Where this machine reaches its admin service: "host:port"."""
+        """Address of its admin service on this machine: "host:port"."""
         host = HOST if self.role == "router" else self._host
         return f"{host}:{self.admin_port}"
 
     @property
     def metrics_endpoint(self) -> str | None:
-        """Where this machine reads its metrics: "host:port"; None where it serves none."""
+        """Address of its metrics on this machine: "host:port"; None if it serves none."""
         port = self._flags.get("metrics_port", self.metrics_port)
         is_served = port and self._flags.get("metrics", True)
         return f"{self._host}:{port}" if is_served else None
 
     @property
     def http_address(self) -> str:
-        """Where this machine reaches it over HTTP: "http://host:port", https with TLS."""
+        """HTTP address on this machine: "http://host:port", https with TLS."""
         scheme = "http" if self.tls is None else "https"
         return f"{scheme}://{self._host}:{self.http_port}"
 
@@ -124,12 +124,12 @@ class Process:
 
     @property
     def worker_id(self) -> str:
-        """Its name in the cluster; of a worker only."""
+        """Name of a worker in the cluster."""
         return str(self._flags.get("worker_id") or f"{self.role}-{self.endpoint}")
 
     @property
     def command(self) -> list[str]:
-        """Its command line. -P: no module of the working directory is imported."""
+        """Command line. -P: no module of the working directory is imported."""
         return [sys.executable, "-P", "-m", "baton", *self._arguments]
 
     @property
@@ -146,12 +146,12 @@ class Process:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What it is told beside its command line, which everybody on the machine can read."""
+        """Variables for secrets, since every user of the machine can read the command line."""
         return {f"BATON_{name.upper()}": str(value) for name, value in self._secrets.items()}
 
     @property
     def pid(self) -> int:
-        """Its process id. Valid from its start on."""
+        """Process id. Valid once it was started."""
         assert self._popen is not None, f"{self.name} was not started"
         return self._popen.pid
 
@@ -161,25 +161,25 @@ class Process:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has ended without having been told to."""
+        """True if it has ended without having been signalled."""
         return self._popen is not None and not self.is_running and not self.was_signalled
 
     @property
     def exit_code(self) -> int | None:
-        """As `subprocess` has it, negative for a signal; None while it runs, or was not started."""
+        """Exit code as in `subprocess`, negative for a signal; None while it runs or never ran."""
         return None if self._popen is None else self._popen.poll()
 
     @property
     def lost_port(self) -> int | None:
-        """The port of its own that somebody else listens on, if it ended for that."""
+        """Own port that another process listens on, if it ended for that reason."""
         said = self.log_tail() if self.has_failed else ""
         ports = (self.port, self.admin_port, self.metrics_port, self.http_port)
         return next((port for port in ports if f"port {port} on " in said), None)
 
     def start(self, log_dir: Path) -> None:
-        """Starts it, again if it had ended; its log goes on in `log_dir`, made if needed.
+        """Starts it, again if it had ended; appends to its log in `log_dir`, made if needed.
 
-        Call it from a thread that lives on.
+        Call it from a thread that lasts.
         """
         assert not self.is_running, f"{self.name} is running"
         self.was_signalled = False
@@ -199,7 +199,7 @@ class Process:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment,
-                process_group=0,  # Ctrl-C in a terminal is for us, who stop things in order
+                process_group=0,  # Ctrl-C is for this process, which stops all in order
             )
 
     def signal(self, signum: int) -> None:
@@ -213,7 +213,7 @@ class Process:
             self._popen.wait()
 
     def wait(self, deadline: float) -> bool:
-        """Waits for its end until `time.monotonic()` says `deadline`; whether it ended."""
+        """Waits until it ends, or `time.monotonic()` is `deadline`; returns whether it ended."""
         try:
             if self._popen is not None:
                 self._popen.wait(max(0.0, deadline - time.monotonic()))
@@ -222,7 +222,7 @@ class Process:
         return True
 
     def obituary(self) -> str:
-        """How it ended and the end of its log, for people."""
+        """Returns its exit reason and the end of its log, as text for the user."""
         assert self._popen is not None
         code = self._popen.returncode
         assert code is not None, f"{self.name} is running"
@@ -233,7 +233,7 @@ class Process:
         return f"{self.name} {how}; " + (f"its log ends:\n{tail}" if tail else "its log is empty")
 
     def log_tail(self) -> str:
-        """The last lines of its log."""
+        """Returns the last lines of its log."""
         try:
             text = self.log_path.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
         except OSError:

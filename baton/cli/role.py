@@ -1,4 +1,4 @@
-"""`baton role`: how the pools compare, and workers that change their roles."""
+"""`baton role`: load of the pools, and role changes of workers."""
 
 import dataclasses
 import json
@@ -9,12 +9,12 @@ from baton.client.client import Client, RoleBalance
 
 
 def print_json(balance: RoleBalance) -> None:
-    """One object."""
+    """Prints one JSON object."""
     print(json.dumps(dataclasses.asdict(balance)))
 
 
 def print_balance(balance: RoleBalance, console: Console) -> None:
-    """The pressures, and what should be done, as sentences."""
+    """Prints the pressures and the proposed change, as sentences."""
     console.print(
         f"pressure: prefill {balance.prefill_pressure:.2f}, decode {balance.decode_pressure:.2f} "
         "(1 is as much as they should have to do)",
@@ -24,7 +24,7 @@ def print_balance(balance: RoleBalance, console: Console) -> None:
 
 
 def change(client: Client, worker: str, role: str) -> str:
-    """Has a worker change its role; returns the sentence to be said of it."""
+    """Changes a worker's role; returns a sentence about the change."""
     epoch = client.set_role(worker, role)
     return f"{worker} takes work as a {role} worker, in epoch {epoch}"
 

@@ -29,7 +29,7 @@ def finish(command: Callable[[], None]) -> NoReturn:
 
 
 def console() -> "Console":
-    """Stdout. A pipe has no width to wrap at."""
+    """Returns a console on stdout. A pipe has no width to wrap at."""
     from rich.console import Console
 
     return Console() if sys.stdout.isatty() else Console(width=160)

@@ -1,4 +1,4 @@
-"""The options on how tokens are chosen, for the commands that generate.
+"""Sampling options of the commands that generate.
 
 `baton.sampling` has their bounds; errors about them name the option, not the field.
 """
@@ -25,7 +25,7 @@ _FORM = "Form of the output"
 _LOGPROBS = "Log-probabilities (with --json)"
 _WORK = "How it is computed"
 
-# Fields whose option is not called as they are.
+# Fields whose option has another name.
 _OPTIONS_OF_FIELDS = {
     "bad_words": "bad_word",
     "stop_token_ids": "stop_token_id",
@@ -209,7 +209,7 @@ class SamplingOptions:
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose help lists its options under the panels they name."""
+    """Command whose help lists its options under the panels they name."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
@@ -238,12 +238,12 @@ def takes_sampling(
 
 
 def with_options_named(message: str) -> str:
-    """An error's text with the options of the command line in place of fields."""
+    """Returns an error's text with options of the command line in place of fields."""
     return _FIELD.sub(lambda match: _name_of_option(match[1]), message)
 
 
 def _name_of_option(field: str) -> str:
-    if field == "grammar":  # of whichever option it came
+    if field == "grammar":  # from any of its options
         return field
     return f"--{_OPTIONS_OF_FIELDS.get(field, field).replace('_', '-')}"
 
@@ -268,7 +268,7 @@ def _token_ids(text: str) -> tuple[int, ...]:
 
 
 def _json_text(value: str) -> str:
-    """The schema itself, or what the file of this name holds."""
+    """Returns the schema itself, or the content of the file of this name."""
     text = value if value.lstrip().startswith("{") else _content("--json-schema", Path(value))
     try:
         json.loads(text)

@@ -1,4 +1,4 @@
-"""A connection to a running cluster, with errors that say how to get one."""
+"""Connection to a running cluster, with errors that tell how to get one."""
 
 import socket
 from collections.abc import Iterator
@@ -15,11 +15,10 @@ _PROBE_TIMEOUT = 1.0
 def session(
     address: str, timeout: float, token: str | None = None, tls: Tls | None = None
 ) -> Iterator[Client]:
-    """A client of the router at `address`, which bears the token, if any, and speaks TLS, if told
-    how.
+    """Yields a client of the router at `address`, with the bearer token and over TLS, if given.
 
     Raises:
-        UnavailableError: nothing listens there, and then it says what to do, or the router cannot
+        UnavailableError: nothing listens there (the error advises what to do), or the router cannot
             serve now.
     """
     with _client(address, timeout, token, tls, "--address or BATON_ADDRESS") as client:
@@ -30,7 +29,7 @@ def session(
 def admin_session(
     admin: str, timeout: float, token: str | None = None, tls: Tls | None = None
 ) -> Iterator[Client]:
-    """The same of a router's admin service."""
+    """Yields a client of a router's admin service, as `session` does."""
     with _client(admin, timeout, token, tls, "--admin or BATON_ADMIN_ADDRESS") as client:
         yield client
 

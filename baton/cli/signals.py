@@ -1,4 +1,4 @@
-"""The signals that ask for the end: as Ctrl-C, for commands that have something to stop."""
+"""Termination signals, handled as Ctrl-C, for commands that have something to stop."""
 
 import signal
 import threading
@@ -11,7 +11,7 @@ _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def interrupted_by_signals() -> Iterator[None]:
-    """Inside, each signal that asks for the end raises `KeyboardInterrupt`. Main thread only.
+    """Makes each termination signal raise `KeyboardInterrupt` in the block. Main thread only.
 
     SIGINT as well: a shell starts background commands with it ignored.
     """
@@ -24,9 +24,9 @@ def interrupted_by_signals() -> Iterator[None]:
 
 @contextmanager
 def signals_deferred() -> Iterator[None]:
-    """Inside, those signals wait for the end of the block, which must be short.
+    """Defers those signals to the end of the block, which must be short.
 
-    A child that is just being started would otherwise be known to nobody. Handlers run in the main
+    Otherwise a child that is just being started could be lost track of. Handlers run in the main
     thread alone, so elsewhere there is nothing to defer.
     """
     if threading.current_thread() is not threading.main_thread():

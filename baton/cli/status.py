@@ -12,7 +12,7 @@ ANSWER_TIMEOUT = 1.0  # seconds; a process that loads a model may not answer for
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """`state` as `Client.get_load` says it, "starting" before the process answers."""
+    """Status of a process: `state` as in `Client.get_load`, "starting" before it answers."""
 
     name: str
     state: str = "starting"
@@ -28,7 +28,7 @@ OnStatus = Callable[[list[Status]], None]
 
 
 def status_of(process: Process) -> Status:
-    """Asks the process."""
+    """Returns the status of a process, by its admin service."""
     try:
         with Client(process.admin_endpoint, timeout=ANSWER_TIMEOUT, tls=process.tls) as client:
             load = client.get_load()

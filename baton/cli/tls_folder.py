@@ -1,4 +1,4 @@
-"""A folder of certificates as `baton certs` makes it: who of a local cluster takes which."""
+"""Folder of certificates, made by `baton certs`, for the processes of a local cluster."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from baton.tls import Tls
 
 @dataclass(frozen=True, slots=True)
 class TlsFolder:
-    """Raises `FailedPreconditionError` where there is none."""
+    """Folder of certificates. Raises `FailedPreconditionError` if there is none."""
 
     path: Path
 
@@ -22,7 +22,7 @@ class TlsFolder:
             )
 
     def own(self, role: Literal["router", "worker"]) -> dict[str, object]:
-        """The settings of a process."""
+        """Returns the TLS settings of a process."""
         tls = self.shown_by(role)
         return {"tls_cert": tls.cert, "tls_key": tls.key, "tls_ca": tls.ca}
 
@@ -32,7 +32,7 @@ class TlsFolder:
         return Tls(*files, server_name)
 
     def to_router(self, role: Role = "client") -> Tls:
-        """What a client shows to a router, wherever it listens."""
+        """Returns the files that a client shows to a router, wherever it listens."""
         return self.shown_by(role, ROUTER_NAME)
 
     def to_worker(self, role: Role = "admin") -> Tls:

@@ -1,4 +1,4 @@
-"""Options of commands that connect to a cluster which speaks TLS."""
+"""TLS options of commands that connect to a cluster."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TlsOptions:
-    """As they were given."""
+    """TLS options of a command line."""
 
     tls_ca: Annotated[
         Path | None,
@@ -44,7 +44,7 @@ class TlsOptions:
     ] = None
 
     def tls(self) -> "Tls | None":
-        """None: in the clear. Raises `InvalidArgumentError` for a certificate alone."""
+        """Returns files; None: plaintext. Raises `InvalidArgumentError` for a certificate alone."""
         from baton.tls import Tls
 
         if self.tls_ca is None:
@@ -55,4 +55,4 @@ class TlsOptions:
 
 
 takes_tls = takes_options(TlsOptions, "tls")
-"""Gives a command every option of `TlsOptions`, as its parameter `tls`."""
+"""Decorator: gives a command every option of `TlsOptions`, as its parameter `tls`."""

@@ -1,4 +1,4 @@
-"""`baton token`: who is to be let in, and by what."""
+"""`baton token`: a new bearer token for a tenant."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`baton up`: a cluster on this machine until told to stop."""
+"""`baton up`: a cluster on this machine until a signal."""
 
 import shlex
 import sys
@@ -22,7 +22,7 @@ _CHECK_INTERVAL = 0.2
 
 
 def parse_flags(settings: Sequence[str]) -> dict[str, object]:
-    """The settings of "KEY=VALUE", with true and false as such."""
+    """Returns the settings in "KEY=VALUE", with true and false as booleans."""
     flags: dict[str, object] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -33,8 +33,8 @@ def parse_flags(settings: Sequence[str]) -> dict[str, object]:
 
 
 def http_port_of(asked: int | None) -> int | None:
-    """Where the router serves HTTP. Not asked: at `DEFAULT_HTTP_PORT`, at any free port (0) where
-    that is taken, and nowhere (None) where the extra is not installed, which is told on stderr.
+    """Returns the router's HTTP port. `asked` None: `DEFAULT_HTTP_PORT`, or any free port (0) if
+    that is taken; None, with a message on stderr, if the extra is not installed: no HTTP.
 
     Raises `FailedPreconditionError` if it is asked for and not installed.
     """
@@ -51,15 +51,15 @@ def http_port_of(asked: int | None) -> int | None:
 
 
 def admin_port_of(asked: int | None) -> int:
-    """Where the router is looked after. Not asked: at the port that commands look at, and at any
-    free one (0) where that is taken."""
+    """Returns the router's admin port. `asked` None: the one that commands connect to, or any free
+    one (0) if that is taken."""
     if asked is not None:
         return asked
     return _ADMIN_PORT if is_free(_ADMIN_PORT) else 0
 
 
 def print_commands(cluster: LocalCluster) -> None:
-    """What `run` would start, each as a line for a shell."""
+    """Prints the commands that `run` would start, each as a line for a shell."""
     if cluster.redis is not None:
         print(f"# an embedded Redis at {cluster.redis_url}")
     if names := sorted({name for p in cluster.processes for name in p.environment}):
@@ -69,9 +69,9 @@ def print_commands(cluster: LocalCluster) -> None:
 
 
 def run(cluster: LocalCluster, console: Console) -> None:
-    """Starts the cluster, says how to use it, and stops it at a signal or when a process dies.
+    """Starts the cluster, prints how to use it, and stops it at a signal or when a process dies.
 
-    Raises `UnavailableError` where a process died by itself.
+    Raises `UnavailableError` if a process died by itself.
     """
     with interrupted_by_signals():
         try:
@@ -115,7 +115,7 @@ def _how_to_use(cluster: LocalCluster, seconds: float) -> str:
 
 
 def _of_tls(cluster: LocalCluster) -> str:
-    """What all commands below need; an administrator's certificate is good for all of them."""
+    """Returns the variables for all commands printed: an administrator's certificate fits all."""
     if cluster.tls is None:
         return ""
     shown = cluster.tls.to_router("admin")

@@ -1,4 +1,4 @@
-"""`baton workers`: who serves."""
+"""`baton workers`: the workers of a cluster."""
 
 import dataclasses
 import json
@@ -12,13 +12,13 @@ _STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow", "unreac
 
 
 def print_json(workers: list[Worker]) -> None:
-    """One object a line."""
+    """Prints one JSON object a line."""
     for worker in workers:
         print(json.dumps(dataclasses.asdict(worker)))
 
 
 def print_table(workers: list[Worker], console: Console) -> None:
-    """A row for each worker, in the role that it has now; a sentence if there is none."""
+    """Prints a row for each worker, with its present role; a sentence if there is none."""
     if not workers:
         console.print("the router knows no worker yet")
         return

@@ -287,7 +287,7 @@ class Client:
         return self._answer(lambda i: self._admin[i].FlushCache, request).num_blocks
 
     def abort(self, request_id: str) -> None:
-        """Ends a request of any client. `NotFoundError`: there is none of this id."""
+        """Ends a request of any client. `NotFoundError`: no request has this id."""
         request = admin.AbortRequest(request_id=request_id)
         self._answer(lambda i: self._admin[i].Abort, request, _ELSEWHERE)
 
@@ -460,7 +460,7 @@ class AsyncClient:
         return (await self._answer(lambda i: self._admin[i].FlushCache, request)).num_blocks
 
     async def abort(self, request_id: str) -> None:
-        """Ends a request of any client. `NotFoundError`: there is none of this id."""
+        """Ends a request of any client. `NotFoundError`: no request has this id."""
         request = admin.AbortRequest(request_id=request_id)
         await self._answer(lambda i: self._admin[i].Abort, request, _ELSEWHERE)
 

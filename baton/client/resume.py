@@ -57,7 +57,7 @@ class Routers:
 
 def is_silence(error: grpc.RpcError) -> bool:
     """Returns whether no router sent the error: it is gone, or was never there. A process that
-    exits may also drop a new call, which looks like a cancellation by a peer."""
+    exits may also drop a new call, which gRPC reports as CANCELLED."""
     lost = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
     return error.code() in lost and not is_from_server(error)
 
@@ -75,10 +75,10 @@ class CallAttempt:
 class Resumption:
     """Retry policy of the calls of one generation.
 
-    Before it is accepted, each router is tried once; of several, again for `_NOTICED_WITHIN`
-    seconds after a silence, since one may be back unnoticed; or, if it `waits`, until one answers.
-    Once accepted, it resumes on any router that answers, with the tokens it has; but not if a
-    router that is alive has ended it.
+    Before acceptance, each router is tried once; several are tried again for `_NOTICED_WITHIN`
+    seconds after a silence, since one may be back unnoticed; with `waits`, until one answers. After
+    acceptance, it resumes on any router that answers, with the tokens received, unless a running
+    router has ended it.
     """
 
     def __init__(
@@ -145,8 +145,8 @@ class Resumption:
         return is_of_several and since is not None and self._clock() - since < _NOTICED_WITHIN
 
     def _pause(self, progress: Progress) -> float:
-        """Returns seconds: 0 for the first call after progress, and before any for the first to
-        each router; exponential backoff with jitter for the others."""
+        """Returns the pause in seconds: 0 for the first call after progress or, before acceptance,
+        to each router; else exponential backoff with jitter."""
         num_prompt = self._routers.number - 1 if progress.accepted is None else 1
         if self._num_failures <= num_prompt:
             return 0.0

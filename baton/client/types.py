@@ -77,11 +77,11 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Worker that the router considered. The least sum of `terms` wins; `excluded`: why it cannot.
+    """Worker that the router considered. The least sum of `terms` wins, unless `excluded` is set.
 
     Attributes:
         num_cached_tokens: leading tokens of the prompt that it probably has cached.
-        computes_prompt: a decode worker, as one that computes the prompt itself.
+        computes_prompt: it is considered as a decode worker that computes the prompt itself.
     """
 
     worker: str

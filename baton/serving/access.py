@@ -1,8 +1,8 @@
 """Access control of gRPC services, by the role in the caller's certificate.
 
 A role is the path of a URI that the certificate is for, in the form of SPIFFE:
-`spiffe://any-domain/baton/router`. Which process connects to which is in
-`baton.serving.network_topology`.
+`spiffe://any-domain/baton/router`. `baton.serving.network_topology` has the connections between
+processes.
 """
 
 import re
@@ -35,7 +35,7 @@ CALLERS: dict[str, tuple[Role, ...]] = {
     "baton.v1.KvTransfer": _WORKERS,
     "baton.v1.Admin": ("admin", "router"),
 }
-"""The roles that may call each service."""
+"""Roles that may call each service."""
 
 ANYBODY = (
     "grpc.health.v1.Health",

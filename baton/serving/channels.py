@@ -33,7 +33,7 @@ _KEEPALIVE: list[tuple[str, int]] = [
 
 
 def channel_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str, int]]:
-    """Returns options of channels to Baton's servers; `max_message_bytes` binds both directions."""
+    """Returns options of channels to Baton's servers, with one size limit for both directions."""
     return [
         *_message_limits(max_message_bytes),
         *_KEEPALIVE,
@@ -50,7 +50,7 @@ def channel_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[st
 def server_options(
     max_message_bytes: int, max_header_bytes: int, max_streams: int, max_idle_seconds: float
 ) -> list[tuple[str, int]]:
-    """Returns options of servers, matching `channel_options`: own port, and limits per client.
+    """Returns server options: they match `channel_options`, own the port alone, limit each client.
 
     Args:
         max_streams: max concurrent streams per connection; a client queues further calls.

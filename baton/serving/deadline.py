@@ -14,7 +14,7 @@ FORWARD_MARGIN = 0.05
 
 
 class TimeLimited(Protocol):
-    """A call that may have a time limit, such as `grpc.aio.ServicerContext`."""
+    """Call with an optional time limit, such as `grpc.aio.ServicerContext`."""
 
     def time_remaining(self) -> float | None:
         """Returns the seconds left; None without a limit."""

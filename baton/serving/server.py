@@ -265,7 +265,7 @@ class _Listener:
 def _credentials(
     files: PemFiles | None, *, asks_for_certificates: bool
 ) -> grpc.ServerCredentials | None:
-    """Returns None without TLS. New connections get the certificates of changed files."""
+    """Returns credentials that reload changed files for new connections; None without TLS."""
     if files is None:
         return None
     shown = files.current()

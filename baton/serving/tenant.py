@@ -42,7 +42,7 @@ class Caller(Connected, Protocol):
 
 
 class Tenants:
-    """Tenants by token. Without tokens, callers without a certified one are the default."""
+    """Tenants by token. Without tokens, callers without a tenant's certificate share one tenant."""
 
     def __init__(
         self,

@@ -90,7 +90,7 @@ def top_logprobs_to_messages(
 def prefill_started(
     num_cached_tokens: int, arrival_time: float, step: StepTimes
 ) -> prefill_pb2.PrefillStarted:
-    """Returns the message that a prompt is computed since `step`; sent after that step."""
+    """Returns the message that computation began with `step`; it is sent after that step."""
     # On Linux requests and steps have the same clock.
     started = prefill_pb2.PrefillStarted(num_cached_tokens=num_cached_tokens)
     started.queue_time.FromNanoseconds(int(max(0.0, step.started - arrival_time) * 1e9))

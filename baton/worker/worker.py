@@ -169,7 +169,7 @@ class Worker:
         self._load_reports.append(report)
 
     def load_report(self) -> dict[str, int]:
-        """Returns what components report of their load, as fields of `GetLoadResponse`."""
+        """Returns the load that components report, as fields of `GetLoadResponse`."""
         return {name: value for report in self._load_reports for name, value in report().items()}
 
     @property
@@ -259,7 +259,7 @@ class Worker:
             await serving
 
     async def listen(self, stack: AsyncExitStack) -> None:
-        """Starts the servers, which answer before the model is loaded. `stack` stops them."""
+        """Starts the servers, which answer before there is a model. Closing `stack` stops them."""
         self._metrics_endpoint = await serve_metrics(
             self.settings, self.exposition, self.server, stack
         )
@@ -311,7 +311,7 @@ class Worker:
 
     def _record(self) -> WorkerRecord:
         engine = self.engine
-        pool = engine.pools[0]  # the one with the longest window: it bounds a sequence
+        pool = engine.pools[0]  # the one that looks back furthest: it bounds a sequence
         return WorkerRecord(
             id=self.id,
             role=self.role,

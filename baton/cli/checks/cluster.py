@@ -1,4 +1,4 @@
-"""A running cluster, asked process by process from here."""
+"""Checks of a running cluster, which query every process from this machine."""
 
 import time
 from collections import Counter, defaultdict
@@ -23,8 +23,7 @@ _ROLES = ("prefill", "decode")
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """Build info of a process, with the times around its answer: its clock is compared with
-    ours."""
+    """Build info of a process, and the seconds that its clock is ahead of this machine's."""
 
     info: Info
     skew: float
@@ -33,8 +32,8 @@ class _Answer:
 def cluster(
     admin: str, address: str | None, token: str, tls: Tls | None = None
 ) -> Iterator[Finding]:
-    """The router whose admin service is at `admin`, and its workers; at `address`, if any, a token
-    is generated too. `tls`: as an administrator."""
+    """Checks the router whose admin service is at `admin`, and its workers; at `address`, if any,
+    generates a token too. `tls`: files of an administrator."""
     try:
         with admin_session(admin, _TIMEOUT, token, tls) as client:
             router = _asked(client)
@@ -70,7 +69,7 @@ def _asked(client: Client) -> _Answer:
 def _endpoints(
     admin: str, address: str | None, workers: Sequence[Worker], answers: Mapping[str, _Answer]
 ) -> dict[str, str]:
-    """Where something is said, by name: at each port of a process that is known."""
+    """Returns the endpoints of all known processes, by name: one for each port."""
     endpoints = {"router's administration": admin}
     if address is not None:
         endpoints["router"] = address
@@ -100,12 +99,12 @@ def _ask(worker: Worker, tls: Tls | None) -> _Answer | Finding:
 
 
 def _workers(workers: Sequence[Worker]) -> Iterator[Finding]:
-    """Whether both roles are there."""
+    """Checks that workers of both roles are ready."""
     for role in _ROLES:
         of_role = [worker for worker in workers if worker.role == role]
         ready = [worker for worker in of_role if worker.state == "ready"]
         if not of_role:
-            how = f"start `python -m {role}_worker` with the router's --redis-url"
+            how = f"start `baton {role}-worker` with the router's --redis-url"
             yield fault(f"{role} workers", "the router knows none", how)
         elif not ready:
             said = ", ".join(f"{worker.id} is {worker.state}" for worker in of_role)
@@ -137,7 +136,7 @@ def _versions(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
 
 
 def _pairing(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
-    """Whether every worker can exchange blocks with every other of its version."""
+    """Checks that every worker can exchange blocks with every other of its version."""
     workers: defaultdict[str, dict[str, WorkerFacts]] = defaultdict(dict)
     for name, answer in answers.items():
         if answer.info.worker is not None:
@@ -152,7 +151,7 @@ def _pairing(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
 
 
 def _pairing_of(who: str, facts: Mapping[str, WorkerFacts]) -> Finding:
-    """Whether these workers, which are of one version, can exchange blocks."""
+    """Checks that these workers, which are of one version, can exchange blocks."""
     prints = {name: fact.fingerprint.hex()[:12] for name, fact in facts.items()}
     layouts = {name: fact.layouts for name, fact in facts.items()}
     if len(set(prints.values())) > 1:
@@ -205,7 +204,7 @@ def _version(answer: _Answer) -> str:
 
 
 def _apart(values: Mapping[str, str]) -> str:
-    """The most common value, and who differs from it."""
+    """Returns the most common value, and the names that differ from it."""
     ((usual, _),) = Counter(values.values()).most_common(1)
     others = ", ".join(f"{name}: {value}" for name, value in values.items() if value != usual)
     return f"{usual}, but {others}"

@@ -31,7 +31,7 @@ def compiler() -> Finding:
 
 def _built_by(name: str) -> str:
     """Returns why the compiler `name` builds no module; empty if it builds one."""
-    # Debian's Python installs below /usr/local, and has its headers where others have them.
+    # Debian's Python installs below /usr/local, but has its headers at the usual place.
     scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
     headers = sysconfig.get_path("include", scheme)
     with tempfile.TemporaryDirectory(prefix="baton-doctor-") as folder:

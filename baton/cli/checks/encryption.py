@@ -13,12 +13,12 @@ from baton.tls import Tls
 
 _TIMEOUT = 5.0
 _DAY = 86400.0
-# Who has not replaced a certificate by then is told.
+# A certificate that expires within this time gets a note.
 _SOON = 14 * _DAY
 
 
 def encryption(endpoints: Mapping[str, str], tls: Tls | None) -> Iterator[Finding]:
-    """Of processes by name, which have answered in the clear where `tls` is None."""
+    """Checks the certificates of processes by name; `tls` is None if they answer in plaintext."""
     if tls is None:
         yield _in_the_clear(endpoints)
         return

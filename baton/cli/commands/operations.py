@@ -57,7 +57,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print it once and stop.")] = False,
     json: Json = False,
 ) -> None:
-    """Watch a cluster: its workers, their KV, what is handed over, and the oldest requests.
+    """Watch workers, KV cache, transfers and the oldest requests.
 
     \b
     Examples:
@@ -103,7 +103,7 @@ def role(
     json: Json = False,
     timeout: Timeout = 120.0,
 ) -> None:
-    """Have a worker change its role; by itself: say how the pools compare, and who should.
+    """Change a worker's role, or show the load of both pools.
 
     The worker hands over what it runs, or finishes it, and goes on with the model it has loaded.
 
@@ -157,7 +157,7 @@ def doctor(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Look at this installation, or at a running cluster: what is wrong, and what to do.
+    """Check this installation, or a running cluster, for faults.
 
     Exits with 1 where there is a fault.
 
@@ -185,7 +185,7 @@ def token(
     tenant: Annotated[str, typer.Argument(help="Whose calls are to bear it.")],
     json: Json = False,
 ) -> None:
-    """Make a token for a tenant, and the line that tells a router's --tenants-file of it.
+    """Make a tenant's token, and its line for --tenants-file.
 
     The token is shown this once and kept nowhere; the file has its hash.
 

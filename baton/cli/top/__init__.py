@@ -1,1 +1,1 @@
-"""`baton top`: what a cluster does at this moment."""
+"""`baton top`: live view of a cluster."""

@@ -1,4 +1,4 @@
-"""`baton top` on a terminal: the same, brought up to date until it is told to stop."""
+"""`baton top` on a terminal: tables that are refreshed until the user quits."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -21,7 +21,7 @@ from baton.tls import Tls
 
 
 class Top(App[None]):
-    """Shows what a watch sees. `watch` is the caller's to close."""
+    """Terminal application that shows what `watch` sees. The caller closes `watch`."""
 
     TITLE = "baton top"
     ENABLE_COMMAND_PALETTE = False
@@ -55,13 +55,13 @@ class Top(App[None]):
         await self.look()
 
     def action_pause(self) -> None:
-        """Has the picture stand still, or go on."""
+        """Pauses the display, or resumes it."""
         self._is_paused = not self._is_paused
         self.query_one("#headline", Static).styles.opacity = 0.5 if self._is_paused else 1.0
 
     async def look(self) -> None:
-        """Brings the picture up to date. A router that does not answer is told of, and asked
-        again; the picture stays meanwhile."""
+        """Refreshes the display. If the router does not answer, shows the error; the tables stay
+        until it answers again."""
         if self._is_paused or self._is_looking:
             return
         self._is_looking = True
@@ -72,14 +72,14 @@ class Top(App[None]):
         finally:
             self._is_looking = False
         if not self.query("#headline"):
-            return  # its user has left meanwhile
+            return  # the user has quit meanwhile
         if isinstance(seen, BatonError):
             self._say(Text.assemble((self._watch.address, "bold"), ("  " + str(seen), "red")))
         else:
             self.show(seen)
 
     def show(self, snapshot: Snapshot) -> None:
-        """Draws it."""
+        """Draws a snapshot."""
         self._say(headline(snapshot, self._watch.address))
         self._fill("workers", worker_rows(snapshot))
         self._fill("requests", request_rows(snapshot))
@@ -100,6 +100,6 @@ class Top(App[None]):
 
 
 async def watch_on(address: str, token: str, interval: float, tls: Tls | None = None) -> None:
-    """Shows the cluster until its user has seen enough."""
+    """Shows the cluster until the user quits."""
     async with Watch(address, token, tls) as watch:
         await Top(watch, interval).run_async()

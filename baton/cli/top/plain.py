@@ -1,4 +1,4 @@
-"""`baton top` without a screen of its own: once, or line by line for programs."""
+"""`baton top` without a terminal: tables once, or lines of JSON for programs."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ def show_once(
 def print_json(
     address: str, token: str, interval: float, tls: Tls | None = None, *, once: bool
 ) -> None:
-    """Prints one object a line, in each interval."""
+    """Prints one JSON object a line, in each interval."""
 
     async def show() -> None:
         async with Watch(address, token, tls) as watch:
@@ -47,7 +47,7 @@ def print_json(
 
 
 def print_tables(snapshot: Snapshot, address: str, console: Console) -> None:
-    """The cluster in a line, its workers, and the requests in flight."""
+    """Prints the headline, the workers, and the requests in flight."""
     console.print(headline(snapshot, address))
     workers = Table(*WORKER_COLUMNS, box=None)
     for row in worker_rows(snapshot):

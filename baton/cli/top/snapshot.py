@@ -1,6 +1,6 @@
 """Snapshot of a cluster, read from the router and from each worker that it knows.
 
-Knows nothing of how it is shown.
+Independent of how it is shown.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from baton.errors import BatonError
 from baton.serving.access import WORKER_NAME
 from baton.tls import Tls
 
-ANSWER_TIMEOUT = 1.0  # seconds; who takes longer is shown without its load
+ANSWER_TIMEOUT = 1.0  # seconds; a worker that takes longer is shown without its load
 NUM_REQUESTS = 50
 
 
@@ -31,7 +31,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSight:
-    """One worker. `load` is None where it does not answer; `rates` are zeros at first."""
+    """Worker in a snapshot. `load`: None if it does not answer; `rates`: zeros at first."""
 
     worker: Worker
     load: Load | None
@@ -40,7 +40,7 @@ class WorkerSight:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One look.
+    """State of a cluster at one moment.
 
     Attributes:
         moment: in monotonic seconds.
@@ -55,7 +55,7 @@ class Snapshot:
 
 
 class Watch:
-    """Looks at one cluster again and again, by its router's admin service. Use it in
+    """Reader of repeated snapshots of one cluster, by its router's admin service. Use it in
     `async with`."""
 
     def __init__(self, address: str, token: str = "", tls: Tls | None = None) -> None:
@@ -80,7 +80,7 @@ class Watch:
                 stack.push_async_callback(client.close)
 
     async def look(self) -> Snapshot:
-        """How it is now. Raises a `BatonError` if the router does not answer."""
+        """Returns the present state. Raises a `BatonError` if the router does not answer."""
         router, balance, workers, requests = await asyncio.gather(
             self._router.get_load(),
             self._router.role_balance(),
@@ -98,7 +98,7 @@ class Watch:
         return self._last
 
     async def every(self, seconds: float) -> AsyncIterator[Snapshot]:
-        """A look in so many seconds, without end; the first one when there are rates to tell."""
+        """Yields a snapshot every `seconds`, without end; the first one once there are rates."""
         await self.look()
         while True:
             await asyncio.sleep(seconds)
@@ -123,7 +123,7 @@ class Watch:
 
 
 def _rates(before: Snapshot | None, worker: Worker, load: Load | None, moment: float) -> Rates:
-    """Of the same life of a worker, between two looks."""
+    """Returns the rates of a worker between two snapshots; zeros for a new incarnation."""
     known = {(s.worker.id, s.worker.epoch): s.load for s in before.workers} if before else {}
     last = known.get((worker.id, worker.epoch))
     if before is None or last is None or load is None:
@@ -139,7 +139,7 @@ def _rates(before: Snapshot | None, worker: Worker, load: Load | None, moment: f
 
 
 def as_json(snapshot: Snapshot) -> dict[str, Any]:
-    """Plain data, for programs."""
+    """Returns plain data, for programs."""
     plain = asdict(snapshot)
     del plain["moment"]
     return plain

@@ -1,4 +1,4 @@
-"""A snapshot as rows of text, for whatever shows them."""
+"""Tables of a snapshot, as rows of text."""
 
 from rich.text import Text
 
@@ -42,7 +42,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def headline(snapshot: Snapshot, address: str) -> Text:
-    """The cluster in a line; the versions of its workers as long as they differ."""
+    """Returns the cluster in a line, with the versions of its workers while they differ."""
     router, balance = snapshot.router, snapshot.balance
     tokens = sum(sight.rates.tokens for sight in snapshot.workers)
     moved = sum(sight.rates.transferred_bytes for sight in snapshot.workers)
@@ -57,17 +57,17 @@ def headline(snapshot: Snapshot, address: str) -> Text:
 
 
 def worker_rows(snapshot: Snapshot) -> list[list[Text]]:
-    """Of each worker in the order of their ids, the values of `WORKER_COLUMNS`."""
+    """Returns the values of `WORKER_COLUMNS` for each worker, in the order of their ids."""
     return [_worker_row(sight) for sight in snapshot.workers]
 
 
 def request_rows(snapshot: Snapshot) -> list[list[Text]]:
-    """Of each request, the oldest first, the values of `REQUEST_COLUMNS`."""
+    """Returns the values of `REQUEST_COLUMNS` for each request, the oldest first."""
     return [_request_row(request) for request in snapshot.requests]
 
 
 def in_bytes(number: float) -> str:
-    """Such as "12.3 MB"."""
+    """Returns a size with its unit, such as "12.3 MB"."""
     unit = 0
     while number >= 1000 and unit < len(_UNITS) - 1:
         number, unit = number / 1000, unit + 1
@@ -75,7 +75,7 @@ def in_bytes(number: float) -> str:
 
 
 def bar(part: float, whole: float, width: int = _BAR_WIDTH) -> Text:
-    """How much of the whole is taken, as a picture and a number."""
+    """Returns the used share of the whole, as a bar and a percentage."""
     share = part / whole if whole else 0.0
     full = round(min(1.0, share) * width)
     style = "red" if share > 0.95 else "yellow" if share > 0.8 else "green"

@@ -204,7 +204,7 @@ def _judge(
 def _walk(
     matcher: LLMatcher, end_bits: int, draws: random.Random, limits: GrammarLimits
 ) -> Verdict | None:
-    """Generates a random text by the grammar. Returns a verdict if there is a problem, else None."""
+    """Generates a random text by the grammar. Returns a verdict for a problem, else None."""
     matcher.compute_bitmask()
     began_s = time.thread_time()
     for _ in range(_WALK_TOKENS):

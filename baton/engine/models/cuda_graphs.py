@@ -109,7 +109,7 @@ class DecodeGraphs:
 
 
 def ladder(max_rows: int) -> list[int]:
-    """Returns the batch sizes to capture, close enough to each other that padding is small."""
+    """Returns the batch sizes to capture, an eighth to a half apart, so that padding is small."""
     sizes = {1, 2, 4, 8, max_rows}
     size = 8
     while size < max_rows:

@@ -1,4 +1,4 @@
-"""Names of transformers that the engine uses, all imported here."""
+"""Imports from transformers, for the whole engine."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

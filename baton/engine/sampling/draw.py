@@ -57,7 +57,7 @@ def _weights(scores: torch.Tensor, rows: Rows) -> torch.Tensor:
 
 
 def _by_width(rows: Rows, vocab_size: int) -> list[Int64Array]:
-    """Returns the truncated rows in two parts: those with a small `top_k`, and the rest."""
+    """Returns the truncated rows in two parts: `top_k` up to `vocab_size` / 8, and the rest."""
     at = rows.that_use(TRUNCATION)
     is_few = rows.numbers["top_k"][at] <= vocab_size // 8
     return [part for part in (at[is_few], at[~is_few]) if part.size]

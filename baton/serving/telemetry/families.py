@@ -19,7 +19,7 @@ Values = float | Mapping[Labels, float]
 
 
 def gauge(name: str, text: str, values: Values, labels: Sequence[str] = ()) -> GaugeMetricFamily:
-    """Returns a gauge: a present value, which may grow and shrink."""
+    """Returns a gauge: a current value, which may grow and shrink."""
     family = GaugeMetricFamily(name, text, labels=labels)
     for at, value in _by_labels(values).items():
         family.add_metric(at, value)

@@ -26,7 +26,7 @@ _SERVICES = "/baton.v1."
 
 def outgoing() -> Metadata | None:
     """Returns the metadata that makes a call part of the current trace. None if that is not
-    sampled: only the first process begins a trace, so the others need not be told."""
+    sampled: only the first process begins a trace, so the others need no metadata."""
     if not is_sampled():
         return None
     headers: dict[str, str] = {}

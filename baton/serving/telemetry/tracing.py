@@ -68,7 +68,7 @@ def tracing(role: str) -> Iterator[None]:
 
 
 def _exporter(wanted: str) -> "SpanExporter | None":
-    """Returns None, with a warning, for an exporter that cannot be had: serving matters more."""
+    """Returns the exporter; None, with a warning, if it cannot be had: serving continues."""
     # Imported only to make spans: it takes a tenth of a second and some megabytes.
     if wanted == "console":
         from opentelemetry.sdk.trace.export import ConsoleSpanExporter
