@@ -1,6 +1,6 @@
-"""The middle of a gated MLP whose two projections are one matrix product.
+"""SwiGLU activations of a gated MLP whose gate and up projections are one matrix product.
 
-SiLU-and-multiply, and the clamped form of it that gpt-oss has.
+SiLU-and-multiply, and its clamped form of gpt-oss.
 """
 
 from typing import Final
@@ -19,7 +19,7 @@ _NUM_WARPS: Final = 4
 
 @triton.jit
 def _silu_and_multiply_kernel(gate_up, out, gate_up_stride, out_stride, width, BLOCK: tl.constexpr):
-    """A piece of one row: reads `BLOCK` of the gate and of the other half, writes `BLOCK`."""
+    """Computes a part of one row: reads `BLOCK` of gate and of up, writes `BLOCK`."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
@@ -34,7 +34,7 @@ def _silu_and_multiply_kernel(gate_up, out, gate_up_stride, out_stride, width, B
 def _clamped_swiglu_kernel(
     gate_up, out, gate_up_stride, out_stride, width, steepness, limit, BLOCK: tl.constexpr
 ):
-    """A piece of one row, as above."""
+    """Computes a part of one row, as above."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
@@ -47,10 +47,10 @@ def _clamped_swiglu_kernel(
 
 
 def silu_and_multiply(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """silu(gate) * up, computed in float32: `[num_rows, width]`.
+    """Returns silu(gate) * up, computed in float32: `[num_rows, width]`.
 
     Args:
-        gate_up: `[num_rows, 2 * width]`, the gate first; rows may lie apart.
+        gate_up: `[num_rows, 2 * width]`, the gate first; rows may be strided.
         out: `[num_rows, width]` to write to; allocated if None.
     """
     out = _empty_out(gate_up, out)
@@ -72,10 +72,10 @@ def silu_and_multiply(gate_up: torch.Tensor, out: torch.Tensor | None = None) ->
 def clamped_swiglu(
     gate_up: torch.Tensor, steepness: float, limit: float, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """gate * sigmoid(steepness * gate) * (up + 1) with the gate at most `limit` and the other half
-    within [-limit, limit], computed in float32: `[num_rows, width]`.
+    """Returns gate * sigmoid(steepness * gate) * (up + 1) with gate clamped to at most `limit` and
+    up to [-limit, limit], computed in float32: `[num_rows, width]`.
 
-    Args: as of `silu_and_multiply`.
+    Args: as in `silu_and_multiply`.
     """
     out = _empty_out(gate_up, out)
     num_rows, width = out.shape
@@ -96,20 +96,20 @@ def clamped_swiglu(
 
 
 def reference_silu_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
-    """`silu_and_multiply` in torch, in the type of `gate_up`."""
+    """Computes `silu_and_multiply` in torch, in the dtype of `gate_up`."""
     gate, up = gate_up.chunk(2, dim=-1)
     return gate * torch.sigmoid(gate) * up
 
 
 def reference_clamped_swiglu(gate_up: torch.Tensor, steepness: float, limit: float) -> torch.Tensor:
-    """`clamped_swiglu` in torch, in the type of `gate_up`."""
+    """Computes `clamped_swiglu` in torch, in the dtype of `gate_up`."""
     gate, up = gate_up.chunk(2, dim=-1)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return gate * torch.sigmoid(steepness * gate) * (up + 1)
 
 
 def _empty_out(gate_up: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    """Checks both; `out` is allocated if None."""
+    """Checks both tensors; returns `out`, allocated if None."""
     num_rows, twice = gate_up.shape
     if twice % 2:
         raise ValueError(f"gate_up has {twice} columns; must have gate and up, equally many each")

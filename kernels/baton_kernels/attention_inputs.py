@@ -1,7 +1,4 @@
-"""Inputs of the attention kernels beside the queries, and their checks.
-
-Knows nothing of grids, tiles or plans.
-"""
+"""Inputs of the attention kernels beside the queries, and their validation."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -17,13 +14,13 @@ _CACHE_DTYPES: Final = (*FLOATS, torch.float8_e4m3fn)
 
 @dataclass(frozen=True, slots=True)
 class PagedKv:
-    """One layer's K and V over the whole pool, as strided views of it.
+    """Paged K and V of one layer, as strided views of the whole pool.
 
     Attributes:
         keys, values: `[num_blocks, block_size * num_kv_heads * head_dim]`, strided by the block.
-            Block 0 is zero; tables are padded with it.
-        key_scales, value_scales: `[num_kv_heads]` in float32; what the stored numbers of an fp8
-            cache are multiplied with. None: 1.
+            Block 0 is zero; block tables are padded with it.
+        key_scales, value_scales: `[num_kv_heads]` in float32, by which stored fp8 numbers are
+            multiplied. None: 1.
     """
 
     keys: torch.Tensor
@@ -41,13 +38,13 @@ class PagedKv:
 
 @dataclass(frozen=True, slots=True)
 class ScoreRule:
-    """Rule by which scores become weights.
+    """Rule by which attention scores become weights.
 
     Attributes:
         scale: factor of the scores, above 0.
-        window: how many tokens a query sees, its own among them; None: all up to its own.
+        window: sliding window in tokens, with the query's own; None: all up to its own.
         softcap: scores become softcap * tanh(scores / softcap).
-        sinks: `[num_heads]` logits that take part in the softmax and carry no value.
+        sinks: `[num_heads]` logits that take part in the softmax and have no value.
     """
 
     scale: float
@@ -59,7 +56,7 @@ class ScoreRule:
 def check_inputs(
     query: torch.Tensor, out: torch.Tensor, kv: PagedKv, rule: ScoreRule, tables: torch.Tensor
 ) -> None:
-    """Raises `ValueError` with a sentence for what the kernels do not compute."""
+    """Raises `ValueError` for inputs that the kernels do not support."""
     check_model(query.shape[1], kv.num_kv_heads, kv.head_dim)
     check_shape("query", query, (*query.shape[:2], kv.head_dim))
     check_shape("out", out, tuple(query.shape))
@@ -75,7 +72,7 @@ def check_inputs(
 
 
 def check_model(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
-    """Raises `ValueError` if the heads of a model are such as no attention kernel computes."""
+    """Raises `ValueError` for heads of a model that no attention kernel supports."""
     if head_dim not in HEAD_DIMS:
         raise ValueError(
             f"a head size of {head_dim} has no attention kernel, only {_listed(HEAD_DIMS)} have: "

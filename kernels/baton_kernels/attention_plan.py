@@ -1,7 +1,4 @@
-"""Work plan of a step's attention, as arrays that kernels read. Pure, on the host, numpy.
-
-Knows nothing of models, pools or devices beyond sizes.
-"""
+"""Work plan of a step's attention, as arrays that kernels read. Pure numpy on the host."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,13 +16,13 @@ TILE_FIELDS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """The sequences of a step, some of them: `[num_spans]` each.
+    """Scheduled ranges of some or all sequences of a step: `[num_spans]` each.
 
     Attributes:
-        batch_slots: row of each in the block tables.
+        batch_slots: row of each sequence in the block tables.
         starts: position of its first token in this step.
-        num_queries: how many follow, that one included; may be 0.
-        first_tokens: where its first token lies in the flat batch.
+        num_queries: number of its tokens in this step; may be 0.
+        first_tokens: index of its first token in the flat batch.
     """
 
     batch_slots: IntArray
@@ -35,7 +32,7 @@ class Spans:
 
     @classmethod
     def of_batch(cls, batch_slots: IntArray, starts: IntArray, num_queries: IntArray) -> "Spans":
-        """All of a batch, whose tokens lie one behind the other."""
+        """Returns all sequences of a batch, whose tokens are contiguous in this order."""
         return cls(batch_slots, starts, num_queries, np.cumsum(num_queries) - num_queries)
 
     def __getitem__(self, at: Any) -> "Spans":
@@ -49,11 +46,11 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """Sequences that begin with the same blocks.
+    """Shared prefix: sequences that begin with the same blocks.
 
     Attributes:
-        members: which of the spans.
-        num_tokens: of the context that all of them have in common, a multiple of the split.
+        members: indices of their spans.
+        num_tokens: tokens that their contexts have in common, a multiple of the split.
     """
 
     members: IntArray
@@ -62,18 +59,18 @@ class SharedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """Work of `paged_decode`.
+    """Split plan: the work of `paged_decode`.
 
-    A member is a token that asks; its partial results lie in slots `first_slots[i]` up to
-    `first_slots[i + 1]`, in the order of its context. An item is a part of the context and some
-    members next to each other that see it: (first member, number of members, slot, first key, end
-    of the keys, begin and end of the keys that all of them see, slot within each member's).
+    A member is a query token; its partial results are in slots `first_slots[i]` up to
+    `first_slots[i + 1]`, in the order of its context. An item is a part of the context with
+    adjacent members that see it: (first member, number of members, batch slot, first key, end of
+    the keys, begin and end of the keys that all members see, slot within each member's).
 
     Attributes:
-        items: `[num_items, ITEM_FIELDS]` of one sequence each.
-        shared_items: the same, of a prefix shared by several sequences.
-        members: `[num_members]`, each one's token in the flat batch.
-        positions: `[num_members]`, of that token in its sequence: the last key it sees.
+        items: `[num_items, ITEM_FIELDS]`, each of one sequence.
+        shared_items: `[num_shared_items, ITEM_FIELDS]`, each of a prefix of several sequences.
+        members: `[num_members]`, index of the token in the flat batch.
+        positions: `[num_members]`, position of that token: the last key it sees.
         first_slots: `[num_members + 1]`.
     """
 
@@ -100,15 +97,15 @@ def plan_splits(
     """Cuts contexts into splits at multiples of `split_tokens`.
 
     Args:
-        tokens_per_item: how many tokens of one sequence a program holds.
+        tokens_per_item: number of tokens of one sequence that a program holds.
         shared: prefixes that are attended once for all their members; not with a window. A span
-            is a member of one at most and all its tokens come behind the prefix.
+            is a member of at most one, and all its tokens see the whole prefix.
     """
     assert window is None or not shared, "a prefix out of the window is not seen by all"
     first = [prefix.members for prefix in shared]
     rest = np.setdiff1d(np.arange(len(spans)), np.concatenate([*first, np.empty(0, np.int64)]))
     order = np.concatenate([*first, rest]).astype(np.int64)
-    done = np.zeros(len(spans), np.int64)  # splits of each span that shared items do
+    done = np.zeros(len(spans), np.int64)  # splits of each span that shared items cover
     for prefix in shared:
         assert prefix.num_tokens % split_tokens == 0, "a shared prefix ends within a split"
         assert (spans.starts[prefix.members] >= prefix.num_tokens - 1).all(), "not all see it"
@@ -167,10 +164,10 @@ def _plan_shared(
 
 
 def plan_tiles(spans: Spans, tokens_per_tile: int) -> Int32Array:
-    """Work of `paged_prefill`: `[num_tiles, TILE_FIELDS]`, the longest first, so that none is left
-    for the end.
+    """Returns the work of `paged_prefill`: `[num_tiles, TILE_FIELDS]`, the longest contexts first,
+    so that no long tile runs last.
 
-    A tile is (first token in the flat batch, number of tokens, slot, position of the first).
+    A tile is (first token in the flat batch, number of tokens, batch slot, first position).
     """
     tiles, _ = _cut(spans, tokens_per_tile)
     fields = [tiles.first_tokens, tiles.num_queries, tiles.batch_slots, tiles.starts]
@@ -179,7 +176,7 @@ def plan_tiles(spans: Spans, tokens_per_tile: int) -> Int32Array:
 
 
 def _cut(spans: Spans, num_tokens: int) -> tuple[Spans, IntArray]:
-    """The spans in pieces of at most so many tokens, and which of the spans each is of."""
+    """Cuts spans into pieces of at most `num_tokens`. Returns them with each one's span index."""
     of, number = _expand(-(-spans.num_queries // num_tokens))
     offsets = number * num_tokens
     pieces = Spans(
@@ -192,6 +189,6 @@ def _cut(spans: Spans, num_tokens: int) -> tuple[Spans, IntArray]:
 
 
 def _expand(counts: IntArray) -> tuple[IntArray, IntArray]:
-    """For each of `counts[i]` copies of each i: that i, and the number of the copy."""
+    """Returns, for `counts[i]` copies of each i, that i and the number of the copy."""
     of = np.repeat(np.arange(len(counts)), counts)
     return of, np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)

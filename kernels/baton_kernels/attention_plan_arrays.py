@@ -1,6 +1,6 @@
-"""Split plans where kernels read them: one packed array, so that a step is one copy to the device.
+"""Packed split plans on the device: one array, so that a step needs one copy from the host.
 
-The places of a capacity are fixed, for captured graphs to replay over plans of many sizes.
+Offsets are fixed by a capacity, so that a captured CUDA graph can replay over plans of many sizes.
 """
 
 from dataclasses import astuple, dataclass
@@ -11,7 +11,7 @@ import torch
 
 from baton_kernels.attention_plan import ITEM_FIELDS, Int32Array, SplitPlan
 
-_ALIGNED: Final = 4  # numbers of 4 bytes
+_ALIGNED: Final = 4  # int32 numbers, 16 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class SplitCapacity:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of the arrays in memory, in their order. Each begins at a multiple of 16 bytes, since
-        Triton compiles a kernel anew for pointers that do not where others did."""
+        """Sizes of the arrays, in memory order. Each begins at a multiple of 16 bytes, since Triton
+        would compile a kernel again for unaligned pointers."""
         lengths = (
             1,
             1,
@@ -44,7 +44,7 @@ class SplitCapacity:
 
 @dataclass(frozen=True, slots=True)
 class SplitArrays:
-    """A plan's arrays on the device, views of one tensor; see `SplitPlan`."""
+    """Split plan on the device, as views of one tensor; see `SplitPlan`."""
 
     capacity: SplitCapacity
     num_items: torch.Tensor
@@ -57,7 +57,8 @@ class SplitArrays:
 
     @classmethod
     def view(cls, packed: torch.Tensor, capacity: SplitCapacity) -> "SplitArrays":
-        """`packed`: what `pack` gives, on any device; it may be written anew between launches."""
+        """Returns views of `packed`, a result of `pack` on any device, which may be overwritten
+        between launches."""
         return cls(capacity, *packed.split(capacity.sizes))
 
     @classmethod
@@ -68,12 +69,11 @@ class SplitArrays:
 
 
 def pack(plan: SplitPlan, capacity: SplitCapacity) -> Int32Array:
-    """The plan in one array of `sum(capacity.sizes)`.
+    """Packs the plan into one array of `sum(capacity.sizes)`.
 
-    Members beyond the plan's stand for the token of their own number and have no partial results:
-    their output is zero. So with more room than members, these must be tokens 0 to `len(members)`.
-
-    Raises `ValueError` if there is too little room.
+    Members beyond the plan's are the tokens of their own index, without partial results: their
+    output is zero. So if the capacity exceeds the members, these must be tokens 0 to
+    `len(members)`. Raises `ValueError` if the plan exceeds the capacity.
     """
     needed = SplitCapacity.of(plan)
     if any(need > has for need, has in zip(astuple(needed), astuple(capacity), strict=True)):

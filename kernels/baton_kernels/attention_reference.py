@@ -1,6 +1,5 @@
-"""Reference of the attention kernels, in torch and float64, one sequence after the other.
-
-The oracle of their tests; knows nothing of tiles, splits or speed.
+"""Reference implementation of the attention kernels, in torch and float64, sequence by sequence.
+Their tests compare with it.
 """
 
 import torch
@@ -12,7 +11,7 @@ from baton_kernels.attention_plan import Spans
 def reference_attention(
     query: torch.Tensor, kv: PagedKv, rule: ScoreRule, tables: torch.Tensor, spans: Spans
 ) -> torch.Tensor:
-    """`[num_tokens, num_heads, head_dim]` in float64; zero for tokens of no span."""
+    """Returns `[num_tokens, num_heads, head_dim]` in float64; zero for tokens outside all spans."""
     out = torch.zeros(query.shape, dtype=torch.float64, device=query.device)
     for i in range(len(spans)):
         batch_slot, start = int(spans.batch_slots[i]), int(spans.starts[i])
@@ -26,7 +25,7 @@ def reference_attention(
 def _context(
     kv: PagedKv, table: torch.Tensor, num_tokens: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of a sequence: `[num_tokens, num_kv_heads, head_dim]` each."""
+    """Returns K and V of a sequence: `[num_tokens, num_kv_heads, head_dim]` each."""
     parts = []
     for stored, scales in ((kv.keys, kv.key_scales), (kv.values, kv.value_scales)):
         blocks = stored[table[: -(-num_tokens // kv.block_size)].long()].double()

@@ -1,10 +1,9 @@
-"""The arithmetic that all attention kernels share: one tile of keys folded into a running softmax.
+"""Online softmax of all attention kernels: one tile of keys folded into the running state.
 
-A row is one query head of one token; the rows of a program share a KV head. Scores are kept in
-units of log2, so that `exp2` needs no factor. Tiles begin at multiples of their size, counted from
-the sequence's first token, whatever part of the sequence a program has: what a row meets, and in
-which order, depends on the row alone. A tile of which a row sees nothing leaves its state as it is,
-bit by bit. Knows nothing of batches, plans or outputs.
+A row is one query head of one token; the rows of a program share a KV head. Scores are in units of
+log2, so that `exp2` needs no factor. Tiles begin at multiples of their size, counted from the
+sequence's first token, in every program: the keys of a row and their order depend on the row alone.
+A tile of which a row sees nothing leaves its state bitwise unchanged.
 """
 
 from typing import Final
@@ -14,8 +13,8 @@ import triton.language as tl
 
 from baton_kernels.launch import INTERPRETED
 
-# Products and sums stay two operations in all attention kernels, and where one is meant it is
-# written; so two kernels with the same tiles have the same bits.
+# All attention kernels keep multiplication and addition apart, except for explicit `fma`; so two
+# kernels with the same tiles give bitwise the same results.
 FP_FUSION: Final = False
 LOG2E: Final = tl.constexpr(1.4426950408889634)
 
@@ -45,7 +44,7 @@ def attend(
 ):
     """Folds the keys `[begin, end)` into the state of the rows, and returns it.
 
-    Every row sees all of `[seen_begin, seen_end)`; only the tiles beyond are masked. `begin` is a
+    Every row sees all of `[seen_begin, seen_end)`; only tiles beyond it are masked. `begin` is a
     multiple of `TILE_KEYS`.
     """
     inner_begin = begin
@@ -94,8 +93,8 @@ def _fold_tile(
 ):
     positions = start + tl.arange(0, TILE_KEYS)
     if MASKED:
-        # Beyond the context stands the null block, whose zeros meet weights of zero: what a block
-        # holds behind its last token is never read.
+        # Positions beyond the context read the null block, whose zeros get weights of zero: the
+        # content of a block after its last token is never used.
         blocks = tl.load(table + positions // BLOCK_SIZE, mask=positions < end, other=0)
     else:
         blocks = tl.load(table + positions // BLOCK_SIZE)
@@ -105,7 +104,7 @@ def _fold_tile(
     scores = dot(query, tl.trans(key.to(query.dtype)), no_scores)  # [rows, TILE_KEYS]
     factor = scale
     if SOFTCAP is not None:
-        # tanh(x) = 1 - 2 / (exp(2 x) + 1), and `scale` has the 2 and the soft cap in it.
+        # tanh(x) = 1 - 2 / (exp(2 x) + 1), where `scale` includes the 2 and the soft cap.
         scores = 1.0 - 2.0 / (tl.exp2(scores * scale) + 1.0)
         factor = SOFTCAP * LOG2E
     if MASKED:
@@ -125,7 +124,7 @@ def _fold_tile(
 
 @triton.jit
 def dot(left, right, acc):
-    """`acc` and a product in float32; float32 is not rounded to shorter types."""
+    """Returns `acc` plus the product in float32; float32 inputs are not rounded to TF32."""
     if INTERPRETED:
         return tl.dot(left.to(tl.float32), right.to(tl.float32), acc)
     else:  # noqa: RET505
@@ -134,7 +133,7 @@ def dot(left, right, acc):
 
 @triton.jit
 def load_rows(base, offsets, HEAD_DIM: tl.constexpr, TILE_DIM: tl.constexpr):
-    """`[offsets, TILE_DIM]`; what lies beyond `HEAD_DIM` is zero."""
+    """Loads rows, `[offsets, TILE_DIM]`; columns beyond `HEAD_DIM` are zero."""
     columns = tl.arange(0, TILE_DIM)
     pointers = base + offsets[:, None] + columns[None, :]
     if HEAD_DIM == TILE_DIM:
@@ -145,7 +144,7 @@ def load_rows(base, offsets, HEAD_DIM: tl.constexpr, TILE_DIM: tl.constexpr):
 
 @triton.jit
 def nothing_seen(ROWS: tl.constexpr, TILE_DIM: tl.constexpr):
-    """The state of rows that have seen no key."""
+    """Returns the state of rows that have seen no key."""
     acc = tl.zeros([ROWS, TILE_DIM], tl.float32)
     row_max = tl.full([ROWS], float("-inf"), tl.float32)
     row_sum = tl.zeros([ROWS], tl.float32)
@@ -154,7 +153,7 @@ def nothing_seen(ROWS: tl.constexpr, TILE_DIM: tl.constexpr):
 
 @triton.jit
 def merge(acc, row_max, row_sum, other_acc, other_max, other_sum):
-    """The state after both, by their log-sum-exp."""
+    """Merges two partial states by their log-sum-exp."""
     new_max = tl.maximum(row_max, other_max)
     shift = finite(new_max)
     mine = tl.exp2(row_max - shift)
@@ -165,8 +164,8 @@ def merge(acc, row_max, row_sum, other_acc, other_max, other_sum):
 
 @triton.jit
 def finish(acc, row_max, row_sum, sinks, value_scales, kv_head):
-    """The output of the rows: zero for one that has seen nothing. `sinks`: a logit of each, -inf
-    where there is none."""
+    """Returns the output of the rows: zero for a row that has seen no key. `sinks`: one logit per
+    row, -inf for none."""
     new_max = finite(tl.maximum(row_max, sinks * LOG2E))
     mine = tl.exp2(row_max - new_max)
     row_sum = row_sum * mine + tl.exp2(sinks * LOG2E - new_max)
@@ -178,7 +177,7 @@ def finish(acc, row_max, row_sum, sinks, value_scales, kv_head):
 
 @triton.jit
 def load_sinks(sinks, heads):
-    """The sink of each row's head, -inf without any."""
+    """Returns the sink of each row's head, -inf for none."""
     if sinks is None:
         return tl.full(heads.shape, float("-inf"), tl.float32)
     else:  # noqa: RET505
@@ -187,13 +186,13 @@ def load_sinks(sinks, heads):
 
 @triton.jit
 def finite(row_max):
-    """What to subtract from scores: 0 where all so far were -inf."""
+    """Returns the number to subtract from scores: `row_max`, or 0 if all so far were -inf."""
     return tl.where(row_max == float("-inf"), 0.0, row_max)
 
 
 @triton.jit
 def score_scale(scale, key_scales, kv_head, SOFTCAP: tl.constexpr):
-    """What a product of query and key is multiplied with first; see `_fold_tile`."""
+    """Returns the first factor for products of query and key; see `_fold_tile`."""
     if key_scales is not None:
         scale *= tl.load(key_scales + kv_head)
     if SOFTCAP is not None:

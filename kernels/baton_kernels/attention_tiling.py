@@ -1,9 +1,8 @@
-"""Tiling of attention into programs. It depends on the served model and its GPU alone, never on a
+"""Tiling of attention into programs. It depends on only the served model and its GPU, never on a
 batch, so that no result depends on the batch's other sequences.
 
 With these sizes every variant compiles without register spills (`baton_kernels.compile` reports
-them), and K and V of two tiles are loaded while one is computed. Knows nothing of plans or
-pointers."""
+them), and K and V of two tiles are loaded while one is computed."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -11,25 +10,25 @@ from typing import Final
 import torch
 import triton
 
-# Of the deterministic mode, whatever the length of the model's context: pools of different settings
-# have to agree.
+# Split of the deterministic mode, for any context length: pools with different settings have to
+# agree.
 DETERMINISTIC_SPLIT: Final = 512
 _SPLITS: Final = (256, 1024)
-# So many programs keep all memory channels of a large GPU busy.
+# Number of programs that keeps all memory channels of a large GPU busy.
 _WANTED_PROGRAMS: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """One program's share, and how it is compiled.
+    """Tile sizes of one program, and its compile options.
 
     Attributes:
-        rows: query heads of tokens, all of one KV head; a power of two, 16 at least.
-        keys: of the context that are folded in at a time; a power of two.
-        num_warps, num_stages: of Triton. Tables are read ahead of the blocks they name, so two
-            tiles ahead take five stages.
-        max_registers: per thread. None leaves it to the assembler, which may spill a few to fit
-            more programs.
+        rows: query heads of tokens, all of one KV head; a power of two, at least 16.
+        keys: keys of the context folded in per iteration; a power of two.
+        num_warps, num_stages: Triton's options. Block tables are read before the blocks, so a
+            prefetch of two tiles takes five stages.
+        max_registers: registers per thread. None leaves it to the assembler, which may spill a few
+            for higher occupancy.
     """
 
     rows: int
@@ -39,7 +38,7 @@ class Tiling:
     max_registers: int | None = 255
 
     def num_tokens(self, group: int) -> int:
-        """How many tokens the rows hold, with `group` query heads each."""
+        """Returns the number of tokens that the rows hold, with `group` query heads each."""
         return self.rows // group
 
 
@@ -48,10 +47,10 @@ class AttentionTiling:
     """Tilings of all attention kernels, for one model on one GPU.
 
     Attributes:
-        decode: few tokens of one sequence.
-        shared: tokens of several sequences, over the blocks that these share.
-        prefill: many tokens of one sequence.
-        split_tokens: where in a context partial results of decodes begin: at its multiples.
+        decode: tiling for few tokens of one sequence.
+        shared: tiling for tokens of several sequences, over blocks that they share.
+        prefill: tiling for many tokens of one sequence.
+        split_tokens: partial results of decodes begin at multiples of it in the context.
         merges_in_prefill: whether those of a prefill begin there too.
     """
 
@@ -66,7 +65,7 @@ class AttentionTiling:
         return self.split_tokens if self.merges_in_prefill else None
 
 
-# All of these by the width of a head in registers, `tile_dim`.
+# All tables are keyed by the width of a head in registers, `tile_dim`.
 _DECODE: Final = {
     64: Tiling(16, 128, 4, 5, 168),
     128: Tiling(16, 64, 4, 5, 168),
@@ -82,14 +81,14 @@ _PREFILL_AMPERE: Final = {
     128: Tiling(64, 64, 8, 5),
     256: Tiling(64, 32, 8, 5),
 }
-# For prefill and decode alike: the widest that leaves registers for two results, and holds decodes
-# without being bound by arithmetic.
+# For both prefill and decode: the widest that leaves registers for two results, and for which
+# decodes are not compute-bound.
 _UNIFORM: Final = {
     64: Tiling(64, 64, 8, 3),
     128: Tiling(64, 64, 8, 5),
     256: Tiling(32, 64, 8, 3),
 }
-# Numbers of fp8 are turned into longer ones in registers, which leaves fewer.
+# fp8 numbers are converted to longer types in registers, which leaves fewer of them.
 _DECODE_FP8: Final = {
     64: Tiling(16, 128, 4, 5),
     128: Tiling(16, 64, 4, 5),
@@ -97,7 +96,7 @@ _DECODE_FP8: Final = {
 }
 _PREFILL_FP8: Final = {**_PREFILL, 256: Tiling(64, 32, 8, 5)}
 _UNIFORM_FP8: Final = {**_UNIFORM, 256: Tiling(32, 32, 8, 5)}
-# Without matrix instructions; float32 is there to check models with.
+# Without matrix instructions; float32 is for checking models.
 _FLOAT32: Final = {
     64: Tiling(32, 32, 4, 3),
     128: Tiling(16, 32, 8, 2),
@@ -114,14 +113,14 @@ def choose_tiling(
     capability: tuple[int, int] = (9, 0),
     deterministic: bool = False,
 ) -> AttentionTiling:
-    """The tiling for a model.
+    """Returns the tilings for a model.
 
     Args:
-        dtype, cache_dtype: of the queries, and of K and V.
-        max_context: the longest that is served.
-        capability: of the GPU.
-        deterministic: a token's output is the same, bit by bit, whether it is decoded or prefilled,
-            and whatever else is in its chunk.
+        dtype, cache_dtype: dtype of the queries, and of K and V.
+        max_context: longest context served, in tokens.
+        capability: compute capability of the GPU.
+        deterministic: whether a token's output has to be bitwise the same in decode and prefill,
+            for any content of its chunk.
     """
     dim, is_fp8 = tile_dim(head_dim), cache_dtype == torch.float8_e4m3fn
     split = DETERMINISTIC_SPLIT if deterministic else _split_tokens(max_context, num_kv_heads)
@@ -142,16 +141,16 @@ def tile_dim(head_dim: int) -> int:
 
 
 def _split_tokens(max_context: int, num_kv_heads: int) -> int:
-    """So many that one sequence of the longest context keeps the GPU busy, and no fewer: long
-    splits are read faster and leave less to merge."""
+    """Returns the longest split with which one sequence of the longest context still keeps the GPU
+    busy: long splits are read faster and leave less to merge."""
     least, most = _SPLITS
     wanted = max(max_context * num_kv_heads // _WANTED_PROGRAMS, 1)
     return min(max(int(triton.next_power_of_2(wanted)), least), most)
 
 
 def num_programs(num_works: int, device: torch.device) -> int:
-    """Of a kernel whose programs take one piece of work after the other: several for each
-    multiprocessor, so that some load while others compute."""
+    """Returns the number of programs of a persistent kernel: several per multiprocessor, so that
+    some load while others compute."""
     if device.type != "cuda":
         return min(num_works, 8)
     properties = torch.cuda.get_device_properties(device)

@@ -1,7 +1,4 @@
-"""The attention kernels as they are compiled ahead of time: for which heads, types and rules.
-
-Knows nothing of compiling.
-"""
+"""Variants of the attention kernels for ahead-of-time compilation, by head size, dtype and rule."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -68,7 +65,7 @@ def _attention(
     capability: int = 90,
     deterministic: bool = False,
 ) -> Variant:
-    """`purpose`: which of the tilings that are chosen for `capability`."""
+    """Returns the variant for `purpose`: the name of an `AttentionTiling` field."""
     cache = cache or query
     kernel = prefill_kernel if purpose == "prefill" else split_kernel
     version = divmod(capability, 10)
@@ -88,7 +85,7 @@ def _attention(
         **({} if cache == _FP8 else _NO_SCALES),
         **rule,
     }
-    # Only prefill is tiled otherwise below 9.0, and only where it is neither of the special cases.
+    # Below 9.0 only prefill has other tiles, and only if it is neither of the special cases.
     is_tiled_for_90 = (
         capability == 90 and purpose == "prefill" and query != torch.float32 and not deterministic
     )
@@ -136,7 +133,7 @@ def _taken(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:
 def _signature(
     kernel: Any, constants: dict[str, Any], query: torch.dtype, cache: torch.dtype
 ) -> dict[str, str]:
-    """Those arguments that are none of the others are arrays of a plan."""
+    """Returns the types of the kernel's arguments; all remaining ones are int32 plan arrays."""
     types = _SCALARS | dict.fromkeys(_FLOATS, "*fp32")
     types |= dict.fromkeys(("query", "out"), f"*{TRITON_TYPES[query]}")
     types |= dict.fromkeys(("keys", "values"), f"*{TRITON_TYPES[cache]}")

@@ -1,9 +1,8 @@
-"""Masks of allowed tokens, one bit each: what is not allowed gets a score of -inf.
+"""Token bitmasks of grammars: a token that is not allowed gets a score of -inf.
 
-A mask is 32 tokens a word, the lowest bit first, as grammar engines give it, and is read as it is:
-of a vocabulary of 128k tokens 16 KiB beside the 512 KiB of scores. Where none of those allowed has
-a score that could be chosen, because other rules have banned them all, they get 0 and are equally
-likely: a token that breaks a grammar cannot be taken back.
+A mask has 32 tokens per word, the lowest bit first, as grammar engines produce it, and is not
+unpacked: 16 KiB for 128k tokens, beside 512 KiB of scores. If other rules have banned all allowed
+tokens, these get a score of 0 and are equally likely: a violation of the grammar cannot be undone.
 """
 
 from typing import Any, Final
@@ -16,13 +15,13 @@ from baton_kernels.launch import check_dtype, check_packed, check_shape
 from baton_kernels.variant import Variant
 
 FP_FUSION: Final = False
-_WORDS: Final = 128  # that one program looks at, of 32 tokens each
+_WORDS: Final = 128  # words per program, of 32 tokens each
 _NUM_WARPS: Final = 4
 
 
 @triton.jit
 def _allowed(words, words_stride, num_words, vocab_size, WORDS: tl.constexpr):
-    """The tokens of one program, `[WORDS, 32]`, and which of them are allowed."""
+    """Returns the tokens of one program, `[WORDS, 32]`, and whether each is allowed."""
     mask, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     places = tile * WORDS + tl.arange(0, WORDS)
     word = tl.load(words + mask * words_stride + places, places < num_words, 0)
@@ -36,11 +35,11 @@ def _restrict_kernel(
     scores, scores_stride, rows, words, words_stride, has_any, num_words, vocab_size,
     NUM_TILES: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """One tile of a row: reads the scores that are allowed, writes those that are not."""
+    """Masks one tile of a row: reads the scores of allowed tokens, writes the others."""
     tokens, is_allowed = _allowed(words, words_stride, num_words, vocab_size, WORDS)
     mask = tl.program_id(0).to(tl.int64)
     cells = scores + tl.load(rows + mask) * scores_stride + tokens
-    # Not equal to -inf is also what is no number.
+    # NaN counts as a score too: it does not equal -inf.
     is_left = is_allowed & (tl.load(cells, is_allowed, -float("inf")) != -float("inf"))
     tl.store(cells, -float("inf"), (tokens < vocab_size) & (is_allowed == 0))
     found = tl.max(tl.max(is_left.to(tl.int32), axis=1), axis=0)
@@ -52,7 +51,7 @@ def _relent_kernel(
     scores, scores_stride, rows, words, words_stride, has_any, num_words, vocab_size,
     NUM_TILES: tl.constexpr, BLOCK_TILES: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """One tile of a row: writes only where the whole row has nothing left."""
+    """Resets one tile of a row; writes only if no allowed token of the whole row is left."""
     mask = tl.program_id(0).to(tl.int64)
     tiles = tl.arange(0, BLOCK_TILES)
     found = tl.load(has_any + mask * NUM_TILES + tiles, tiles < NUM_TILES, 0)
@@ -62,13 +61,13 @@ def _relent_kernel(
 
 
 def restrict(scores: torch.Tensor, rows: torch.Tensor, bitmask: torch.Tensor) -> None:
-    """Leaves rows the tokens that they are allowed, in place.
+    """Masks the tokens of rows that their bitmasks do not allow, in place.
 
     Args:
-        scores: float32 `[num_rows, vocab_size]`; rows may lie apart.
-        rows: int64 `[num_masks]`, which of them; no row is named twice.
+        scores: float32 `[num_rows, vocab_size]`; rows may be strided.
+        rows: int64 `[num_masks]`, rows of `scores` to mask; no row occurs twice.
         bitmask: int32 `[num_masks, ceil(vocab_size / 32)]`; token i is allowed by bit `i % 32` of
-            word `i // 32`, and bits beyond the vocabulary mean nothing. Rows may lie apart.
+            word `i // 32`; bits beyond the vocabulary are ignored. Rows may be strided.
     """
     vocab_size = scores.shape[1]
     num_masks, num_words = len(rows), triton.cdiv(vocab_size, 32)
@@ -89,7 +88,7 @@ def restrict(scores: torch.Tensor, rows: torch.Tensor, bitmask: torch.Tensor) ->
 
 
 def reference_restrict(scores: torch.Tensor, rows: torch.Tensor, bitmask: torch.Tensor) -> None:
-    """`restrict` in torch, row by row."""
+    """Computes `restrict` in torch, row by row."""
     for row, words in zip(rows.tolist(), bitmask, strict=True):
         bits = words[:, None] >> torch.arange(32, device=words.device) & 1
         is_allowed = bits.bool().flatten()[: scores.shape[1]]

@@ -1,7 +1,7 @@
-"""Copies blocks of KV, many in one launch: within a pool, and between it and pinned host memory.
+"""KV block copy, many blocks per launch: within a pool, and between it and pinned host memory.
 
-Pinned memory is part of the GPU's address space, so that swapping is the same kernel as copying
-on write, with loads or stores that cross the bus. Knows nothing of what is in a block.
+Pinned memory is in the GPU's address space, so that swapping uses the same kernel as copy-on-write,
+with loads or stores that cross the bus.
 """
 
 from typing import Final
@@ -14,8 +14,8 @@ from baton_kernels.launch import INTERPRETED, check_dtype, check_packed, check_s
 from baton_kernels.variant import Variant
 
 FP_FUSION: Final = True
-UNIT: Final = 16  # bytes that one thread moves at once
-_TILE: Final = 4096  # words of 4 bytes that one program has under way
+UNIT: Final = 16  # bytes that one thread moves per access
+_TILE: Final = 4096  # words of 4 bytes that one program has in flight
 _NUM_WARPS: Final = 8
 
 
@@ -23,12 +23,12 @@ _NUM_WARPS: Final = 8
 def _copy_kernel(
     source, target, pairs, source_stride, target_stride, num_units, TILE: tl.constexpr
 ):
-    """`TILE` words of one block: read once, written once."""
+    """Copies `TILE` words of one block; reads and writes each once."""
     pair = tl.program_id(0).to(tl.int64)
     origin = tl.load(pairs + 2 * pair)
     goal = tl.load(pairs + 2 * pair + 1)
     words = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    # Products with 4 say that whole units are moved, whatever the size of a block.
+    # The factors of 4 let the compiler infer 16-byte accesses for any block size.
     inside = words < num_units * 4
     values = tl.load(source + origin * (source_stride * 4) + words, inside)
     tl.store(target + goal * (target_stride * 4) + words, values, inside)
@@ -37,16 +37,16 @@ def _copy_kernel(
 def copy_blocks(source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor) -> None:
     """Copies whole blocks.
 
-    A target may be neither a source nor another's target: nothing says which is read or written
-    first. Returns when the copy is enqueued; memory of the host may be read or reused once the
-    stream has come so far.
+    A target must be neither a source nor another pair's target, since the order of reads and writes
+    is undefined. Returns after the copy is enqueued; host memory may be read or reused after the
+    stream has completed it.
 
     Args:
         source, target: uint8 `[num_blocks, block_bytes]`, blocks contiguous, of a multiple of 16
-            bytes. One is on the device; the other is too, or is in pinned memory of the host. They
-            may be one tensor.
-        pairs: int64 `[num_pairs, 2]`: which block of `source` goes to which of `target`. On the
-            device, or pinned.
+            bytes. At least one is on the device; the other may be in pinned host memory. They may
+            be the same tensor.
+        pairs: int64 `[num_pairs, 2]`: (block of `source`, block of `target`). On the device, or
+            pinned.
     """
     block_bytes = source.shape[-1]
     check_shape("target", target, (len(target), block_bytes))
@@ -71,7 +71,7 @@ def copy_blocks(source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor)
 
 
 def reference_copy_blocks(source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor) -> None:
-    """`copy_blocks` in torch."""
+    """Computes `copy_blocks` in torch."""
     origins, goals = pairs.unbind(1)
     target[goals.to(target.device)] = source[origins.to(source.device)].to(target.device)
 
@@ -88,7 +88,7 @@ def _check_pool(name: str, pool: torch.Tensor) -> None:
 
 
 def _check_reach(**tensors: torch.Tensor) -> None:
-    """Whether the device can follow every pointer."""
+    """Raises `ValueError` unless the device can access every tensor."""
     if INTERPRETED.value:
         return
     if not any(tensors[name].is_cuda for name in ("source", "target")):

@@ -1,9 +1,8 @@
-"""Writes K and V of new tokens into the paged pool as they are.
+"""KV cache write: stores K and V of new tokens in the paged pool, without a rotation.
 
-A token's place is its slot, `block * block_size + offset`. Block 0 is no block: slots in it belong
-to rows that pad the batch, and nothing is written for those. In an fp8 (e4m3) cache a number is
-stored divided by the scale of its KV head. Knows nothing of sequences or block tables; the rotary
-embedding comes first in `rotary`.
+A token's slot is `block * block_size + offset`. Block 0 is the null block: slots in it belong to
+padding rows, for which nothing is written. In an fp8 (e4m3) cache a number is stored divided by the
+scale of its KV head. `rotary` applies the rotary embedding and writes in one pass.
 """
 
 from dataclasses import dataclass
@@ -33,14 +32,14 @@ _LARGEST = tl.constexpr(FP8_LARGEST)
 
 @dataclass(frozen=True, slots=True)
 class CacheBlocks:
-    """The K and V of one layer in its pool, which owns them.
+    """K and V blocks of one layer, as views of the pool that owns them.
 
     Attributes:
-        key: `[num_blocks, block_size * num_kv_heads * key_head_dim]`; blocks lie apart, since
-            those of other layers are between.
-        value: the same of V.
-        key_scales, value_scales: float32 `[num_kv_heads]`, of an fp8 cache: what a stored number
-            has to be multiplied by to be the number meant.
+        key: `[num_blocks, block_size * num_kv_heads * key_head_dim]`; strided by the block, which
+            has other layers in between.
+        value: `[num_blocks, block_size * num_kv_heads * value_head_dim]`, likewise.
+        key_scales, value_scales: float32 `[num_kv_heads]`, of an fp8 cache: factor from a stored
+            number to its value.
     """
 
     key: torch.Tensor
@@ -51,13 +50,13 @@ class CacheBlocks:
 
 @triton.jit
 def store_scaled(pointers, values, scales, heads, num_heads, mask):
-    """Stores float32 `values`, divided by their heads' `scales` where the cache is fp8."""
+    """Stores float32 `values`, divided by their heads' `scales` if the cache is fp8."""
     if pointers.dtype.element_ty == tl.float8e4nv:
         values = values / tl.load(scales + heads, heads < num_heads, 1.0)
-        # e4m3 has no infinity: what is too large would become NaN.
+        # e4m3 has no infinity: values out of range would become NaN.
         values = tl.minimum(tl.maximum(values, -_LARGEST), _LARGEST)
         if INTERPRETED:
-            # The interpreter loses the carry when it rounds; what has 4 bits it need not round.
+            # The interpreter loses the carry when it rounds, so values are rounded to 4 bits first.
             spread = values * (2.0**20 + 1.0)
             values = spread - (spread - values)
     tl.store(pointers, values.to(pointers.dtype.element_ty), mask)
@@ -65,13 +64,13 @@ def store_scaled(pointers, values, scales, heads, num_heads, mask):
 
 @triton.jit
 def num_written(slot, num_heads, BLOCK_SIZE: tl.constexpr):
-    """How many of a row's heads are written: none if the row is padding."""
+    """Returns the number of a row's heads to write: 0 if the row is padding."""
     return tl.where(slot >= BLOCK_SIZE, num_heads, 0)
 
 
 @triton.jit
 def slot_offset(slot, block_stride, BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr):
-    """Where a slot's `WIDTH` numbers begin, in elements from the first block's."""
+    """Returns the offset of a slot's `WIDTH` numbers, in elements from the first block."""
     return slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * WIDTH
 
 
@@ -85,7 +84,7 @@ def write_heads(
     heads = head + tl.arange(0, BLOCK_HEADS)[:, None]
     columns = tl.arange(0, BLOCK_DIM)[None, :]
     inside = (heads < NUM_HEADS) & (columns < HEAD_DIM)
-    # Read before it is known whether the row is written, so that both loads run side by side.
+    # Loaded before it is known whether the row is written, so that both loads run in parallel.
     values = tl.load(row + heads * HEAD_DIM + columns, inside, 0.0).to(tl.float32)
     place = cache + slot_offset(slot, block_stride, BLOCK_SIZE, NUM_HEADS * HEAD_DIM)
     inside &= heads < num_written(slot, NUM_HEADS, BLOCK_SIZE)
@@ -101,7 +100,7 @@ def _write_kernel(
     BLOCK_SIZE: tl.constexpr, BLOCK_HEADS: tl.constexpr,
     BLOCK_KEY: tl.constexpr, BLOCK_VALUE: tl.constexpr,
 ):  # fmt: skip
-    """Some KV heads of one token: reads and writes their K and V once."""
+    """Copies K and V of some KV heads of one token; reads and writes each once."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS
     slot = tl.load(slots + token).to(tl.int64)
@@ -121,10 +120,10 @@ def write_kv(
     """Writes each token's K and V to its slot.
 
     Args:
-        key: `[num_tokens, num_kv_heads, key_head_dim]`; tokens may lie apart.
-        value: `[num_tokens, num_kv_heads, value_head_dim]`; tokens may lie apart.
-        cache: written to; of the type of `key`, another float type or fp8.
-        slots: `[num_tokens]`, int32 or int64, no two the same but those in block 0.
+        key: `[num_tokens, num_kv_heads, key_head_dim]`; tokens may be strided.
+        value: `[num_tokens, num_kv_heads, value_head_dim]`; tokens may be strided.
+        cache: written to; of the dtype of `key`, another float type or fp8.
+        slots: `[num_tokens]`, int32 or int64, unique except in block 0.
     """
     num_tokens, num_heads, key_dim = key.shape
     value_dim = value.shape[-1]
@@ -143,7 +142,7 @@ def write_kv(
 def check_cache(
     key: torch.Tensor, value: torch.Tensor, cache: CacheBlocks, slots: torch.Tensor
 ) -> int:
-    """The block size; raises `ValueError` if tokens and cache do not fit each other."""
+    """Returns the block size. Raises `ValueError` if tokens and cache do not fit each other."""
     num_tokens, num_heads, _ = key.shape
     check_shape("value", value, (num_tokens, num_heads, value.shape[-1]))
     check_shape("slots", slots, (num_tokens,))
@@ -165,7 +164,7 @@ def check_cache(
 
 
 def scales_of(cache: CacheBlocks) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scales; where there are none, something in their place that is not read."""
+    """Returns the scales, or, if there are none, tensors in their place that are not read."""
     if cache.key_scales is None or cache.value_scales is None:
         return cache.key, cache.value
     return cache.key_scales, cache.value_scales
@@ -174,7 +173,7 @@ def scales_of(cache: CacheBlocks) -> tuple[torch.Tensor, torch.Tensor]:
 def reference_write_kv(
     key: torch.Tensor, value: torch.Tensor, cache: CacheBlocks, slots: torch.Tensor
 ) -> None:
-    """`write_kv` in torch."""
+    """Computes `write_kv` in torch."""
     block_size = check_cache(key, value, cache, slots)
     places = slots.long()
     is_real = places >= block_size

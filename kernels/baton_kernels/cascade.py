@@ -1,8 +1,7 @@
-"""Prefixes that many running sequences share: found in their block tables, used where it pays.
+"""Cascade attention: finds prefixes that running sequences share, in their block tables.
 
-What all members have in common is attended once, for all of them together; it leaves the partial
-results that each member's own splits would have left, and `paged_decode` merges them as ever. Pure,
-on the host; knows nothing of kernels.
+The kernel attends over a shared prefix once for all its members; that gives the same partial
+results as each member's own splits, and `paged_decode` merges them as usual. Pure, on the host.
 """
 
 from collections.abc import Iterator
@@ -12,17 +11,17 @@ import numpy as np
 
 from baton_kernels.attention_plan import IntArray, SharedPrefix, Spans
 
-# What a GPU reads from its L2 cache, where members find each other's blocks, while it starts the
-# one more kernel that a shared prefix takes.
+# Bytes that a GPU reads from its L2 cache, which has the blocks after the first member's read, in
+# the time of the additional kernel launch that a shared prefix takes.
 _LAUNCH_BYTES: Final = 16 * 2**20
 
 
 def pays(num_members: int, num_tokens: int, members_per_tile: int, token_bytes: int) -> bool:
-    """Whether attending once over a prefix is faster; of shapes alone.
+    """Returns whether attending once over a prefix is faster; depends on shapes alone.
 
     Args:
-        members_per_tile: for how many of them K and V are read together.
-        token_bytes: of K and V of a token in one layer.
+        members_per_tile: number of members for which K and V are read together.
+        token_bytes: bytes of K and V of a token in one layer.
     """
     num_reads = -(-num_members // members_per_tile)
     return (num_members - num_reads) * num_tokens * token_bytes > _LAUNCH_BYTES
@@ -36,7 +35,7 @@ def find_shared(
     members_per_tile: int,
     token_bytes: int,
 ) -> list[SharedPrefix]:
-    """The shared prefixes that pay among sequences that decode, one at most for each.
+    """Returns the shared prefixes of decoding sequences that pay, at most one per sequence.
 
     Args:
         tables: `[num_batch_slots, max_blocks]`. Sequences with the same first block are compared.

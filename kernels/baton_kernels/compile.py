@@ -1,10 +1,10 @@
-"""Compiles every kernel variant for every target ahead of time, with no GPU present.
+"""Ahead-of-time compilation of every kernel variant for every target, without a GPU.
 
     python -m baton_kernels.compile
 
-prints registers, spills and shared memory of each, and fails with a sentence where a variant
-spills, needs more shared memory than a block of threads may have, or does without the matrix
-instructions it is meant to use. Knows nothing of launches; what it reads is in the compiled files.
+prints registers, spills and shared memory of each, and fails with a sentence if a variant spills,
+needs more shared memory than a thread block may have, or lacks the matrix instructions it is meant
+to use. It reads all of this from the compiled files.
 """
 
 import importlib
@@ -26,8 +26,8 @@ from triton.compiler import ASTSource
 
 from baton_kernels.variant import Variant
 
-# Each has `VARIANTS`, and `FP_FUSION`: whether a product and a sum may become one operation, which
-# is what its launches ask for too.
+# Each has `VARIANTS`, and `FP_FUSION`: whether multiplication and addition may be fused, as in its
+# launches.
 MODULES: Final = (
     "baton_kernels.activation",
     "baton_kernels.attention_variants",
@@ -47,7 +47,7 @@ MODULES: Final = (
 )
 CAPABILITIES: Final = (80, 90, 100)
 _SHARED_LIMITS: Final = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-# From 9.0 the system takes so much of each block's, and `cuobjdump` counts it; the limit does not.
+# From 9.0 on the system reserves these bytes per block, which `cuobjdump` counts and no limit.
 _SHARED_RESERVED: Final = {80: 0, 90: 1024, 100: 1024}
 _RESOURCES: Final = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _WARP_MMA: Final = re.compile(r"\b(?:mma\.sync|wgmma\.mma_async)\S*\.bf16\b")
@@ -56,7 +56,7 @@ _TENSOR_CORE_MMA: Final = re.compile(r"\btcgen05\.mma\S*kind::f16\b")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One variant, found again by another process, and what to compile it for."""
+    """Compile job: a variant, by its index in a module, and its target."""
 
     module: str
     index: int
@@ -68,11 +68,11 @@ class Usage:
     """Registers and memory of a compiled variant.
 
     Attributes:
-        registers: per thread.
-        spilled_bytes: of local memory per thread, which lies in device memory.
-        static_shared, dynamic_shared: bytes per block of threads, the first with what the system
-            reserves.
-        faults: why it may not be used, in sentences.
+        registers: registers per thread.
+        spilled_bytes: local memory per thread in bytes, which is in device memory.
+        static_shared, dynamic_shared: bytes of shared memory per thread block, the first with those
+            that the system reserves.
+        faults: reasons for which it must not be used, in sentences.
     """
 
     registers: int
@@ -88,8 +88,8 @@ def variants(module: str) -> tuple[Variant, ...]:
 
 
 def compile_variant(variant: Variant, capability: int, fp_fusion: bool) -> Any:
-    """Triton's compiled kernel. As in launches, pointers and strides are multiples of 16, and so is
-    what a signature marks in Triton's own way, as in `i32:16`."""
+    """Returns Triton's compiled kernel. As in launches, pointers and strides are multiples of 16,
+    and so are arguments whose signature has Triton's mark, as in `i32:16`."""
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, name in enumerate(variant.kernel.arg_names)
@@ -111,7 +111,7 @@ def compile_variant(variant: Variant, capability: int, fp_fusion: bool) -> Any:
 
 
 def judge(variant: Variant, capability: int, fp_fusion: bool) -> Usage:
-    """Compiles one variant for one target and looks at what came of it."""
+    """Compiles one variant for one target and returns its resource usage and faults."""
     compiled = compile_variant(variant, capability, fp_fusion)
     registers, stack, static, local = _resources(compiled.asm["cubin"])
     dynamic = compiled.metadata.shared
@@ -123,14 +123,14 @@ def judge(variant: Variant, capability: int, fp_fusion: bool) -> Usage:
 
 
 def run(job: Job) -> Usage:
-    """Judges the variant, in any process."""
+    """Judges the job's variant, in any process."""
     variant = variants(job.module)[job.index]
     return judge(variant, job.capability, importlib.import_module(job.module).FP_FUSION)
 
 
 def has_bf16_mma(ptx: str, ttgir: str) -> bool:
-    """Whether the tensor cores are given bf16. Those of Blackwell have one instruction for bf16 and
-    fp16 and are told apart one step earlier."""
+    """Returns whether the tensor cores compute in bf16. On Blackwell bf16 and fp16 have the same
+    instruction and are told apart in the TTGIR."""
     if _WARP_MMA.search(ptx):
         return True
     lines = [line for line in ttgir.splitlines() if "tc_gen5_mma" in line]
@@ -138,7 +138,7 @@ def has_bf16_mma(ptx: str, ttgir: str) -> bool:
 
 
 def _resources(cubin: bytes) -> tuple[int, int, int, int]:
-    """Registers, stack, static shared and local memory."""
+    """Returns registers, and bytes of stack, static shared and local memory."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernel.cubin")
         path.write_bytes(cubin)
@@ -180,7 +180,7 @@ def main() -> int:
 
 
 def report(every: list[tuple[Job, Variant]], usages: dict[Job, Usage]) -> int:
-    """Prints the table and then what is wrong; the exit status."""
+    """Prints the table and then the faults; returns the exit status."""
     width = max(len(variant.name) for _, variant in every)
     print(f"{'kernel':{width}}  target  registers  spills  shared: static  dynamic", flush=True)
     faults = []

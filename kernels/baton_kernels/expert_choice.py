@@ -1,8 +1,7 @@
-"""Expert routing: the k largest of a router's logits, and their weights.
+"""Expert routing (MoE gating): the k largest of a router's logits, and their weights.
 
-Equal logits are ordered by the expert's number, so that the choice is a function of the logits
-alone: a library's top-k promises no order of equals, and in bf16 equals are common. Knows nothing
-of how logits come about, nor of what experts compute.
+Ties are ordered by expert index, so that the choice depends on the logits alone: a library's top-k
+does not define the order of ties, which are common in bf16.
 """
 
 from typing import Any, Final
@@ -25,7 +24,7 @@ def _choose_kernel(
     CHOICES: tl.constexpr, IS_SHARE_OF_CHOSEN: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_CHOICES: tl.constexpr,
 ):  # fmt: skip
-    """One token: reads its logits once, and takes the largest that is left again and again."""
+    """Chooses the experts of one token: reads its logits once, then takes the largest in turn."""
     token = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, BLOCK)
     places = tl.arange(0, BLOCK_CHOICES)
@@ -41,7 +40,7 @@ def _choose_kernel(
     for choice in tl.static_range(CHOICES):
         best = tl.max(tl.where(is_free, values, -float("inf")), axis=0)
         pick = tl.min(tl.where(is_free & (values == best), experts, BLOCK), axis=0)
-        # Logits that are no numbers still choose an expert that there is.
+        # NaN logits still choose a valid expert.
         pick = tl.minimum(pick, num_experts - 1)
         part = tl.exp(best - largest)
         is_free &= experts != pick
@@ -57,13 +56,13 @@ def _choose_kernel(
 def choose_experts(
     logits: torch.Tensor, choices: int, *, is_share_of_chosen: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts of each token, most likely first, int32, and their weights, float32:
+    """Returns the experts of each token, most likely first, int32, and their weights, float32:
     `[num_tokens, choices]` each.
 
     Args:
-        logits: `[num_tokens, num_experts]` of any float type; rows may lie apart.
-        is_share_of_chosen: the weights of a token's experts add up to 1; else they are the chances
-            that a softmax over all experts gives them.
+        logits: `[num_tokens, num_experts]` of any float type; rows may be strided.
+        is_share_of_chosen: whether to normalize a token's weights to a sum of 1; else they are
+            probabilities of a softmax over all experts.
     """
     num_tokens, num_experts = logits.shape
     check_dtype("logits", logits, *FLOATS)
@@ -87,7 +86,7 @@ def choose_experts(
 def reference_choose_experts(
     logits: torch.Tensor, choices: int, *, is_share_of_chosen: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`choose_experts` in torch, in the type of `logits`."""
+    """Computes `choose_experts` in torch, in the dtype of `logits`."""
     chosen = logits.sort(stable=True, dim=-1, descending=True).indices[:, :choices]
     if is_share_of_chosen:
         return chosen.int(), logits.gather(-1, chosen).softmax(-1)

@@ -1,10 +1,8 @@
-"""The matrix products of a mixture of experts, in which a token's result does not depend on the
-batch.
+"""Batch-invariant matrix products of a mixture of experts (MoE).
 
 The pairs (token, expert) are sorted by expert and padded so that a tile of rows has one expert. As
-in `linear` tiles are fixed, and so is the order of every sum. Nothing waits for the host: the
-number of tiles is the most that there can be, and those that are left over do nothing. Knows
-nothing of how experts are chosen.
+in `linear`, tiles are fixed, and so is the order of every sum. There is no host synchronization:
+the number of tiles is the maximum possible, and excess tiles do nothing.
 """
 
 from dataclasses import dataclass
@@ -29,11 +27,11 @@ class Routing:
     """Routing of tokens to experts, for one layer and step.
 
     Attributes:
-        pairs: int32 `[num_tiles * BLOCK_ROWS]`, numbers `token * experts_per_token + choice` sorted
-            by expert; `num_pairs` where a tile is padded.
-        experts: int32 `[num_tiles]`, of each tile; `num_experts` for those left over.
+        pairs: int32 `[num_tiles * BLOCK_ROWS]`, indices `token * experts_per_token + choice` sorted
+            by expert; `num_pairs` for padding of a tile.
+        experts: int32 `[num_tiles]`, expert of each tile; `num_experts` for excess tiles.
         num_pairs: tokens times experts per token.
-        experts_per_token: how many each token has.
+        experts_per_token: number of experts per token.
     """
 
     pairs: torch.Tensor
@@ -43,7 +41,7 @@ class Routing:
 
 
 def route(chosen: torch.Tensor, num_experts: int) -> Routing:
-    """Sorts by expert, without a word from the host.
+    """Sorts pairs by expert, without host synchronization.
 
     Args:
         chosen: `[num_tokens, experts_per_token]` of an integer type, each in [0, num_experts).
@@ -70,14 +68,14 @@ def _experts_kernel(
     HAS_BIAS: tl.constexpr, IS_EVEN: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One tile: up to `BLOCK_ROWS` pairs of one expert, times `BLOCK_COLUMNS` of its weight."""
+    """Computes one tile: up to `BLOCK_ROWS` pairs of one expert, `BLOCK_COLUMNS` of its weight."""
     tile = tl.program_id(1)
     expert = tl.load(experts + tile).to(tl.int64)
     if expert < num_experts:
         chosen = tl.load(pairs + tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None]
         columns = tl.program_id(0) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
         is_column = columns < num_columns
-        # What is beyond the end repeats what is not, and is not stored.
+        # Rows and columns beyond the end repeat existing ones, and are not stored.
         rows = (tl.minimum(chosen, num_pairs - 1) // pairs_per_row).to(tl.int64)
         weight_rows = expert * expert_stride + (columns % num_columns).to(tl.int64) * weight_stride
         total = product(
@@ -94,7 +92,7 @@ def _experts_kernel(
 def _combine_kernel(
     x, weights, out, x_stride, out_stride, width, CHOICES: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """`BLOCK` columns of one token: its experts' results, weighted, added in the order chosen."""
+    """Adds `BLOCK` columns of one token's weighted expert results, in the order of its choices."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
@@ -113,16 +111,16 @@ def expert_linear(
     bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Each pair's row times its expert's weight, plus its bias, `[num_pairs, num_columns]`, in the
-    order of the tokens; each row is bitwise the same in any batch.
+    """Returns each pair's row times its expert's weight, plus its bias, `[num_pairs, num_columns]`,
+    in the order of the tokens; each row is bitwise the same in any batch.
 
     Args:
-        x: `[num_tokens, depth]`, or `[num_pairs, depth]` where each pair has a row of its own;
-            rows may lie apart.
-        weight: `[num_experts, num_columns, depth]` of the type of `x`, contiguous.
-        routing: of these tokens, for so many experts.
+        x: `[num_tokens, depth]`, or `[num_pairs, depth]` with a row for each pair; rows may be
+            strided.
+        weight: `[num_experts, num_columns, depth]` of the dtype of `x`, contiguous.
+        routing: routing of these tokens to these experts.
         bias: `[num_experts, num_columns]` of any float type, contiguous.
-        out: where to write to; allocated if None.
+        out: output tensor; allocated if None.
     """
     num_experts, num_columns, depth = weight.shape
     if out is None:
@@ -144,12 +142,12 @@ def expert_linear(
 def combine_experts(
     x: torch.Tensor, weights: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The weighted sum of each token's experts: `[num_tokens, width]`.
+    """Returns the weighted sum of each token's expert results: `[num_tokens, width]`.
 
     Args:
-        x: `[num_pairs, width]` as of `expert_linear`.
+        x: `[num_pairs, width]`, as `expert_linear` returns it.
         weights: `[num_tokens, experts_per_token]` of any float type, contiguous.
-        out: where to write to; allocated if None.
+        out: output tensor; allocated if None.
     """
     num_tokens, choices = weights.shape
     width = x.shape[1]
@@ -174,7 +172,7 @@ def reference_expert_linear(
     chosen: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`expert_linear` in torch, in the type of `x`; `chosen` is what the routing was made of."""
+    """Computes `expert_linear` in torch, in the dtype of `x`; `chosen` as in `route`."""
     rows = x.repeat_interleave(chosen.numel() // len(x), dim=0)
     experts = chosen.flatten().long()
     products: torch.Tensor = weight[experts] @ rows[..., None]
@@ -182,7 +180,7 @@ def reference_expert_linear(
 
 
 def reference_combine_experts(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """`combine_experts` in torch, in the type of `x`."""
+    """Computes `combine_experts` in torch, in the dtype of `x`."""
     total: torch.Tensor = (x.unflatten(0, weights.shape) * weights[..., None]).sum(1)
     return total
 

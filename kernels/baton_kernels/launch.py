@@ -1,16 +1,15 @@
-"""Checks of arguments that all kernel launchers share, and what differs in Triton's interpreter.
+"""Argument checks that all kernel launchers share, and differences in Triton's interpreter.
 
-Knows nothing of any one kernel. Launchers run on the current device and stream, never wait for
-them, allocate what they return and scratch of their own, and raise `ValueError` with a sentence
-that names the value and says what to do.
+Launchers run on the current device and stream, never synchronize, allocate their results and
+scratch, and raise `ValueError` with a sentence that names the value and says what to do.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-# Whether kernels run in Triton's interpreter (TRITON_INTERPRET=1), which multiplies the bit
-# patterns of bf16 in `tl.dot` and so has to be given float32. In compiled kernels a constant.
+# Whether kernels run in Triton's interpreter (TRITON_INTERPRET=1), whose `tl.dot` multiplies the
+# bit patterns of bf16 and so needs float32. A constant in compiled kernels.
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -24,7 +23,7 @@ _FP8_CAPABILITY = (9, 0)
 
 
 def check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
-    """`shape`: what it has to be."""
+    """Raises `ValueError` unless the tensor has `shape`."""
     if tuple(tensor.shape) != shape:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}; must have {shape}")
 
@@ -36,7 +35,7 @@ def check_dtype(name: str, tensor: torch.Tensor, *allowed: torch.dtype) -> None:
 
 
 def check_packed(name: str, tensor: torch.Tensor, num_dims: int = 1) -> None:
-    """The last `num_dims` dimensions have to lie one behind the other in memory."""
+    """Raises `ValueError` unless the last `num_dims` dimensions are contiguous in memory."""
     expected = 1
     for size, stride in zip(tensor.shape[::-1], tensor.stride()[::-1], strict=True):
         if not num_dims:
@@ -51,7 +50,7 @@ def check_packed(name: str, tensor: torch.Tensor, num_dims: int = 1) -> None:
 
 
 def check_fp8(tensor: torch.Tensor) -> None:
-    """An fp8 (e4m3) tensor needs compute capability 9.0."""
+    """Raises `ValueError` for an fp8 (e4m3) tensor on a GPU below compute capability 9.0."""
     if tensor.dtype != torch.float8_e4m3fn or not tensor.is_cuda:
         return
     capability = torch.cuda.get_device_capability(tensor.device)

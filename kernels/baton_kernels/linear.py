@@ -1,10 +1,10 @@
-"""A linear layer in which a row's result does not depend on the batch.
+"""Batch-invariant linear layer: a row's result does not depend on the batch.
 
-Library products choose tiles and splits by the number of rows, and with them the order in which
-sums are made. Here tiles are fixed, and how often K is split is a function of the weight's shape.
-Few rows are spread over the GPU by computing the splits side by side and adding them afterwards;
-of many rows one program computes all splits of a tile, one behind the other. Both add in the same
-order, so a row has bitwise the same result in either.
+Library products choose tiles and splits, and so the order of sums, by the number of rows. Here
+tiles are fixed, and the number of splits of K depends on the weight's shape alone. For few rows,
+separate programs compute the splits in parallel and a second kernel adds them (split-K); for many,
+one program computes all splits of a tile in sequence. Both add in the same order, so a row has
+bitwise the same result in either.
 """
 
 from typing import Any, Final
@@ -25,8 +25,8 @@ from baton_kernels.variant import Variant
 
 FP_FUSION: Final = True
 _BLOCK: Final = 128  # rows and columns of a tile
-_BLOCK_FLOAT32: Final = 64  # which has no tensor cores to go through
-_GROUP: Final = 8  # tiles of rows that follow each other, so that they share columns in the L2
+_BLOCK_FLOAT32: Final = 64  # float32 does not use tensor cores
+_GROUP: Final = 8  # adjacent tiles of rows, which share columns in the L2 cache
 _ENOUGH_PROGRAMS: Final = 128
 _MOST_SPLITS: Final = 8
 _LEAST_SPLIT: Final = 512  # of K
@@ -38,11 +38,11 @@ def product(
     x_rows, weight_rows, first, last, IS_EVEN: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """x @ weight.T over [first, last) of K in float32, `[BLOCK_ROWS, BLOCK_COLUMNS]`.
+    """Returns x @ weight.T over [first, last) of K in float32, `[BLOCK_ROWS, BLOCK_COLUMNS]`.
 
     `x_rows` `[BLOCK_ROWS, 1]` and `weight_rows` `[1, BLOCK_COLUMNS]` point to the first numbers of
-    rows that exist; `IS_EVEN`: all of K is a multiple of `BLOCK_K`. The order of the sum is that of
-    K, whatever the rows are.
+    existing rows; `IS_EVEN`: all of K is a multiple of `BLOCK_K`. The order of the sum is always
+    that of K.
     """
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
     steps = tl.arange(0, BLOCK_K)
@@ -54,7 +54,7 @@ def product(
             a = tl.load(x_rows + (k + steps)[None, :], (k + steps)[None, :] < last, 0.0)
             b = tl.load(weight_rows + (k + steps)[:, None], (k + steps)[:, None] < last, 0.0)
         if INTERPRETED:
-            # As numpy multiplies matrices, a row's last bits depend on where in the tile it is.
+            # In numpy's matrix product a row's last bits would depend on its place in the tile.
             a, b = a.to(tl.float32), b.to(tl.float32)
             total += tl.sum(a[:, :, None] * b[None, :, :], axis=1)
         else:
@@ -69,7 +69,8 @@ def _linear_kernel(
     IS_EVEN: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
     BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """One tile of the output, or one split of it: `out` is then `[NUM_SPLITS, rows, columns]`."""
+    """Computes one tile of the output; if `IS_PARTIAL`, one split of it, and `out` is
+    `[NUM_SPLITS, rows, columns]`."""
     row_tiles, column_tiles = tl.cdiv(num_rows, BLOCK_ROWS), tl.cdiv(num_columns, BLOCK_COLUMNS)
     group, member = (
         tl.program_id(0) // (GROUP * column_tiles),
@@ -79,7 +80,7 @@ def _linear_kernel(
     rows = (group * GROUP + member % height) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     columns = member // height * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
     is_row, is_column = rows < num_rows, columns < num_columns
-    # What is beyond the end repeats what is not, and is not stored.
+    # Rows and columns beyond the end repeat existing ones, and are not stored.
     x_rows = x + (rows % num_rows).to(tl.int64) * x_stride
     weight_rows = weight + (columns % num_columns).to(tl.int64) * weight_stride
     if IS_PARTIAL:
@@ -127,15 +128,14 @@ def linear(
     bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x @ weight.T + bias, each row bitwise the same in any batch: `[num_rows, num_columns]`.
-
-    Sums are in float32, and float32 is not rounded to less for the product.
+    """Returns x @ weight.T + bias, each row bitwise the same in any batch:
+    `[num_rows, num_columns]`. Sums are in float32; float32 inputs are not rounded to TF32.
 
     Args:
-        x: `[num_rows, depth]`; rows may lie apart.
-        weight: `[num_columns, depth]` of the type of `x`; rows may lie apart.
+        x: `[num_rows, depth]`; rows may be strided.
+        weight: `[num_columns, depth]` of the dtype of `x`; rows may be strided.
         bias: `[num_columns]` of any float type.
-        out: where to write to; allocated if None.
+        out: output tensor; allocated if None.
     """
     num_rows, depth = x.shape
     num_columns = len(weight)
@@ -167,8 +167,8 @@ def linear(
 
 
 def splits(num_columns: int, depth: int, dtype: torch.dtype) -> tuple[int, int]:
-    """How many parts K is summed in, and how long each is; of the weight's shape alone, so that
-    every GPU gives the same."""
+    """Returns the number of splits of K and the length of each; they depend on the weight's shape
+    and dtype alone, so that every GPU gives the same result."""
     wanted = _ENOUGH_PROGRAMS // triton.cdiv(num_columns, _block(dtype))
     most = max(min(wanted, depth // _LEAST_SPLIT, _MOST_SPLITS), 1)
     block = block_k(dtype)
@@ -181,14 +181,14 @@ def _block(dtype: torch.dtype) -> int:
 
 
 def block_k(dtype: torch.dtype) -> int:
-    """How much of K a program has in shared memory at once: 128 bytes of each row."""
+    """Returns the part of K that a program holds in shared memory: 128 bytes of each row."""
     return 128 // dtype.itemsize
 
 
 def reference_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """`linear` in torch, in the type of `x`; which rows are beside it may change its last bits."""
+    """Computes `linear` in torch, in the dtype of `x`; not batch-invariant in its last bits."""
     return torch.nn.functional.linear(x, weight, bias)
 
 

@@ -1,8 +1,8 @@
-"""RMSNorm, alone and behind the addition to the residual stream.
+"""RMSNorm, alone and fused with the addition to the residual stream.
 
-A row is one program, and how it is computed depends on its width alone, so that a row has the same
-result in any batch: the deterministic mode needs no other norm. Bytes moved per element: one read
-and one write, and with a residual two of each.
+A row is one program, whose computation depends on the width alone: batch-invariant, so that the
+deterministic mode needs no other norm. Memory traffic per element: one read and one write, and with
+a residual two of each.
 """
 
 from typing import Any, Final
@@ -32,7 +32,7 @@ def _rms_norm_kernel(
     HAS_RESIDUAL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One row. With a residual, that becomes the sum, and the sum is normalised."""
+    """Normalises one row. With a residual, writes the sum into it and normalises the sum."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -40,7 +40,7 @@ def _rms_norm_kernel(
     if HAS_RESIDUAL:
         stream = residual + row * residual_stride + columns
         values += tl.load(stream, inside, 0.0).to(tl.float32)
-        # What is normalised is what is kept, so that both agree with the sum in the tensor's type.
+        # Normalises the rounded sum that is stored, as separate operations in that dtype would.
         rounded = values.to(residual.dtype.element_ty)
         tl.store(stream, rounded, inside)
         values = rounded.to(tl.float32)
@@ -53,12 +53,12 @@ def _rms_norm_kernel(
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight, each row by itself; sums in float32.
+    """Returns x / sqrt(mean(x^2) + eps) * weight of each row, with sums in float32.
 
     Args:
-        x: `[num_rows, width]`, rows may lie apart.
+        x: `[num_rows, width]`, rows may be strided.
         weight: `[width]`, of any float type.
-        out: where to write to, `x` itself if need be; allocated if None.
+        out: output tensor, may be `x` itself; allocated if None.
     """
     return _launch(x, None, weight, eps, out)
 
@@ -73,9 +73,9 @@ def add_rms_norm(
     """Adds `x` to `residual` in place and returns the norm of the sum.
 
     Args:
-        x, residual: `[num_rows, width]` of one type; rows may lie apart.
+        x, residual: `[num_rows, width]` of one dtype; rows may be strided.
         weight: `[width]`.
-        out: where to write to, `x` itself if need be; allocated if None.
+        out: output tensor, may be `x` itself; allocated if None.
     """
     check_shape("residual", residual, tuple(x.shape))
     check_dtype("residual", residual, x.dtype)
@@ -84,7 +84,7 @@ def add_rms_norm(
 
 
 def reference_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`rms_norm` in torch, in the type of `x`."""
+    """Computes `rms_norm` in torch, in the dtype of `x`."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
 
@@ -125,7 +125,7 @@ def _launch(
 
 
 def _shape(width: int) -> dict[str, Any]:
-    """How a row is spread over a program; of the width alone."""
+    """Returns block size and launch options of a program; they depend on the width alone."""
     block = triton.next_power_of_2(width)
     return {"BLOCK": block, "num_warps": min(max(block // 512, 1), 16), "num_stages": 1}
 

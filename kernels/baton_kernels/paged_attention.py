@@ -1,7 +1,7 @@
-"""Attention of one layer for a step's ragged batch: which kernel has which sequences.
+"""Paged attention of one layer for a step's ragged batch, on the decode and prefill kernels.
 
-Those with no more tokens than a program of `paged_decode` holds are its; the others are
-`paged_prefill`'s. Knows nothing of how K and V came into the cache.
+Sequences with no more tokens than a program of `paged_decode` holds go to it, the others to
+`paged_prefill`.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from baton_kernels.paged_prefill import paged_prefill
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """A step's work, the same for all layers of a cache group."""
+    """Attention plan of a step, the same for all layers of a cache group."""
 
     splits: SplitPlan
     tiles: Int32Array
@@ -35,7 +35,7 @@ class AttentionPlan:
 
 @dataclass(frozen=True, slots=True)
 class AttentionArrays:
-    """An `AttentionPlan` on the device."""
+    """Attention plan on the device."""
 
     splits: SplitArrays
     tiles: torch.Tensor
@@ -53,14 +53,14 @@ def plan_attention(
     window: int | None = None,
     shared: Sequence[SharedPrefix] = (),
 ) -> AttentionPlan:
-    """Shares a batch out.
+    """Divides a batch between the kernels.
 
     Args:
-        group: query heads of each KV head.
-        shared: prefixes of sequences that have few tokens each; not with a window.
+        group: number of query heads per KV head.
+        shared: shared prefixes of sequences with few tokens each; not with a window.
     """
     is_few = spans.num_queries <= tiling.decode.num_tokens(group)
-    number = np.cumsum(is_few) - 1  # of a span, among those with few tokens
+    number = np.cumsum(is_few) - 1  # index of a span among those with few tokens
     splits = plan_splits(
         spans[is_few],
         tiling.split_tokens,
@@ -83,7 +83,7 @@ def paged_attention(
     workspace: Workspace,
     tiling: AttentionTiling,
 ) -> None:
-    """Writes the output of all tokens of the plan into `out`; K and V of these tokens are in the
-    cache already. See `paged_decode` and `paged_prefill`."""
+    """Writes the output of all tokens of the plan into `out`; their K and V must already be in the
+    cache. See `paged_decode` and `paged_prefill`."""
     paged_decode(query, out, kv, rule, tables, plan.splits, workspace, tiling.decode, tiling.shared)
     paged_prefill(query, out, kv, rule, tables, plan.tiles, tiling.prefill, tiling.prefill_split)

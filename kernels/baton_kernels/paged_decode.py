@@ -1,9 +1,9 @@
-"""Attention of few queries over long contexts: decodes, drafts, and prefixes that many share.
+"""Paged attention for decode: few queries over long contexts, drafts, and shared prefixes.
 
-A context is cut into splits. A program attends over one of them, for some tokens that see it and
-all query heads of one KV head, and leaves a partial result; a second kernel merges the partial
-results of each token, in the order of the context. Where splits begin does not depend on the batch,
-and so neither does a result. Knows nothing of how a plan comes about.
+Split-KV (flash-decoding): a program attends over one split of the context, for some tokens that see
+it and all query heads of one KV head, and stores a partial result; a second kernel merges the
+partial results of each token, in the order of the context. Splits do not depend on the batch, and
+so neither does a result.
 """
 
 from dataclasses import dataclass
@@ -62,11 +62,10 @@ def split_kernel(
     ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
 ):
-    """Computes partial results, one after the other, until there are no more.
+    """Computes partial results in a persistent loop over items and KV heads.
 
-    One is that of an item, up to ROWS / GROUP tokens and a split of the context that they see, and
-    a KV head. It reads K and V of the split, 2 * HEAD_DIM numbers a token, and writes HEAD_DIM + 2
-    floats for each row.
+    An item is up to ROWS / GROUP tokens and a split of the context that they see. A result reads K
+    and V of the split, 2 * HEAD_DIM numbers per token, and writes HEAD_DIM + 2 floats per row.
     """
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, TILE_DIM)
@@ -127,7 +126,7 @@ def merge_kernel(
     TILE_DIM: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """The output of one head of one token, from its partial results in their order.
+    """Merges the partial results of one head of one token, in their order, into its output.
 
     Reads HEAD_DIM + 2 floats of each and writes HEAD_DIM numbers; zeros if there are none.
     """
@@ -139,7 +138,7 @@ def merge_kernel(
     end = tl.load(first_slots + member + 1)
     acc, row_max, row_sum = nothing_seen(1, TILE_DIM)
     for first in range(begin, end, AT_ONCE):
-        # Unrolled, so that the loads of several are on their way together.
+        # Unrolled, so that the loads of several are in flight together.
         for i in tl.static_range(AT_ONCE):
             slot = first + i + tl.arange(0, 1)
             held = slot < end
@@ -162,7 +161,7 @@ def merge_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Room for the partial results of one launch at a time, in float32.
+    """Workspace for the partial results of one launch at a time, in float32.
 
     Attributes:
         acc: `[num_slots, num_heads, head_dim]`.
@@ -196,14 +195,14 @@ def paged_decode(
     tiling: Tiling,
     shared_tiling: Tiling,
 ) -> None:
-    """Writes the output of the plan's members into `out`; other tokens of it stay as they are.
+    """Writes the output of the plan's members into `out`; its other tokens are unchanged.
 
     Args:
-        query, out: `[num_tokens, num_heads, head_dim]`, tokens may lie apart.
-        tables: `[num_batch_slots, max_blocks]` in int32, no block that a member sees missing.
+        query, out: `[num_tokens, num_heads, head_dim]`, tokens may be strided.
+        tables: `[num_batch_slots, max_blocks]` in int32, with every block that a member sees.
         plan: made for these tilings and the rule's window. Its capacity sets the grids.
-        workspace: at least the plan's number of slots, unchecked where that is on the device.
-        shared_tiling: for the plan's shared items.
+        workspace: at least the plan's number of slots, which is on the device and not checked.
+        shared_tiling: tiling for the plan's shared items.
     """
     check_inputs(query, out, kv, rule, tables)
     check_workspace(workspace, *query.shape[1:])

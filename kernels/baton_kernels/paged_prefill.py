@@ -1,8 +1,8 @@
-"""Attention of many queries: chunks of prompts over the paged cache, ragged, one launch for all.
+"""Paged attention for prefill: ragged chunks of prompts over the paged cache, in one launch.
 
-A program has some neighbouring tokens of one sequence, with all query heads of one KV head, and
-attends over all that they see. In the deterministic mode it merges a partial result wherever one of
-`paged_decode` would end, and in the same order. Knows nothing of how its tiles come about.
+A program has adjacent tokens of one sequence, with all query heads of one KV head, and attends over
+their whole context. In deterministic mode it merges partial results at the splits of
+`paged_decode`, and in the same order.
 """
 
 import torch
@@ -53,10 +53,10 @@ def prefill_kernel(
     TILE_KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """The output of a tile, up to ROWS / GROUP tokens, for one KV head.
+    """Computes the output of a tile, up to ROWS / GROUP tokens, for one KV head.
 
-    Reads 2 * HEAD_DIM numbers of each token that the tile sees, which programs of the same KV head,
-    running at the same time, find in the L2 cache; reads and writes HEAD_DIM for each row.
+    Reads 2 * HEAD_DIM numbers per token of the context, which concurrent programs of the same KV
+    head find in the L2 cache; reads and writes HEAD_DIM per row.
     """
     tile = tiles + tl.program_id(0) * _FIELDS
     kv_head = tl.program_id(1)
@@ -114,13 +114,13 @@ def paged_prefill(
     tiling: Tiling,
     split_tokens: int | None = None,
 ) -> None:
-    """Writes the output of the tiles' tokens into `out`; other tokens of it stay as they are.
+    """Writes the output of the tiles' tokens into `out`; its other tokens are unchanged.
 
     Args:
-        query, out: `[num_tokens, num_heads, head_dim]`, tokens may lie apart.
-        tables: `[num_batch_slots, max_blocks]` in int32, no block that a token sees missing.
-        tiles: what `plan_tiles` gives for this tiling, on the device.
-        split_tokens: where in a context partial results begin, at its multiples; None: nowhere.
+        query, out: `[num_tokens, num_heads, head_dim]`, tokens may be strided.
+        tables: `[num_batch_slots, max_blocks]` in int32, with every block that a token sees.
+        tiles: result of `plan_tiles` for this tiling, on the device.
+        split_tokens: partial results begin at its multiples in the context; None: no splits.
     """
     check_inputs(query, out, kv, rule, tables)
     check_shape("tiles", tiles, (len(tiles), TILE_FIELDS))

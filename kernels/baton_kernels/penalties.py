@@ -1,9 +1,9 @@
-"""Penalties for tokens that have been: repetition, presence and frequency, in place.
+"""Repetition, presence and frequency penalties for tokens of the history, in place.
 
-Only tokens of the history are touched. They are counted into a scratch of the size of the scores,
-which is zero before and after: of all places of a token the first to come takes its count away, and
-applies the penalties of it once. Bias and bans of single tokens need no kernel; as in the sampler
-of the CPU the bias comes before and the bans after.
+The kernels touch only tokens of the history. They count them into a scratch of the size of the
+scores, which is zero before and after: the first thread that takes a token's count resets it and
+applies the token's penalties, once. As in the CPU sampler, biases come before and bans after
+(`token_rules`).
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ import triton.language as tl
 from baton_kernels.launch import check_dtype, check_packed, check_shape
 from baton_kernels.variant import Variant
 
-# So that float32 scores are bitwise those of the sampler of the CPU.
+# So that float32 scores are bitwise those of the CPU sampler.
 FP_FUSION: Final = False
 _BLOCK: Final = 1024
 _NUM_WARPS: Final = 4
@@ -24,15 +24,15 @@ _NUM_WARPS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The tokens before the one to be chosen, on the device.
+    """Token history of each row, before the token to choose, on the device.
 
     Attributes:
         token_ids: int32 `[num_batch_slots, capacity]`.
         batch_slots: int64 `[num_rows]`; `token_ids[batch_slots[r], :lengths[r]]` is the history of
             row r.
         lengths: int64 `[num_rows]`, prompt included.
-        num_prompt_tokens: int64 `[num_rows]`, how much of it is the prompt.
-        longest: of all lengths, or a bound of it.
+        num_prompt_tokens: int64 `[num_rows]`, length of the prompt.
+        longest: maximum of the lengths, or an upper bound.
     """
 
     token_ids: torch.Tensor
@@ -44,8 +44,8 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """Float32 `[num_rows]` each, as in `SamplingParams`: 1 and 0 and 0 change nothing. Repetition
-    is of prompt and output, presence and frequency are of the output alone."""
+    """Penalties of each row, float32 `[num_rows]`, as in `SamplingParams`: 1, 0 and 0 are neutral.
+    Repetition counts prompt and output, presence and frequency the output alone."""
 
     repetition: torch.Tensor
     presence: torch.Tensor
@@ -56,7 +56,8 @@ class Penalties:
 def _history(
     token_ids, batch_slots, lengths, num_prompt_tokens, capacity, vocab_size, BLOCK: tl.constexpr
 ):
-    """`BLOCK` tokens of a row's history, which of them have a score, and which are output."""
+    """Loads `BLOCK` tokens of a row's history; returns them, whether each has a score, and whether
+    it is output."""
     row = tl.program_id(0)
     positions = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = positions < tl.load(lengths + row)
@@ -77,7 +78,7 @@ def _count_kernel(
     vocab_size,
     BLOCK: tl.constexpr,
 ):
-    """Adds 2 for each time that a token is in the output; 1 stands for the prompt."""
+    """Counts tokens: adds 2 for each occurrence in the output; bit 0 marks the prompt."""
     tokens, is_scored, is_output = _history(
         token_ids, batch_slots, lengths, num_prompt_tokens, capacity, vocab_size, BLOCK
     )
@@ -91,7 +92,7 @@ def _penalise_kernel(
     token_ids, batch_slots, lengths, num_prompt_tokens, counts, scores, scores_stride,
     repetition, presence, frequency, capacity, vocab_size, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Takes the counts of `BLOCK` tokens away, and penalises those that had one still."""
+    """Resets the counts of `BLOCK` tokens, and penalises each token whose count was not yet 0."""
     tokens, is_scored, _ = _history(
         token_ids, batch_slots, lengths, num_prompt_tokens, capacity, vocab_size, BLOCK
     )
@@ -111,11 +112,11 @@ def _penalise_kernel(
 def penalise(
     scores: torch.Tensor, history: History, penalties: Penalties, counts: torch.Tensor
 ) -> None:
-    """Lowers the scores of tokens in the history, bitwise as the sampler of the CPU does.
+    """Applies the penalties to tokens of the history, bitwise as the CPU sampler does.
 
     Args:
-        scores: float32 `[num_rows, vocab_size]`; changed. Rows may lie apart.
-        counts: int32 `[num_rows or more, vocab_size]`, all zero; left so.
+        scores: float32 `[num_rows, vocab_size]`; changed in place. Rows may be strided.
+        counts: scratch, int32 `[num_rows or more, vocab_size]`, all zero before and after.
     """
     num_rows, vocab_size = scores.shape
     _check(scores, history, penalties, counts)
@@ -135,7 +136,7 @@ def penalise(
 
 
 def reference_penalise(scores: torch.Tensor, history: History, penalties: Penalties) -> None:
-    """`penalise` in torch, row by row."""
+    """Computes `penalise` in torch, row by row."""
     for row in range(len(scores)):
         tokens = history.token_ids[history.batch_slots[row], : history.lengths[row]].long()
         output = tokens[history.num_prompt_tokens[row] :]

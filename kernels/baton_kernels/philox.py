@@ -1,7 +1,7 @@
-"""The random number of a token: `baton.engine.sampling.random` on the device, bit by bit.
+"""Philox random numbers on the device, bitwise those of `baton.engine.sampling.random`.
 
-Philox4x32-10 over (seed, sequence index, position), which Triton has; what is ours is how the
-counter is laid out and how a number is made of the words.
+Triton provides Philox4x32-10; this module lays out its counter from (seed, sequence index,
+position) and converts the words to a number.
 """
 
 import triton
@@ -10,7 +10,8 @@ import triton.language as tl
 
 @triton.jit
 def uniform(seed, sequence_index, position):
-    """A float64 in [0, 1) with 53 random bits. All are int64; of the seed the bits count."""
+    """Returns a float64 in [0, 1) with 53 random bits. Arguments are int64; `seed` is used as 64
+    bits."""
     high = (position >> 32).to(tl.uint32)
     words = tl.philox(
         seed, position.to(tl.uint32), sequence_index.to(tl.uint32), high, tl.zeros_like(high)

@@ -1,8 +1,8 @@
-"""The rotary embedding of Q and K, and the write of K and V into the paged pool, in one pass.
+"""Rotary embedding (RoPE) of Q and K fused with the write of K and V into the paged pool.
 
-What a layer does between its QKV projection and its attention: RMSNorm of each head where the model
-has it, rotation, and the write. Each number is read and written once. Slots, and what the pool
-looks like, are as in `cache_write`.
+The pass between QKV projection and attention of a layer: RMSNorm of each head if the model has it,
+rotation, and the cache write. Each number is read and written once. Slots and the layout of the
+pool are as in `cache_write`.
 """
 
 from dataclasses import dataclass
@@ -31,11 +31,11 @@ FP_FUSION: Final = True
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """The rotary embedding of all positions.
+    """Rotary embedding of all positions.
 
     Attributes:
         table: `[max_len, 2, rotary_dim / 2]` of any float type: cosines, then sines, of each pair.
-            The first `rotary_dim` numbers of a head are rotated, the rest stay as they are.
+            The first `rotary_dim` numbers of a head are rotated, the rest is unchanged.
         is_adjacent: whether numbers 2i and 2i + 1 are a pair; else i and i + rotary_dim / 2 are.
     """
 
@@ -59,8 +59,8 @@ def _rotate_heads(
     HAS_NORM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
-    """`BLOCK_HEADS` heads of one token, from `head` on; `row` and `out` point to its head 0. Only
-    heads below `num_stored` are stored."""
+    """Rotates `BLOCK_HEADS` heads of one token, from `head` on; `row` and `out` point to its head
+    0. Stores only heads below `num_stored`."""
     HALF: tl.constexpr = ROTARY_DIM // 2
     heads = head + tl.arange(0, BLOCK_HEADS)[:, None]
     pairs = tl.arange(0, BLOCK_PAIRS)[None, :]
@@ -101,7 +101,7 @@ def _rotate_and_write_kernel(
     BLOCK_SIZE: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
-    """Some heads of one token: of its query heads the first programs, of K and V the others."""
+    """Processes some heads of one token: of Q in the first programs, of K and V in the others."""
     NUM_QUERY_PROGRAMS: tl.constexpr = (NUM_HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
     token = tl.program_id(0).to(tl.int64)
     program = tl.program_id(1)
@@ -142,14 +142,14 @@ def rotate_and_write(
     """Rotates Q and K by position, writes K and V to their slots, returns the rotated Q.
 
     Args:
-        query: `[num_tokens, num_heads, head_dim]`; tokens may lie apart, as in a slice of what a
-            fused projection gives. So may those of `key` and `value`.
-        key, value: `[num_tokens, num_kv_heads, head_dim]`.
-        positions: `[num_tokens]`, int32 or int64, below the length of the table; rows that pad the
-            batch have one too, since their queries are rotated like any.
+        query: `[num_tokens, num_heads, head_dim]`; tokens may be strided, as in a slice of a fused
+            projection's output.
+        key, value: `[num_tokens, num_kv_heads, head_dim]`; tokens may be strided.
+        positions: `[num_tokens]`, int32 or int64, below the length of the table, also for padding
+            rows, since their queries are rotated too.
         cache, slots: as in `write_kv`.
-        norms: what each head of Q and K is normalised by first.
-        query_out: where Q goes to, `query` itself if need be; allocated, contiguous, if None.
+        norms: RMSNorm of the heads of Q and K before the rotation.
+        query_out: output for Q, may be `query` itself; allocated, contiguous, if None.
     """
     if query_out is None:
         query_out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -180,7 +180,8 @@ def reference_rotate(
     weight: torch.Tensor | None = None,
     eps: float = 0.0,
 ) -> torch.Tensor:
-    """Norm and rotation of `[num_tokens, num_heads, head_dim]` in torch, in the type of `heads`."""
+    """Computes norm and rotation of `[num_tokens, num_heads, head_dim]` in torch, in the dtype of
+    `heads`."""
     if weight is not None:
         heads = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + eps) * weight
     cos, sin = rotation.table[positions.long()].to(heads.dtype)[:, :, None].unbind(1)
@@ -205,7 +206,7 @@ def reference_rotate_and_write(
     slots: torch.Tensor,
     norms: HeadNorms | None = None,
 ) -> torch.Tensor:
-    """`rotate_and_write` in torch."""
+    """Computes `rotate_and_write` in torch."""
     query_norm, key_norm, eps = (None, None, 0.0) if norms is None else _parts(norms)
     turned = reference_rotate(key.float(), positions, rotation, key_norm, eps)
     reference_write_kv(turned, value, cache, slots)
@@ -276,7 +277,7 @@ def _layout(
 
 
 def _num_warps(constants: dict[str, Any]) -> int:
-    """So few that no number is read by two threads: Q may be rotated in place."""
+    """Returns so few warps that no two threads read the same number: Q may be rotated in place."""
     return 2 if constants["BLOCK_HEADS"] * constants["BLOCK_PAIRS"] >= 256 else 1
 
 

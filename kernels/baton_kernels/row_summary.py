@@ -1,5 +1,5 @@
-"""One pass over logits that keeps what sampling needs of each tile of a row, and log-probabilities
-from that. Knows nothing of how a token is chosen."""
+"""Summary of logits for sampling, per tile of a row and in one pass; and log-probabilities from
+it."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,8 +21,8 @@ class Tiling:
     """Tiling of a row; the same for all rows and batches.
 
     Attributes:
-        tile: logits that one program looks at.
-        strip: logits of which the largest is kept; divides `tile`. Both are powers of 2.
+        tile: number of logits that one program reads.
+        strip: number of logits per stored maximum; divides `tile`. Both are powers of 2.
     """
 
     tile: int = 4096
@@ -37,14 +37,14 @@ class Tiling:
 
 @dataclass(frozen=True, slots=True)
 class RowSummary:
-    """Summary of each row, float32 unless said otherwise.
+    """Summary of each row, in float32 except `tokens`.
 
     Attributes:
         strip_maxima: `[num_rows, num_strips]`.
-        maxima: `[num_rows, num_tiles]`; the other tensors have this shape too.
-        tokens: int32, the first that has the tile's largest logit.
-        sums: of exp(logit - the tile's largest).
-        masses: of exp((logit - the tile's largest) / temperature); as `sums` if that is 0.
+        maxima: `[num_rows, num_tiles]`, as are the following tensors.
+        tokens: int32, the first token with the tile's largest logit.
+        sums: sum of exp(logit - the tile's largest).
+        masses: sum of exp((logit - the tile's largest) / temperature); as `sums` if that is 0.
     """
 
     strip_maxima: torch.Tensor
@@ -59,7 +59,7 @@ def _summarise_kernel(
     logits, stride, temperatures, strip_maxima, tile_maxima, tile_tokens, tile_sums, tile_masses,
     vocab_size, NUM_TILES: tl.constexpr, TILE: tl.constexpr, STRIP: tl.constexpr,
 ):  # fmt: skip
-    """One tile of a row."""
+    """Summarises one tile of a row."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     strips = tile * (TILE // STRIP) + tl.arange(0, TILE // STRIP)
     tokens = strips[:, None] * STRIP + tl.arange(0, STRIP)[None, :]
@@ -69,7 +69,7 @@ def _summarise_kernel(
     tl.store(strip_maxima + row * (NUM_TILES * (TILE // STRIP)) + strips, maxima)
     largest = tl.max(maxima, axis=0)
     first = tl.min(tl.min(tl.where(values == largest, tokens, NO_TOKEN), axis=1), axis=0)
-    # Where no token of the tile has a chance, all of them are 0 and not NaN.
+    # In a tile where no token has a chance, the sums become 0, not NaN.
     values -= tl.where(largest == -float("inf"), 0.0, largest)
     temperature = tl.load(temperatures + row)
     inverse = 1.0 / tl.where(temperature == 0.0, 1.0, tl.maximum(temperature, SMALLEST))
@@ -85,7 +85,7 @@ def _logprob_kernel(
     logits, stride, token_ids, tile_maxima, tile_sums, out,
     NUM_TILES: tl.constexpr, BLOCK_TILES: tl.constexpr,
 ):  # fmt: skip
-    """One row: reads its summary and one logit."""
+    """Computes the log-probability of one row, from its summary and one logit."""
     row = tl.program_id(0).to(tl.int64)
     tiles = tl.arange(0, BLOCK_TILES)
     is_tile = tiles < NUM_TILES
@@ -98,7 +98,8 @@ def _logprob_kernel(
 
 
 def summarise(logits: torch.Tensor, temperatures: torch.Tensor, tiling: Tiling) -> RowSummary:
-    """Reads `[num_rows, vocab_size]` logits once. Temperatures are float32 `[num_rows]`."""
+    """Summarises logits `[num_rows, vocab_size]`, reading them once. `temperatures`: float32
+    `[num_rows]`."""
     num_rows, vocab_size = logits.shape
     check_dtype("logits", logits, *FLOATS)
     check_packed("logits", logits)
@@ -120,8 +121,8 @@ def summarise(logits: torch.Tensor, temperatures: torch.Tensor, tiling: Tiling) 
 def logprobs_of(
     logits: torch.Tensor, token_ids: torch.Tensor, summary: RowSummary, out: torch.Tensor
 ) -> torch.Tensor:
-    """Fills `out`, float32 `[num_rows]`, with the log-probabilities of int64 `[num_rows]` tokens in
-    nats, from logits that are summarised already."""
+    """Fills `out`, float32 `[num_rows]`, with the log-probabilities in nats of `token_ids`, int64
+    `[num_rows]`, from summarised logits."""
     num_rows, num_tiles = summary.maxima.shape
     check_shape("token_ids", token_ids, (num_rows,))
     check_dtype("token_ids", token_ids, torch.int64)
@@ -141,10 +142,10 @@ def logprobs_of(
 def token_logprobs(
     logits: torch.Tensor, token_ids: torch.Tensor, tiling: Tiling | None = None
 ) -> torch.Tensor:
-    """Log-probabilities of given tokens in nats: float32 `[num_rows]`.
+    """Returns the log-probabilities of given tokens in nats: float32 `[num_rows]`.
 
     Args:
-        logits: `[num_rows, vocab_size]` of any float type; rows may lie apart.
+        logits: `[num_rows, vocab_size]` of any float type; rows may be strided.
         token_ids: int64 `[num_rows]`, each in [0, vocab_size).
     """
     greedy = torch.zeros(len(logits), device=logits.device)
@@ -153,7 +154,7 @@ def token_logprobs(
 
 
 def reference_token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """`token_logprobs` in torch, in the type of `logits`."""
+    """Computes `token_logprobs` in torch, in the dtype of `logits`."""
     return logits.log_softmax(-1).gather(-1, token_ids[:, None])[:, 0]
 
 
@@ -162,7 +163,7 @@ def _constants(tiling: Tiling, vocab_size: int) -> dict[str, Any]:
     return {"NUM_TILES": num_tiles, "TILE": tiling.tile, "STRIP": tiling.strip}
 
 
-VOCAB_SIZE: Final = 128256  # of the variants
+VOCAB_SIZE: Final = 128256  # of the compiled variants
 
 
 def _variant(dtype: torch.dtype) -> Variant:

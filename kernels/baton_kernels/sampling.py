@@ -1,14 +1,13 @@
-"""Draws a token per row: temperature, top-k, top-p, min-p and the counter-based draw.
+"""Sampling kernels: one token per row by temperature, top-k, top-p, min-p and a counter-based draw.
 
-The same rules as the sampler of the CPU: a strict order of tokens by score and id, and the inverse
-transform in the order of the vocabulary. The random integers are bitwise the same. Chances are
-rounded otherwise, so that in about one draw of a million another token comes. A row is computed
-from itself alone, in one order, so that it has the same token in any batch.
+The rules are those of the CPU sampler: a strict order of tokens by score and id, and the inverse
+transform in the order of the vocabulary. The random integers are bitwise the same. Probabilities
+differ in rounding, so that about one draw in a million gives another token. A row is computed from
+itself alone, in a fixed order, so that it gets the same token in any batch.
 
-The logits are read once, by `row_summary`. A row that is not truncated then reads the one tile that
-its token lies in. A row that is gathers its largest logits from the few strips that have any, and
-where those are sure to hold all that is kept, that is all; `sampling_search` takes the others.
-Nothing is decided on the host.
+`row_summary` reads the logits once. A row without truncation then reads only the tile of its token.
+A row with truncation gathers its largest logits from the few strips that have any; if those surely
+contain all kept tokens, it draws from them, else `sampling_search` does. The host decides nothing.
 """
 
 from dataclasses import dataclass, field
@@ -45,22 +44,22 @@ from baton_kernels.truncation import (
 )
 from baton_kernels.variant import Variant
 
-# So that scores are bitwise those of the sampler of the CPU.
+# So that scores are bitwise those of the CPU sampler.
 FP_FUSION: Final = False
 MOST_TOKENS: Final = 2**18  # so that sums of chances fit into 63 bits
-# Chosen so that two rows fit on a multiprocessor.
+# So that two rows fit on a multiprocessor.
 _GATHER_WARPS: Final = 4
 _DRAW_WARPS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Plan of work on rows; the same for all rows and batches.
+    """Sizes of the work on a row; the same for all rows and batches.
 
     Attributes:
-        tiling: of the pass over all logits.
-        capacity: how many of a row's largest logits are gathered at most; a power of 2.
-        wanted: how many are wanted of a row that does not say how many it keeps.
+        tiling: tiling of the pass over all logits.
+        capacity: maximum number of a row's largest logits that are gathered; a power of 2.
+        wanted: number to gather for a row without a smaller top-k.
     """
 
     tiling: Tiling = field(default_factory=Tiling)
@@ -70,12 +69,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
-    """The largest scores of the rows that are truncated, in the order of the vocabulary.
+    """Largest scores of the truncated rows, in the order of the vocabulary.
 
     Attributes:
         scores, tokens: float32 and int32 `[num_rows, capacity]`.
-        counts: int32 `[num_rows]`, how many there are; more than `capacity` were not all kept.
-        keys: int32 `[num_rows]`, the least key that was looked for.
+        counts: int32 `[num_rows]`, number found; of more than `capacity` the rest is dropped.
+        keys: int32 `[num_rows]`, the smallest key that was gathered.
     """
 
     scores: torch.Tensor
@@ -91,7 +90,8 @@ def _gather_kernel(
     NUM_STRIPS: tl.constexpr, BLOCK_STRIPS: tl.constexpr, TILE: tl.constexpr, STRIP: tl.constexpr,
     CAPACITY: tl.constexpr, WANTED: tl.constexpr,
 ):  # fmt: skip
-    """The scores of one row from the largest of its `k`th strip on, so at least `k` of them."""
+    """Gathers the scores of one row that are no less than its `k`th largest strip maximum; these
+    are at least `k`."""
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(temperatures + row)
     k = tl.load(top_ks + row)
@@ -128,14 +128,14 @@ def _gather_kernel(
 
 @triton.jit
 def _pick_in_tile(logits, first, vocab_size, largest, temperature, target, TILE: tl.constexpr):
-    """The token of a tile at which its chances reach `target`, in units."""
+    """Returns the token of a tile at which its cumulative chances exceed `target`, in units."""
     tokens = first + tl.arange(0, TILE)
     inside = tokens < vocab_size
     values = tl.load(logits + tokens, inside, -float("inf")).to(tl.float32)
     scores = score_of(values, largest, temperature)
     chances = tl.where(inside, chance_of(scores.to(tl.float64)), 0)
     sums = tl.cumsum(chances, axis=0)
-    # The target comes from sums that were rounded otherwise, so it may lie a little outside.
+    # The target is from sums with other rounding, so it may be slightly outside.
     target = tl.minimum(tl.maximum(target.to(tl.int64), 0), tl.max(sums, axis=0) - 1)
     is_past = (sums > target) & (chances > 0)
     return tl.min(tl.where(is_past, tokens, NO_TOKEN), axis=0)
@@ -143,8 +143,8 @@ def _pick_in_tile(logits, first, vocab_size, largest, temperature, target, TILE:
 
 @triton.jit
 def _pick_near(scores, tokens, inside, chances, k, top_p, least_score, mass, number):
-    """The token drawn of those in the order of the vocabulary. `k`: how many of them are kept at
-    most, 0 for all; `mass`: what `top_p` is a part of if it is all."""
+    """Draws one of `tokens`, which are in the order of the vocabulary. `k`: how many are kept at
+    most, 0 for all; `mass`: the total that `top_p` is a fraction of if all are kept."""
     keys = tl.where(inside, key_of(scores), LOWEST)
     key = tl.full((), NEGLIGIBLE_KEY, tl.int32)
     ties = tl.full((), NO_TOKEN, tl.int32)
@@ -176,7 +176,7 @@ def _draw_kernel(
     near_scores, near_tokens, near_counts, near_keys, out, left_over, vocab_size,
     NUM_TILES: tl.constexpr, BLOCK_TILES: tl.constexpr, TILE: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
-    """One row's token, or a 1 in `left_over` where the nearest are too few to know it."""
+    """Draws one row's token, or stores 1 in `left_over` if the gathered scores do not suffice."""
     row = tl.program_id(0).to(tl.int64)
     tiles = tl.arange(0, BLOCK_TILES)
     is_tile = tiles < NUM_TILES
@@ -192,7 +192,7 @@ def _draw_kernel(
         number = uniform(tl.load(seeds + row), tl.load(indices + row), tl.load(positions + row))
         masses = tl.load(tile_masses + row * NUM_TILES + tiles, is_tile, 0.0).to(tl.float64)
         masses *= tl.exp(score_of(maxima, largest, temperature).to(tl.float64))
-        masses = tl.where(masses > 0.0, masses * UNIT, 0.0)  # NaN where nothing has a chance
+        masses = tl.where(masses > 0.0, masses * UNIT, 0.0)  # NaN if no token has a chance
         if (k == vocab_size) & (top_p == 1.0) & (min_p == 0.0):
             sums = tl.cumsum(masses, axis=0)
             target = number * tl.max(sums, axis=0)
@@ -223,7 +223,7 @@ def _draw_kernel(
                 scores, tokens, inside, chances, at_most, top_p, least_score, mass, number
             )
         token = tl.where(drawn == NO_TOKEN, token, drawn)
-    # Where scores are no numbers, some token.
+    # For NaN scores, some valid token.
     tl.store(out + row, tl.minimum(token, vocab_size - 1).to(tl.int64))
     tl.store(left_over + row, is_left_over)
 
@@ -235,15 +235,15 @@ def sample(
     logprobs: torch.Tensor | None = None,
     plan: Plan | None = None,
 ) -> torch.Tensor:
-    """One token per row: int64 `[num_rows]`. A row without any chances still gets some token.
+    """Draws one token per row: int64 `[num_rows]`. A row without any chance still gets some token.
 
     Args:
-        logits: `[num_rows, vocab_size]` of any float type, processed already; not changed. Rows may
-            lie apart.
+        logits: `[num_rows, vocab_size]` of any float type, after the processors; not changed. Rows
+            may be strided.
         out: int64 `[num_rows]` to write to; allocated if None.
         logprobs: float32 `[num_rows]`: if given, gets the chosen tokens' log-probabilities in nats
-            under `logits`, without temperature. Those under other logits, as they were before
-            processing, are had of `token_logprobs`.
+            under `logits`, without temperature. For those under other logits, as before the
+            processors, call `token_logprobs`.
     """
     num_rows, vocab_size = logits.shape
     out = torch.empty(num_rows, dtype=torch.int64, device=logits.device) if out is None else out
@@ -288,7 +288,7 @@ def _draw(
     out: torch.Tensor,
     plan: Plan,
 ) -> torch.Tensor:
-    """Which rows are left over: int32 `[num_rows]`."""
+    """Draws tokens into `out`. Returns int32 `[num_rows]`, not 0 for rows that are left over."""
     num_rows, vocab_size = logits.shape
     left_over = logits.new_empty(num_rows, dtype=torch.int32)
     _draw_kernel[(num_rows,)](

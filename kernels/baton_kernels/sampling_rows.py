@@ -1,6 +1,4 @@
-"""Sampling parameters of a batch's rows, as the sampling kernels read them. Knows nothing of
-logits.
-"""
+"""Sampling parameters of a batch's rows, as the sampling kernels read them."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -12,16 +10,16 @@ from baton_kernels.launch import check_dtype, check_packed, check_shape
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """The parameters of each row on the device, `[num_rows]` each, contiguous.
+    """Sampling parameters of each row on the device, `[num_rows]` each, contiguous.
 
     Attributes:
-        temperature: float32; 0 takes the most likely token and looks at nothing else.
+        temperature: float32; 0 takes the most likely token and ignores all else.
         top_k: int32, in [1, vocab_size]; vocab_size keeps all.
         top_p: float64, in (0, 1]; 1 keeps all.
         min_p: float64, in [0, 1]; 0 keeps all.
         seeds: int64, the bits of the unsigned seed.
-        sequence_indices, positions: int64, of the sequence in its request, of the token in the
-            output.
+        sequence_indices: int64, index of the sequence in its request.
+        positions: int64, position of the token in the output.
     """
 
     temperature: torch.Tensor
@@ -42,7 +40,7 @@ _TYPES: Final = {
     "sequence_indices": torch.int64,
     "positions": torch.int64,
 }
-# As arguments of the kernels.
+# Their types as arguments of the kernels.
 ROW_SIGNATURE: Final = {
     "temperatures": "*fp32",
     "top_ks": "*i32",

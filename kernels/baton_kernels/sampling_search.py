@@ -1,8 +1,8 @@
-"""Draws from rows that keep so many tokens that they cannot be gathered: by passes over the row.
+"""Fallback sampling kernel for rows that keep too many tokens to gather, by passes over the row.
 
-A threshold is found by bisection, about 30 passes over logits that lie in the L2 by then, for top-k
-and again for top-p. That is far slower than the way of `sampling`, and is for flat distributions
-and very large `top_k`.
+A threshold is found by bisection, about 30 passes over logits that are then in the L2 cache, for
+top-k and again for top-p. That is far slower than `sampling`, and only for flat distributions and
+very large `top_k`.
 """
 
 from typing import Any, Final
@@ -34,7 +34,7 @@ _NUM_WARPS: Final = 8
 
 @triton.jit
 def _tile(logits, first, vocab_size, largest, temperature, TILE: tl.constexpr):
-    """Keys and scores of one tile."""
+    """Returns keys, scores and tokens of one tile."""
     tokens = first + tl.arange(0, TILE)
     inside = tokens < vocab_size
     values = tl.load(logits + tokens, inside, -float("inf")).to(tl.float32)
@@ -44,7 +44,8 @@ def _tile(logits, first, vocab_size, largest, temperature, TILE: tl.constexpr):
 
 @triton.jit
 def _above(logits, key, vocab_size, largest, temperature, TILE: tl.constexpr):
-    """How many tokens are above the key, their chances, and the chance of one at it."""
+    """Returns the number of tokens above the key, the sum of their chances, and the chance of one
+    token at the key."""
     count, sum_above = tl.full((), 0, tl.int32), tl.full((), 0, tl.int64)
     chance = tl.full((), 0, tl.int64)
     for first in range(0, vocab_size, TILE):
@@ -58,7 +59,8 @@ def _above(logits, key, vocab_size, largest, temperature, TILE: tl.constexpr):
 
 @triton.jit
 def _kept(keys, scores, key, ties, seen, least_score):
-    """Chances of a tile's tokens, 0 for those cut off; `seen` tokens before it are ties."""
+    """Returns the chances of a tile's tokens, 0 for tokens that are cut off, and the number of its
+    ties; `seen` tokens of earlier tiles are ties."""
     is_tie = keys == key
     rank = seen + tl.cumsum(is_tie.to(tl.int32), axis=0)
     is_kept = (keys > key) | (is_tie & (rank <= ties))
@@ -72,7 +74,7 @@ def _search_kernel(
     tile_maxima, left_over, out, vocab_size,
     NUM_TILES: tl.constexpr, BLOCK_TILES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """One row, if it is left over."""
+    """Draws one row's token, if the row is left over."""
     row = tl.program_id(0).to(tl.int64)
     if tl.load(left_over + row) != 0:
         tiles = tl.arange(0, BLOCK_TILES)
@@ -135,7 +137,7 @@ def search(
     out: torch.Tensor,
     tiling: Tiling,
 ) -> None:
-    """Puts the tokens of the rows left over, int32 `[num_rows]` not 0, into `out`."""
+    """Writes the tokens of rows whose `left_over`, int32 `[num_rows]`, is not 0 into `out`."""
     num_rows, vocab_size = logits.shape
     _search_kernel[(num_rows,)](
         logits, logits.stride(0), rows.temperature, rows.top_k, rows.top_p, rows.min_p,

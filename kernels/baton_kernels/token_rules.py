@@ -1,8 +1,8 @@
-"""Rules about single tokens: what is added to their scores, and where they are banned.
+"""Logit biases and banned tokens: rules about single tokens.
 
-Both are lists over all rows, of which a program takes some, so that a step with many rules and rows
-is one launch each. A ban may depend on how the history of its row ends, which is read where it
-lies. Knows nothing of why a token is wanted or not.
+Both are lists over all rows, of which a program takes a part, so that a step with many rules and
+rows is one launch for each. A ban may depend on the end of its row's history, which is read in
+place.
 """
 
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ _NUM_WARPS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Biases:
-    """Biases to add, `[num_biases]` each; no cell is named twice.
+    """Biases to add, `[num_biases]` each; no cell occurs twice.
 
     Attributes:
-        rows, token_ids: int64, of the scores.
+        rows, token_ids: int64, row and column of the scores.
         values: float32.
     """
 
@@ -41,11 +41,11 @@ class Bans:
     """Tokens that must not be chosen, `[num_bans]` each.
 
     Attributes:
-        rows, token_ids: int64, of the scores.
-        prefix_lengths: int64, how many tokens the history has to end with for the ban to hold; 0:
-            it always holds.
-        prefixes: int32 `[num_bans, width]`, those tokens, the last first; width is at most
-            `MAX_PREFIX`, and 0 where no ban has any.
+        rows, token_ids: int64, row and column of the scores.
+        prefix_lengths: int64, number of prefix tokens; the ban applies if the history ends with
+            them, or always for 0.
+        prefixes: int32 `[num_bans, width]`, these tokens, the last first; width is at most
+            `MAX_PREFIX`, and 0 if no ban has a prefix.
     """
 
     rows: torch.Tensor
@@ -56,7 +56,7 @@ class Bans:
 
 @triton.jit
 def _bias_kernel(scores, scores_stride, rows, tokens, values, num_biases, BLOCK: tl.constexpr):
-    """Some biases."""
+    """Adds `BLOCK` biases."""
     biases = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_bias = biases < num_biases
     row = tl.load(rows + biases, is_bias, 0)
@@ -70,7 +70,7 @@ def _ban_kernel(
     scores, scores_stride, rows, tokens, prefix_lengths, prefixes, num_bans, width,
     token_ids, batch_slots, lengths, capacity, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Some bans. A history that is shorter than the prefix does not end with it."""
+    """Applies `BLOCK` bans. A history shorter than the prefix does not match it."""
     bans = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_ban = bans < num_bans
     row = tl.load(rows + bans, is_ban, 0)
@@ -90,9 +90,9 @@ def _ban_kernel(
 
 
 def add_biases(scores: torch.Tensor, biases: Biases) -> None:
-    """Adds in place.
+    """Adds biases to scores in place.
 
-    Args: scores: float32 `[num_rows, vocab_size]`; rows may lie apart.
+    Args: scores: float32 `[num_rows, vocab_size]`; rows may be strided.
     """
     num_biases = len(biases.rows)
     _check_scores(scores)
@@ -108,18 +108,18 @@ def add_biases(scores: torch.Tensor, biases: Biases) -> None:
 
 
 def ban(scores: torch.Tensor, bans: Bans, history: History | None = None) -> None:
-    """Makes the scores of banned tokens -inf, in place.
+    """Sets the scores of banned tokens to -inf, in place.
 
     Args:
-        scores: float32 `[num_rows, vocab_size]`; rows may lie apart.
-        history: of these rows; needed if a ban has a prefix.
+        scores: float32 `[num_rows, vocab_size]`; rows may be strided.
+        history: token history of these rows; required if a ban has a prefix.
     """
     num_bans, width = bans.prefixes.shape
     _check_scores(scores)
     _check_bans(bans, history, len(scores))
     if not num_bans:
         return
-    # Where nothing is read of the history, anything will do.
+    # Without prefixes the kernel does not read the history: any tensors will do.
     given = (scores, bans.rows, bans.rows)
     if history is not None:
         given = (history.token_ids, history.batch_slots, history.lengths)
@@ -131,12 +131,12 @@ def ban(scores: torch.Tensor, bans: Bans, history: History | None = None) -> Non
 
 
 def reference_add_biases(scores: torch.Tensor, biases: Biases) -> None:
-    """`add_biases` in torch."""
+    """Computes `add_biases` in torch."""
     scores[biases.rows, biases.token_ids] += biases.values
 
 
 def reference_ban(scores: torch.Tensor, bans: Bans, history: History | None = None) -> None:
-    """`ban` in torch, ban by ban."""
+    """Computes `ban` in torch, ban by ban."""
     columns = (bans.rows, bans.token_ids, bans.prefix_lengths)
     for i, (row, token_id, num) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
         prefix = bans.prefixes[i, :num].tolist()

@@ -1,6 +1,4 @@
-"""Variant of a kernel that is compiled ahead of time. Knows nothing of targets, tools or
-launches.
-"""
+"""Variant of a kernel for ahead-of-time compilation."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One kernel with its types and constants, as it is compiled for a target."""
+    """Kernel with the types and constants for which it is compiled."""
 
     name: str
     kernel: Any  # the triton.jit function

@@ -32,7 +32,7 @@ from baton_kvtransfer.connectors.shm.unix_peer import (
 _PATIENCE = 1.0
 # Piece that is copied and then hashed while source and target are in a core's L2 cache.
 _PIECE_BYTES = 2**17
-# One core cannot use the full memory bandwidth; four can. Bytes that justify one more thread.
+# One core cannot use the full memory bandwidth, a few can. Each thread copies at least these bytes.
 _MOST_THREADS = min(4, os.cpu_count() or 1)
 _THREAD_BYTES = 2**22
 
