@@ -177,18 +177,6 @@ async def test_a_request_ends_with_a_stop_token_which_is_part_of_it(client, clus
     await until_nothing_is_held(cluster)
 
 
-async def test_a_request_ends_before_a_stop_string(client, cluster):
-    prompt = "def add(a, b):\n"
-    plain, text, _ = await ended(client, prompt, max_tokens=32)
-    stop = text[len(text) // 2 : len(text) // 2 + 3]
-    tokens, shown, finished = await ended(client, prompt, max_tokens=32, stop=("\0", stop))
-    assert shown == text[: text.index(stop)]
-    assert (finished.reason, finished.stop_string) == (FinishReason.STOP_STRING, stop)
-    assert tokens == plain[: len(tokens)]
-    assert finished.usage.num_output_tokens == len(tokens)
-    await until_nothing_is_held(cluster)
-
-
 def long_generation(client: AsyncClient, name: str = ""):
     wanted = SamplingParams(max_tokens=1500, ignore_eos=True)
     return client.generate(prompt_of(30), wanted, request_id=name)

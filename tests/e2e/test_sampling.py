@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 
 import pytest
 import torch
@@ -17,8 +16,7 @@ from baton.errors import InvalidArgumentError
 from baton.models import locate
 from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
 from tests.support.cluster.checkpoints import beams, prompt_of, reference
-from tests.support.cluster.watch import load_of, num_steps, until_nothing_is_held
-from tests.support.waiting import until_observed
+from tests.support.cluster.watch import num_steps, until_nothing_is_held
 
 pytestmark = pytest.mark.e2e
 
@@ -75,12 +73,6 @@ async def test_several_sequences_use_what_they_have_together(client):
     assert usage.num_transferred_blocks == 3
 
 
-async def test_several_sequences_are_streamed_side_by_side(client):
-    generation = client.generate(prompt_of(20, seed=73), sampled(n=2, max_tokens=100))
-    order = [chunk.sequence_index async for chunk in generation]
-    assert order != sorted(order)
-
-
 async def test_a_stop_string_ends_one_sequence_and_the_others_go_on(client):
     texts = await client.generate(CODE, sampled(n=3, max_tokens=60)).texts()
     # What only one of them says, in its middle.
@@ -100,34 +92,6 @@ async def test_a_stop_string_ends_one_sequence_and_the_others_go_on(client):
     assert [completions[0].text, completions[2].text] == [texts[0], texts[2]]
     assert completions[1].text == texts[1].split(stop)[0]
     assert completions[1].finished.stop_string == stop
-
-
-@pytest.mark.nightly
-async def test_what_a_sequence_held_is_free_once_it_has_met_its_stop_string(client, cluster):
-    params = sampled(n=2, max_tokens=1000)
-    texts = await client.generate(CODE, params).texts()
-    stop = next(word for word in re.findall(r"\S{3,}", texts[1][:2000]) if word not in texts[0])
-    endpoint = cluster.process("decode-0").admin_endpoint
-    generation = client.generate(CODE, replace(params, stop=(stop,)))
-    has_ended = False
-    async for chunk in generation:
-        if chunk.finish_reason is FinishReason.STOP_STRING:
-            assert chunk.sequence_index == 1
-            has_ended = True
-            await until_observed(
-                lambda: load_of(endpoint).num_running == 1, within=2.0, what="its end"
-            )
-            assert generation.finished is None
-    assert has_ended, "it has met no stop string"
-    completions = await generation.completions()
-    assert completions[0].text == texts[0]
-    assert completions[1].finished.reason is FinishReason.STOP_STRING
-
-
-async def test_cancelling_several_sequences_frees_all(client):
-    async with client.generate(prompt_of(33), sampled(n=8, max_tokens=1500)) as generation:
-        for _ in range(5):
-            await anext(generation)
 
 
 # A crowd.

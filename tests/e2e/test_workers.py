@@ -21,7 +21,6 @@ from baton.errors import (
 )
 from baton.models import locate
 from baton.v1 import admin_pb2, decode_pb2, kv_transfer_pb2, prefill_pb2, sampling_pb2
-from baton.v1 import inference_pb2 as pb
 from baton.v1.admin_pb2_grpc import AdminStub
 from baton.v1.decode_pb2_grpc import DecodeStub
 from baton.v1.prefill_pb2_grpc import PrefillStub
@@ -97,15 +96,6 @@ async def decoded(call: Any) -> tuple[list[int], int, int]:
     return tokens, start, reason
 
 
-@pytest.mark.parametrize("known", [1, 6, 11])
-async def test_a_decode_worker_goes_on_from_output_that_it_is_given(workers, known):
-    prompt = prompt_of(30, seed=22)
-    whole, _, _ = await decoded(workers.decode.Generate(to_decode(prompt), timeout=10.0))
-    call = workers.decode.Generate(to_decode(prompt, whole[:known]), timeout=10.0)
-    tokens, start, reason = await decoded(call)
-    assert (tokens, start, reason) == (whole[known:], known, pb.FINISH_REASON_LENGTH)
-
-
 @pytest.mark.parametrize("known", [0, 3])
 async def test_a_prefill_worker_alone_gives_one_token_and_keeps_nothing(workers, known):
     prompt = prompt_of(100, seed=23)
@@ -123,28 +113,6 @@ async def test_a_prefill_that_nobody_fetches_is_given_up_by_its_caller(workers, 
         pass
     assert "leases" in held(cluster)["prefill-0"]
     holding.cancel()
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"lease_id": b"short"}, "lease_id"),
-        ({"token_ids": []}, "token_ids"),
-        ({"token_ids": [9999]}, "token_ids[0]"),
-        ({"num_prompt_tokens": 0}, "num_prompt_tokens"),
-        ({"num_prompt_tokens": 99}, "num_prompt_tokens"),
-        ({"sampling": sampling_pb2.SamplingParams(temperature=-1)}, "sampling.temperature"),
-        ({"sampling": sampling_pb2.SamplingParams(max_tokens=4000)}, "sampling.max_tokens"),
-    ],
-)
-async def test_a_prefill_worker_refuses_what_a_router_should_have(workers, changes, field):
-    wanted = to_prefill(prompt_of(5))
-    for name, value in changes.items():
-        wanted.ClearField(name)
-        wanted.MergeFrom(prefill_pb2.PrefillRequest(**{name: value}))
-    failure = await failure_of(workers.prefill.Prefill(wanted, timeout=10.0))
-    assert isinstance(failure, InvalidArgumentError)
-    assert failure.field == field
 
 
 async def prefill_record(cluster: LocalCluster) -> WorkerRecord:
