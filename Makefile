@@ -25,7 +25,7 @@ define run_lane
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full nightly bare soak check check-lint check-types check-generated check-kernels bench gpu protos dashboards chart dist lock audit images clean
+.PHONY: help demo test test-full nightly bare soak check check-lint check-types check-generated check-kernels bench gpu protos dashboards chart reference docs dist lock audit images clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -66,7 +66,7 @@ soak: $(VENV)/.dev  ## ten minutes of random faults: nothing lost, wrong or held
 
 check: $(VENV)/.dev  ## lint, types, imports, protos, kernels for every GPU
 	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync \
-	  check-kernels check-types check-lint check-generated
+	  check-kernels check-types check-lint check-generated docs
 
 check-lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -82,6 +82,7 @@ check-generated: $(VENV)/.dev
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/python helm/dashboards/generate.py --check
 	$(BIN)/python helm/generate.py --check
+	$(BIN)/python docs/generate.py --check
 
 check-kernels: $(VENV)/.dev
 	$(BIN)/python -m baton_kernels.compile
@@ -99,6 +100,12 @@ dashboards: $(VENV)/.dev  ## regenerate the dashboards in helm/baton/dashboards/
 
 chart: $(VENV)/.dev  ## regenerate what the chart says of values
 	$(BIN)/python helm/generate.py
+
+reference: $(VENV)/.dev  ## regenerate docs/reference/ and docs/packages.svg
+	$(BIN)/python docs/generate.py
+
+docs: $(VENV)/.dev  ## the documentation site, in dist/site
+	cd docs && NO_MKDOCS_2_WARNING=1 ../$(BIN)/mkdocs build --strict --config-file - < mkdocs.yml
 
 dist: $(VENV)/.dev  ## the sdist and the wheel, in dist/
 	PYTHON=$(BIN)/python helm/image/build.sh dist dist

@@ -29,7 +29,7 @@ from tests.support.repository import ROOT
 from tests.support.waiting import until
 
 # What the documentation says a user of Baton must be allowed.
-(LEAST_RIGHTS,) = re.findall(r"~\{baton\}:\*[^`]+", (ROOT / "README.md").read_text())
+(LEAST_RIGHTS,) = re.findall(r"~\{baton\}:\*[^`]+", (ROOT / "docs/guides/redis.md").read_text())
 
 
 # All over Valkey, and over each other server the failover that ends the master.

@@ -1,0 +1,67 @@
+"""Generated reference and navigation of the documentation site."""
+
+import re
+
+import pytest
+
+from tests.support.repository import ROOT
+
+DOCS = ROOT / "docs"
+
+
+def test_navigation_has_every_page():
+    named = re.findall(r"^ +- (?:.+: )?(\S+\.md)$", (DOCS / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+    pages = {page for page in pages if "node_modules" not in page}
+    assert sorted(named) == sorted(pages)
+
+
+def test_troubleshooting_has_every_alert():
+    headings = re.findall(
+        r"^### (\w+)$", (DOCS / "guides/troubleshooting.md").read_text(), re.MULTILINE
+    )
+    rules = (ROOT / "helm/baton/rules/baton.yaml").read_text()
+    assert headings == re.findall(r"- alert: (\w+)", rules)
+
+
+def test_metrics_reference_agrees_with_telemetry():
+    from docs.metrics_reference import families, labels_of, name_of
+
+    served = {
+        name_of(metric): (metric.type, set(labels_of(metric)), metric.documentation)
+        for metrics in families().values()
+        for metric in metrics
+    }
+    rows = re.findall(
+        r"^\| `(\w+)` \| \w+ \| (\w+) \| (.*?) \| \w+ \| (.*) \|$",
+        (DOCS / "telemetry.md").read_text(),
+        re.MULTILINE,
+    )
+    documented = {
+        name: (kind, set(re.findall(r"`(\w+)`", labels)), text)
+        for name, kind, labels, text in rows
+        if not name.startswith("process_")
+    }
+    assert documented == served
+
+
+@pytest.mark.slow  # needs the packages of the extra `dev`
+def test_differences_name_stale_missing_and_unknown_files(tmp_path, monkeypatch):
+    from docs import generate
+
+    monkeypatch.setattr(generate, "DOCS", tmp_path)
+    (tmp_path / "reference").mkdir()
+    for name in ("same", "stale", "unknown"):
+        (tmp_path / f"reference/{name}.md").write_text("old")
+    fresh = {f"reference/{name}.md": "new" for name in ("stale", "missing")}
+    assert generate.differences({**fresh, "reference/same.md": "old"}) == [
+        f"reference/{name}.md" for name in ("missing", "stale", "unknown")
+    ]
+
+
+@pytest.mark.slow
+def test_reduced_imports_keep_what_no_path_implies():
+    from docs.packages import reduced
+
+    imports = {"cli": {"fleet", "errors"}, "fleet": {"errors"}, "errors": set()}
+    assert reduced(imports) == {"cli": {"fleet"}, "fleet": {"errors"}, "errors": set()}
