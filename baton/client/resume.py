@@ -2,13 +2,13 @@
 and opens no connection.
 """
 
-import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc
 
+from baton.backoff import Backoff
 from baton.client.progress import Progress
 from baton.client.wire import resumed_request
 from baton.rpc_errors import is_from_server
@@ -16,8 +16,7 @@ from baton.v1 import inference_pb2 as pb
 
 # Consecutive calls without a new token after which a generation fails.
 MAX_FAILURES = 10
-_FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 2.0
+_PAUSES = Backoff(first=0.1, longest=2.0)
 # A router that is back may stay unnoticed while gRPC waits between two connection attempts
 # (`baton.client.client`: a second at most).
 _NOTICED_WITHIN = 1.5
@@ -150,7 +149,4 @@ class Resumption:
         num_prompt = self._routers.number - 1 if progress.accepted is None else 1
         if self._num_failures <= num_prompt:
             return 0.0
-        whole = min(
-            _LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(self._num_failures - num_prompt - 1, 60)
-        )
-        return whole * (1.0 + random.random()) / 2.0  # noqa: S311 - spreads the calls, no more
+        return _PAUSES.delay(self._num_failures - num_prompt)

@@ -7,14 +7,14 @@ logs once when errors begin and once when they end. Independent of the step's wo
 import asyncio
 import contextlib
 import logging
-import random
 import time
 from collections.abc import Awaitable, Callable
 
 from redis.exceptions import RedisError
 
-_FIRST_BACKOFF = 0.1  # seconds
-_LONGEST_BACKOFF = 2.0
+from baton.backoff import Backoff
+
+_BACKOFF = Backoff(first=0.1, longest=2.0)
 _PATIENCE = 0.05  # seconds before cancelling again: redis-py may swallow it while connecting
 
 _logger = logging.getLogger(__name__)
@@ -100,6 +100,5 @@ class RedisLoop:
             what = f"{type(error).__name__}: {error}".removesuffix(": ")
             _logger.warning("%s: going on without Redis: %s", self._name, what, exc_info=bug)
         self._answering_since = None
-        backoff = min(_FIRST_BACKOFF * 2.0**self._num_failures, _LONGEST_BACKOFF)
-        self._num_failures = min(self._num_failures + 1, 16)
-        return backoff * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, keeps no secret
+        self._num_failures += 1
+        return _BACKOFF.delay(self._num_failures)

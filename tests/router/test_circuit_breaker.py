@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from baton_router.fleet.backoff import Backoff
+from baton.backoff import Backoff
 from baton_router.fleet.circuit_breaker import CircuitBreaker, CircuitState
 from tests.support.clock import Clock
 

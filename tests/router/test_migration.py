@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from baton.backoff import Backoff
 from baton.errors import (
     CancelledError,
     DataLossError,
@@ -14,7 +15,6 @@ from baton.errors import (
 )
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import prefill_pb2
-from baton_router.fleet.backoff import Backoff
 from tests.support.router.scripted import (
     ADMITTED,
     PREFILL_ADMITTED,

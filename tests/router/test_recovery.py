@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.backoff import Backoff
 from baton.errors import (
     BatonError,
     CancelledError,
@@ -16,7 +17,6 @@ from baton.errors import (
     UnavailableError,
 )
 from baton_router.failure import AttemptFailure, FailureKind
-from baton_router.fleet.backoff import Backoff
 from baton_router.lifecycle.recovery import MAX_FAILURES, MAX_RETURNS, SAME_PLACE_TOKENS, Recovery
 from baton_router.lifecycle.retry_budget import RetryBudget
 

@@ -3,10 +3,10 @@ pause."""
 
 import pytest
 
+from baton.backoff import Backoff
 from baton.errors import InternalError, OverloadedError
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, kv_sharing_pb2
-from baton_router.fleet.backoff import Backoff
 from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.cost_rates import PRIOR, Rates
 from baton_router.lifecycle.recovery import MAX_FAILURES, MAX_RETURNS

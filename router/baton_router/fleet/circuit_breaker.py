@@ -11,8 +11,8 @@ No client's request is the probe: the fleet probes the worker with a health chec
 import time
 from enum import Enum, auto
 
+from baton.backoff import Backoff
 from baton.serving.deadline import Clock
-from baton_router.fleet.backoff import Backoff
 
 # Backoff between health checks: short after the first failure, 1 to 2 seconds in a long outage.
 PROBING = Backoff(first=0.2, longest=2.0)

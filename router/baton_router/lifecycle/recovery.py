@@ -5,6 +5,7 @@ Awaits nothing; knows nothing of calls or messages.
 
 from dataclasses import dataclass
 
+from baton.backoff import Backoff
 from baton.errors import (
     BatonError,
     DataLossError,
@@ -15,7 +16,6 @@ from baton.errors import (
     UnavailableError,
 )
 from baton_router.failure import AttemptFailure, FailureKind, Pair
-from baton_router.fleet.backoff import Backoff
 from baton_router.lifecycle.retry_budget import RetryBudget
 
 # Consecutive failures without a new token after which an accepted request is given up.

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from baton.backoff import Backoff
 from baton.errors import BatonError
 from baton.models import locate
 from baton.sampling import SamplingParams
@@ -29,7 +30,6 @@ from baton.v1 import (
     prefill_pb2_grpc,
 )
 from baton.v1 import inference_pb2 as pb
-from baton_router.fleet.backoff import Backoff
 from baton_router.fleet.circuit_breaker import CircuitBreaker
 from baton_router.fleet.pending_prefixes import PendingPrefixes
 from baton_router.fleet.worker_model import PoolModel, WorkerModel
