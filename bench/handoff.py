@@ -31,7 +31,7 @@ from baton.v1.decode_pb2_grpc import DecodeStub
 from baton.v1.prefill_pb2_grpc import PrefillStub
 from baton_router.fleet.fleet import Member
 from baton_router.fleet.worker_model import PoolModel
-from baton_router.lifecycle import wire
+from baton_router.lifecycle import worker_wire
 from baton_router.request import Request, work_of
 from bench.report import Row
 from bench.workload import VOCAB_SIZE, save_model
@@ -122,14 +122,14 @@ class _Router:
 
     async def hand_over(self, prompt: tuple[int, ...], *, overlaps: bool) -> Run:
         """One request, from its first call to its last token."""
-        work, lease_id = work_of(Request("handoff", prompt, _PARAMS)), wire.new_lease_id()
-        handle = wire.handle(self._prefill, lease_id, work, [])
-        asked = wire.prefill_request(work, lease_id, self._decode.record.id)
+        work, lease_id = work_of(Request("handoff", prompt, _PARAMS)), worker_wire.new_lease_id()
+        handle = worker_wire.handle(self._prefill, lease_id, work, [])
+        asked = worker_wire.prefill_request(work, lease_id, self._decode.record.id)
         began = time.perf_counter()
         decoding = None
         if overlaps:
             decoding = self._to_decode.Generate(
-                wire.decode_request(work, lease_id, handle), timeout=_TIMEOUT
+                worker_wire.decode_request(work, lease_id, handle), timeout=_TIMEOUT
             )
             await decoding.read()
         prefilling = self._to_prefill.Prefill(asked, timeout=_TIMEOUT)
@@ -137,7 +137,7 @@ class _Router:
         first_at = time.perf_counter()
         if decoding is None:
             decoding = self._to_decode.Generate(
-                wire.decode_request(work, lease_id, handle), timeout=_TIMEOUT
+                worker_wire.decode_request(work, lease_id, handle), timeout=_TIMEOUT
             )
         await _until(decoding, "kv_ready")
         ready_at = time.perf_counter()

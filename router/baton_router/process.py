@@ -24,6 +24,7 @@ from baton.serving.telemetry.scrape_server import Render
 from baton.serving.telemetry.serving import serve_metrics
 from baton.serving.tenant import Tenants
 from baton.v1 import admin_pb2_grpc, inference_pb2_grpc
+from baton_router.admin import RouterAdmin
 from baton_router.admission.controller import AdmissionController
 from baton_router.admission.forecast import Forecasts
 from baton_router.admission.policy import admission_named
@@ -42,7 +43,7 @@ from baton_router.placement.record.record_file import RecordFile
 from baton_router.placement.record.recorder import Recorder
 from baton_router.request import Request, work_of
 from baton_router.roles.rebalancer import Rebalancer
-from baton_router.service import InferenceService, RouterAdmin
+from baton_router.service import InferenceService
 from baton_router.settings import RouterSettings
 from baton_router.telemetry.request_meter import RequestMeter
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from baton.errors import InternalError
 from baton.serving.coalescer import Coalescer
 from baton.v1 import inference_pb2 as pb
-from baton_router.lifecycle.wire import coalesced
+from baton_router.lifecycle.client_wire import coalesced
 from tests.support.router.scripted import (
     READY,
     Cue,

@@ -10,7 +10,7 @@ from rich.table import Table
 from baton.client.client import Candidate, Explanation
 from baton.client.wire import explanation_of
 from baton.errors import InvalidArgumentError, NotFoundError
-from baton_router.lifecycle.wire import explanation
+from baton_router.admin_wire import explanation
 from baton_router.placement.record.replay import read_record, replay
 
 _TITLES = {

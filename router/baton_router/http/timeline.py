@@ -8,10 +8,11 @@ from baton.role_wire import role_of
 from baton.serving.tenant import Caller, Tenants
 from baton.v1 import admin_pb2
 from baton.v1 import inference_pb2 as pb
+from baton_router import admin_wire
 from baton_router.http.exchange import Extra
 from baton_router.http.openai_responses import Json
 from baton_router.http.sequence_reader import Reader
-from baton_router.lifecycle import wire
+from baton_router.lifecycle import worker_wire
 from baton_router.placement.placer import Placer
 
 
@@ -31,13 +32,13 @@ def _told(reader: Reader, placer: Placer, tenant: str) -> Json:
     assert accepted is not None, "an answer that was not accepted"
     assert finished is not None, "an answer that has not finished"
     try:
-        decision = wire.explanation(placer.recall(accepted.request_id, tenant))
+        decision = admin_wire.explanation(placer.recall(accepted.request_id, tenant))
     except NotFoundError:  # the placer has dropped it since
         decision = admin_pb2.ExplainPlacementResponse()
     return {
         "request_id": accepted.request_id,
         "seconds": {
-            field.name: round(wire.seconds(duration), 6)
+            field.name: round(worker_wire.seconds(duration), 6)
             for field, duration in finished.timings.ListFields()
         },
         "usage": {field.name: value for field, value in finished.usage.ListFields()},

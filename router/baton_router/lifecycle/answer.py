@@ -11,9 +11,10 @@ from baton.v1 import decode_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
 from baton_router.failure import FailureKind
 from baton_router.intake.model_card import ModelCard
-from baton_router.lifecycle import wire
+from baton_router.lifecycle import client_wire, worker_wire
 from baton_router.lifecycle.output import Output
 from baton_router.lifecycle.reorder_buffer import Token
+from baton_router.lifecycle.worker_wire import Ending
 from baton_router.request import Request, RequestOutcome, Work, work_of
 from baton_router.usage import Account, Timings
 
@@ -48,7 +49,7 @@ class Answer:
         self._account = Account(Timings(arrived), len(request.token_ids))
         self._outputs = [Output(card.tokenizer, params.stop) for _ in range(params.n)]
         self._told_endings = _endings_of(request.received_endings)
-        self._endings: dict[int, wire.Ending] = {}
+        self._endings: dict[int, Ending] = {}
         self._unfinished = set(range(params.n))
         self._is_ranked = params.is_ranked
         self._surplus: set[int] = set()
@@ -157,7 +158,7 @@ class Answer:
         kind = event.WhichOneof("event")
         if kind == "started":
             self.is_prefilling = True
-            self._account.started(*wire.prefill_started(event.started))
+            self._account.started(*worker_wire.prefill_started(event.started))
         elif kind == "prompt_logprobs":
             return self._on_scores(event.prompt_logprobs)
         elif kind == "result":
@@ -173,16 +174,16 @@ class Answer:
         kind = event.WhichOneof("event")
         if kind == "kv_ready":
             self.is_handed_over, self._handed_over_at = True, time.monotonic()
-            self._account.handed_over(*wire.transferred(event.kv_ready))
+            self._account.handed_over(*worker_wire.transferred(event.kv_ready))
         elif kind == "prefill_started":
             self.is_handed_over, self._handed_over_at = True, time.monotonic()
-            self._account.started(*wire.prefill_started(event.prefill_started))
+            self._account.started(*worker_wire.prefill_started(event.prefill_started))
         elif self._awaits_prompt:
             self._held_back.append(event)
         elif kind == "tokens":
             return self._on_tokens(event.tokens)
         elif kind == "finished":
-            return self._end(event.finished.sequence_index, wire.ending(event.finished))
+            return self._end(event.finished.sequence_index, worker_wire.ending(event.finished))
         return []
 
     def take_surplus(self) -> set[int]:
@@ -196,7 +197,7 @@ class Answer:
 
     def _on_tokens(self, message: decode_pb2.DecodeTokens) -> list[pb.GenerateResponse]:
         index, reason = message.sequence_index, message.finish_reason
-        tokens = wire.decoded_tokens(message)
+        tokens = worker_wire.decoded_tokens(message)
         responses = self._show(index, tokens, reason)
         is_over = index not in self._unfinished and index not in self._known_surplus
         if is_over and reason == pb.FINISH_REASON_UNSPECIFIED and not self._is_ranked:
@@ -204,7 +205,7 @@ class Answer:
         return responses
 
     def _on_scores(self, message: pb.PromptLogprobs) -> list[pb.GenerateResponse]:
-        responses = wire.prompt_logprobs(message, self._num_scored)
+        responses = client_wire.prompt_logprobs(message, self._num_scored)
         self._num_scored = max(self._num_scored, message.position + len(message.logprobs))
         return responses
 
@@ -212,7 +213,7 @@ class Answer:
         self._awaits_prompt = False
         responses = []
         if self._takes_first_token:
-            token, reason = wire.first_token(result)
+            token, reason = worker_wire.first_token(result)
             responses += self._show(0, [token], reason)
         held, self._held_back = self._held_back, []
         for event in held:
@@ -238,7 +239,7 @@ class Answer:
         output, responses = self._outputs[index], []
         # For beams the reason comes without the score.
         if reason != pb.FINISH_REASON_UNSPECIFIED and not self._request.params.beam_width:
-            self._endings.setdefault(index, wire.Ending(reason))
+            self._endings.setdefault(index, Ending(reason))
             output.has_ended = True
         shown, text = output.push(tokens)
         is_complete = output.is_complete
@@ -248,10 +249,10 @@ class Answer:
                 self._on_first_token(moment)
             self._account.num_output_tokens += len(shown)
             known = self._ending(index).reason if is_complete else pb.FINISH_REASON_UNSPECIFIED
-            responses.append(wire.chunk(index, shown, text, known))
+            responses.append(client_wire.chunk(index, shown, text, known))
         return responses + self._finish(index) if is_complete else responses
 
-    def _end(self, index: int, ending: wire.Ending) -> list[pb.GenerateResponse]:
+    def _end(self, index: int, ending: Ending) -> list[pb.GenerateResponse]:
         """Records the end of a sequence: no token follows those already in flight."""
         if index not in self._unfinished or index in self._endings:
             return []
@@ -260,23 +261,23 @@ class Answer:
         output.has_ended = True
         return self._finish(index) if output.is_complete else []
 
-    def _known_ending(self, index: int) -> wire.Ending | None:
+    def _known_ending(self, index: int) -> Ending | None:
         """Returns the ending that the shown tokens imply, or that the client was told with them;
         else None. Tokens of beams do not imply the score."""
         params, output = self._request.params, self._outputs[index]
         if output.stop_string is not None:
-            return wire.Ending(pb.FINISH_REASON_STOP_STRING, output.stop_string)
+            return Ending(pb.FINISH_REASON_STOP_STRING, output.stop_string)
         if params.beam_width or not output.token_ids:
             return None
         if index in self._told_endings:
             return self._told_endings[index]
         last = output.token_ids[-1]
         if last in self._eos_token_ids:
-            return wire.Ending(pb.FINISH_REASON_END_OF_SEQUENCE)
+            return Ending(pb.FINISH_REASON_END_OF_SEQUENCE)
         if last in params.stop_token_ids:
-            return wire.Ending(pb.FINISH_REASON_STOP_TOKEN)
+            return Ending(pb.FINISH_REASON_STOP_TOKEN)
         if len(output.token_ids) >= params.max_tokens:
-            return wire.Ending(pb.FINISH_REASON_LENGTH)
+            return Ending(pb.FINISH_REASON_LENGTH)
         return None
 
     def _finish(self, index: int) -> list[pb.GenerateResponse]:
@@ -284,17 +285,17 @@ class Answer:
         self._unfinished.remove(index)
         self._account.timings.finished = time.monotonic()
         rest = output.finish()
-        finished = wire.finished(index, self._ending(index), self._account)
-        return [wire.chunk(index, [], rest), finished] if rest else [finished]
+        finished = client_wire.finished(index, self._ending(index), self._account)
+        return [client_wire.chunk(index, [], rest), finished] if rest else [finished]
 
-    def _ending(self, index: int) -> wire.Ending:
+    def _ending(self, index: int) -> Ending:
         """Returns the ending of a complete sequence."""
         stop_string = self._outputs[index].stop_string
         if stop_string is None:
             return self._endings[index]
-        return wire.Ending(pb.FINISH_REASON_STOP_STRING, stop_string)
+        return Ending(pb.FINISH_REASON_STOP_STRING, stop_string)
 
 
-def _endings_of(reasons: Sequence[pb.FinishReason.ValueType]) -> dict[int, wire.Ending]:
+def _endings_of(reasons: Sequence[pb.FinishReason.ValueType]) -> dict[int, Ending]:
     """Returns the endings that the client was told, by sequence index."""
-    return {i: wire.Ending(r) for i, r in enumerate(reasons) if r != pb.FINISH_REASON_UNSPECIFIED}
+    return {i: Ending(r) for i, r in enumerate(reasons) if r != pb.FINISH_REASON_UNSPECIFIED}

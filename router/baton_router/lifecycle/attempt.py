@@ -43,7 +43,7 @@ from baton.v1 import (
 )
 from baton_router.failure import AttemptFailure, FailureKind
 from baton_router.fleet.fleet import Fleet, Member
-from baton_router.lifecycle import wire
+from baton_router.lifecycle import worker_wire
 from baton_router.lifecycle.prefix_lease import PrefixLease
 from baton_router.lifecycle.return_cost import ReturnCost, return_cost
 from baton_router.placement.placement import Placement
@@ -146,7 +146,7 @@ class Attempt:
         Calls the prefill worker as soon as the decode worker has admitted, so that prompts are
         computed in the order of admission and no two requests wait for each other's blocks.
         """
-        work, lease_id = self._work, wire.new_lease_id()
+        work, lease_id = self._work, worker_wire.new_lease_id()
         num_uncached = max(0, len(work.token_ids) - self.placement.num_cached_tokens)
         self._hashes = self._block_hashes()
         self._stack.enter_context(self._prefill_load)
@@ -163,7 +163,7 @@ class Attempt:
         if self._prefill is not None:
             source = None if self._prefix_lease is None else await self._prefix_lease.source()
             prefill_stub = prefill_pb2_grpc.PrefillStub(self._channel_to(self._prefill))
-            asked = wire.prefill_request(work, lease_id, self.placement.decode, source)
+            asked = worker_wire.prefill_request(work, lease_id, self.placement.decode, source)
             timeout = self._deadline.forward()
             prefill_call = prefill_stub.Prefill(asked, timeout=timeout, metadata=outgoing())
             await self._open(self._prefill, prefill_call)
@@ -174,10 +174,10 @@ class Attempt:
         """Asks the decode worker to suspend the request for the worker `decode` to resume. The
         worker answers with the event `suspended`; if it refuses, it continues with the request."""
         assert self._decode_request is not None, "a request that was not sent"
-        lease_id = wire.new_lease_id()
+        lease_id = worker_wire.new_lease_id()
         self._offers[lease_id] = self._fleet.member(decode)
         tenant = self._work.request.tenant.name
-        request = wire.hand_over_request(self._decode_request, lease_id, decode, tenant)
+        request = worker_wire.hand_over_request(self._decode_request, lease_id, decode, tenant)
         stub = decode_pb2_grpc.DecodeStub(self._channel_to(self._decode))
         try:
             await stub.HandOver(request, timeout=min(_HAND_OVER_SECONDS, self._deadline.forward()))
@@ -231,7 +231,7 @@ class Attempt:
 
     async def _end_sequence(self, index: int) -> None:
         assert self._decode_request is not None, "a sequence of a request that was not sent"
-        request = wire.end_sequence_request(self._decode_request, self._decode, index)
+        request = worker_wire.end_sequence_request(self._decode_request, self._decode, index)
         stub = decode_pb2_grpc.DecodeStub(self._channel_to(self._decode))
         with contextlib.suppress(grpc.aio.AioRpcError):
             await stub.EndSequence(request, timeout=_END_SECONDS)
@@ -246,13 +246,13 @@ class Attempt:
                 assert self._prefill is not None, "a result without a prefill worker"
                 self._prefill_load.close()
                 self._fleet.note_held(self._prefill, self._hashes)
-                self._prefill.model.worked(wire.work_done(event.result.work_done))
+                self._prefill.model.worked(worker_wire.work_done(event.result.work_done))
         elif kind == "kv_ready":
             self._fleet.note_held(self._decode, self._hashes)
-            self._decode.model.worked(wire.work_done(event.kv_ready.work_done))
-            self._decode.model.received(*wire.received(event.kv_ready, self._decode))
+            self._decode.model.worked(worker_wire.work_done(event.kv_ready.work_done))
+            self._decode.model.received(*worker_wire.received(event.kv_ready, self._decode))
         elif kind == "prefill_started":
-            self._decode.model.worked(wire.work_done(event.prefill_started.work_done))
+            self._decode.model.worked(worker_wire.work_done(event.prefill_started.work_done))
         elif self._is_computing_alone:
             # The first tokens, or the end of ranked sequences: the prompt is computed.
             self._is_computing_alone = False
@@ -298,10 +298,10 @@ class Attempt:
         handle = (
             None
             if self._source is None
-            else wire.handle(self._source, lease_id, work, self._hashes)
+            else worker_wire.handle(self._source, lease_id, work, self._hashes)
         )
         cost = self._return_cost()
-        request = self._decode_request = wire.decode_request(work, lease_id, handle, cost)
+        request = self._decode_request = worker_wire.decode_request(work, lease_id, handle, cost)
         stub = decode_pb2_grpc.DecodeStub(self._channel_to(self._decode))
         call = stub.Generate(request, timeout=self._deadline.forward(), metadata=outgoing())
         await self._open(self._decode, call)

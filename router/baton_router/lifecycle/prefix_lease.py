@@ -9,7 +9,7 @@ import grpc
 from baton.serving.telemetry.propagation import outgoing
 from baton.v1 import kv_sharing_pb2_grpc, prefill_pb2
 from baton_router.fleet.fleet import Member
-from baton_router.lifecycle import wire
+from baton_router.lifecycle import worker_wire
 
 # Maximum seconds to wait for the holder's answer.
 PATIENCE = 0.5
@@ -29,8 +29,8 @@ class PrefixLease:
         tenant: str,
     ) -> None:
         self._holder = holder
-        self._lease_id = wire.new_lease_id()
-        request = wire.share_request(self._lease_id, block_hashes, claimant, tenant)
+        self._lease_id = worker_wire.new_lease_id()
+        request = worker_wire.share_request(self._lease_id, block_hashes, claimant, tenant)
         self._call: Any = kv_sharing_pb2_grpc.KvSharingStub(channel).Share(
             request, metadata=outgoing()
         )
@@ -43,7 +43,7 @@ class PrefixLease:
         except (grpc.aio.AioRpcError, TimeoutError) as error:
             logger.debug("%s lends nothing: %s", self._holder.record.id, error)
             return None
-        return wire.prefix_source(self._holder, self._lease_id, response.shared.num_blocks)
+        return worker_wire.prefix_source(self._holder, self._lease_id, response.shared.num_blocks)
 
     def end(self) -> None:
         """Ends the lease, which releases the blocks. Idempotent."""

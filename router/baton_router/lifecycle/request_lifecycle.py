@@ -18,7 +18,7 @@ from baton.v1 import decode_pb2
 from baton.v1 import inference_pb2 as pb
 from baton_router.failure import AttemptFailure, FailureKind
 from baton_router.fleet.fleet import Fleet
-from baton_router.lifecycle import wire
+from baton_router.lifecycle import client_wire
 from baton_router.lifecycle.answer import Answer
 from baton_router.lifecycle.attempt import Attempt, Event
 from baton_router.lifecycle.recovery import Recovery
@@ -81,7 +81,7 @@ class RequestLifecycle:
         error that ended it otherwise. `decision` is the placement decision it was admitted by."""
         self._decision = decision
         if self._answer.is_known:
-            yield wire.accepted(self.request, None)
+            yield client_wire.accepted(self.request, None)
             for response in self._answer.conclude():
                 yield response
         while not self._answer.is_complete:
@@ -116,7 +116,7 @@ class RequestLifecycle:
         if self._recovery.is_accepted:
             return []
         self._recovery.is_accepted = True
-        return [wire.accepted(self.request, attempt.placement), *self._answer.conclude()]
+        return [client_wire.accepted(self.request, attempt.placement), *self._answer.conclude()]
 
     def _next_attempt(self) -> Attempt:
         """Places the work that is left. Raises `AttemptFailure` if no workers can take it."""
@@ -155,7 +155,7 @@ class RequestLifecycle:
                 break
         for index in self._answer.take_surplus():
             attempt.end_sequence(index)
-        return wire.coalesced(responses) if responses[1:] else responses, failure
+        return client_wire.coalesced(responses) if responses[1:] else responses, failure
 
     async def _follow_drain(self, attempt: Attempt, event: _Decoded) -> None:
         """Migrates the request to another decode worker if the event asks for it and the answer is

@@ -1,0 +1,159 @@
+"""Admin service of the router."""
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import grpc
+
+from baton.errors import InvalidArgumentError
+from baton.role_wire import role_of, role_to_message
+from baton.serving import build_info
+from baton.serving.deadline import Deadline
+from baton.serving.tenant import Tenants
+from baton.v1 import admin_pb2, admin_pb2_grpc
+from baton_router import admin_wire
+from baton_router.fleet.fleet import Fleet, Member, State
+from baton_router.intake.intake import Intake
+from baton_router.lifecycle.in_flight import Requests
+from baton_router.placement.placer import Placer
+from baton_router.request import work_of
+from baton_router.roles.rebalancer import Rebalancer
+
+logger = logging.getLogger(__name__)
+
+_FLUSH_SECONDS = 5.0
+_REQUESTS_LISTED, _MOST_REQUESTS_LISTED = 20, 1000
+# Seconds for a worker to drain if the caller sets no deadline.
+_SET_ROLE_SECONDS = 600.0
+
+
+_STATES: dict[State, admin_pb2.WorkerState.ValueType] = {
+    "ready": admin_pb2.WORKER_STATE_READY,
+    "draining": admin_pb2.WORKER_STATE_DRAINING,
+    "unreachable": admin_pb2.WORKER_STATE_UNREACHABLE,
+    "starting": admin_pb2.WORKER_STATE_STARTING,
+}
+
+
+class RouterAdmin(admin_pb2_grpc.AdminServicer):
+    """Admin service of the router, and through it of the cluster."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        requests: Requests,
+        tenants: Tenants,
+        intake: Intake,
+        placer: Placer,
+        rebalancer: Rebalancer,
+    ) -> None:
+        self._fleet = fleet
+        self._requests = requests
+        self._tenants = tenants
+        self._intake = intake
+        self._placer = placer
+        self._rebalancer = rebalancer
+
+    async def ListWorkers(
+        self, _request: admin_pb2.ListWorkersRequest, _context: Any
+    ) -> admin_pb2.ListWorkersResponse:
+        return admin_pb2.ListWorkersResponse(workers=[self._info(m) for m in self._fleet.members])
+
+    async def ListRequests(
+        self, request: admin_pb2.ListRequestsRequest, context: Any
+    ) -> admin_pb2.ListRequestsResponse:
+        limit = min(request.limit or _REQUESTS_LISTED, _MOST_REQUESTS_LISTED)
+        oldest, now = self._requests.of(self._tenants.of(context))[:limit], time.monotonic()
+        return admin_pb2.ListRequestsResponse(
+            requests=[
+                admin_wire.request_info(
+                    lifecycle.request, lifecycle.account, lifecycle.placement, now
+                )
+                for lifecycle in oldest
+            ]
+        )
+
+    async def ExplainPlacement(
+        self, request: admin_pb2.ExplainPlacementRequest, context: Any
+    ) -> admin_pb2.ExplainPlacementResponse:
+        tenant = self._tenants.of(context)
+        subject = request.WhichOneof("subject")
+        if subject is None:
+            raise InvalidArgumentError("subject", "is missing; set request or request_id")
+        if subject == "request_id":
+            return admin_wire.explanation(self._placer.recall(request.request_id, tenant.name))
+        good = await self._intake.read(request.request, self._fleet.max_model_len, tenant)
+        return admin_wire.explanation(self._placer.explain(work_of(good, good.received)))
+
+    async def GetLoad(
+        self, _request: admin_pb2.GetLoadRequest, _context: Any
+    ) -> admin_pb2.GetLoadResponse:
+        draining = self._requests.is_draining
+        return admin_pb2.GetLoadResponse(
+            state=admin_pb2.WORKER_STATE_DRAINING if draining else admin_pb2.WORKER_STATE_READY,
+            progress=1.0,
+            num_waiting=self._requests.num_waiting,
+            num_running=len(self._requests) - self._requests.num_waiting,
+        )
+
+    async def GetInfo(
+        self, _request: admin_pb2.GetInfoRequest, _context: Any
+    ) -> admin_pb2.GetInfoResponse:
+        return build_info.info(has_redis=True, is_heard=self._fleet.hears_redis, worker=None)
+
+    async def Drain(
+        self, _request: admin_pb2.DrainRequest, _context: Any
+    ) -> admin_pb2.DrainResponse:
+        await self._requests.drain()
+        return admin_pb2.DrainResponse(num_requests=len(self._requests))
+
+    async def SetRole(
+        self, request: admin_pb2.SetRoleRequest, context: Any
+    ) -> admin_pb2.SetRoleResponse:
+        timeout = Deadline.of(context, _SET_ROLE_SECONDS).forward()
+        changer, role = self._rebalancer.changer, role_of(request.role)
+        epoch = await changer.set_role(request.worker, role, request.epoch, timeout)
+        return admin_pb2.SetRoleResponse(epoch=epoch)
+
+    async def GetRoleBalance(
+        self, _request: admin_pb2.GetRoleBalanceRequest, _context: Any
+    ) -> admin_pb2.GetRoleBalanceResponse:
+        return admin_wire.role_balance(self._rebalancer.balance, self._rebalancer.is_elastic)
+
+    async def FlushCache(
+        self, request: admin_pb2.FlushCacheRequest, _context: Any
+    ) -> admin_pb2.FlushCacheResponse:
+        counts = await asyncio.gather(
+            *(self._flush(m, request) for m in self._fleet.members if m.is_serving)
+        )
+        return admin_pb2.FlushCacheResponse(num_blocks=sum(counts))
+
+    async def Abort(self, request: admin_pb2.AbortRequest, context: Any) -> admin_pb2.AbortResponse:
+        self._requests.abort(self._tenants.of(context), request.request_id)
+        return admin_pb2.AbortResponse()
+
+    async def _flush(self, member: Member, request: admin_pb2.FlushCacheRequest) -> int:
+        with self._fleet.admin_channel_to(member) as channel:
+            stub = admin_pb2_grpc.AdminStub(channel)
+            try:
+                response = await stub.FlushCache(request, timeout=_FLUSH_SECONDS)
+            except grpc.aio.AioRpcError as error:
+                logger.warning("%s did not flush its cache: %s", member.record.id, error.details())
+                return 0
+        return int(response.num_blocks)
+
+    def _info(self, member: Member) -> admin_pb2.WorkerInfo:
+        record = member.record
+        return admin_pb2.WorkerInfo(
+            id=record.id,
+            role=role_to_message(record.role),
+            endpoint=record.endpoint,
+            admin_endpoint=member.admin_endpoint,
+            epoch=record.epoch,
+            state=_STATES[member.state],
+            num_requests=member.load.num_sequences,
+            num_indexed_blocks=self._fleet.index.num_blocks(record.id),
+            version=record.version,
+        )

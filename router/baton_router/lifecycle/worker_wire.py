@@ -1,0 +1,235 @@
+"""Conversion between messages of workers and the router's data."""
+
+import secrets
+from dataclasses import dataclass
+
+from google.protobuf.duration_pb2 import Duration
+
+from baton.errors import InternalError
+from baton.params_wire import to_proto
+from baton.sampling import SamplingParams
+from baton.serving.attempt_id import attempt_id
+from baton.v1 import decode_pb2, kv_sharing_pb2, kv_transfer_pb2, prefill_pb2
+from baton.v1 import inference_pb2 as pb
+from baton_router.fleet.fleet import Member
+from baton_router.fleet.worker_model import WorkDone
+from baton_router.lifecycle.reorder_buffer import Token, TopLogprobs
+from baton_router.lifecycle.return_cost import ReturnCost
+from baton_router.request import Work
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Ending of one sequence. Only beams have a `score`."""
+
+    reason: pb.FinishReason.ValueType
+    stop_string: str | None = None
+    score: float | None = None
+
+
+def seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos * 1e-9
+
+
+def duration(length: float) -> Duration:
+    duration = Duration()
+    duration.FromNanoseconds(int(length * 1e9))
+    return duration
+
+
+def prefill_started(message: prefill_pb2.PrefillStarted) -> tuple[float, float, int]:
+    """Returns queue time in seconds, seconds since then, and cached prompt tokens."""
+    return seconds(message.queue_time), seconds(message.elapsed), message.num_cached_tokens
+
+
+def transferred(message: decode_pb2.KvReady) -> tuple[float, int, int, int]:
+    """Returns exposed seconds, transferred blocks and bytes, and reused blocks."""
+    return (
+        seconds(message.exposed),
+        message.num_transferred_blocks,
+        message.num_transferred_bytes,
+        message.num_reused_blocks,
+    )
+
+
+def new_lease_id() -> bytes:
+    return secrets.token_bytes(16)
+
+
+def handle(
+    source: Member, lease_id: bytes, work: Work, block_hashes: list[bytes]
+) -> kv_transfer_pb2.KvHandle:
+    """Returns the handle by which the decode worker claims the lease of this attempt."""
+    return kv_transfer_pb2.KvHandle(
+        version=1,
+        source_worker=source.record.id,
+        source_endpoint=source.record.kv_endpoint,
+        source_epoch=source.record.epoch,
+        lease_id=lease_id,
+        baton_version=source.record.version,
+        fingerprint=source.record.fingerprint,
+        layouts=source.layouts,
+        num_tokens=len(work.token_ids),
+        block_hashes=b"".join(block_hashes),
+        integrity=kv_transfer_pb2.INTEGRITY_BY_CONNECTOR,
+        tenant=work.request.tenant.name,
+    )
+
+
+def decode_request(
+    work: Work,
+    lease_id: bytes,
+    kv_handle: kv_transfer_pb2.KvHandle | None,
+    return_cost: ReturnCost | None = None,
+) -> decode_pb2.DecodeGenerateRequest:
+    """Returns the call's request. `kv_handle` None: the decode worker computes the prompt.
+    `return_cost` None: it may not give the request back."""
+    message = decode_pb2.DecodeGenerateRequest(
+        request_id=attempt_id(work.request.request_id, lease_id),
+        token_ids=work.token_ids,
+        num_prompt_tokens=len(work.request.token_ids),
+        sampling=to_proto(work.params),
+        handle=kv_handle,
+        priority=work.request.priority,
+        salt=work.request.tenant.salt,
+        return_cost=None if return_cost is None else _return_cost(return_cost),
+        outputs=map(_sequence_output, work.outputs),
+    )
+    message.sampling.ClearField("prompt_logprobs")
+    return message
+
+
+def _sequence_output(output: tuple[int, ...] | None) -> decode_pb2.SequenceOutput:
+    return decode_pb2.SequenceOutput(token_ids=output or (), is_complete=output is None)
+
+
+def _return_cost(cost: ReturnCost) -> decode_pb2.ReturnCost:
+    return decode_pb2.ReturnCost(
+        fixed=duration(cost.fixed),
+        per_token=duration(cost.per_token),
+        recompute_token=duration(cost.recompute_token),
+    )
+
+
+def end_sequence_request(
+    request: decode_pb2.DecodeGenerateRequest, member: Member, index: int
+) -> decode_pb2.EndSequenceRequest:
+    """Returns the request to end one sequence of `request` on this worker."""
+    return decode_pb2.EndSequenceRequest(
+        request_id=request.request_id, epoch=member.record.epoch, sequence_index=index
+    )
+
+
+def share_request(
+    lease_id: bytes, block_hashes: list[bytes], claimant: str, tenant: str
+) -> kv_sharing_pb2.ShareRequest:
+    return kv_sharing_pb2.ShareRequest(
+        lease_id=lease_id,
+        block_hashes=b"".join(block_hashes),
+        claimant=claimant,
+        tenant=tenant,
+    )
+
+
+def hand_over_request(
+    request: decode_pb2.DecodeGenerateRequest, lease_id: bytes, claimant: str, tenant: str
+) -> decode_pb2.HandOverRequest:
+    """Returns the request to suspend `request` so that `claimant` can resume it."""
+    return decode_pb2.HandOverRequest(
+        request_id=request.request_id, lease_id=lease_id, claimant=claimant, tenant=tenant
+    )
+
+
+def prefix_source(holder: Member, lease_id: bytes, num_blocks: int) -> prefill_pb2.PrefixSource:
+    return prefill_pb2.PrefixSource(
+        worker=holder.record.id,
+        endpoint=holder.record.kv_endpoint,
+        epoch=holder.record.epoch,
+        lease_id=lease_id,
+        num_blocks=num_blocks,
+    )
+
+
+def prefill_request(
+    work: Work,
+    lease_id: bytes,
+    decode_worker: str,
+    source: prefill_pb2.PrefixSource | None = None,
+) -> prefill_pb2.PrefillRequest:
+    params, has_several = work.params, work.params.num_sequences > 1
+    if has_several:
+        # Its token is not used, so compiling a grammar or searching beams would be in vain.
+        params = SamplingParams(
+            max_tokens=params.max_tokens, prompt_logprobs=params.prompt_logprobs
+        )
+    return prefill_pb2.PrefillRequest(
+        request_id=attempt_id(work.request.request_id, lease_id),
+        lease_id=lease_id,
+        token_ids=work.token_ids,
+        num_prompt_tokens=len(work.request.token_ids),
+        sampling=to_proto(params),
+        decode_worker=decode_worker,
+        has_several_sequences=has_several,
+        priority=work.request.priority,
+        tenant=work.request.tenant.name,
+        salt=work.request.tenant.salt,
+        source=source,
+    )
+
+
+def first_token(
+    result: prefill_pb2.PrefillResult,
+) -> tuple[Token, pb.FinishReason.ValueType]:
+    """Returns the token, and why the sequence is complete with it, if it is. Raises `InternalError`
+    for none or several."""
+    if len(result.first_tokens) != 1:
+        raise InternalError(f"a prefill brought {len(result.first_tokens)} first tokens, not one")
+    (first,) = result.first_tokens
+    logprob = first.logprob if first.HasField("logprob") else None
+    top = _top(first.top_logprobs) if first.HasField("top_logprobs") else None
+    return Token(first.position, first.token_id, logprob, top), first.finish_reason
+
+
+def work_done(message: prefill_pb2.WorkDone) -> WorkDone:
+    return WorkDone(
+        message.num_steps,
+        message.num_prompt_tokens,
+        message.num_prompt_pairs,
+        message.num_decode_tokens,
+        seconds(message.busy),
+    )
+
+
+def received(message: decode_pb2.KvReady, member: Member) -> tuple[float, float, str]:
+    """Returns the tokens whose KV this worker received, seconds it waited, and the connector."""
+    per_token = member.bytes_per_token
+    num_tokens = message.num_transferred_bytes / per_token if per_token else 0.0
+    return num_tokens, seconds(message.exposed), message.connector
+
+
+def decoded_tokens(message: decode_pb2.DecodeTokens) -> list[Token]:
+    """Returns the tokens. Raises `InternalError` if log-probabilities are incomplete."""
+    token_ids = message.token_ids
+    if not message.logprobs and not message.top_logprobs:
+        return [Token(position, t) for position, t in enumerate(token_ids, message.position)]
+    count = len(token_ids)
+    logprobs: list[float | None] = list(message.logprobs) or [None] * count
+    tops: list[TopLogprobs | None] = [_top(m) for m in message.top_logprobs] or [None] * count
+    if not count == len(logprobs) == len(tops):
+        raise InternalError(
+            f"{count} tokens came with {len(logprobs)} log-probabilities and those of {len(tops)} "
+            "most likely ones"
+        )
+    return [
+        Token(message.position + i, token_id, logprob, top)
+        for i, (token_id, logprob, top) in enumerate(zip(token_ids, logprobs, tops, strict=True))
+    ]
+
+
+def _top(message: pb.TopLogprobs) -> TopLogprobs:
+    return TopLogprobs(tuple(message.token_ids), tuple(message.logprobs))
+
+
+def ending(message: decode_pb2.DecodeFinished) -> Ending:
+    score = message.score if message.HasField("score") else None
+    return Ending(message.reason, score=score)
