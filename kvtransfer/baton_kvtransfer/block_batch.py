@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK, Int64Array
 from baton.errors import DataLossError
 
 
@@ -40,6 +43,19 @@ class BlockBatch:
                 f"{self.num_bytes} bytes of group {self.group} arrived, of {block_bytes} a block"
             )
         return count
+
+    def sources(self, num_targets: int, num_blocks: int) -> Int64Array:
+        """Returns the ids of the blocks that the claimant reads.
+
+        Raises `DataLossError` unless there is one for each target, and each is one of the source
+        pool's blocks 1 to `num_blocks`.
+        """
+        if len(self.source_blocks) != num_targets:
+            raise DataLossError(f"{len(self.source_blocks)} blocks came for {num_targets}")
+        sources = np.asarray(self.source_blocks, np.int64)
+        if sources.min() <= NULL_BLOCK or sources.max() > num_blocks:
+            raise DataLossError(f"blocks of group {self.group} lie outside of the source's pool")
+        return sources
 
     def check_block(self, index: int, checksum: int) -> None:
         """Raises `DataLossError` unless the batch's block at `index` has this checksum."""

@@ -14,8 +14,7 @@ from typing import Protocol
 import torch
 
 from baton.engine.cache.kv_pool import KvLayout, KvPool, pool_bytes
-from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
-from baton.errors import DataLossError, UnavailableError
+from baton.errors import UnavailableError
 from baton_kvtransfer.block_batch import BlockBatch, check
 from baton_kvtransfer.cancellation import ended
 from baton_kvtransfer.connector import Connector, Integrity
@@ -141,10 +140,7 @@ class IpcReceiver:
         if not self.is_open:
             raise UnavailableError("the worker whose memory was being read is gone")
         rows = self._pools[run.group]
-        if len(run.source_blocks) != len(targets):
-            raise DataLossError(f"{len(run.source_blocks)} blocks came for {len(targets)}")
-        if min(run.source_blocks) <= NULL_BLOCK or max(run.source_blocks) >= len(rows):
-            raise DataLossError(f"blocks of group {run.group} lie outside of the source's pool")
+        run.sources(len(targets), len(rows) - 1)
         self._num_copying += 1
         copying = asyncio.get_running_loop().run_in_executor(
             None, self._copy, run, rows, pool, targets, integrity

@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton.engine.cache.kv_pool import KvPool
-from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
-from baton.errors import DataLossError, UnavailableError
+from baton.errors import UnavailableError
 from baton_kvtransfer.block_batch import BlockBatch, check
 from baton_kvtransfer.cancellation import ended
 from baton_kvtransfer.connector import Connector, Integrity
@@ -153,7 +152,7 @@ class NixlReceiver:
     ) -> None:
         if not self.is_open:
             raise UnavailableError("the worker whose memory was being read is gone")
-        sources = self._sources(run, targets)
+        sources = run.sources(len(targets), self._num_blocks[run.group])
         self._num_reading += 1
         try:
             await self._read(run.group, sources, targets)
@@ -184,14 +183,6 @@ class NixlReceiver:
             if not await ended(reading, _GRACE_S):
                 await ended(asyncio.ensure_future(self._reader.abandon(self._agent)))
                 await ended(reading)
-
-    def _sources(self, run: BlockBatch, targets: Sequence[int]) -> "npt.NDArray[np.int64]":
-        if len(run.source_blocks) != len(targets):
-            raise DataLossError(f"{len(run.source_blocks)} blocks came for {len(targets)}")
-        places = np.asarray(run.source_blocks, np.int64)
-        if places.min() <= NULL_BLOCK or places.max() > self._num_blocks[run.group]:
-            raise DataLossError(f"blocks of group {run.group} lie outside of the source's pool")
-        return places
 
     def _forget_if_done(self) -> None:
         if self._is_closed and not self._num_reading:

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from baton.engine.cache.block_copy import Places, Rows, as_rows
+from baton.engine.cache.block_copy import Rows, as_rows
 from baton.engine.cache.kv_pool import KvLayout, KvPool, pool_bytes
 from baton.engine.cache.shared_memory import map_readonly
-from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
-from baton.errors import DataLossError, UnavailableError
+from baton.engine.scheduler.sequences.batch_slots import Int64Array
+from baton.errors import UnavailableError
 from baton_kvtransfer.block_batch import BlockBatch
 from baton_kvtransfer.cancellation import ended
 from baton_kvtransfer.connector import Connector, Integrity
@@ -56,10 +56,11 @@ class SharedReceiver:
         if not self.is_open:
             raise UnavailableError("the worker whose memory was being read is gone")
         rows = self._pools[run.group]
-        if len(run.source_blocks) != len(targets):
-            raise DataLossError(f"{len(run.source_blocks)} blocks came for {len(targets)}")
-        copying_of = _checked_copying if integrity is Integrity.CHECKSUMS else _copying
-        copy = copying_of(run, rows, pool, targets)
+        sources = run.sources(len(targets), len(rows) - 1)
+        if integrity is Integrity.CHECKSUMS:
+            copy = _checked_copying(run, rows, sources, pool, targets)
+        else:
+            copy = _copying(rows, sources, pool, targets)
         start = asyncio.get_running_loop().run_in_executor
         copying = asyncio.gather(
             *(start(None, copy, part) for part in _parts(len(targets), rows.itemsize)),
@@ -142,20 +143,21 @@ def _parts(num_blocks: int, block_bytes: int) -> list[slice]:
     return [slice(*part) for part in pairwise(bounds)]
 
 
-def _copying(run: BlockBatch, rows: Rows, pool: KvPool, targets: Sequence[int]) -> Copy:
-    places = _places(run, rows)
-    return lambda part: pool.copy_rows(rows, places[part], targets[part])
+def _copying(rows: Rows, sources: Int64Array, pool: KvPool, targets: Sequence[int]) -> Copy:
+    return lambda part: pool.copy_rows(rows, sources[part], targets[part])
 
 
-def _checked_copying(run: BlockBatch, rows: Rows, pool: KvPool, targets: Sequence[int]) -> Copy:
+def _checked_copying(
+    run: BlockBatch, rows: Rows, sources: Int64Array, pool: KvPool, targets: Sequence[int]
+) -> Copy:
     """Returns a function that verifies the checksums of the copies, not of the source's blocks."""
-    sources = rows.view(np.uint8).reshape(len(rows), -1)
+    contents = rows.view(np.uint8).reshape(len(rows), -1)
     blocks: Any = pool.content.numpy()
-    pairs = list(enumerate(zip(_places(run, rows).tolist(), targets, strict=True)))
+    pairs = list(enumerate(zip(sources.tolist(), targets, strict=True)))
 
     def copy(part: slice) -> None:
         for i, (there, here) in pairs[part]:
-            run.check_block(i, _copy_digested(sources[there], blocks[here]))
+            run.check_block(i, _copy_digested(contents[there], blocks[here]))
 
     return copy
 
@@ -173,10 +175,3 @@ def _copy_digested(source: Rows, target: Any) -> int:
         piece[:] = source[start : start + _PIECE_BYTES]
         digest.update(piece)
     return digest.intdigest()
-
-
-def _places(run: BlockBatch, rows: Rows) -> Places:
-    places = np.asarray(run.source_blocks, np.int64)
-    if places.min() <= NULL_BLOCK or places.max() >= len(rows):
-        raise DataLossError(f"blocks of group {run.group} lie outside of the source's pool")
-    return places
