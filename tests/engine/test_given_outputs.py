@@ -327,5 +327,5 @@ def test_an_output_that_the_grammar_does_not_allow_is_refused_by_name():
 def test_a_prefill_is_given_none(checkpoints):
     engine = load(checkpoints["llama"])
     request = replace(resumed((5, 6), TWO, ((5,), ())), purpose=Purpose.PREFILL)
-    with pytest.raises(AssertionError, match="nobody goes on with"):
+    with pytest.raises(AssertionError, match="given outputs in a prefill"):
         engine.add_request(request)
