@@ -26,8 +26,9 @@ if _version_not_supported:
 
 
 class AdminStub:
-    """Looks after one process. Served by every process, on a port of its own; `ListWorkers`, `ListRequests`,
-    `ExplainPlacement` and `GetRoleBalance` by the router alone.
+    """Administration of one process. Served by every process on a port of its own. On the router it
+    covers the cluster: `ListWorkers`, `ListRequests`, `ExplainPlacement` and `GetRoleBalance` are
+    the router's alone.
     """
 
     def __init__(self, channel):
@@ -89,73 +90,75 @@ class AdminStub:
 
 
 class AdminServicer:
-    """Looks after one process. Served by every process, on a port of its own; `ListWorkers`, `ListRequests`,
-    `ExplainPlacement` and `GetRoleBalance` by the router alone.
+    """Administration of one process. Served by every process on a port of its own. On the router it
+    covers the cluster: `ListWorkers`, `ListRequests`, `ExplainPlacement` and `GetRoleBalance` are
+    the router's alone.
     """
 
     def ListWorkers(self, request, context):
-        """Lists the workers the router knows. UNIMPLEMENTED on workers.
+        """Lists the workers that the router knows. UNIMPLEMENTED on workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRequests(self, request, context):
-        """Lists the requests of the caller's tenant that this router serves now, the oldest first.
-        UNIMPLEMENTED on workers.
+        """Lists the requests of the caller's tenant in flight at this router, oldest first. UNIMPLEMENTED
+        on workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExplainPlacement(self, request, context):
-        """Says where a request would run if it came now, or where one of late was placed, and why: every
-        worker with every term of its cost. Nothing is admitted or counted, so asking changes nothing.
-        INVALID_ARGUMENT as `Generate`. NOT_FOUND: the request is not among those this router has placed
-        of late. UNIMPLEMENTED on workers.
+        """Explains the placement of a hypothetical or recently placed request: every worker with every
+        term of its cost. A dry run: nothing is admitted or counted. INVALID_ARGUMENT as `Generate`.
+        NOT_FOUND: the request is not among the last 128 that this router has placed, or is another
+        tenant's. UNIMPLEMENTED on workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLoad(self, request, context):
-        """Says what this process is doing.
+        """Returns the load of this process.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetInfo(self, request, context):
-        """Says what this process is, and how its surroundings look from there. Workers that still load their
-        model answer too.
+        """Returns build info, clock and Redis state of this process. A worker answers while it loads its
+        model, too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Takes no new work from now on and goes on with what it has. Idempotent. The process does not
-        exit by this call.
+        """Drains this process: it takes no new work and finishes the work that it has. Idempotent. The
+        process does not exit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetRole(self, request, context):
-        """Has a worker drain, and go on in another role with the model that it has loaded, under a new
-        epoch. Returns once it takes work in that role, and at once where it has it already; goes on
-        where the caller leaves. On the router: asks the worker that is named.
-        NOT_FOUND: no such worker. FAILED_PRECONDITION: it has another epoch than the request says, is
-        changing to the other role, or, asked of the router, is the last one of its role. UNAVAILABLE: it
-        is loading its model, or draining, or cannot reach Redis. DEADLINE_EXCEEDED: what ran there did not end within its
-        drain_timeout_s; it has its former role, and takes work.
+        """Drains a worker and changes its role under a new epoch; the model stays loaded. Returns once
+        the worker takes work in that role: at once if it has the role already. The change continues if
+        the caller cancels. The router forwards the call to the named worker. NOT_FOUND: unknown
+        worker. FAILED_PRECONDITION: the worker has another epoch than the request, is changing to the
+        other role, has a certificate for one role, or, from the router, is the last one of its role
+        that can take work. UNAVAILABLE: the worker is loading its model, drains for good, or cannot
+        reach Redis. DEADLINE_EXCEEDED: calls in flight did not end within its drain_timeout_s; it
+        keeps its role and takes work.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRoleBalance(self, request, context):
-        """Says how the loads of the two pools compare, and whether a worker should change its role.
+        """Compares the loads of the two pools, and proposes a role change where one would help.
         UNIMPLEMENTED on workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -163,14 +166,15 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FlushCache(self, request, context):
-        """Forgets all cached prefixes that no request uses. On the router: on every worker. Idempotent.
+        """Drops all cached prefixes that no request uses; on the router, those of every serving worker.
+        Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Ends a request, wherever it is; its stream ends with CANCELLED. NOT_FOUND: no such request here,
+        """Aborts a request in flight; its stream ends with CANCELLED. NOT_FOUND: no such request here,
         or, on the router, another tenant's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -239,8 +243,9 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin:
-    """Looks after one process. Served by every process, on a port of its own; `ListWorkers`, `ListRequests`,
-    `ExplainPlacement` and `GetRoleBalance` by the router alone.
+    """Administration of one process. Served by every process on a port of its own. On the router it
+    covers the cluster: `ListWorkers`, `ListRequests`, `ExplainPlacement` and `GetRoleBalance` are
+    the router's alone.
     """
 
     @staticmethod

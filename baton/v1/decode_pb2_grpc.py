@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class DecodeStub:
-    """Generates tokens. Served by decode workers, called by the router.
+    """Token generation. Served by decode workers, called by the router.
     """
 
     def __init__(self, channel):
@@ -53,33 +53,33 @@ class DecodeStub:
 
 
 class DecodeServicer:
-    """Generates tokens. Served by decode workers, called by the router.
+    """Token generation. Served by decode workers, called by the router.
     """
 
     def Generate(self, request, context):
-        """Continues a prompt until all its sequences have ended.
+        """Generates tokens after a prompt until all of its sequences have ended.
 
-        The stream is: one `admitted`, one `kv_ready` when a handle was given and one `prefill_started`
-        when none was, any number of `tokens`, one `finished` for each of the `sampling.n` sequences, behind
-        the last of its tokens; then status OK. A worker without room refuses with RESOURCE_EXHAUSTED instead of `admitted`, before anything
-        is computed; one that cannot compile the request's grammar, with INVALID_ARGUMENT. Cancelling
-        frees everything at any moment.
+        The stream: one `admitted`; one `kv_ready` with a handle, one `prefill_started` without one;
+        any number of `tokens`; one `finished` for each of the `sampling.n` sequences, after its last
+        token; then status OK. Errors in place of `admitted`, before any compute: RESOURCE_EXHAUSTED if
+        the worker has no room, INVALID_ARGUMENT if it cannot compile the request's grammar. Cancelling
+        the call at any moment frees all that it holds.
 
-        One sequence with a handle: `tokens` begin with the prefill's own first token, which the router
-        may have had from there already: positions tell. Several (`n`, `best_of`, beams): this worker
-        chooses all their first tokens, for which it computes the last prompt token once more. Those that
-        are ranked (`best_of`, beams) come once all have ended, the `n` best with their place as their
-        index, the best first; the others are not sent.
+        One sequence with a handle: `tokens` begin with the first token chosen by the prefill worker,
+        which the router may have already; positions identify it. Several sequences (`n`, `best_of`,
+        beams): this worker chooses all first tokens, and computes the last prompt token again for
+        them. Ranked sequences (`best_of`, beams) are sent once all have ended: only the `n` best, the
+        best first, with their rank as their index.
 
-        With `outputs` each of several sequences goes on behind what it has come to, which is computed as a
-        prompt is, once more from the last prompt token on. Those that are complete are not mentioned.
+        With `outputs`, each of several sequences resumes after its entry, which this worker computes
+        like a prompt, again from the last prompt token on. The stream omits complete sequences.
 
-        A sequence that has to make room may be given back, where the request says what that would take:
-        then `preempted` ends the stream behind the last token that was chosen, and nothing is held here.
+        Preemption: with a `return_cost` the worker may return the request to the router. `preempted`
+        then ends the stream after the last token that was chosen, and the worker holds nothing.
 
-        A worker that drains says `draining` from time to time while one sequence is being generated. After
-        a `HandOver` its tokens end with `suspended`; `released` ends the stream once another worker holds
-        its KV.
+        Drain: a draining worker sends `draining` at most once a second while it generates a single
+        sequence. After a `HandOver` its tokens end with `suspended`; `released` ends the stream once
+        another worker holds its KV.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,19 +87,19 @@ class DecodeServicer:
 
     def EndSequence(self, request, context):
         """Ends one of several sequences of a running `Generate` and frees what it alone holds; the others
-        go on. Its `finished` has no reason. For a sequence that its caller has seen the end of, such as
-        a stop string. Idempotent; does nothing where sequences are ranked, since all of them count.
-        NOT_FOUND: no such request runs here. FAILED_PRECONDITION: the epoch is another's.
+        continue. Its `finished` has no reason. The router calls it for an end that only it sees, such
+        as a stop string. Idempotent; does nothing before the sequences fork, or if they are ranked.
+        NOT_FOUND: no such request runs here. FAILED_PRECONDITION: the worker has another epoch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def HandOver(self, request, context):
-        """Has a request that runs here stop behind its next token and keep its KV under a lease for another
-        decode worker, which goes on with it. Its `Generate` tells of that, and lives as long as the lease.
-        NOT_FOUND: it does not run here, or not yet, or has several sequences, which end where they are.
-        ALREADY_EXISTS: this was asked before, or the lease id was used.
+        """Suspends a running request after its next token and keeps its KV under a lease for another
+        decode worker, which resumes it: live migration. Its `Generate` reports that, and lives as long
+        as the lease. NOT_FOUND: the request does not run here, or not yet, or has several sequences,
+        which never migrate. ALREADY_EXISTS: a second order for this request, or a used lease id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -132,7 +132,7 @@ def add_DecodeServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Decode:
-    """Generates tokens. Served by decode workers, called by the router.
+    """Token generation. Served by decode workers, called by the router.
     """
 
     @staticmethod

@@ -26,12 +26,13 @@ if _version_not_supported:
 
 
 class InferenceStub:
-    """Text in, tokens out. Served by the router.
+    """Inference API: text in, tokens out. Served by the router.
 
     Errors are canonical gRPC codes with google.rpc details: INVALID_ARGUMENT + BadRequest (names the
-    field), UNAUTHENTICATED (the bearer token in `authorization` is not known), RESOURCE_EXHAUSTED +
-    RetryInfo (overload), UNAVAILABLE (no worker, or draining),
-    DEADLINE_EXCEEDED, CANCELLED, INTERNAL (a bug, or a request at which workers of one role die).
+    field), UNAUTHENTICATED (unknown bearer token in `authorization`), RESOURCE_EXHAUSTED + RetryInfo
+    (overload), UNAVAILABLE (no worker, or draining), ALREADY_EXISTS (`request_id` is in flight),
+    DEADLINE_EXCEEDED, CANCELLED, INTERNAL (a bug, or a poison request, at which workers of one role
+    die).
     """
 
     def __init__(self, channel):
@@ -58,39 +59,40 @@ class InferenceStub:
 
 
 class InferenceServicer:
-    """Text in, tokens out. Served by the router.
+    """Inference API: text in, tokens out. Served by the router.
 
     Errors are canonical gRPC codes with google.rpc details: INVALID_ARGUMENT + BadRequest (names the
-    field), UNAUTHENTICATED (the bearer token in `authorization` is not known), RESOURCE_EXHAUSTED +
-    RetryInfo (overload), UNAVAILABLE (no worker, or draining),
-    DEADLINE_EXCEEDED, CANCELLED, INTERNAL (a bug, or a request at which workers of one role die).
+    field), UNAUTHENTICATED (unknown bearer token in `authorization`), RESOURCE_EXHAUSTED + RetryInfo
+    (overload), UNAVAILABLE (no worker, or draining), ALREADY_EXISTS (`request_id` is in flight),
+    DEADLINE_EXCEEDED, CANCELLED, INTERNAL (a bug, or a poison request, at which workers of one role
+    die).
     """
 
     def Generate(self, request, context):
         """Generates a continuation of one prompt and streams it.
 
-        The stream is: one `accepted`, the `prompt_logprobs` if asked for, any number of `tokens`, one
-        `finished` for each of the `sampling.n` sequences, behind the last of its tokens; then status OK.
-        The sequences come as they are made, in any mixture; those that are ranked (`best_of`, beams)
-        come once all have ended, sequence 0 being the best. A worker that dies or falls silent ends no
-        request: others go on with it, and what was sent stays as it is. Cancelling the call frees
-        everything it holds. The call's gRPC deadline bounds the whole request on every hop; without one the router's
-        default deadline applies. Not idempotent unless `sampling.seed` is set or
-        `sampling.temperature` is 0, in which case a repetition gives the same tokens.
+        The stream is: one `accepted`, the `prompt_logprobs` if requested, any number of `tokens`, one
+        `finished` for each of the `sampling.n` sequences, after the last of its tokens; then status
+        OK. Sequences are interleaved as they are generated; ranked ones (`best_of`, beams) come once
+        all have ended, sequence 0 being the best. The loss of a worker ends no request: other workers
+        resume it after the tokens already sent, which do not change. Cancelling the call frees
+        everything it holds. The call's gRPC deadline bounds the whole request on every hop; without
+        one the router's default deadline applies. Not idempotent unless `sampling.seed` is set or
+        `sampling.temperature` is 0; then a repetition gives the same tokens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Tokenizes an input exactly as `Generate` would, without running the model.
+        """Tokenizes an input exactly as `Generate` does, without running the model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """Describes the model that is served and the limits of a request.
+        """Returns the served model and the limits of a request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -123,12 +125,13 @@ def add_InferenceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Inference:
-    """Text in, tokens out. Served by the router.
+    """Inference API: text in, tokens out. Served by the router.
 
     Errors are canonical gRPC codes with google.rpc details: INVALID_ARGUMENT + BadRequest (names the
-    field), UNAUTHENTICATED (the bearer token in `authorization` is not known), RESOURCE_EXHAUSTED +
-    RetryInfo (overload), UNAVAILABLE (no worker, or draining),
-    DEADLINE_EXCEEDED, CANCELLED, INTERNAL (a bug, or a request at which workers of one role die).
+    field), UNAUTHENTICATED (unknown bearer token in `authorization`), RESOURCE_EXHAUSTED + RetryInfo
+    (overload), UNAVAILABLE (no worker, or draining), ALREADY_EXISTS (`request_id` is in flight),
+    DEADLINE_EXCEEDED, CANCELLED, INTERNAL (a bug, or a poison request, at which workers of one role
+    die).
     """
 
     @staticmethod

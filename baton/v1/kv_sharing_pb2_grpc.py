@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class KvSharingStub:
-    """Lends cached blocks. Served by every worker, called by the router.
+    """Leases on cached blocks. Served by every worker, called by the router.
     """
 
     def __init__(self, channel):
@@ -43,17 +43,18 @@ class KvSharingStub:
 
 
 class KvSharingServicer:
-    """Lends cached blocks. Served by every worker, called by the router.
+    """Leases on cached blocks. Served by every worker, called by the router.
     """
 
     def Share(self, request, context):
-        """Keeps the longest cached beginning of a text under a lease, for one other worker to fetch over
-        `KvTransfer`.
+        """Keeps the longest cached prefix of a token sequence under a lease, for one other worker to
+        fetch over `KvTransfer`.
 
-        The stream is: one `shared`, and one `released` once the other worker has confirmed that it holds
-        the blocks. Until then they are not evicted. The call lives as long as the lease: cancelling it at
-        any moment gives the blocks back. NOT_FOUND: nothing of it is cached, or its blocks are needed
-        here more than there. The lease id must be new (ALREADY_EXISTS otherwise). UNAVAILABLE: draining.
+        The stream: one `shared`, and one `released` once the claimant has confirmed that it holds the
+        blocks; until then they are not evicted. The call lives as long as the lease: cancelling it at
+        any moment releases the blocks. NOT_FOUND: no block of the prefix is cached, or sequences here
+        need the blocks before they are claimed. ALREADY_EXISTS: the lease id is not new. UNAVAILABLE:
+        the worker drains or loads its model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -76,7 +77,7 @@ def add_KvSharingServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KvSharing:
-    """Lends cached blocks. Served by every worker, called by the router.
+    """Leases on cached blocks. Served by every worker, called by the router.
     """
 
     @staticmethod

@@ -26,12 +26,12 @@ if _version_not_supported:
 
 
 class KvTransferStub:
-    """Hands KV blocks over. Served by the worker that holds them, called by the one that wants them; any
-    worker may be either. What a lease is over, a prompt being computed (`Prefill`), a sequence that goes
-    on elsewhere (`Decode.HandOver`) or cached blocks (`KvSharing`), makes no difference here.
+    """KV handoff under leases. Served by the source, the worker that holds the blocks; called by the
+    claimant, the worker that needs them; any worker may be either. Leases on a prompt being computed
+    (`Prefill`), a migrating sequence (`Decode.HandOver`) and cached blocks (`KvSharing`) are alike.
 
-    A claimant describes once per source and epoch, to know how blocks can be moved between the two,
-    and then fetches any number of leases.
+    A claimant calls `Describe` once per source and epoch, to learn which transports the two have in
+    common, and then fetches any number of leases.
     """
 
     def __init__(self, channel):
@@ -58,16 +58,16 @@ class KvTransferStub:
 
 
 class KvTransferServicer:
-    """Hands KV blocks over. Served by the worker that holds them, called by the one that wants them; any
-    worker may be either. What a lease is over, a prompt being computed (`Prefill`), a sequence that goes
-    on elsewhere (`Decode.HandOver`) or cached blocks (`KvSharing`), makes no difference here.
+    """KV handoff under leases. Served by the source, the worker that holds the blocks; called by the
+    claimant, the worker that needs them; any worker may be either. Leases on a prompt being computed
+    (`Prefill`), a migrating sequence (`Decode.HandOver`) and cached blocks (`KvSharing`) are alike.
 
-    A claimant describes once per source and epoch, to know how blocks can be moved between the two,
-    and then fetches any number of leases.
+    A claimant calls `Describe` once per source and epoch, to learn which transports the two have in
+    common, and then fetches any number of leases.
     """
 
     def Describe(self, request, context):
-        """Says by which ways the blocks of this worker can be had. UNAVAILABLE: the model is still loading.
+        """Returns the transports of this worker's blocks. UNAVAILABLE: the model is still loading.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -76,22 +76,22 @@ class KvTransferServicer:
     def Fetch(self, request, context):
         """Streams the blocks of one lease as they are computed.
 
-        The stream is: one `manifest`, any number of `blocks`, in order within each cache group, one
-        `result`; it then stays open until the lease is confirmed, because it is the lease's heartbeat:
-        when it breaks, the lease is over. A Fetch may come before its Prefill and then waits for it,
-        bounded by the lease's time limit. NOT_FOUND: the lease is over or never came.
-        FAILED_PRECONDITION: version, fingerprint or layouts differ, the epoch is another's, or the connector or
-        the integrity method is not offered; nothing has moved.
+        The stream: one `manifest`, any number of `blocks`, in order within each cache group, one
+        `result`; it then stays open until the lease is confirmed, as the lease's heartbeat: if it
+        breaks, the lease is over. A Fetch that arrives before its Prefill waits for it: at most 30 s,
+        and not beyond its deadline. NOT_FOUND: the lease is over, was claimed before, or did not open
+        in time. FAILED_PRECONDITION: version, fingerprint or layouts differ, the source has another
+        epoch, or does not offer the connector or the integrity check; nothing has moved.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Confirm(self, request, context):
-        """Confirms that all blocks of a lease arrived unharmed, and releases it. Only after OK may the
-        blocks be used. NOT_FOUND: the lease is over, what was received must be thrown away.
-        FAILED_PRECONDITION: the generation is another's. Repeating a confirmation gives NOT_FOUND, and
-        so does the lease of another worker or tenant, in Fetch as well: as if there were none.
+        """Confirms that all blocks of a lease arrived intact, and releases it. The claimant may use the
+        blocks only after OK. NOT_FOUND: the lease is over, and the claimant must discard what it
+        received; also a repeated confirmation and, as in Fetch, the lease of another worker or tenant.
+        FAILED_PRECONDITION: the lease has another generation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -124,12 +124,12 @@ def add_KvTransferServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KvTransfer:
-    """Hands KV blocks over. Served by the worker that holds them, called by the one that wants them; any
-    worker may be either. What a lease is over, a prompt being computed (`Prefill`), a sequence that goes
-    on elsewhere (`Decode.HandOver`) or cached blocks (`KvSharing`), makes no difference here.
+    """KV handoff under leases. Served by the source, the worker that holds the blocks; called by the
+    claimant, the worker that needs them; any worker may be either. Leases on a prompt being computed
+    (`Prefill`), a migrating sequence (`Decode.HandOver`) and cached blocks (`KvSharing`) are alike.
 
-    A claimant describes once per source and epoch, to know how blocks can be moved between the two,
-    and then fetches any number of leases.
+    A claimant calls `Describe` once per source and epoch, to learn which transports the two have in
+    common, and then fetches any number of leases.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class PrefillStub:
-    """Computes prompts. Served by prefill workers, called by the router.
+    """Computation of prompts. Served by prefill workers, called by the router.
     """
 
     def __init__(self, channel):
@@ -43,20 +43,20 @@ class PrefillStub:
 
 
 class PrefillServicer:
-    """Computes prompts. Served by prefill workers, called by the router.
+    """Computation of prompts. Served by prefill workers, called by the router.
     """
 
     def Prefill(self, request, context):
-        """Computes the KV cache of one prompt, samples the first token, and keeps the blocks under a lease
-        until the decode worker has confirmed that it holds them.
+        """Computes the KV cache of one prompt, samples the first token, and keeps the blocks under a
+        lease until the decode worker has confirmed that it holds them.
 
-        The stream is: one `admitted`, one `started`, the `prompt_logprobs` if asked for, one `result`,
-        and one `released` if the blocks were handed over. A worker that takes no new work or has no room
-        for the prompt refuses instead of `admitted`, before anything is computed; so does one that
-        cannot compile the request's grammar, with INVALID_ARGUMENT.
+        The stream: one `admitted`, one `started`, the `prompt_logprobs` if requested, one `result`,
+        and one `released` if the blocks were handed over. Errors in place of `admitted`, before any
+        compute: UNAVAILABLE if the worker takes no new work, INVALID_ARGUMENT if its KV pools are
+        smaller than the prompt or it cannot compile the request's grammar.
 
-        The call lives as long as the lease: it ends OK after the lease was confirmed, and cancelling it
-        at any moment gives the blocks back. The lease id must be new (ALREADY_EXISTS otherwise).
+        The call lives as long as the lease: it ends OK after the confirmation, and cancelling it at
+        any moment frees the blocks. The lease id must be new (ALREADY_EXISTS otherwise).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -79,7 +79,7 @@ def add_PrefillServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Prefill:
-    """Computes prompts. Served by prefill workers, called by the router.
+    """Computation of prompts. Served by prefill workers, called by the router.
     """
 
     @staticmethod

@@ -26,34 +26,34 @@ class _EarlyStopping:
 class _EarlyStoppingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EarlyStopping.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     EARLY_STOPPING_UNSPECIFIED: _EarlyStopping.ValueType  # 0
-    """Not said: as EARLY_STOPPING_HEURISTIC."""
+    """Unspecified: EARLY_STOPPING_HEURISTIC."""
     EARLY_STOPPING_HEURISTIC: _EarlyStopping.ValueType  # 1
-    """When no running beam would beat the worst finished one if it ended now."""
+    """Stop once no running beam would beat the worst finished one if it ended now."""
     EARLY_STOPPING_FIRST: _EarlyStopping.ValueType  # 2
-    """At once."""
+    """Stop at once."""
     EARLY_STOPPING_NEVER: _EarlyStopping.ValueType  # 3
-    """When no running beam can ever beat the worst finished one."""
+    """Stop once no running beam can ever beat the worst finished one."""
 
 class EarlyStopping(_EarlyStopping, metaclass=_EarlyStoppingEnumTypeWrapper):
-    """When a beam search that has `beam_width` finished sequences ends."""
+    """Stopping rule of a beam search that has `beam_width` finished sequences."""
 
 EARLY_STOPPING_UNSPECIFIED: EarlyStopping.ValueType  # 0
-"""Not said: as EARLY_STOPPING_HEURISTIC."""
+"""Unspecified: EARLY_STOPPING_HEURISTIC."""
 EARLY_STOPPING_HEURISTIC: EarlyStopping.ValueType  # 1
-"""When no running beam would beat the worst finished one if it ended now."""
+"""Stop once no running beam would beat the worst finished one if it ended now."""
 EARLY_STOPPING_FIRST: EarlyStopping.ValueType  # 2
-"""At once."""
+"""Stop at once."""
 EARLY_STOPPING_NEVER: EarlyStopping.ValueType  # 3
-"""When no running beam can ever beat the worst finished one."""
+"""Stop once no running beam can ever beat the worst finished one."""
 Global___EarlyStopping: _TypeAlias = EarlyStopping  # noqa: Y015
 
 @_typing.final
 class SamplingParams(_message.Message):
-    """How tokens are chosen and when to stop. Every bound is checked by the router before any compute;
-    a value out of bounds is INVALID_ARGUMENT and names the field.
+    """Sampling parameters and stop conditions. The router checks every bound before any compute; a
+    value out of bounds is INVALID_ARGUMENT and names the field.
 
-    The logits of a token are changed in this order: `logit_bias`, `repetition_penalty`, presence and
-    frequency penalties, bad words, `min_tokens`, `grammar`, `temperature`, `top_k`, `top_p`, `min_p`.
+    Logits are changed in this order: `logit_bias`, `repetition_penalty`, presence and frequency
+    penalties, bad words, `min_tokens`, `grammar`, `temperature`, `top_k`, `top_p`, `min_p`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -85,96 +85,98 @@ class SamplingParams(_message.Message):
     GRAMMAR_FIELD_NUMBER: _builtins.int
     SPECULATE_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
-    """Tokens to generate at most in each sequence: at least 1, and prompt and output together within
-    the model's length. Unset: 16.
+    """Maximum number of tokens to generate per sequence: at least 1; prompt and output together must
+    fit the model's length. Unset: 16.
     """
     min_tokens: _builtins.int
-    """Until so many tokens are generated, neither the end-of-sequence tokens nor those of
-    `stop_token_ids` are chosen. At most `max_tokens`.
+    """Minimum number of tokens to generate before an end-of-sequence token or one of `stop_token_ids`
+    can be chosen. At most `max_tokens`.
     """
     temperature: _builtins.float
-    """0 chooses the most likely token (greedy); larger is more random. In [0, 100]. Unset: 0."""
+    """Randomness of the choice, in [0, 100]; 0 is greedy: the most likely token. Unset: 0."""
     top_k: _builtins.int
-    """Only the k most likely tokens are considered. 0 or unset: all."""
+    """Number of most likely tokens to consider. 0 or unset: all."""
     top_p: _builtins.float
-    """Only the most likely tokens whose probabilities sum to this are considered. In (0, 1]. Unset: 1."""
+    """Cumulative probability of the most likely tokens to consider, in (0, 1]. Unset: 1."""
     min_p: _builtins.float
-    """Only tokens at least this times as likely as the most likely one are considered. In [0, 1]."""
+    """Minimum probability of tokens to consider, relative to that of the most likely one, in [0, 1]."""
     seed: _builtins.int
-    """The random numbers of token i of sequence s are a function of (seed, s, i) alone, so the same
-    seed gives the same tokens in any batch, on any worker. Unset: drawn by the router.
+    """Seed. The random numbers of token i of sequence s are a function of (seed, s, i) alone, so the
+    same seed gives the same tokens in any batch, on any worker. Unset: drawn by the router.
     """
     n: _builtins.int
-    """Sequences to return: 1 to 16. Several need `temperature` or `beam_width`, else they would all be
-    the same. Unset: 1.
+    """Number of sequences to return, 1 to 16. More than 1 needs `temperature` or `beam_width`, else
+    all would be equal. Unset: 1.
     """
     best_of: _builtins.int
-    """Sequences to generate, of which the `n` with the highest mean log-probability are returned, the
-    best first, once all have ended; a text of `stop` cuts them after that. In [n, 16]. Unset: `n`.
+    """Number of sequences to generate, in [n, 16]. The `n` with the highest mean log-probability are
+    returned, best first, once all have ended; `stop` strings cut them after that. Unset: `n`.
     """
     beam_width: _builtins.int
-    """Beams of a beam search: at least `n`, 2 to 16. The `n` best are returned, the best first, once
-    the search has ended. A search chooses by score alone: not together with `temperature`, `top_k`,
-    `top_p`, `min_p`, `best_of`, `stop`, `top_logprobs`, `grammar` or `speculate`. 0: no search.
+    """Number of beams of a beam search: at least `n`, 2 to 16. The `n` best are returned, best first,
+    once the search has ended. Excludes `temperature`, `top_k`, `top_p`, `min_p`, `best_of`,
+    `stop`, `top_logprobs`, `grammar` and `speculate`, since it chooses by score alone. 0: no beam
+    search.
     """
     length_penalty: _builtins.float
-    """A beam's score is its log-probability over its length to this power. In [-10, 10]. Read only
-    where there are beams. Unset: 1.
+    """Exponent of the length by which a beam's log-probability is divided to give its score. In
+    [-10, 10]. For beam search only. Unset: 1.
     """
     early_stopping: Global___EarlyStopping.ValueType
-    """When a beam search ends. Read only where there are beams."""
+    """Stopping rule of a beam search. For beam search only."""
     repetition_penalty: _builtins.float
-    """Divides the positive and multiplies the negative logits of tokens that prompt or output contain.
-    In (0, 10]. Unset: 1, which changes nothing.
+    """Divisor of the positive and factor of the negative logits of tokens that prompt or output
+    contain. In (0, 10]. Unset: 1, no penalty.
     """
     presence_penalty: _builtins.float
-    """Subtracted once from the logits of tokens that the output contains. In [-2, 2]."""
+    """Penalty subtracted once from the logits of tokens that the output contains. In [-2, 2]."""
     frequency_penalty: _builtins.float
-    """Subtracted from a token's logit as often as the output contains the token. In [-2, 2]."""
+    """Penalty subtracted from a token's logit once per occurrence in the output. In [-2, 2]."""
     ignore_eos: _builtins.bool
-    """Do not end at the model's end-of-sequence token."""
+    """True: generation continues after the model's end-of-sequence tokens."""
     logprobs: _builtins.bool
-    """Report the log-probability of each generated token, under the model's own distribution: before
-    all the changes above.
+    """True: report the log-probability of each generated token under the model's own distribution,
+    before all the changes above.
     """
     top_logprobs: _builtins.int
-    """Report those of so many most likely tokens in its place too. At most 20; needs `logprobs`."""
+    """Number of most likely tokens whose log-probabilities are reported too, in the place of each
+    token. At most 20; needs `logprobs`.
+    """
     prompt_logprobs: _builtins.int
-    """Report the log-probabilities of the prompt's tokens, and of so many most likely ones in the
-    place of each. At most 20. Unset: report none.
+    """Number of most likely tokens to report in the place of each prompt token, with the
+    log-probability of the prompt token itself. At most 20. Unset: no report.
     """
     speculate: _builtins.bool
-    """Let a draft propose tokens, which changes no result. Unset: as the workers are set."""
+    """Speculative decoding with drafts, which changes no result. Unset: the workers' setting."""
     @_builtins.property
     def logit_bias(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogitBias]:
-        """What is added to the logits of some tokens. At most 300, each token once."""
+        """Biases added to the logits of single tokens. At most 300, each token once."""
 
     @_builtins.property
     def bad_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Texts not to be generated. At most 64, each 1 to 256 bytes of UTF-8. The router bans the tokens
-        that the tokenizer makes of each, with a space before it and without; spelt in other tokens it
-        may still come.
+        """Strings not to be generated. At most 64, each 1 to 256 bytes of UTF-8 and at most 32 tokens.
+        The router bans the tokens that the tokenizer makes of each, with and without a space before
+        it; in other tokens the string can still occur.
         """
 
     @_builtins.property
     def bad_token_ids(self) -> _containers.RepeatedCompositeFieldContainer[Global___BadTokens]:
-        """Sequences of token ids not to be generated. At most 256, those made of `bad_words` among them."""
+        """Sequences of token ids not to be generated. At most 256, including those made of `bad_words`."""
 
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Generation ends when one of these ids is generated; the id is part of the output. At most 64."""
+        """Token ids that end generation; the id is part of the output. At most 64."""
 
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Generation ends when the text contains one of these; the text ends before it. At most 4, each 1
-        to 256 bytes of UTF-8.
+        """Stop strings: end generation once the text contains one; the text ends before it. At most 4,
+        each 1 to 256 bytes of UTF-8.
         """
 
     @_builtins.property
     def grammar(self) -> Global___Grammar:
-        """What the whole output has to match. Unset: anything. A grammar that does not compile is
-        INVALID_ARGUMENT. Where `max_tokens` are generated before the grammar is complete, the output is
-        only the beginning of a match.
+        """Grammar that the whole output must match. Unset: none. One that does not compile is
+        INVALID_ARGUMENT. If `max_tokens` are generated first, the output is the beginning of a match.
         """
 
     def __init__(
@@ -260,16 +262,16 @@ Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
 class LogitBias(_message.Message):
-    """What is added to one token's logit."""
+    """Bias of one token's logit."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_ID_FIELD_NUMBER: _builtins.int
     BIAS_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
-    """The token, in [0, vocab_size)."""
+    """Token id, in [0, vocab_size)."""
     bias: _builtins.float
-    """What is added. In [-100, 100]."""
+    """Number added to the logit. In [-100, 100]."""
     def __init__(
         self,
         *,
@@ -286,14 +288,14 @@ Global___LogitBias: _TypeAlias = LogitBias  # noqa: Y015
 
 @_typing.final
 class BadTokens(_message.Message):
-    """Tokens that must not follow each other in this order."""
+    """Sequence of tokens that must not occur in the output."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The ids, 1 to 32, each in [0, vocab_size)."""
+        """Token ids, 1 to 32, each in [0, vocab_size)."""
 
     def __init__(
         self,
@@ -310,7 +312,7 @@ Global___BadTokens: _TypeAlias = BadTokens  # noqa: Y015
 
 @_typing.final
 class Grammar(_message.Message):
-    """What the whole output has to match, in one of several languages."""
+    """Grammar that the whole output must match, in one of several languages."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -318,15 +320,15 @@ class Grammar(_message.Message):
     REGEX_FIELD_NUMBER: _builtins.int
     EBNF_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
-    """A JSON schema; the output is a JSON document that fits it, with its properties in the order of
-    the schema and any whitespace, or none where the schema says
+    """JSON schema. The output is a JSON document that is valid under it, with properties in the
+    schema's order and any whitespace, or none if the schema has
     `"x-guidance": {"whitespace_flexible": false}`.
     """
     regex: _builtins.str
-    """A regular expression; anchors may be left out."""
+    """Regular expression; anchors are optional."""
     ebnf: _builtins.str
-    """A grammar in extended Backus-Naur form: that of llama.cpp (`root ::= ...`), or that of Lark
-    (`start: ...`) as llguidance has it.
+    """Grammar in extended Backus-Naur form: that of llama.cpp (`root ::= ...`), or that of Lark
+    (`start: ...`) in llguidance's dialect.
     """
     def __init__(
         self,
