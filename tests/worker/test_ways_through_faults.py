@@ -142,7 +142,10 @@ async def test_ways_survive_preemption_that_returns_them(checkpoint, undisturbed
         await asyncio.gather(*tasks)
         check_all(requests, expected)
         num_returns = sum(m.stats.num_returns for m in fleet.members)
-        assert sum(r.num_migrations for r in requests.values()) == num_returns > 0
+        # A request that has met its stop string may be returned before its worker hears of it.
+        num_met = sum(bool(params.stop) for params in ways.values())
+        num_migrations = sum(r.num_migrations for r in requests.values())
+        assert 0 < num_migrations <= num_returns <= num_migrations + num_met
 
 
 async def test_ways_resume_at_another_router(checkpoint, undisturbed):

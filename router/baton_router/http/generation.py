@@ -65,6 +65,10 @@ class Generations:
             requests.append(self._request(asked, own_id, sampling, prompt))
             echo = await self._echo(asked, prompt) if asked.echo else None
             readers.append(Reader(at * asked.n, asked.n, echo))
+        if len(requests) > 1:  # or the valid ones would cost compute before one is refused
+            await self._inference.first_look(deadline)
+            for request in requests:
+                await self._inference.check(request, caller)
         shape = CompletionShape(self._tokens)
         return self._exchange(asked, caller, deadline, request_id, requests, readers, shape)
 

@@ -145,6 +145,10 @@ class Inference:
         with stage("tokenize"):
             return await self._intake.read(message, self._fleet.max_model_len, tenant)
 
+    async def check(self, message: pb.GenerateRequest, caller: Caller) -> None:
+        """Raises what `generate` raises for an invalid request, before any worker is called."""
+        await self._intake.read(message, self._fleet.max_model_len, self._tenants.of(caller))
+
     async def tokenize(self, message: pb.TokenizeRequest) -> tuple[list[int], str]:
         """Returns the tokens of an input, and the text that was tokenized."""
         return await self._intake.tokenize(message)
