@@ -1,118 +1,150 @@
-"""Engine configuration. Plain data; the engine derives the values that depend on the model."""
+"""Engine configuration. Plain data; the engine derives the values that depend on the model.
 
-from dataclasses import dataclass
+The settings of a worker follow from these fields. Knows nothing of pydantic, without which the
+engine runs.
+"""
 
-from baton.engine.scheduler.scheduling.policy import POLICIES
-from baton.engine.scheduler.sequences.config import Preemption
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
 from baton.errors import InvalidArgumentError
 
-KERNELS = ("auto", "triton", "torch")
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-KV_CACHE_DTYPES = ("auto", "fp8_e4m3")
-_OPTIONAL_COUNTS = (
-    "num_blocks",
-    "kv_cache_bytes",
-    "max_model_len",
-    "num_threads",
-    "max_num_batched_tokens",
-    "max_cache_reads",
-    "long_prefill_threshold",
-)
+_T = TypeVar("_T")
+
+
+def _setting(default: _T, description: str, **bounds: float) -> _T:
+    """Returns a field whose metadata are keywords of pydantic's `Field`: `ge`, or `gt` and `le`."""
+    return field(default=default, metadata={"description": description, **bounds})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Sizes and budgets of one engine, validated when created.
+    """Sizes and budgets of one engine.
 
-    Attributes:
-        device: "cpu", "cuda", "cuda:N", or "auto" (the first GPU, else the CPU).
-        dtype: dtype of weights and, unless `kv_cache_dtype` is set, of the cache; "auto" is float32
-            on a CPU and the checkpoint's own on a GPU.
-        kv_cache_dtype: dtype of K and V in the cache: "auto" for that of the weights, or
-            "fp8_e4m3", which fits twice as many tokens as bfloat16 (`baton.engine.cache.kv_scales`)
-            and loses precision: outputs are not quite those of the model. On a GPU it needs compute
-            capability 9.0.
-        block_size: tokens in a KV block.
-        num_blocks: blocks in the pool of each cache group. None: as many as fit `kv_cache_bytes`.
-        kv_cache_bytes: size of all pools together when `num_blocks` is None. None: 512 MiB on a
-            CPU, on a GPU the rest of `gpu_memory_utilization`.
-        gpu_memory_utilization: fraction of the GPU's memory that weights, the largest step and the
-            pools may take together, in (0, 1].
-        max_model_len: maximum tokens of one sequence. None: the model's own limit.
-        max_num_seqs: sequences that run at once.
-        max_num_batched_tokens: tokens computed in one step; longer prompts are cut into chunks.
-            None: 128 on a CPU, where a step is slow and fills the cores anyway, 2048 on a GPU.
-        prefix_caching: reuse the KV of equal prefixes.
-        policy: scheduling policy, one of `baton.engine.scheduler.scheduling.policy.POLICIES`.
-        max_cache_reads: tokens attended to in one step, over all its sequences. None: no limit.
-        long_prefill_threshold: prompt tokens of one sequence in one step. None: no limit.
-        free_block_margin: blocks that stay free for running sequences when a new one is admitted.
-        full_sequence_must_fit: start no prompt that could not be computed to its end with the
-            blocks that are free.
-        preemption: "recompute", "swap", "return", or "auto": the mode with the least expected time.
-            Only requests with a return cost are returned.
-        shared_pools: on a CPU, keep the pools in memory that other processes of this host can map
-            for reading, where the system has such memory.
-        swap_bytes: host memory for the KV of preempted sequences; 0: no swap.
-        max_drafts: draft tokens proposed and verified per sequence and step; 0: no speculation.
-        speculate: default for requests that do not set it.
-        kernels: "triton", "torch", or "auto": Triton's on a GPU, if there is a kernel for the
-            model's heads, and torch's on a CPU.
-        deterministic: batch-invariant logits: bitwise equal in any batch and with any chunks, at
-            some cost in speed. Needs Triton's kernels and a Llama-shaped model, with experts or
-            without (`baton.engine.models.llama_shaped`).
-        cuda_graphs: replay decode steps from CUDA graphs on a GPU.
-        async_scheduling: launch the next step, if sequences only continue in it, before the tokens
-            of the current one have come back. None: on a GPU, which would be idle meanwhile.
-        num_threads: CPU threads of one forward pass. None: torch's default.
+    Raises `InvalidArgumentError` that names the field, the value and its bound.
     """
 
-    device: str = "auto"
-    dtype: str = "auto"
-    kv_cache_dtype: str = "auto"
-    block_size: int = 16
-    num_blocks: int | None = None
-    kv_cache_bytes: int | None = None
-    gpu_memory_utilization: float = 0.9
-    max_model_len: int | None = None
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int | None = None
-    prefix_caching: bool = True
-    policy: str = "decode-first"
-    max_cache_reads: int | None = None
-    long_prefill_threshold: int | None = None
-    free_block_margin: int = 0
-    full_sequence_must_fit: bool = False
-    preemption: str = "auto"
-    swap_bytes: int = 0
-    max_drafts: int = 0
-    speculate: bool = True
-    shared_pools: bool = False
-    kernels: str = "auto"
-    deterministic: bool = False
-    cuda_graphs: bool = True
-    async_scheduling: bool | None = None
-    num_threads: int | None = None
+    device: str = _setting("auto", "cpu, cuda, cuda:N, or auto: the first GPU, else the CPU.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
+        "auto",
+        "dtype of the weights and, unless kv_cache_dtype is set, of the KV cache. auto: float32 on "
+        "a CPU, the checkpoint's own on a GPU.",
+    )
+    kv_cache_dtype: Literal["auto", "fp8_e4m3"] = _setting(
+        "auto",
+        "dtype of the KV cache; equal on all workers. auto: that of the weights. fp8_e4m3: one "
+        "byte per number, scaled by the checkpoint's k_scale and v_scale; holds twice the tokens "
+        "of bfloat16, at a loss of precision; on a GPU it needs compute capability 9.0 (Hopper).",
+    )
+    block_size: int = _setting(16, "Tokens of a KV block; equal on all workers.", ge=1)
+    num_blocks: int | None = _setting(
+        None,
+        "KV blocks in the pool of each cache group. Unset: as many as fit kv_cache_bytes.",
+        ge=1,
+    )
+    kv_cache_bytes: int | None = _setting(
+        None,
+        "Size of all KV pools together, in bytes. Unset: 512 MiB on a CPU, on a GPU the rest of "
+        "gpu_memory_utilization.",
+        ge=1,
+    )
+    gpu_memory_utilization: float = _setting(
+        0.9,
+        "Fraction of the GPU's memory for weights, the largest step and the KV pools together.",
+        gt=0,
+        le=1,
+    )
+    max_model_len: int | None = _setting(
+        None, "Maximum tokens of one sequence. Unset: the model's own limit.", ge=1
+    )
+    max_num_seqs: int = _setting(64, "Maximum sequences that run at once.", ge=1)
+    max_num_batched_tokens: int | None = _setting(
+        None,
+        "Maximum tokens of one step; longer prompts are computed in chunks. Unset: 128 on a CPU, "
+        "2048 on a GPU.",
+        ge=1,
+    )
+    prefix_caching: bool = _setting(True, "Reuse the KV blocks of equal prefixes.")
+    policy: Literal[
+        "fcfs", "priority", "prefill-first", "decode-first", "deadline", "shortest-prefill"
+    ] = _setting(
+        "decode-first",
+        "Scheduling policy. fcfs: strictly in order of arrival. priority: the smallest priority of "
+        "a request first, with ageing. prefill-first: prompts before decodes; lowest TTFT, highest "
+        "inter-token latency. decode-first: decodes before prompts, so that no prompt delays a "
+        "decode. deadline: the earliest deadline of the first token first. shortest-prefill: "
+        "decodes, then short prompts before long ones, with ageing.",
+    )
+    max_cache_reads: int | None = _setting(
+        None,
+        "Maximum tokens attended to in one step, summed over its sequences: keeps steps short when "
+        "many long sequences run. Unset: no limit.",
+        ge=1,
+    )
+    long_prefill_threshold: int | None = _setting(
+        None,
+        "Maximum tokens of one prompt in one step, so that a long prompt leaves room for others. "
+        "Unset: no limit but that of the step.",
+        ge=1,
+    )
+    free_block_margin: int = _setting(
+        0,
+        "KV blocks that stay free for running sequences when a new one is admitted. A larger "
+        "margin means fewer preemptions and fewer sequences at once.",
+        ge=0,
+    )
+    full_sequence_must_fit: bool = _setting(
+        False,
+        "Start a prompt only if all of it fits into the free KV blocks. A prefill for another "
+        "worker always waits for that.",
+    )
+    preemption: Literal["auto", "recompute", "swap", "return"] = _setting(
+        "auto",
+        "Handling of a preempted sequence's KV. recompute: drop and recompute it. swap: keep it in "
+        "host memory, up to swap_bytes. return: drop it and return the request, if it came from a "
+        "prefill worker, to the router, which places it again. auto: the mode with the least "
+        "expected time.",
+    )
+    swap_bytes: int = _setting(
+        0, "Host memory for the KV of preempted sequences, in bytes. 0: no swap.", ge=0
+    )
+    max_drafts: int = _setting(
+        0,
+        "Maximum draft tokens proposed from the text so far and verified, per sequence and step. "
+        "Changes no result; faster where outputs repeat their prompt. 0: no speculation.",
+        ge=0,
+    )
+    speculate: bool = _setting(
+        True, "Speculate, up to max_drafts, for requests that do not set it themselves."
+    )
+    shared_pools: bool = _setting(
+        False,
+        "Keep KV pools on a CPU in memory that workers of the same user on this host may read, so "
+        "that blocks move at the speed of memory.",
+    )
+    kernels: Literal["auto", "triton", "torch"] = _setting(
+        "auto",
+        "Kernels of attention and other operations. auto: Triton's on a GPU, if there is one for "
+        "the model's heads, and torch's on a CPU.",
+    )
+    deterministic: bool = _setting(
+        False,
+        "Batch-invariant logits: bitwise equal in any batch, with any chunks, on any worker with "
+        "this setting. Slower; needs a GPU and a Llama-shaped model, with experts or without.",
+    )
+    cuda_graphs: bool = _setting(True, "Replay decode steps from CUDA graphs on a GPU.")
+    async_scheduling: bool | None = _setting(
+        None,
+        "Launch a step before the tokens of the previous one are back. Unset: on a GPU, which "
+        "would be idle meanwhile.",
+    )
+    num_threads: int | None = _setting(
+        None, "CPU threads of one forward pass. Unset: torch's default.", ge=1
+    )
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_num_seqs"):
-            _at_least_one(name, getattr(self, name))
-        for name in _OPTIONAL_COUNTS:
-            if getattr(self, name) is not None:
-                _at_least_one(name, getattr(self, name))
-        for name in ("free_block_margin", "swap_bytes", "max_drafts"):
-            if getattr(self, name) < 0:
-                raise InvalidArgumentError(name, f"is {getattr(self, name)}; must be at least 0")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise InvalidArgumentError(
-                "gpu_memory_utilization",
-                f"is {self.gpu_memory_utilization:g}; must be in (0, 1]",
-            )
-        _one_of("policy", self.policy, tuple(POLICIES))
-        _one_of("preemption", self.preemption, tuple(mode.value for mode in Preemption))
-        _one_of("dtype", self.dtype, DTYPES)
-        _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
-        _one_of("kernels", self.kernels, KERNELS)
+        for each in fields(self):
+            _check(each, getattr(self, each.name))
         if self.deterministic and self.kernels == "torch":
             raise InvalidArgumentError(
                 "deterministic", "is set, which needs kernels to be triton or auto, not torch"
@@ -132,11 +164,17 @@ class EngineConfig:
         return max(self.max_num_seqs, 128 if device_type == "cpu" else 2048)
 
 
-def _at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise InvalidArgumentError(name, f"is {value}; must be at least 1")
-
-
-def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise InvalidArgumentError(name, f"is {value!r}; must be one of {', '.join(choices)}")
+def _check(setting: Field[Any], value: Any) -> None:
+    choices, bounds = get_args(setting.type), setting.metadata
+    if get_origin(setting.type) is Literal and value not in choices:
+        raise InvalidArgumentError(
+            setting.name, f"is {value!r}; must be one of {', '.join(choices)}"
+        )
+    if value is None:
+        return
+    if "ge" in bounds and value < bounds["ge"]:
+        raise InvalidArgumentError(setting.name, f"is {value}; must be at least {bounds['ge']}")
+    if "gt" in bounds and not bounds["gt"] < value <= bounds["le"]:
+        raise InvalidArgumentError(
+            setting.name, f"is {value:g}; must be in ({bounds['gt']}, {bounds['le']}]"
+        )

@@ -43,7 +43,9 @@ class DecodeService(pb_grpc.DecodeServicer):
         self._exchange = worker.component(KvExchange)
         self._admit_factor = worker.settings.admit_factor
         self._capacity: Capacity | None = None
-        self._departures = Departures(self._exchange.leases, worker.settings.block_size)
+        self._departures = Departures(
+            self._exchange.leases, worker.settings.engine_config().block_size
+        )
         worker.on_load(self._open)
         worker.on_load_report(lambda: {"num_promised_blocks": self.num_promised_blocks})
 

@@ -1,5 +1,6 @@
 """What both workers refuse before anything is computed, and what they say of themselves."""
 
+from baton.engine.config import EngineConfig
 from baton.engine.scheduler.scheduling.policy import POLICIES
 from baton.engine.scheduler.sequences.config import Preemption
 from baton.errors import InvalidArgumentError, OverloadedError
@@ -69,14 +70,11 @@ async def test_load_counts_the_blocks_of_all_cache_groups(checkpoint):
             assert load.num_held_blocks == load.num_leases == load.num_promised_blocks == 0
 
 
-def test_the_settings_offer_what_the_engine_has_and_say_so_by_default():
+def test_worker_settings_offer_what_the_engine_has():
     fields = WorkerSettings.model_fields
     assert set(fields["policy"].annotation.__args__) == set(POLICIES)
     assert set(fields["preemption"].annotation.__args__) == {mode.value for mode in Preemption}
-    config = WorkerSettings().engine_config()
-    for name in config.__slots__:
-        assert name in fields, "an option of the engine that no flag sets"
-        assert fields[name].default == getattr(config, name)
+    assert WorkerSettings().engine_config() == EngineConfig(shared_pools=True)
 
 
 def test_every_engine_setting_reaches_the_engine():
