@@ -11,6 +11,6 @@ class DecodeSettings(WorkerSettings):
     admit_factor: float = Field(
         4.0,
         gt=0,
-        description="Blocks promised to admitted requests at most, as a multiple of the pool; "
-        "what does not fit yet waits. Of a worker that decodes.",
+        description="Maximum blocks promised to admitted requests, as a multiple of the pool; "
+        "sequences beyond the pool wait. For the decode role.",
     )

@@ -36,23 +36,23 @@ class RouterSettings(ServingSettings):
         None,
         ge=0,
         le=65535,
-        description="Port to serve OpenAI's API, a page to try it and metrics on, at --host; 0 "
-        "takes any free one. Needs `pip install 'baton-serve[http]'`. Unset: gRPC alone.",
+        description="Port for OpenAI's API, a page to try it and metrics, on --host; 0 takes any "
+        "free one. Needs `pip install 'baton-serve[http]'`. Unset: gRPC alone.",
     )
     http_max_body_bytes: int = Field(
-        8 * 2**20, ge=1024, description="Largest body of a request over HTTP."
+        8 * 2**20, ge=1024, description="Maximum bytes of the body of an HTTP request."
     )
     http_max_header_bytes: int = Field(
-        16 * 2**10, ge=1024, description="Largest head of a request over HTTP."
+        16 * 2**10, ge=1024, description="Maximum bytes of the head of an HTTP request."
     )
     http_head_timeout_s: float = Field(
-        20.0, gt=0, description="Seconds in which the head of a request over HTTP must have come."
+        20.0, gt=0, description="Timeout in seconds for the head of an HTTP request to arrive."
     )
     http_max_connections: int = Field(
         1024,
         ge=1,
-        description="HTTP connections at once. Beyond, the longest idle one is closed; where none "
-        "is idle, a new one is told to come again.",
+        description="Maximum HTTP connections. Beyond it the router closes the longest idle one, "
+        "or, if none is idle, answers a new one with 503.",
     )
     model: str = Field(
         DEFAULT_MODEL,
@@ -60,127 +60,130 @@ class RouterSettings(ServingSettings):
         "'tiny', which ships with Baton.",
     )
     default_timeout_s: float = Field(
-        600.0, gt=0, description="Seconds a request may take when its client sets no deadline."
+        600.0, gt=0, description="Timeout in seconds of requests whose client sets no deadline."
     )
     max_prompt_bytes: int = Field(
-        2**20, ge=1, description="Largest prompt text in bytes, before it is tokenized."
+        2**20, ge=1, description="Maximum bytes of a prompt's text, before it is tokenized."
     )
     coalesce_ms: float = Field(
         1000 * INTERVAL_SECONDS,
         ge=0,
         le=100,
-        description="Tokens that come within so many milliseconds of a stream's last message go "
-        "out together. 0: each by itself.",
+        description="Coalescing window: minimum milliseconds between two messages of a stream; "
+        "tokens in between are sent together. 0: each in a message of its own.",
     )
     capture_content: bool = Field(
         False,
-        description="Let traces have prompts and answers in them. They never have otherwise.",
+        description="Include prompts and answers in traces.",
     )
     tenants_file: str | None = Field(
         None,
-        description="File of who bears which token: lines of a token's SHA-256 in hex and a "
-        "tenant's name, as `baton token` makes them. A call without a token, or with one that is "
-        "not in the file, is refused. Read again when it changes.",
+        description="File of tenants' tokens: lines of a token's SHA-256 in hex and the tenant's "
+        "name, as `baton token` makes them. Calls without a token of the file are rejected. The "
+        "router reads the file again after a change.",
     )
     allow_anonymous: bool = Field(
         False,
-        description="With --tenants-file, take a call without a token for one of the tenant "
-        "'default' in place of refusing it.",
+        description="With --tenants-file, treat a call without a token as one of the tenant "
+        "'default' instead of rejecting it.",
     )
     client_auth: Literal["certificate", "token"] = Field(
         "certificate",
-        description="How clients show over TLS who they are. certificate: with one of the role "
-        "client, signed by --tls-ca. token: with one of --tenants-file, and no certificate.",
+        description="Authentication of clients over TLS. certificate: one of the role client, "
+        "signed by --tls-ca. token: one of --tenants-file, without a certificate.",
     )
-    share_prefixes: bool = Field(
-        False, description="Let each tenant's prompts use what is cached for the others."
-    )
+    share_prefixes: bool = Field(False, description="Share cached prefixes between tenants.")
     placement: PolicyName = Field(
         "baton",
-        description="How workers are chosen: by all that is known to cost time, by the prefix they "
-        "hold alone, by their load alone, or in turn.",
+        description="Placement policy. baton: lowest expected cost, of cached prefixes, load and "
+        "transfers together. prefix-only: longest cached prefix. least-loaded: least load. "
+        "round-robin: in rotation.",
     )
 
     conditional_disaggregation: bool = Field(
         True,
-        description="Let a decode worker compute a prompt itself where little of it is uncached "
-        "there and that is expected to take less than handing it over (policy baton alone). Off, "
+        description="Let a decode worker compute a prompt itself if little of it is uncached there "
+        "and that is expected to take less time than a KV transfer (--placement baton only). Off: "
         "it does so only while an upgrade leaves no two workers of one version.",
     )
     admission: AdmissionName = Field(
         "predicted",
-        description="Admission when decode workers are full. predicted: requests that will find "
-        "room once their prompt is computed. naive: requests that find room now. none: all, also "
-        "when prefill workers are saturated.",
+        description="Admission policy when decode workers are full. predicted: admit requests for "
+        "which there will be room once their prompt is computed. naive: admit those for which "
+        "there is room now. none: admit all, even when prefill workers are saturated.",
     )
     max_waiting: int = Field(
         MAX_WAITING,
         ge=1,
-        description="Requests that may wait at the router for room; more are refused.",
+        description="Maximum requests in the admission queue; more are rejected.",
     )
     allowances: str | None = Field(
         None,
         description="File of lines `TENANT weight=1 max_concurrent=8 tokens_per_second=1000 "
-        "requests_per_minute=60 tokens_per_minute=60000`: each tenant's share of what is served, "
-        "and its bounds; `*` is for all others. Beyond those of a minute requests are refused, "
-        "beyond the others they wait.",
+        "requests_per_minute=60 tokens_per_minute=60000`: each tenant's weight in the admission "
+        "queue, its quota and its rate limits; `*` is for all others. Requests beyond a limit per "
+        "minute are rejected, beyond another one they wait.",
     )
     requests_per_minute: int | None = Field(
         None,
         ge=1,
-        description="Requests of one tenant that each router lets in, in a minute; of tenants for "
-        "which --allowances says nothing else. Unset: any number.",
+        description="Rate limit of each router: requests per tenant and minute, for tenants to "
+        "which --allowances gives no other. Unset: no limit.",
     )
     tokens_per_minute: int | None = Field(
         None,
         ge=1,
-        description="The same of their tokens, of prompts and answers; one counts with the longest "
-        "answer that it may get, until it has ended.",
+        description="Rate limit of each router: tokens of prompts and answers per tenant and "
+        "minute, as --requests-per-minute. A request in flight counts with its maximum answer.",
     )
     elastic: bool = Field(
         False,
-        description="Have workers change their roles, as `baton role` proposes it, where one pool "
-        "is pressed for long while the other one idles.",
+        description="Change workers' roles, as `baton role` proposes, when one pool stays "
+        "overloaded while the other is idle.",
     )
     slo_ttft_ms: float = Field(
         2000.0,
         gt=0,
-        description="Within how long a first token should come: the time that prompts wait for "
-        "prefill workers is measured by it where roles are balanced.",
+        description="TTFT objective in milliseconds: the load of prefill workers relative to it "
+        "decides about changes of roles.",
     )
     slo_itl_ms: float = Field(
-        50.0, gt=0, description="How far apart tokens should be: the same for decode workers."
+        50.0,
+        gt=0,
+        description="Inter-token latency objective in milliseconds: as --slo-ttft-ms, for decode "
+        "workers.",
     )
     elastic_dwell_s: float = Field(
-        10.0, ge=0, description="Seconds that pools must be out of balance before a role changes."
+        10.0, ge=0, description="Seconds of imbalance between the pools before a role changes."
     )
     elastic_cooldown_s: float = Field(
-        60.0, ge=0, description="Seconds between two changes of roles, of whichever workers."
+        60.0, ge=0, description="Minimum seconds between two changes of roles, of any workers."
     )
     record: str | None = Field(
         None,
-        description="File that says of each request where it was placed and why, for `baton "
-        "replay`: lengths, chain hashes and what was known of the workers, never texts or tokens.",
+        description="File of each request's placement and its inputs, for `baton replay`: lengths, "
+        "chain hashes and the state of the workers, never texts or tokens.",
     )
     record_max_bytes: int = Field(
         64 * 2**20,
         ge=2**16,
-        description="Size of --record at most; a full one is kept as FILE.1, FILE.2 and so on.",
+        description="Maximum bytes of --record; a full file is rotated to FILE.1, FILE.2 and so "
+        "on.",
     )
     record_files: int = Field(
-        4, ge=1, description="Files of --record that are kept, the current one among them."
+        4, ge=1, description="Maximum files of --record, including the current one."
     )
     max_indexed_blocks: int = Field(
         2_000_000,
         ge=1,
-        description="Blocks, of all workers together, whose places are remembered: about 110 bytes "
-        "each. Beyond, those go that were asked for longest ago.",
+        description="Maximum blocks in the index of cached prefixes, of all workers together: "
+        "about 110 bytes each. Beyond it the least recently used are evicted.",
     )
 
     @model_validator(mode="after")
     def _can_tell_clients(self) -> Self:
         if self.client_auth == "token" and (self.tls is None or self.tenants_file is None):
-            raise ValueError("--client-auth token cannot do without --tls-cert and --tenants-file")
+            raise ValueError("--client-auth token also needs --tls-cert and --tenants-file")
         if self.client_auth == "token" and self.allow_anonymous:
             raise ValueError("--client-auth token and --allow-anonymous contradict each other")
         return self
