@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +10,50 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.integer[Any]]
 Int32Array = npt.NDArray[np.int32]
 
-ITEM_FIELDS: Final = 8
-TILE_FIELDS: Final = 4
+Column = IntArray | int
+
+
+class SplitItem(NamedTuple):
+    """Item of a split plan: one split of the context, with adjacent members that see it.
+
+    Plans pack columns of it, and the kernel reads its fields at their offsets.
+
+    Attributes:
+        first_member, num_members: range of its members.
+        batch_slot: row of its sequence in the block tables.
+        begin, end: half-open range of its keys.
+        seen_begin, seen_end: half-open range of the keys that all its members see.
+        slot: index of its partial results within each member's.
+    """
+
+    first_member: Column
+    num_members: Column
+    batch_slot: Column
+    begin: Column
+    end: Column
+    seen_begin: Column
+    seen_end: Column
+    slot: Column
+
+
+class PrefillTile(NamedTuple):
+    """Tile of a prefill: adjacent tokens of one sequence. Packed and read as `SplitItem` is.
+
+    Attributes:
+        first_token: index of its first token in the flat batch.
+        num_tokens: number of its tokens.
+        batch_slot: row of its sequence in the block tables.
+        start: position of its first token.
+    """
+
+    first_token: Column
+    num_tokens: Column
+    batch_slot: Column
+    start: Column
+
+
+ITEM_FIELDS: Final = len(SplitItem._fields)
+TILE_FIELDS: Final = len(PrefillTile._fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +104,10 @@ class SplitPlan:
     """Split plan: the work of `paged_decode`.
 
     A member is a query token; its partial results are in slots `first_slots[i]` up to
-    `first_slots[i + 1]`, in the order of its context. An item is a part of the context with
-    adjacent members that see it: (first member, number of members, batch slot, first key, end of
-    the keys, begin and end of the keys that all members see, slot within each member's).
+    `first_slots[i + 1]`, in the order of its context.
 
     Attributes:
-        items: `[num_items, ITEM_FIELDS]`, each of one sequence.
+        items: `[num_items, ITEM_FIELDS]`, rows of `SplitItem`, each of one sequence.
         shared_items: `[num_shared_items, ITEM_FIELDS]`, each of a prefix of several sequences.
         members: `[num_members]`, index of the token in the flat batch.
         positions: `[num_members]`, position of that token: the last key it sees.
@@ -122,23 +162,20 @@ def plan_splits(
     of, number = _expand(own_splits)
     slots = number + (num_splits - own_splits)[of]
     edges = (first_splits[of] + slots) * split_tokens
-    items = np.stack(
-        [
-            first_members[of],
-            units.num_queries[of],
-            units.batch_slots[of],
-            np.maximum(edges, begins[of] // tile_keys * tile_keys),
-            np.minimum(edges + split_tokens, last_keys[of] + 1),
-            seen_begins[of],
-            units.starts[of] + 1,
-            slots,
-        ],
-        axis=1,
+    items = SplitItem(
+        first_member=first_members[of],
+        num_members=units.num_queries[of],
+        batch_slot=units.batch_slots[of],
+        begin=np.maximum(edges, begins[of] // tile_keys * tile_keys),
+        end=np.minimum(edges + split_tokens, last_keys[of] + 1),
+        seen_begin=seen_begins[of],
+        seen_end=units.starts[of] + 1,
+        slot=slots,
     )
     of, number = _expand(units.num_queries)
     slot_counts = np.repeat(num_splits, units.num_queries)
     return SplitPlan(
-        items.astype(np.int32),
+        _rows(items),
         _plan_shared(spans, split_tokens, shared, tokens_per_shared_item),
         (units.first_tokens[of] + number).astype(np.int32),
         (units.starts[of] + number).astype(np.int32),
@@ -149,30 +186,46 @@ def plan_splits(
 def _plan_shared(
     spans: Spans, split_tokens: int, shared: Sequence[SharedPrefix], tokens_per_item: int
 ) -> Int32Array:
-    items, first_member = [np.empty((0, ITEM_FIELDS), np.int64)], 0
+    items, first_member = [np.empty((0, ITEM_FIELDS), np.int32)], 0
     for prefix in shared:
         num_members = int(spans.num_queries[prefix.members].sum())
-        batch_slot = spans.batch_slots[prefix.members[0]]
+        offsets = np.arange(0, num_members, tokens_per_item)
         for slot in range(prefix.num_tokens // split_tokens):
             begin, end = slot * split_tokens, (slot + 1) * split_tokens
-            offsets = np.arange(0, num_members, tokens_per_item)
-            counts = np.minimum(num_members - offsets, tokens_per_item)
-            rest = np.tile([batch_slot, begin, end, begin, end, slot], (len(offsets), 1))
-            items.append(np.column_stack([first_member + offsets, counts, rest]))
+            item = SplitItem(
+                first_member=first_member + offsets,
+                num_members=np.minimum(num_members - offsets, tokens_per_item),
+                batch_slot=spans.batch_slots[prefix.members[0]],
+                begin=begin,
+                end=end,
+                seen_begin=begin,
+                seen_end=end,
+                slot=slot,
+            )
+            items.append(_rows(item))
         first_member += num_members
-    return np.concatenate(items).astype(np.int32)
+    return np.concatenate(items)
 
 
 def plan_tiles(spans: Spans, tokens_per_tile: int) -> Int32Array:
-    """Returns the work of `paged_prefill`: `[num_tiles, TILE_FIELDS]`, the longest contexts first,
-    so that no long tile runs last.
-
-    A tile is (first token in the flat batch, number of tokens, batch slot, first position).
+    """Returns the work of `paged_prefill`: `[num_tiles, TILE_FIELDS]`, rows of `PrefillTile`, the
+    longest contexts first, so that no long tile runs last.
     """
     tiles, _ = _cut(spans, tokens_per_tile)
-    fields = [tiles.first_tokens, tiles.num_queries, tiles.batch_slots, tiles.starts]
-    order = np.argsort(-(tiles.starts + tiles.num_queries), kind="stable")
-    return np.stack(fields, axis=1)[order].astype(np.int32)
+    tiles = tiles[np.argsort(-(tiles.starts + tiles.num_queries), kind="stable")]
+    return _rows(
+        PrefillTile(
+            first_token=tiles.first_tokens,
+            num_tokens=tiles.num_queries,
+            batch_slot=tiles.batch_slots,
+            start=tiles.starts,
+        )
+    )
+
+
+def _rows(fields: SplitItem | PrefillTile) -> Int32Array:
+    """Packs columns, of which some may be one number for all rows."""
+    return np.stack(np.broadcast_arrays(*fields), axis=1).astype(np.int32)
 
 
 def _cut(spans: Spans, num_tokens: int) -> tuple[Spans, IntArray]:

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from baton_kernels.attention_inputs import PagedKv, ScoreRule, check_inputs
-from baton_kernels.attention_plan import ITEM_FIELDS
+from baton_kernels.attention_plan import ITEM_FIELDS, SplitItem
 from baton_kernels.attention_plan_arrays import SplitArrays
 from baton_kernels.attention_tiles import (
     FP_FUSION,
@@ -29,6 +29,7 @@ from baton_kernels.attention_tiling import Tiling, num_programs, tile_dim
 from baton_kernels.launch import INTERPRETED, check_packed, check_shape
 
 _FIELDS = tl.constexpr(ITEM_FIELDS)
+_ITEM = tl.constexpr(SplitItem(*range(ITEM_FIELDS)))
 MERGED_AT_ONCE: Final = 8
 MERGE_WARPS: Final = 2
 
@@ -73,8 +74,8 @@ def split_kernel(
     for work in range(tl.program_id(0), num_works, tl.num_programs(0)):
         kv_head = work % NUM_KV_HEADS
         item = items + work // NUM_KV_HEADS * _FIELDS
-        held = rows // GROUP < tl.load(item + 1)
-        member = tl.load(item) + rows // GROUP
+        held = rows // GROUP < tl.load(item + _ITEM.value.num_members)
+        member = tl.load(item + _ITEM.value.first_member) + rows // GROUP
         heads = kv_head * GROUP + rows % GROUP
         token = tl.load(members + member, mask=held, other=0).to(tl.int64)
         queries = query + (token * query_stride + heads * HEAD_DIM)[:, None] + columns[None, :]
@@ -88,11 +89,11 @@ def split_kernel(
             tl.load(positions + member, mask=held, other=-1),
             keys + kv_head * HEAD_DIM,
             values + kv_head * HEAD_DIM,
-            tables + tl.load(item + 2).to(tl.int64) * table_width,
-            tl.load(item + 3),
-            tl.load(item + 4),
-            tl.load(item + 5),
-            tl.load(item + 6),
+            tables + tl.load(item + _ITEM.value.batch_slot).to(tl.int64) * table_width,
+            tl.load(item + _ITEM.value.begin),
+            tl.load(item + _ITEM.value.end),
+            tl.load(item + _ITEM.value.seen_begin),
+            tl.load(item + _ITEM.value.seen_end),
             score_scale(scale, key_scales, kv_head, SOFTCAP),
             block_stride,
             BLOCK_SIZE,
@@ -102,7 +103,8 @@ def split_kernel(
             SOFTCAP,
             TILE_KEYS,
         )
-        slot = tl.load(first_slots + member, mask=held, other=0) + tl.load(item + 7)
+        first_slot = tl.load(first_slots + member, mask=held, other=0)
+        slot = first_slot + tl.load(item + _ITEM.value.slot)
         place = slot.to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads
         tl.store(partial_max + place, row_max, mask=held)
         tl.store(partial_sum + place, row_sum, mask=held)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from baton_kernels.attention_inputs import PagedKv, ScoreRule, check_inputs
-from baton_kernels.attention_plan import TILE_FIELDS
+from baton_kernels.attention_plan import TILE_FIELDS, PrefillTile
 from baton_kernels.attention_tiles import (
     FP_FUSION,
     attend,
@@ -24,6 +24,7 @@ from baton_kernels.attention_tiling import Tiling, tile_dim
 from baton_kernels.launch import check_dtype, check_packed, check_shape
 
 _FIELDS = tl.constexpr(TILE_FIELDS)
+_TILE = tl.constexpr(PrefillTile(*range(TILE_FIELDS)))
 
 
 @triton.jit
@@ -60,20 +61,20 @@ def prefill_kernel(
     """
     tile = tiles + tl.program_id(0) * _FIELDS
     kv_head = tl.program_id(1)
-    num_tokens = tl.load(tile + 1)
-    start = tl.load(tile + 3)
+    num_tokens = tl.load(tile + _TILE.value.num_tokens)
+    start = tl.load(tile + _TILE.value.start)
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, TILE_DIM)
     held = rows // GROUP < num_tokens
     heads = kv_head * GROUP + rows % GROUP
-    token = (tl.load(tile) + rows // GROUP).to(tl.int64)
+    token = (tl.load(tile + _TILE.value.first_token) + rows // GROUP).to(tl.int64)
     inside = held[:, None] & (columns < HEAD_DIM)[None, :]
     queries = query + (token * query_stride + heads * HEAD_DIM)[:, None] + columns[None, :]
     tile_query = tl.load(queries, mask=inside, other=0.0)
     last_keys = tl.where(held, start + rows // GROUP, -1)
     head_keys = keys + kv_head * HEAD_DIM
     head_values = values + kv_head * HEAD_DIM
-    table = tables + tl.load(tile + 2).to(tl.int64) * table_width
+    table = tables + tl.load(tile + _TILE.value.batch_slot).to(tl.int64) * table_width
     head_scale = score_scale(scale, key_scales, kv_head, SOFTCAP)
     begin = 0
     seen_begin = 0

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_kernels.attention_plan import SharedPrefix, Spans, plan_splits, plan_tiles
+from baton_kernels.attention_plan import SharedPrefix, Spans, SplitItem, plan_splits, plan_tiles
 from baton_kernels.attention_plan_arrays import SplitArrays, SplitCapacity, pack
 from baton_kernels.attention_tiling import choose_tiling
 from baton_kernels.cascade import find_shared, pays
@@ -33,15 +33,14 @@ def test_the_slots_of_a_token_cover_what_it_sees_once_and_in_order(
         shared = [SharedPrefix(members, SPLIT * num_shared)]
     plan = plan_splits(asked, SPLIT, KEYS, tokens_per_item, window, shared, 3)
     covered: dict[int, list[tuple[int, int]]] = {slot: [] for slot in range(plan.num_slots)}
-    for item in np.concatenate([plan.items, plan.shared_items]).tolist():
-        first, count, _, begin, end, seen_begin, seen_end, slot = item
-        assert begin % KEYS == 0
-        assert begin // SPLIT == (end - 1) // SPLIT
-        for member in range(first, first + count):
-            assert seen_end <= plan.positions[member] + 1
-            assert seen_begin >= (0 if window is None else plan.positions[member] - window + 1)
-            assert plan.first_slots[member] + slot < plan.first_slots[member + 1]
-            covered[int(plan.first_slots[member]) + slot].append((begin, end))
+    for item in itertools.starmap(SplitItem, [*plan.items.tolist(), *plan.shared_items.tolist()]):
+        assert item.begin % KEYS == 0
+        assert item.begin // SPLIT == (item.end - 1) // SPLIT
+        for member in range(item.first_member, item.first_member + item.num_members):
+            assert item.seen_end <= plan.positions[member] + 1
+            assert item.seen_begin >= (0 if window is None else plan.positions[member] - window + 1)
+            assert plan.first_slots[member] + item.slot < plan.first_slots[member + 1]
+            covered[int(plan.first_slots[member]) + item.slot].append((item.begin, item.end))
     assert all(len(parts) == 1 for parts in covered.values())
     assert sorted(plan.members.tolist()) == list(range(int(asked.num_queries.sum())))
     for member, position in enumerate(plan.positions.tolist()):
