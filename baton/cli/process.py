@@ -52,7 +52,6 @@ class Process:
         metrics_port: port of its metrics; likewise. None: any.
         admin_port: port of its admin service; likewise. 0: any.
         http_port: port of a router's HTTP beside gRPC; likewise. None: no HTTP.
-        num_starts: number of starts.
         tls: files with which an administrator connects to it; None: plaintext.
         was_signalled: `signal` has ended it, so its end is no failure.
     """
@@ -75,7 +74,6 @@ class Process:
         self.admin_port = admin_port
         self.metrics_port = metrics_port
         self.http_port = http_port
-        self.num_starts = 0
         self.was_signalled = False
         own = {} if tls is None else tls.own("router" if role == "router" else "worker")
         self.tls = None
@@ -165,11 +163,6 @@ class Process:
         return self._popen is not None and not self.is_running and not self.was_signalled
 
     @property
-    def exit_code(self) -> int | None:
-        """Exit code as in `subprocess`, negative for a signal; None while it runs or never ran."""
-        return None if self._popen is None else self._popen.poll()
-
-    @property
     def lost_port(self) -> int | None:
         """Own port that another process listens on, if it ended for that reason."""
         said = self.log_tail() if self.has_failed else ""
@@ -183,7 +176,6 @@ class Process:
         """
         assert not self.is_running, f"{self.name} is running"
         self.was_signalled = False
-        self.num_starts += 1
         log_dir.mkdir(parents=True, exist_ok=True)
         self._log_path = log_dir / f"{self.name}.log"
         inherited = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED}

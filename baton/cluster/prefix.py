@@ -48,17 +48,6 @@ class PrefixNamespace:
         return _digest(b"baton.prefix" + header + b"".join(map(_prefixed, fields)))
 
 
-def hash_block(parent: BlockHash, token_ids: Sequence[int], extras: bytes = b"") -> BlockHash:
-    """Returns the chain hash of one full block.
-
-    Args:
-        parent: the hash of the block before it, or the root.
-        token_ids: the block's tokens, each in [0, 2^32).
-        extras: encoding of other inputs that its KV depends on, such as an image.
-    """
-    return _digest(parent + encode_tokens(token_ids) + (_prefixed(extras) if extras else b""))
-
-
 def extend_chain(
     hashes: list[BlockHash],
     root: BlockHash,

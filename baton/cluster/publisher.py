@@ -97,12 +97,6 @@ class EventPublisher:
         return self._published
 
     @property
-    def snapshot_sequence(self) -> int:
-        """Number of the event after which a starting router reads the stream; 0 while there is no
-        complete snapshot."""
-        return self._compaction.sequence
-
-    @property
     def staleness(self) -> float:
         """Seconds since Redis last answered; 0 while it answers."""
         return self._loop.staleness

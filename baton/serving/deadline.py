@@ -56,9 +56,9 @@ class Deadline:
         if self.expired:
             raise DeadlineExceededError("the request's deadline has passed")
 
-    def may_have_ended(self, margin: float = FORWARD_MARGIN) -> bool:
+    def may_have_ended(self) -> bool:
         """Returns whether a call forwarded to the next hop may have reached its deadline there."""
-        return self.remaining() <= 2 * margin
+        return self.remaining() <= 2 * FORWARD_MARGIN
 
     def forward(self, margin: float = FORWARD_MARGIN) -> float:
         """Returns the timeout in seconds for a call to the next hop; always positive.

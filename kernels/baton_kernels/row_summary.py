@@ -139,22 +139,8 @@ def logprobs_of(
     return out
 
 
-def token_logprobs(
-    logits: torch.Tensor, token_ids: torch.Tensor, tiling: Tiling | None = None
-) -> torch.Tensor:
-    """Returns the log-probabilities of given tokens in nats: float32 `[num_rows]`.
-
-    Args:
-        logits: `[num_rows, vocab_size]` of any float type; rows may be strided.
-        token_ids: int64 `[num_rows]`, each in [0, vocab_size).
-    """
-    greedy = torch.zeros(len(logits), device=logits.device)
-    summary = summarise(logits, greedy, tiling or Tiling())
-    return logprobs_of(logits, token_ids, summary, torch.empty_like(greedy))
-
-
-def reference_token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Computes `token_logprobs` in torch, in the dtype of `logits`."""
+def reference_logprobs(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """Computes `logprobs_of` in torch, in the dtype of `logits`."""
     return logits.log_softmax(-1).gather(-1, token_ids[:, None])[:, 0]
 
 

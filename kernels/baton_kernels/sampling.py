@@ -242,8 +242,7 @@ def sample(
             may be strided.
         out: int64 `[num_rows]` to write to; allocated if None.
         logprobs: float32 `[num_rows]`: if given, gets the chosen tokens' log-probabilities in nats
-            under `logits`, without temperature. For those under other logits, as before the
-            processors, call `token_logprobs`.
+            under `logits`, without temperature.
     """
     num_rows, vocab_size = logits.shape
     out = torch.empty(num_rows, dtype=torch.int64, device=logits.device) if out is None else out

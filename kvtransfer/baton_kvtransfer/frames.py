@@ -15,8 +15,8 @@ from baton_kvtransfer.block_batch import BlockBatch
 _BYTES = 2
 
 
-def _tag(number: int, wire_type: int = _BYTES) -> int:
-    return number << 3 | wire_type
+def _tag(number: int) -> int:
+    return number << 3 | _BYTES
 
 
 _BLOCKS = _tag(pb.FetchResponse.BLOCKS_FIELD_NUMBER)

@@ -48,11 +48,6 @@ class LeaseTable:
         return max((lease.age for lease in self._leases.values()), default=0.0)
 
     @property
-    def num_awaited(self) -> int:
-        """Number of claims that wait for their lease to open."""
-        return len(self._awaited)
-
-    @property
     def has_awaited(self) -> bool:
         """Whether a claimant waits for blocks that are yet to be computed."""
         return any(lease.state is LeaseState.STREAMING for lease in self._leases.values())

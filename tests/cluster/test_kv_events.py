@@ -259,7 +259,7 @@ async def test_a_snapshot_of_several_parts_is_read_while_its_worker_goes_on(kv: 
     publisher = kv.publisher()
     for start in range(0, len(many), 1_000):
         publisher.publish(KvEvents(stored=tuple(many[start : start + 1_000])))
-    await until(lambda: publisher.snapshot_sequence > 0, within=5.0)
+    await until(lambda: publisher._compaction.sequence > 0, within=5.0)
     subscriber = kv.subscriber()
     for number in range(0, 5_000, 2):
         publisher.publish(KvEvents(removed=(many[number],)))

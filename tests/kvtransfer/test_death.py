@@ -297,17 +297,17 @@ async def claimant_is_killed(far_side: FarSides, connector: str, stage: str) -> 
         readers = 1 if connector == "shm" else 0
         if stage == "early":
             await tell_to_fetch(claimant, connector, ends.endpoint)
-            await until(lambda: ends.leases.num_awaited == 1, PATIENCE)
+            await until(lambda: ends.leases._awaited, PATIENCE)
             files = len(open_files())
             claimant.signal(signal.SIGKILL)
-            await until(lambda: ends.leases.num_awaited == 0, BOUND)
-            await until(lambda: ends.doorkeeper.num_readers == 0, BOUND)
+            await until(lambda: not ends.leases._awaited, BOUND)
+            await until(lambda: not ends.doorkeeper._readers, BOUND)
             assert len(open_files()) <= files
             return
         with ends.lease_of(NUM_TOKENS, LEASE) as lease:
             await tell_to_fetch(claimant, connector, ends.endpoint)
             await until(lambda: lease.is_claimed, PATIENCE)
-            assert ends.doorkeeper.num_readers == readers
+            assert len(ends.doorkeeper._readers) == readers
             lease.advance(THERE, COUNT // 2 if stage == "amid the blocks" else COUNT)
             await asyncio.sleep(0.05)
             claimant.signal(signal.SIGKILL)
@@ -315,7 +315,7 @@ async def claimant_is_killed(far_side: FarSides, connector: str, stage: str) -> 
                 async with asyncio.timeout(BOUND):
                     await lease.over()
             assert lease.state is LeaseState.FAILED
-            await until(lambda: ends.doorkeeper.num_readers == 0, BOUND)
+            await until(lambda: not ends.doorkeeper._readers, BOUND)
         assert len(ends.leases) == 0
 
 

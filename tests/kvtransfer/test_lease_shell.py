@@ -210,7 +210,7 @@ class Leases(RuleBasedStateMachine):
         self.run()
         assert all(lease.state in ENDINGS for lease in self.every)
         assert not any(self.held.values())
-        assert self.table.num_awaited == 0
+        assert not self.table._awaited
         for _, waiter in self.waiters:
             assert waiter.done(), "a waiter hangs"
             assert waiter.exception() is None or isinstance(waiter.exception(), BatonError)

@@ -63,12 +63,12 @@ async def test_a_reader_finds_the_pools_and_each_notices_when_the_other_goes():
         receiver = await attached(keeper.door)
         gone = asyncio.Event()
         receiver.watch(gone.set)
-        assert (keeper.num_readers, num_mapped()) == (1, mapped + 2)
+        assert (len(keeper._readers), num_mapped()) == (1, mapped + 2)
         other = await attached(keeper.door)
-        assert keeper.num_readers == 2
+        assert len(keeper._readers) == 2
         other.close()
         async with asyncio.timeout(2.0):
-            while keeper.num_readers > 1:  # noqa: ASYNC110 - looks from outside
+            while len(keeper._readers) > 1:  # noqa: ASYNC110 - looks from outside
                 await asyncio.sleep(0.005)
     async with asyncio.timeout(2.0):
         await gone.wait()
@@ -97,7 +97,7 @@ async def test_pools_of_memory_of_their_own_have_no_door():
 async def test_a_worker_on_another_host_is_not_tried():
     async with HandleServer(two_pools()) as keeper:
         assert "another host" in await refusal(replace(keeper.door, host="elsewhere"))
-        assert keeper.num_readers == 0
+        assert not keeper._readers
 
 
 @pytest.mark.parametrize("side", [source_side, shm_claimant], ids=["source", "claimant"])
@@ -107,7 +107,7 @@ async def test_a_worker_of_another_user_is_refused_by_either_side(side, monkeypa
         files = len(open_files())
         await refusal(keeper.door)
         await asyncio.sleep(0.01)
-        assert keeper.num_readers == 0
+        assert not keeper._readers
         assert len(open_files()) <= files
 
 
@@ -264,7 +264,7 @@ async def test_the_fastest_that_both_have_is_taken_and_said(caplog):
         assert report.reason.startswith("both are on one host and of one user; not by cuda-ipc: ")
         assert f"blocks of {ends.endpoint} come by shm" in caplog.text
         await fetched(ends, 1)
-        assert ends.doorkeeper.num_readers == 1
+        assert len(ends.doorkeeper._readers) == 1
         assert caplog.text.count("come by") == 1
 
 
@@ -299,7 +299,7 @@ async def test_a_source_that_has_restarted_is_asked_again(monkeypatch):
             while ends.fetcher._sources._ways:  # noqa: ASYNC110 - looks from outside
                 await asyncio.sleep(0.005)
         assert (await fetched(ends, 1)).connector is Connector.SHM
-        assert ends.doorkeeper.num_readers == 1
+        assert len(ends.doorkeeper._readers) == 1
 
 
 async def test_a_source_that_could_not_say_is_asked_again(monkeypatch):
@@ -350,7 +350,7 @@ async def test_pools_that_are_mapped_when_nobody_wants_them_any_more_are_let_go(
         with pytest.raises(asyncio.CancelledError):
             await asking
         async with asyncio.timeout(TIMEOUT):
-            while not receivers or receivers[0].is_open or keeper.num_readers:  # noqa: ASYNC110
+            while not receivers or receivers[0].is_open or keeper._readers:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         assert num_mapped() == mapped
 
@@ -368,7 +368,7 @@ async def test_a_folder_may_take_the_place_of_the_network_namespace(short_path):
         assert [path.name for path in short_path.iterdir()] == [keeper.door.address]
         assert not any(keeper.door.address in name for name in abstract_sockets())
         receiver = await asyncio.to_thread(attach, keeper.door, HYBRID, folder)
-        assert keeper.num_readers == 1
+        assert len(keeper._readers) == 1
         receiver.close()
         assert "cannot be read" in await refusal(keeper.door)  # who has no folder finds nobody
     assert list(short_path.iterdir()) == []

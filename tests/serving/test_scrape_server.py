@@ -138,10 +138,10 @@ async def test_those_who_read_nothing_keep_nobody_out(says):
             writer.write(says)
             lazy.append((reader, writer))
             await asyncio.sleep(0)
-            assert server.num_connections <= MAX_CONNECTIONS
+            assert len(server._open) <= MAX_CONNECTIONS
         _, answer = await asked(server, GET)
         assert answer == body
-        assert server.num_connections <= MAX_CONNECTIONS
+        assert len(server._open) <= MAX_CONNECTIONS
         for _, writer in lazy:
             writer.transport.abort()
 
@@ -152,9 +152,9 @@ async def test_who_takes_too_long_is_left():
         _, writer = await connect(server)
         writer.write(GET)
         async with asyncio.timeout(10.0):
-            while not server.num_connections:  # noqa: ASYNC110 - looks from outside
+            while not server._open:  # noqa: ASYNC110 - looks from outside
                 await asyncio.sleep(0.001)
-            while server.num_connections:  # noqa: ASYNC110 - looks from outside
+            while server._open:  # noqa: ASYNC110 - looks from outside
                 await asyncio.sleep(0.001)
         writer.transport.abort()
 
@@ -169,7 +169,7 @@ async def test_who_says_too_much_is_not_listened_to(end):
             answer = b""
             with suppress(ConnectionResetError):
                 answer = await reader.read()
-            while server.num_connections:  # noqa: ASYNC110 - looks from outside
+            while server._open:  # noqa: ASYNC110 - looks from outside
                 await asyncio.sleep(0.001)
         assert answer == b"" or end
         writer.close()
@@ -179,10 +179,10 @@ async def test_stopping_breaks_off_what_is_being_answered():
     async with scraped() as server:
         reader, writer = await connect(server)
         writer.write(b"GET")
-        while not server.num_connections:  # noqa: ASYNC110 - looks from outside
+        while not server._open:  # noqa: ASYNC110 - looks from outside
             await asyncio.sleep(0.001)
         await server.stop()
-        assert server.num_connections == 0
+        assert not server._open
         with pytest.raises(OSError):
             await connect(server)
         writer.transport.abort()

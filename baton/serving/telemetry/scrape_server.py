@@ -52,10 +52,6 @@ class ScrapeServer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def num_connections(self) -> int:
-        return len(self._open)
-
-    @property
     def port(self) -> int:
         """Port that the server listens on. Valid after `start`."""
         return self._port

@@ -49,12 +49,12 @@ class Swing:
     num_refused: int
 
 
-def swings(objectives: Objectives, num_requests: int = NUM_REQUESTS) -> dict[AdmissionName, Swing]:
+def swings(objectives: Objectives) -> dict[AdmissionName, Swing]:
     """Each admission policy under the same load."""
-    return {name: _swing(name, objectives, num_requests) for name in ADMISSION_NAMES}
+    return {name: _swing(name, objectives) for name in ADMISSION_NAMES}
 
 
-def _swing(admission: AdmissionName, objectives: Objectives, num_requests: int) -> Swing:
+def _swing(admission: AdmissionName, objectives: Objectives) -> Swing:
     setup = Setup(
         machine=h200_8b(),
         num_prefill=16,
@@ -65,7 +65,7 @@ def _swing(admission: AdmissionName, objectives: Objectives, num_requests: int) 
         sample_seconds=SAMPLE_SECONDS,
     )
     rows = [
-        TraceRow(i / PER_SECOND, NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS) for i in range(num_requests)
+        TraceRow(i / PER_SECOND, NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS) for i in range(NUM_REQUESTS)
     ]
     return _measured(simulate(setup, rows), objectives)
 

@@ -25,31 +25,24 @@ def test_what_ended_is_told_once_in_a_step_that_may_be_empty_otherwise():
     harness = Harness(40)
     harness.add(*(request(name, [1, 2]) for name in "abcd"), request("never in a slot", [1, 2]))
     harness.step()
-    assert not harness.scheduler.has_unreported
     harness.scheduler.shutdown()
-    assert harness.scheduler.has_unreported
     assert harness.scheduler.has_work
     plan = harness.scheduler.schedule()
     assert plan.num_tokens == 0
     assert len(plan.forgotten) == len(set(plan.forgotten)) == 4
-    assert not harness.scheduler.has_unreported
     assert harness.scheduler.schedule().forgotten == ()
     assert not harness.scheduler.has_work
 
 
-def test_what_is_kept_is_finished_and_what_waits_is_not():
+def test_a_kept_prefill_is_no_work_nor_is_a_paused_request():
     harness = Harness(40)
-    assert not harness.scheduler.has_unfinished
     harness.add(request("p", [1] * 6, purpose=Purpose.PREFILL))
-    assert harness.scheduler.has_unfinished
     harness.step()
     assert list(harness.kept) == ["p"]
-    assert not harness.scheduler.has_unfinished
     harness.step()  # the runner is told
     assert "p" in harness.scheduler
     harness.pause()
     harness.add(request("waits", [1] * 6))
-    assert harness.scheduler.has_unfinished
     assert not harness.scheduler.has_work
     harness.resume()
     harness.release("p")

@@ -6,7 +6,7 @@ import torch
 
 from baton_kernels.bitmask import reference_restrict, restrict
 from baton_kernels.penalties import History, Penalties, penalise, reference_penalise
-from baton_kernels.row_summary import reference_token_logprobs
+from baton_kernels.row_summary import reference_logprobs
 from baton_kernels.sampling import sample
 from baton_kernels.token_rules import (
     Bans,
@@ -44,7 +44,7 @@ def test_tokens_are_those_of_the_cpus_sampler(
     drawn = sample(logits, rows, logprobs=logprobs)
     expected = chosen_by_the_cpu(logits, params, indices, positions)
     assert (drawn.cpu() != expected).sum() <= 1
-    expected = reference_token_logprobs(logits.double(), drawn)
+    expected = reference_logprobs(logits.double(), drawn)
     assert_close(logprobs, expected, rounded=1.0)  # the sum whose logarithm it is: 1 at least
 
 

@@ -9,7 +9,7 @@ import triton.language as tl
 from baton.engine.sampling.random import uniform as uniform_of_the_cpu
 from baton.sampling import SamplingParams
 from baton_kernels.philox import uniform
-from baton_kernels.row_summary import Tiling, reference_token_logprobs, token_logprobs
+from baton_kernels.row_summary import Tiling, logprobs_of, reference_logprobs, summarise
 from baton_kernels.sampling import MOST_TOKENS, Plan, sample
 from tests.support.kernels.comparison import FLOATS, assert_close, each_case, pairwise
 from tests.support.kernels.sampling_cases import (
@@ -131,16 +131,16 @@ def test_log_probabilities_are_of_the_logits_without_temperature(
     rows = rows_of(params_of(KINDS[:3]), *places(3), vocab_size)
     logprobs = torch.full((3,), torch.nan)
     drawn = sample(logits, rows, logprobs=logprobs, plan=PLAN)
-    expected = reference_token_logprobs(logits.double(), drawn)
+    expected = reference_logprobs(logits.double(), drawn)
     assert_close(logprobs, expected, rounded=1.0)  # the sum whose logarithm it is: 1 at least
-    assert torch.equal(token_logprobs(logits, drawn, PLAN.tiling), logprobs)
 
 
 def test_log_probabilities_are_numbers_where_most_tokens_have_no_chance() -> None:
     logits = torch.full((1, 2000), -torch.inf)
     logits[0, 1700:1702] = torch.tensor([1.0, 2.0])
-    found = token_logprobs(logits, torch.tensor([1701]), PLAN.tiling)
-    assert_close(found, reference_token_logprobs(logits.double(), torch.tensor([1701])))
+    summary, token = summarise(logits, torch.zeros(1), PLAN.tiling), torch.tensor([1701])
+    found = logprobs_of(logits, token, summary, torch.empty(1))
+    assert_close(found, reference_logprobs(logits.double(), token))
 
 
 def test_what_does_not_fit_is_named() -> None:

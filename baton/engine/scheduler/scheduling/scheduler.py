@@ -304,16 +304,6 @@ class Scheduler:
         return runs or waits or bool(states.forgotten or self._cancelled)
 
     @property
-    def has_unfinished(self) -> bool:
-        """True if a request is here that has not finished."""
-        return len(self._states.requests) > len(self._states.kept)
-
-    @property
-    def has_unreported(self) -> bool:
-        """True if a sequence ended that was not reported to the runner yet."""
-        return bool(self._states.forgotten)
-
-    @property
     def requests(self) -> dict[str, Request]:
         """All requests by id, kept ones included. Read-only."""
         return self._states.requests

@@ -55,10 +55,6 @@ class HandleServer:
         self._readers: set[socket.socket] = set()
         self._accepting: asyncio.Task[None] | None = None
 
-    @property
-    def num_readers(self) -> int:
-        return len(self._readers)
-
     async def __aenter__(self) -> "HandleServer":
         self._socket.setblocking(False)
         try:
