@@ -18,30 +18,28 @@ _DRAFTED, _ACCEPTED = "baton_drafted_tokens_total", "baton_accepted_tokens_total
 
 # Help text by name, and the labels beside the role.
 _COUNTED: dict[str, tuple[str, tuple[str, ...]]] = {
-    _STEPS: ("Steps of the engine that computed something.", ()),
+    _STEPS: ("Engine steps that computed tokens.", ()),
     _STEP_TOKENS: (
-        "Tokens that steps have computed: prompt tokens, or one token of a sequence that decodes; "
-        "guessed ones are among the former.",
+        "Tokens computed by engine steps: prompt tokens, draft tokens included, or one token per "
+        "decoding sequence.",
         ("kind",),
     ),
     _STEP_SECONDS: (
-        "What the engine's thread spent its steps with: to schedule them, to compute them "
-        "(forward), to choose tokens (sample).",
+        "Time of the engine's thread by phase of a step: schedule, forward (computing), sample.",
         ("phase",),
     ),
     _HITS: (
-        "Prompt tokens that were not computed, since their KV was cached here (prefill_local, "
-        "decode_local) or came from another worker's cache (external).",
+        "Prefix cache hits in prompt tokens: in the worker's own cache (prefill_local, "
+        "decode_local) or fetched from another worker's cache (external).",
         ("source",),
     ),
-    _LOOKUPS: ("Prompt tokens of the sequences that were started, cached or not.", ()),
+    _LOOKUPS: ("Prefix cache lookups in prompt tokens: those of all started sequences.", ()),
     _PREEMPTIONS: (
-        "Sequences that had to make room: computed again, swapped to host memory, or returned to "
-        "the router.",
+        "Preempted sequences: recomputed, swapped to host memory, or returned to the router.",
         ("mode",),
     ),
-    _DRAFTED: ("Tokens that were guessed ahead.", ()),
-    _ACCEPTED: ("Guessed tokens that proved right.", ()),
+    _DRAFTED: ("Draft tokens of speculative decoding.", ()),
+    _ACCEPTED: ("Accepted draft tokens of speculative decoding.", ()),
 }
 
 
@@ -58,14 +56,14 @@ class WorkerMetrics:
         worker = self._worker
         yield gauge(
             "baton_worker_ready",
-            "Whether the worker takes work.",
+            "Whether the worker is ready and not draining.",
             {(worker.role,): worker.is_ready and not worker.is_draining},
             ("role",),
         )
         yield from redis_metrics(worker.round_trips, worker.staleness)
         yield gauge(
             "baton_unpublished_kv_events",
-            "Changes of what is cached here that routers cannot know of yet.",
+            "KV events of this worker that are not in Redis yet.",
             worker.num_unpublished_events,
         )
         if worker.is_ready:
@@ -117,19 +115,19 @@ class WorkerMetrics:
         worker, engine = self._worker, self._worker.engine
         yield gauge(
             "baton_worker_info",
-            "Always 1; who the worker is.",
+            "Identity of the worker, in the labels; always 1.",
             {(worker.id, worker.role, engine.info.name): 1},
             ("worker", "role", "model"),
         )
         yield gauge(
             "baton_step_token_budget",
-            "Tokens that one step computes at most.",
+            "Maximum tokens of one engine step.",
             {(worker.role,): engine.max_num_batched_tokens},
             ("role",),
         )
         yield gauge(
             "baton_sequence_budget",
-            "Sequences that run at once at most.",
+            "Batch slots: the maximum of concurrently running sequences.",
             {(worker.role,): engine.max_num_seqs},
             ("role",),
         )
@@ -145,7 +143,7 @@ class WorkerMetrics:
         role = self._worker.role
         yield gauge(
             "baton_sequences",
-            "Sequences in the engine: waiting for room, running, waiting for their KV, swapped to "
+            "Sequences in the engine: waiting for admission, running, awaiting their KV, swapped to "
             "host memory, or computed and kept for another worker.",
             {(role, state): number for state, number in numbers.items()},
             ("role", "state"),
@@ -156,7 +154,8 @@ class WorkerMetrics:
         num_free = stats.num_blocks - stats.num_held_blocks - stats.num_cached_blocks
         yield gauge(
             "baton_kv_blocks",
-            "KV blocks: held by sequences or leases, cached and not held, or free.",
+            "KV blocks: held by sequences or leases; cached, whether held or not; free, the rest, "
+            "below 0 where held blocks are cached.",
             {
                 (role, "held"): stats.num_held_blocks,
                 (role, "cached"): stats.num_cached_blocks,

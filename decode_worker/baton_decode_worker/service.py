@@ -62,7 +62,7 @@ class DecodeService(pb_grpc.DecodeServicer):
         if self._capacity is not None:
             yield gauge(
                 "baton_promised_kv_blocks",
-                "KV blocks that admitted requests were promised to arrive with.",
+                "KV blocks promised to admitted requests for their arrival.",
                 {(self._worker.role,): self._capacity.num_promised},
                 ("role",),
             )

@@ -52,76 +52,76 @@ class RouterMetrics:
         meter, admission_controller = self._meter, self._admission
         yield histogram(
             "gen_ai_server_time_to_first_token_seconds",
-            "From a request's arrival to its first token.",
+            "Time to first token (TTFT), from the request's arrival.",
             meter.ttft.by_labels,
             _GEN_AI,
         )
         yield histogram(
             "gen_ai_server_time_per_output_token_seconds",
-            "Between the tokens of a sequence behind its first; the mean of each request.",
+            "Time per output token after the first (TPOT), as the mean of each request.",
             meter.per_token.by_labels,
             _GEN_AI,
         )
         yield histogram(
             "gen_ai_server_request_duration_seconds",
-            "From a request's arrival to its end; error_type is its gRPC code if it failed.",
+            "Request duration from arrival to end; error_type is its gRPC code if it failed.",
             meter.duration.by_labels,
             (*_GEN_AI, "error_type"),
         )
         yield histogram(
             "baton_admission_seconds",
-            "From a request's arrival until workers have taken it.",
+            "Admission latency, from a request's arrival until its workers have admitted it.",
             meter.admission,
         )
         yield histogram(
             "baton_prefill_queue_seconds",
-            "For which a prompt has waited at its worker for the first step of its prefill.",
+            "Queueing time of a prompt at its worker, until the first step of its prefill.",
             meter.prefill_queue,
         )
         yield gauge(
             "baton_requests_in_flight",
-            "Requests at this router that have not ended.",
+            "Requests in flight at this router.",
             len(self._requests_in_flight),
         )
         yield gauge(
             "baton_requests_waiting",
-            "Requests that wait at this router for room.",
+            "Requests in this router's admission queue.",
             admission_controller.num_waiting,
         )
         yield gauge(
             "baton_waiting_prompt_tokens",
-            "Prompt tokens of the requests that wait at this router for room.",
+            "Prompt tokens of the requests in this router's admission queue.",
             admission_controller.num_waiting_tokens,
         )
         yield counter(
             "baton_prompt_tokens_total",
-            "Prompt tokens of the requests that have ended.",
+            "Prompt tokens of requests that have ended.",
             meter.num_prompt_tokens,
         )
         yield counter(
             "baton_output_tokens_total",
-            "Tokens that the requests which have ended were answered with.",
+            "Output tokens of requests that have ended.",
             meter.num_output_tokens,
         )
 
     def _placements(self) -> Iterable[Metric]:
         yield counter(
             "baton_placements_total",
-            "Decisions where a request runs: handoff from a prefill to a decode worker, decode "
-            "worker alone, or no worker available.",
+            "Placement decisions: handoff from a prefill to a decode worker, decode worker alone, "
+            "or no worker available.",
             {(way,): self._placer.num_placed[way] for way in PLACED},
             ("way",),
         )
         yield counter(
             "baton_setbacks_total",
-            "Attempts that came to nothing, of the requests that have ended: refused by a worker, "
-            "worker lost, handoff broken, no worker available, returned by its worker.",
+            "Failed attempts of requests that have ended: refused by a worker, worker lost or "
+            "silent, handoff broken, no worker available, preempted by its worker.",
             {(k.name.lower(),): self._meter.num_failures[k] for k in FailureKind},
             ("kind",),
         )
         yield counter(
             "baton_migrations_total",
-            "Times that a request went on with other workers, of the requests that have ended.",
+            "Migrations to other workers, of requests that have ended.",
             self._meter.num_migrations,
         )
 
@@ -131,25 +131,24 @@ class RouterMetrics:
         states = ("ready", "draining", "unreachable", "starting")
         yield gauge(
             "baton_workers",
-            "Workers that this router knows.",
+            "Workers known to this router.",
             {(r, s): known[r, s] for r in ("prefill", "decode") for s in states},
             ("role", "state"),
         )
         yield gauge(
             "baton_pool_pressure",
-            "How hard a pool is pressed, as `baton role` says it; above 1 it is too little.",
+            "Load of a pool relative to its capacity, as `baton role` shows it; above 1: overload.",
             {("prefill",): balance.prefill_pressure, ("decode",): balance.decode_pressure},
             ("role",),
         )
         yield gauge(
             "baton_indexed_blocks",
-            "KV blocks that this router thinks to be cached, a block on several workers counted "
-            "for each.",
+            "Cached KV blocks in this router's locality index, counted once per worker.",
             sum(fleet.index.num_blocks(m.record.id) for m in fleet.members),
         )
         yield gauge(
             "baton_index_is_warm",
-            "Whether this router has read all that its workers have published of their caches.",
+            "Whether this router's locality index has all KV events that its workers published.",
             fleet.is_warm,
         )
 
@@ -169,7 +168,7 @@ class RateLimitMetrics:
             refused[tenant if tenant in self._named else OTHERS, kind] += number
         yield counter(
             "baton_rate_limited_total",
-            "Requests refused since their tenant had all its requests, or tokens, of a minute.",
+            "Requests rejected by a tenant's rate limit of requests, or tokens, per minute.",
             refused,
             ("tenant", "limit"),
         )

@@ -24,19 +24,19 @@ def redis_metrics(round_trips: RoundTrips, staleness: Mapping[str, float]) -> It
     numbers = {"answered": round_trips.num_answered, "failed": round_trips.num_failed}
     yield counter(
         "baton_redis_round_trips_total",
-        "Round trips to Redis: commands, or reads of streams, which wait a while for news.",
+        "Round trips to Redis: commands, or reads of streams, which block for new entries.",
         {(kind, how): n for how, by_kind in numbers.items() for kind, n in by_kind.items()},
         ("kind", "outcome"),
     )
     yield counter(
         "baton_redis_round_trip_seconds_total",
-        "What the answered round trips to Redis took together, the wait for news among it.",
+        "Total time of answered round trips to Redis, the blocking of reads included.",
         {(kind,): seconds for kind, seconds in round_trips.seconds.items()},
         ("kind",),
     )
     yield gauge(
         "baton_redis_staleness_seconds",
-        "For how long Redis has not answered, by what it is asked for; 0 while it answers.",
+        "Time since Redis last answered, by subscription; 0 while it answers.",
         {(what,): seconds for what, seconds in staleness.items()},
         ("what",),
     )

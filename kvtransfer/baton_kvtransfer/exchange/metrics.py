@@ -17,45 +17,45 @@ def exchange_metrics(
     role = worker.role
     yield gauge(
         "baton_leases",
-        "Leases that are not over: what other workers are to fetch here.",
+        "Open leases, on KV that other workers are to fetch from this one.",
         {(role,): len(leases)},
         ("role",),
     )
     yield gauge(
         "baton_oldest_lease_age_seconds",
-        "Since the oldest lease that is not over was opened; 0 where there is none.",
+        "Age of the oldest open lease; 0 if there is none.",
         {(role,): leases.oldest_age},
         ("role",),
     )
     yield histogram(
         "baton_kv_transfer_seconds",
-        "From asking another worker for blocks until they are confirmed; those that are yet "
-        "to be computed are waited for.",
+        "KV transfer time from the claim to the confirmation, with the wait for blocks that are "
+        "yet to be computed.",
         transfers.seconds.by_labels,
         ("connector",),
     )
     yield histogram(
         "baton_kv_transfer_exposed_seconds",
-        "The part of a transfer after the last block was computed: what a request waits for.",
+        "Exposed KV transfer time: the part after the last block was computed.",
         transfers.exposed.by_labels,
         ("connector",),
     )
     yield counter(
         "baton_kv_transfer_bytes_total",
-        "KV that has come from other workers, in bytes.",
+        "KV bytes fetched from other workers.",
         {(connector,): n for connector, n in transfers.num_bytes.items()},
         ("connector",),
     )
     yield counter(
         "baton_kv_transfer_blocks_total",
-        "KV blocks that have come from other workers.",
+        "KV blocks fetched from other workers.",
         {(connector,): n for connector, n in transfers.num_blocks.items()},
         ("connector",),
     )
     yield counter(
         "baton_kv_transfer_failures_total",
-        "Transfers that brought nothing, by reason: the lease was over, bytes were damaged or "
-        "late, the workers may not pair, the source was lost, the request was called off.",
+        "Failed KV transfers: lease over, data damaged or late, workers that cannot pair, source "
+        "lost, or request cancelled (called_off).",
         {(reason,): transfers.num_failures[reason] for reason in REASONS},
         ("reason",),
     )
