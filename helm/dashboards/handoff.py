@@ -9,41 +9,41 @@ _ANSWERED = f'{_COMMAND},outcome="answered"'
 
 BOARD = Board(
     "baton-handoff",
-    "Baton: how the baton is passed",
-    "Transfers of KV, leases, placements, prefixes that were found, and what Redis is asked.",
+    "Baton: KV handoff",
+    "KV transfers, leases, placements, prefix cache hits and Redis round trips.",
     [
         Row(
             "Transfers",
             [
                 Panel(
-                    "KV moved",
+                    "KV throughput",
                     [Query(rate("baton_kv_transfer_bytes_total", "connector"), "{{connector}}")],
                     "Bps",
                     is_stacked=True,
                 ),
                 Panel(
-                    "Exposed",
+                    "Exposed transfer time",
                     quantiles("baton_kv_transfer_exposed_seconds", "connector", of=_ENDS),
                     "s",
-                    "What a request waits for after its last block was computed.",
+                    "The part after the last block was computed, which a request waits for.",
                 ),
                 Panel(
-                    "Whole transfer",
+                    "Transfer time",
                     quantiles("baton_kv_transfer_seconds", "connector", of=_ENDS),
                     "s",
-                    "From the claim on, so that the computing of the blocks is part of it.",
+                    "From the claim on, with the computation of the blocks.",
                 ),
                 Panel(
-                    "Failures",
+                    "Failed transfers",
                     [Query(rate("baton_kv_transfer_failures_total", "reason"), "{{reason}}")],
                     "ops",
-                    "called_off: the request had ended meanwhile.",
+                    "called_off: the request was cancelled.",
                     is_stacked=True,
                 ),
                 Panel(
                     "Leases",
                     [Query("sum by (role) (baton_leases)", "{{role}}")],
-                    text="What other workers are to fetch.",
+                    text="On KV that other workers are to fetch.",
                 ),
                 Panel(
                     "Oldest lease",
@@ -56,19 +56,19 @@ BOARD = Board(
             "Placements",
             [
                 Panel(
-                    "Where requests run",
+                    "Placement decisions",
                     [Query(rate("baton_placements_total", "way"), "{{way}}")],
                     "ops",
                     is_stacked=True,
                 ),
                 Panel(
-                    "Attempts that came to nothing",
+                    "Failed attempts",
                     [Query(rate("baton_setbacks_total", "kind"), "{{kind}}")],
                     "ops",
                     is_stacked=True,
                 ),
                 Panel(
-                    "Requests that went on elsewhere",
+                    "Migrations",
                     [Query(rate("baton_migrations_total"), "migrations")],
                     "ops",
                 ),
@@ -78,7 +78,7 @@ BOARD = Board(
             "Memory and prefixes",
             [
                 Panel(
-                    "KV blocks in use",
+                    "KV blocks held",
                     [
                         Query(
                             ratio(
@@ -89,18 +89,18 @@ BOARD = Board(
                         )
                     ],
                     "percentunit",
-                    "Of both pools. Cached blocks that are not in use can be reused.",
+                    "Share of each role's pools. Cached blocks that are not held can be evicted.",
                     most=1,
                 ),
                 Panel(
-                    "Prompt tokens not computed",
+                    "Prefix cache hits",
                     [Query(rate("baton_prefix_hit_tokens_total", "source"), "{{source}}")],
                     "cps",
-                    "For their KV was cached here, or came from another worker's cache.",
+                    "Prompt tokens in the worker's own cache, or fetched from another worker's.",
                     is_stacked=True,
                 ),
                 Panel(
-                    "Part of the prompts that was cached",
+                    "Prefix cache hit rate",
                     [
                         Query(
                             ratio(
@@ -111,7 +111,7 @@ BOARD = Board(
                         )
                     ],
                     "percentunit",
-                    "With decode workers: what need not be moved.",
+                    "On decode workers: KV that need not be transferred.",
                     most=1,
                 ),
             ],
@@ -130,7 +130,7 @@ BOARD = Board(
                     "ops",
                 ),
                 Panel(
-                    "Time of a command",
+                    "Command latency",
                     [
                         Query(
                             ratio(
@@ -143,21 +143,21 @@ BOARD = Board(
                     "s",
                 ),
                 Panel(
-                    "Without an answer for",
+                    "Time since the last answer",
                     [Query("max by (what) (baton_redis_staleness_seconds)", "{{what}}")],
                     "s",
-                    "Serving goes on; less is known of what is cached where.",
+                    "Serving continues; cache locality becomes stale.",
                 ),
                 Panel(
-                    "KV events that are not published",
+                    "Unpublished KV events",
                     [Query("sum(baton_unpublished_kv_events)", "events")],
                 ),
                 Panel(
-                    "Blocks that routers know of",
+                    "Indexed KV blocks",
                     [Query("sum by (instance) (baton_indexed_blocks)", "{{instance}}")],
                 ),
                 Panel(
-                    "Routers that have yet to read what is cached",
+                    "Routers with a cold locality index",
                     [Query("sum(1 - baton_index_is_warm)", "routers")],
                 ),
             ],

@@ -3,7 +3,7 @@
 from grafana import Board, Panel, Query, Row
 from promql import DURATION, PER_OUTPUT, TTFT, below, quantiles, rate, ratio
 
-# What is the server's fault. A bad request, a client that left and a refusal are not.
+# Errors of the server: bad requests, cancellations and rejections are none.
 _FAILED = 'error_type=~"INTERNAL|UNAVAILABLE|DATA_LOSS|FAILED_PRECONDITION|DEADLINE_EXCEEDED"'
 _REFUSED = 'error_type="RESOURCE_EXHAUSTED"'
 
@@ -20,26 +20,26 @@ def _share(where: str) -> str:
 
 BOARD = Board(
     "baton-slo",
-    "Baton: what users get",
-    "Times to first token and between tokens, errors and refusals, as routers see them.",
+    "Baton: service levels",
+    "Time to first token and per output token, errors and rejections, as routers see them.",
     [
         Row(
             "Now",
             [
                 _number("Requests", rate(f"{DURATION}_count"), "reqps"),
-                _number("First token within 1 s", below("1.0", TTFT), "percentunit"),
-                _number("50 ms between tokens", below("0.05", PER_OUTPUT), "percentunit"),
+                _number("TTFT below 1 s", below("1.0", TTFT), "percentunit"),
+                _number("TPOT below 50 ms", below("0.05", PER_OUTPUT), "percentunit"),
                 _number(
                     "Failed",
                     _share(_FAILED),
                     "percentunit",
-                    "Internal errors, lost workers, missed deadlines.",
+                    "Internal errors, lost workers, exceeded deadlines.",
                 ),
                 _number(
-                    "Refused",
+                    "Rejected",
                     _share(_REFUSED),
                     "percentunit",
-                    "There was no room in time for them.",
+                    "By admission control, quotas or rate limits.",
                 ),
                 _number("In flight", "sum(baton_requests_in_flight)"),
             ],
@@ -48,33 +48,29 @@ BOARD = Board(
             "Latency",
             [
                 Panel("Time to first token", quantiles(TTFT), "s"),
+                Panel("Time per output token", quantiles(PER_OUTPUT), "s", "Mean of each request."),
+                Panel("Request duration", quantiles(DURATION), "s"),
                 Panel(
-                    "Time between tokens", quantiles(PER_OUTPUT), "s", "Of each request the mean."
-                ),
-                Panel("Duration of requests", quantiles(DURATION), "s"),
-                Panel(
-                    "Time to first token of all requests",
+                    "Distribution of time to first token",
                     [Query(rate(f"{TTFT}_bucket", "le"), has_exemplars=True)],
                     "s",
-                    "A diamond is one request, and leads to its trace.",
+                    "Each diamond is an exemplar: one request, with a link to its trace.",
                     kind="heatmap",
                     width=24,
                 ),
             ],
         ),
         Row(
-            "Where a first token is waited for",
+            "Time to first token by stage",
             [
+                Panel("Admission", quantiles("baton_admission_seconds"), "s"),
                 Panel(
-                    "Until workers have taken a request", quantiles("baton_admission_seconds"), "s"
-                ),
-                Panel(
-                    "In the queue of a prefill worker",
+                    "Prefill queue",
                     quantiles("baton_prefill_queue_seconds"),
                     "s",
                 ),
                 Panel(
-                    "Waiting at routers",
+                    "Admission queues",
                     [
                         Query("sum(baton_requests_waiting)", "requests"),
                         Query("sum(baton_waiting_prompt_tokens)", "prompt tokens"),
@@ -89,11 +85,11 @@ BOARD = Board(
                     "Requests by outcome",
                     [Query(rate(f"{DURATION}_count", "error_type"), "{{error_type}}")],
                     "reqps",
-                    "Without a name: answered.",
+                    "Without an error code: success.",
                     is_stacked=True,
                 ),
                 Panel(
-                    "Tokens of requests that ended",
+                    "Token throughput of ended requests",
                     [
                         Query(rate("baton_prompt_tokens_total"), "prompt"),
                         Query(rate("baton_output_tokens_total"), "output"),
@@ -101,10 +97,10 @@ BOARD = Board(
                     "cps",
                 ),
                 Panel(
-                    "How hard the pools are pressed",
+                    "Pool load",
                     [Query("max by (role) (baton_pool_pressure)", "{{role}}")],
                     "percentunit",
-                    "Above 100% there are too few workers of that role.",
+                    "Above 100% the role has too few workers.",
                 ),
             ],
         ),

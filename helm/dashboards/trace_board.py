@@ -14,32 +14,32 @@ def _spans(condition: str) -> str:
 
 
 def _slowest(name: str, least: str, *told: str) -> str:
-    """Spans of a name that took at least so long, with some of their attributes."""
+    """Returns a query of spans longer than `least`, with the attributes `told`."""
     matching = _spans(f'name = "{name}" && duration > {least}')
     return f"{matching} | select({', '.join(told)})"
 
 
 BOARD = Board(
     "baton-trace",
-    "Baton: where the time went",
-    "Single requests: the slowest ones, and what their time went to. Traces must be sent to Tempo "
+    "Baton: traces",
+    "Single requests: the slowest ones, and their time by span. Traces must be sent to Tempo "
     "(OTEL_EXPORTER_OTLP_ENDPOINT).",
     [
         Row(
-            "From numbers to traces",
+            "Exemplars",
             [
                 Panel(
                     "Time to first token",
                     quantiles(TTFT),
                     "s",
-                    "A diamond is one request, and leads to its trace.",
+                    "Each diamond is an exemplar: one request, with a link to its trace.",
                     width=12,
                 ),
                 Panel(
-                    "Exposed transfers",
+                    "Exposed transfer time",
                     quantiles("baton_kv_transfer_exposed_seconds", of=("0.5", "0.99")),
                     "s",
-                    "A diamond is one request, and leads to its trace.",
+                    "Each diamond is an exemplar: one request, with a link to its trace.",
                     width=12,
                 ),
             ],
@@ -77,7 +77,7 @@ BOARD = Board(
             "Time by span",
             [
                 Panel(
-                    "Longest twentieth of each span",
+                    "95th percentile of each span",
                     [
                         TraceQuery(
                             f"{_spans(_PARTS)} | quantile_over_time(duration, 0.95) by (name)"
@@ -87,7 +87,7 @@ BOARD = Board(
                     width=12,
                 ),
                 Panel(
-                    "Time spent, by span",
+                    "Total time by span",
                     [TraceQuery(f"{_spans(_PARTS)} | sum_over_time(duration) by (name)")],
                     "s",
                     "Tempo 2.7 or later.",
@@ -100,7 +100,7 @@ BOARD = Board(
             "Transfers",
             [
                 Panel(
-                    "Exposed transfer",
+                    "Exposed transfer time by connector",
                     [
                         TraceQuery(
                             f"{_spans(_TRANSFERS)} | quantile_over_time("

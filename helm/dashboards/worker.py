@@ -9,7 +9,7 @@ _NAME = "{{instance}}"
 
 
 def _now(gauge: str, where: str = "") -> str:
-    """A gauge of the chosen workers."""
+    """Returns a gauge of the selected workers."""
     return f"{gauge}{{{', '.join(filter(None, (_HERE, where)))}}}"
 
 
@@ -26,25 +26,25 @@ def _per_step(counter: str, label: str) -> str:
 
 BOARD = Board(
     "baton-worker",
-    "Baton: what each worker does",
-    "Batches, steps, memory and preemptions of the chosen workers.",
+    "Baton: workers",
+    "Batches, steps, memory and preemptions of the selected workers.",
     [
         Row(
             "Workers",
             [
                 Panel(
-                    "As routers see them",
+                    "Workers by state",
                     [Query("max by (role, state) (baton_workers)", "{{role}} {{state}}")],
                     is_stacked=True,
                 ),
                 Panel(
                     "Sequences",
                     [Query(_now("baton_sequences"), f"{_NAME} {{{{state}}}}")],
-                    text="awaiting_kv: their KV is on its way here. kept: it waits to be fetched.",
+                    text="awaiting_kv: their KV is in transfer. kept: it is leased out.",
                     is_stacked=True,
                 ),
                 Panel(
-                    "Taking work",
+                    "Ready workers",
                     [Query(f"sum by (role) ({_now('baton_worker_ready')})", "{{role}}")],
                 ),
             ],
@@ -54,24 +54,24 @@ BOARD = Board(
             [
                 Panel("Steps", [Query(_by_worker("baton_steps_total"), _NAME)], "ops"),
                 Panel(
-                    "Time of a step",
+                    "Step time",
                     [
                         Query(
                             _per_step("baton_step_seconds_total", "phase"), f"{_NAME} {{{{phase}}}}"
                         )
                     ],
                     "s",
-                    "On a GPU forward is what it takes to launch a step and to wait for it.",
+                    "On a GPU forward is the time to launch a step and to wait for it.",
                     is_stacked=True,
                 ),
                 Panel(
-                    "Tokens of a step",
+                    "Batch size",
                     [Query(_per_step("baton_step_tokens_total", "kind"), f"{_NAME} {{{{kind}}}}")],
-                    text="The batch: prompt tokens, and a token of each sequence that decodes.",
+                    text="Tokens per step: prompt tokens, and one token per decoding sequence.",
                     is_stacked=True,
                 ),
                 Panel(
-                    "Budget of a step in use",
+                    "Token budget utilization",
                     [
                         Query(
                             ratio(
@@ -88,7 +88,7 @@ BOARD = Board(
                     most=1,
                 ),
                 Panel(
-                    "Seats in use",
+                    "Batch slot utilization",
                     [
                         Query(
                             ratio(
@@ -99,11 +99,11 @@ BOARD = Board(
                         )
                     ],
                     "percentunit",
-                    "Sequences that run, of those that may run at once.",
+                    "Running sequences, relative to the maximum.",
                     most=1,
                 ),
                 Panel(
-                    "Tokens computed",
+                    "Token throughput",
                     [Query(_by_worker("baton_step_tokens_total", "kind"), f"{_NAME} {{{{kind}}}}")],
                     "cps",
                     is_stacked=True,
@@ -116,36 +116,36 @@ BOARD = Board(
                 Panel(
                     "KV blocks",
                     [Query(_now("baton_kv_blocks"), f"{_NAME} {{{{state}}}}")],
-                    text="held: in use by sequences or leases. cached: not in use.",
+                    text="held: by sequences or leases. cached: whether held or not.",
                     is_stacked=True,
                 ),
                 Panel(
-                    "KV blocks promised to requests",
+                    "Promised KV blocks",
                     [Query(_now("baton_promised_kv_blocks"), _NAME)],
                 ),
                 Panel(
-                    "Made room",
+                    "Preemptions",
                     [Query(_by_worker("baton_preemptions_total", "mode"), f"{_NAME} {{{{mode}}}}")],
                     "ops",
-                    "Sequences that had to go, and what became of their KV.",
+                    "Sequences that were recomputed, swapped or returned to the router.",
                     is_stacked=True,
                 ),
                 Panel(
-                    "Tokens guessed ahead",
+                    "Speculative decoding",
                     [
-                        Query(_by_worker("baton_drafted_tokens_total"), f"{_NAME} guessed"),
-                        Query(_by_worker("baton_accepted_tokens_total"), f"{_NAME} right"),
+                        Query(_by_worker("baton_drafted_tokens_total"), f"{_NAME} drafted"),
+                        Query(_by_worker("baton_accepted_tokens_total"), f"{_NAME} accepted"),
                     ],
                     "cps",
-                    "Nothing, unless workers have max_drafts.",
+                    "0 unless workers have max_drafts set.",
                 ),
                 Panel(
-                    "Memory of the process",
+                    "Resident memory",
                     [Query(_now("process_resident_memory_bytes"), _NAME)],
                     "bytes",
                 ),
                 Panel(
-                    "Cores in use",
+                    "CPU cores in use",
                     [Query(_by_worker("process_cpu_seconds_total"), _NAME)],
                 ),
             ],
