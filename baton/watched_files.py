@@ -61,11 +61,11 @@ class WatchedFiles(Generic[T]):
         try:
             content = self._read_at(stamp)
         except BatonError as error:
-            logger.warning("%s: what was there before still holds: %s", self._names, error)
+            logger.warning("%s: reload failed; earlier content is kept: %s", self._names, error)
             return
         if content != self._content:
             self._content = content
-            logger.info("%s: what is new there holds now", self._names)
+            logger.info("%s: reloaded", self._names)
 
     def _read_at(self, stamp: _Stamp) -> T:
         content = self._read()

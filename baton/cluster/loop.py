@@ -98,7 +98,7 @@ class RedisLoop:
         if not self._num_failures:
             bug = None if isinstance(error, RedisError | OSError) else error
             what = f"{type(error).__name__}: {error}".removesuffix(": ")
-            _logger.warning("%s: going on without Redis: %s", self._name, what, exc_info=bug)
+            _logger.warning("%s: continuing without Redis: %s", self._name, what, exc_info=bug)
         self._answering_since = None
         self._num_failures += 1
         return _BACKOFF.delay(self._num_failures)

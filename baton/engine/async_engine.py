@@ -363,7 +363,7 @@ class AsyncEngine:
                 if self.engine.has_work:
                     made_progress = self._step()
         except Exception:
-            logger.exception("the engine failed; every sequence on it ends")
+            logger.exception("the engine failed; all of its sequences end")
             self._call_soon(self._fail)
 
     def _take_commands(self, *, wait: bool) -> bool:

@@ -166,7 +166,7 @@ class Server:
             async with asyncio.timeout(grace + _CLOSING_SECONDS):
                 await asyncio.gather(*(one.grpc.stop(grace) for one in self._listeners))
         except TimeoutError:
-            logger.warning("gRPC did not close its connections in time; going on without it")
+            logger.warning("gRPC did not close its connections in time; continuing without it")
 
     async def run_until_signal(self) -> None:
         """Serves until SIGTERM or SIGINT, then drains and stops; a second signal stops at once.
@@ -208,7 +208,7 @@ class Server:
             try:
                 await callback()
             except Exception:
-                logger.exception("a drain callback failed; the drain goes on")
+                logger.exception("a drain callback failed; the drain continues")
 
     async def _set_health(self, name: str, serving: bool) -> None:
         (self._serving.add if serving else self._serving.discard)(name)

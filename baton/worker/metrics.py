@@ -143,8 +143,8 @@ class WorkerMetrics:
         role = self._worker.role
         yield gauge(
             "baton_sequences",
-            "Sequences in the engine: waiting for admission, running, awaiting their KV, swapped to "
-            "host memory, or computed and kept for another worker.",
+            "Sequences in the engine: waiting for admission, running, awaiting their KV, swapped "
+            "to host memory, or computed and kept for another worker.",
             {(role, state): number for state, number in numbers.items()},
             ("role", "state"),
         )
@@ -154,8 +154,8 @@ class WorkerMetrics:
         num_free = stats.num_blocks - stats.num_held_blocks - stats.num_cached_blocks
         yield gauge(
             "baton_kv_blocks",
-            "KV blocks: held by sequences or leases; cached, whether held or not; free, the rest, "
-            "below 0 where held blocks are cached.",
+            "KV blocks: held by sequences or leases; cached, held or not; free, all less held and "
+            "cached.",
             {
                 (role, "held"): stats.num_held_blocks,
                 (role, "cached"): stats.num_cached_blocks,

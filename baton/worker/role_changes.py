@@ -64,7 +64,7 @@ class RoleChanges:
 
     async def _run(self, role: Role) -> None:
         worker, patience = self._worker, self._worker.settings.drain_timeout_s
-        logger.info("draining, to take the %s role", role)
+        logger.info("draining, to change to the %s role", role)
         await worker.pause()
         try:
             async with asyncio.timeout(patience):
@@ -78,9 +78,9 @@ class RoleChanges:
         if worker.is_leaving:
             raise UnavailableError(f"worker {worker.id} is draining for good")
         await worker.begin_life(role)
-        logger.info("takes work in the %s role, in epoch %d", role, worker.epoch)
+        logger.info("changed to the %s role, in epoch %d", role, worker.epoch)
 
     def _done(self, change: "asyncio.Task[None]") -> None:
         self._change = None
         if not change.cancelled() and change.exception() is not None:
-            logger.info("the role stays: %s", change.exception())
+            logger.info("the role did not change: %s", change.exception())

@@ -194,7 +194,7 @@ class Worker:
         """Stops taking new work, for good."""
         if not self._is_leaving:
             self._is_leaving = True
-            logger.info("draining: no new work is taken")
+            logger.info("draining: no new requests are accepted")
             await self._tell()
 
     async def pause(self) -> None:

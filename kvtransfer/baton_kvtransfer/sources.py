@@ -144,7 +144,7 @@ class Sources:
         return await self._nixl.attach(_offered(described.nixl)), "both have nixl"
 
     def _chosen(self, source: _Source, receiver: Receiver, reason: str) -> Transport:
-        logger.info("blocks of %s come by %s: %s", source[0], receiver.connector.value, reason)
+        logger.info("fetching from %s by %s: %s", source[0], receiver.connector.value, reason)
         return Transport(receiver, reason)
 
     def _forget_failed(self, source: _Source, choosing: "asyncio.Task[Transport]") -> None:

@@ -3,7 +3,6 @@
 import logging
 
 from baton.engine.async_engine import SequenceStream
-from baton.engine.messages import EngineRequest
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation
 from baton.v1 import prefill_pb2 as pb
 from baton.worker.cancellation import unless_ended
@@ -37,30 +36,24 @@ def source_of(request: pb.PrefillRequest, pairing: Pairing) -> Handle | None:
     )
 
 
-async def pull(
-    stream: SequenceStream, wanted: EngineRequest, fetcher: KvFetcher, source: Handle
-) -> None:
+async def pull(stream: SequenceStream, fetcher: KvFetcher, source: Handle) -> None:
     """Fetches the blocks of `source`, after which the sequence continues; if that fails, has the
     sequence compute them. Raises only an error that ends the sequence meanwhile.
     """
     allocation = await stream.allocation()
     if not allocation.block_ids:
         return  # the prefix is in this worker's cache by now
-    if await unless_ended(stream, _fetched(fetcher, source, allocation, wanted)):
+    if await unless_ended(stream, _fetched(fetcher, source, allocation)):
         stream.commit_external(None)
     else:
         stream.fail_external()
 
 
-async def _fetched(
-    fetcher: KvFetcher, source: Handle, allocation: ExternalAllocation, wanted: EngineRequest
-) -> bool:
+async def _fetched(fetcher: KvFetcher, source: Handle, allocation: ExternalAllocation) -> bool:
     try:
         _, report = await fetcher.fetch(source, allocation, PULL_TIMEOUT)
     except Exception as error:
-        logger.info(
-            "%s computes what %s was to give it: %s", wanted.request_id, source.source_worker, error
-        )
+        logger.info("no remote prefix fetch from %s: %s", source.source_worker, error)
         return False
-    logger.debug("%d blocks came from %s", report.num_blocks, source.source_worker)
+    logger.debug("%d blocks were fetched from %s", report.num_blocks, source.source_worker)
     return True

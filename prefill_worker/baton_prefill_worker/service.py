@@ -65,7 +65,7 @@ class PrefillService(pb_grpc.PrefillServicer):
         ):
             yield pb.PrefillResponse(admitted=pb.PrefillAdmitted())
             if source is not None:
-                await pull(stream, wanted, self._exchange.fetcher, source)
+                await pull(stream, self._exchange.fetcher, source)
             last: SequenceUpdate | None = None
             num_scored = 1  # The first token of a prompt has no log-probability.
             async for updates in stream.updates():

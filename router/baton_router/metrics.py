@@ -137,7 +137,7 @@ class RouterMetrics:
         )
         yield gauge(
             "baton_pool_pressure",
-            "Load of a pool relative to its capacity, as `baton role` shows it; above 1: overload.",
+            "Load of a pool by its capacity, as `baton role` shows it; above 1: overloaded.",
             {("prefill",): balance.prefill_pressure, ("decode",): balance.decode_pressure},
             ("role",),
         )

@@ -356,9 +356,9 @@ async def test_events_survive_a_redis_that_is_killed_and_replaced(
     for block in BLOCKS[3:6]:
         publisher.publish(KvEvents(stored=(block,)))
     await until(
-        lambda: "KV event publisher of w: going on without Redis" in caplog.text, within=5.0
+        lambda: "KV event publisher of w: continuing without Redis" in caplog.text, within=5.0
     )
-    await until(lambda: "KV event subscriber: going on without Redis" in caplog.text, within=5.0)
+    await until(lambda: "KV event subscriber: continuing without Redis" in caplog.text, within=5.0)
     assert subscriber._index.match(BLOCKS) == {"w": 3}
     with EmbeddedRedis(server.port):
         await until(lambda: subscriber._index.match(BLOCKS) == {"w": 6}, within=5.0)

@@ -147,7 +147,7 @@ async def test_wrong_password_is_named_in_no_error_or_log(
         check_answers(url)
     async with working(url) as pair:
         await until(
-            lambda: caplog.text.count("going on without Redis") == 6, within=5.0
+            lambda: caplog.text.count("continuing without Redis") == 6, within=5.0
         )  # each loop
         assert pair.is_stale
     assert "wr0ng" not in caplog.text + str(caught.value)

@@ -38,9 +38,9 @@ async def test_after_a_success_the_first_pause_is_short_again(
     await loop.stop()
     warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert [w.getMessage() for w in warnings] == [
-        "loop: going on without Redis: OSError: gone",
+        "loop: continuing without Redis: OSError: gone",
         "loop: Redis answers again",
-        "loop: going on without Redis: ValueError: a bug",
+        "loop: continuing without Redis: ValueError: a bug",
         "loop: Redis answers again",
     ]
     assert [bool(w.exc_info) for w in warnings] == [False, False, True, False]

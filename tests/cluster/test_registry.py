@@ -161,7 +161,7 @@ async def test_everything_refills_when_redis_is_killed_and_another_one_started(
     await until(lambda: RECORD.id in watcher.records, within=5.0)
     os.kill(server.pid, signal.SIGKILL)
     await until(lambda: watcher.stale, within=5.0)
-    await until(lambda: "registration of w: going on without" in caplog.text, within=5.0)
+    await until(lambda: "registration of w: continuing without" in caplog.text, within=5.0)
     assert dict(watcher.records) == {RECORD.id: RECORD}
     with EmbeddedRedis(server.port):
         await until(lambda: not watcher.stale, within=5.0)

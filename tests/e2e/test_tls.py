@@ -167,7 +167,7 @@ async def test_replaced_certificates_under_load_lose_no_request(secured, authori
     secured.kill("prefill-1")
     secured.restart("prefill-1")
     for process in secured.processes:
-        assert "what was there before still holds" not in process.log_path.read_text()
+        assert "earlier content is kept" not in process.log_path.read_text()
     assert texts_of(secured.address, folder.to_router()) == expected
 
 

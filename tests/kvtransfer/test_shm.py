@@ -262,10 +262,10 @@ async def test_the_fastest_that_both_have_is_taken_and_said(caplog):
         report = await fetched(ends)
         assert report.connector is Connector.SHM
         assert report.reason.startswith("both are on one host and of one user; not by cuda-ipc: ")
-        assert f"blocks of {ends.endpoint} come by shm" in caplog.text
+        assert f"fetching from {ends.endpoint} by shm" in caplog.text
         await fetched(ends, 1)
         assert len(ends.doorkeeper._readers) == 1
-        assert caplog.text.count("come by") == 1
+        assert caplog.text.count("fetching from") == 1
 
 
 async def test_what_cannot_be_read_in_place_comes_over_the_wire_and_why_is_said(monkeypatch):

@@ -177,11 +177,11 @@ async def test_files_that_are_no_good_change_nothing_and_that_is_said_once(tmp_p
             await asyncio.sleep(0.02)
             assert files.current() is before
         assert len(caplog.records) == 1
-        assert "what was there before still holds" in caplog.messages[0]
+        assert "earlier content is kept" in caplog.messages[0]
         replace(tmp_path, router=good)
         await asyncio.sleep(0.02)
         assert files.current().cert == good.cert
-        assert "what is new there holds now" in caplog.messages[1]
+        assert "reloaded" in caplog.messages[1]
 
 
 def test_files_that_are_no_good_at_first_are_refused(tmp_path):

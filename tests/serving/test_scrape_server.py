@@ -114,7 +114,7 @@ async def test_what_cannot_be_collected_is_an_error_and_no_end(caplog):
         for _ in range(2):
             head, _ = await asked(server, GET)
             assert head.startswith(b"HTTP/1.1 500")
-    assert "could not be told" in caplog.text
+    assert "could not be rendered" in caplog.text
 
 
 async def test_a_taken_port_is_one_sentence_that_names_the_flag():

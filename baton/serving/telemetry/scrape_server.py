@@ -126,7 +126,7 @@ class ScrapeServer:
         try:
             body, content_type = render(headers.get("accept", ""))
         except Exception:
-            logger.exception("%s could not be told", path)
+            logger.exception("%s could not be rendered", path)
             return _response("500 Internal Server Error", b"see the log of this process\n")
         return _response("200 OK", body, content_type, is_head=is_head)
 

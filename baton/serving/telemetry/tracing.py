@@ -80,7 +80,7 @@ def _exporter(wanted: str) -> "SpanExporter | None":
         return None
     protocol = next(filter(None, map(_variable, _PROTOCOLS)), "grpc")
     if protocol != "grpc":
-        logger.warning("%s is %r; traces go by grpc only: no traces", _PROTOCOLS[1], protocol)
+        logger.warning("%s is %r; only grpc is supported: no traces", _PROTOCOLS[1], protocol)
         return None
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 

@@ -75,7 +75,7 @@ class HttpServer:
         listening = _listen(self._host, port)
         port = listening.getsockname()[1]
         self._task = asyncio.create_task(self._server.serve(sockets=[listening]))
-        logger.info("OpenAI's API at %s://%s:%d/v1", self._scheme, self._host, port)
+        logger.info("OpenAI's API is at %s://%s:%d/v1", self._scheme, self._host, port)
         return port
 
     async def wait_idle(self) -> None:

@@ -182,7 +182,7 @@ class Attempt:
         try:
             await stub.HandOver(request, timeout=min(_HAND_OVER_SECONDS, self._deadline.forward()))
         except grpc.aio.AioRpcError as error:
-            logger.info("%s does not hand over: %s", self.decode_worker, error_of(error))
+            logger.info("no live migration from %s: %s", self.decode_worker, error_of(error))
 
     async def move(self, work: Work, lease_id: bytes) -> None:
         """Resumes the request with `work` on the worker that it was suspended for, which fetches
@@ -202,7 +202,7 @@ class Attempt:
         self.placement = replace(self.placement, decode=taker.record.id)
         self._hashes = self._block_hashes()
         self._decode_load.close()
-        logger.info("%s hands over to %s", self._source.record.id, self.decode_worker)
+        logger.info("live migration from %s to %s", self._source.record.id, self.decode_worker)
         self._taking = self._start_taking(await self._open_decode(lease_id))
 
     async def next_events(self) -> list[Event | AttemptFailure]:

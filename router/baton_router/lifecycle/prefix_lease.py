@@ -41,7 +41,7 @@ class PrefixLease:
             async with asyncio.timeout(PATIENCE):
                 response = await self._call.read()
         except (grpc.aio.AioRpcError, TimeoutError) as error:
-            logger.debug("%s lends nothing: %s", self._holder.record.id, error)
+            logger.debug("%s grants no prefix lease: %s", self._holder.record.id, error)
             return None
         return worker_wire.prefix_source(self._holder, self._lease_id, response.shared.num_blocks)
 

@@ -211,7 +211,7 @@ class RequestLifecycle:
         self._deadline.check()
         pause = self._recovery.after(attempt_failure, self._answer.num_output_tokens)
         if self._recovery.is_accepted:
-            logger.info("going on elsewhere: %s", attempt_failure)
+            logger.info("resuming on other workers: %s", attempt_failure)
             self._answer.restart()
         try:
             async with asyncio.timeout(min(pause, self._deadline.remaining())):

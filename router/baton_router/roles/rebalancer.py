@@ -105,7 +105,7 @@ class Rebalancer:
         )
         flip = self.balance.flip
         if flip is not None and before.flip is None:
-            logger.info("%s should take the %s role: %s", *_named(flip), self.balance.reason)
+            logger.info("%s should change to the %s role: %s", *_named(flip), self.balance.reason)
         return self.balance
 
     async def _look_on(self) -> None:
@@ -113,7 +113,7 @@ class Rebalancer:
             try:
                 self._act(self.look().flip)
             except Exception:
-                logger.exception("the pools could not be compared")
+                logger.exception("the balance of roles could not be computed")
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _act(self, flip: Flip | None) -> None:
@@ -130,9 +130,9 @@ class Rebalancer:
             return
         try:
             await self.changer.set_role(flip.worker, flip.role, flip.epoch, _FLIP_SECONDS)
-            logger.info("%s has taken the %s role", *_named(flip))
+            logger.info("%s changed to the %s role", *_named(flip))
         except BatonError as error:
-            logger.warning("%s has not taken the %s role: %s", *_named(flip), error)
+            logger.warning("%s did not change to the %s role: %s", *_named(flip), error)
         self._roles.rest(self._clock())
         await self._turn.take(self._cooldown_seconds)
 

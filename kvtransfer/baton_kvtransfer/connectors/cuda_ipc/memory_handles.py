@@ -182,4 +182,4 @@ class IpcReceiver:
             try:
                 self._cuda.close(self._addresses.popitem()[1])
             except RuntimeError as error:  # such as a lost device, with all its open memory
-                logger.warning("another worker's memory could not be let go of: %s", error)
+                logger.warning("another worker's memory could not be closed: %s", error)

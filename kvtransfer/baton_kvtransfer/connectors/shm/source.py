@@ -80,18 +80,18 @@ class HandleServer:
             try:
                 reader, _ = await loop.sock_accept(self._socket)
             except OSError:  # such as too many open files: a later call may succeed
-                logger.exception("a reader of the KV pools could not be let in")
+                logger.exception("a reader of the KV pools could not be accepted")
                 await asyncio.sleep(0.1)
                 continue
             try:
                 self._admit(reader)
             except OSError as error:
-                logger.warning("a reader of the KV pools left at the door: %s", error)
+                logger.warning("a reader of the KV pools disconnected at once: %s", error)
                 reader.close()
 
     def _admit(self, reader: socket.socket) -> None:
         if not is_same_user(reader):
-            logger.warning("a process of another user asked for the KV pools and was refused")
+            logger.warning("a process of another user was refused the KV pools")
             reader.close()
             return
         reader.setblocking(False)
