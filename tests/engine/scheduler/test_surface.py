@@ -34,7 +34,7 @@ def test_what_ended_is_told_once_in_a_step_that_may_be_empty_otherwise():
     assert not harness.scheduler.has_work
 
 
-def test_a_kept_prefill_is_no_work_nor_is_a_paused_request():
+def test_scheduler_has_no_work_while_paused_with_a_kept_prefill():
     harness = Harness(40)
     harness.add(request("p", [1] * 6, purpose=Purpose.PREFILL))
     harness.step()
