@@ -160,7 +160,9 @@ def test_what_reads_the_tokens_before_it_waits_for_them(checkpoints):
     assert engine.num_behind == 0
 
 
-def test_kv_that_arrives_while_a_step_is_under_way_is_decoded_from(checkpoints):
+@pytest.mark.parametrize("leave", [None, Engine.abort, lambda e, i: e.end_sequence(i, 0)])
+def test_step_ahead_decodes_from_kv_committed_meanwhile(checkpoints, leave):
+    """Also where another sequence leaves in the same gap, so that the count of decodes is equal."""
     path, params, prompt = checkpoints["llama"], KINDS["greedy"], random_prompt(30)
     alone = tokens(load(path).generate([prompt], params))[0]
     source = load(path)
@@ -177,6 +179,8 @@ def test_kv_that_arrives_while_a_step_is_under_way_is_decoded_from(checkpoints):
         content = source.cache.pools[0].read_block(origin)
         engine.cache.pools[0].write_block(target, content)
     engine.commit_external("d", alone[0])
+    if leave is not None:
+        leave(engine.engine, "other")
     out = drain(engine)
     assert [u.token_id for u in out["d"]] == list(alone[1:])
     source.release("p")

@@ -339,6 +339,22 @@ def test_where_too_little_is_allowed_there_are_fewer_beams(checkpoints):
     assert_idle(engine)
 
 
+def test_beams_that_became_fewer_keep_batch_slots_for_their_forks(checkpoints):
+    """Only token 3 is allowed as second token of a pair, so few beams of four are left at first."""
+    engine = load(checkpoints["llama_few_words"], max_num_seqs=6)
+    banned = tuple((1, t) for t in range(12) if t != 3)
+    params = SamplingParams(max_tokens=8, beam_width=4, bad_token_ids=banned, ignore_eos=True)
+    engine.add_request(request("beams", (5, 2, 1), params))
+    for i in range(6):
+        one = SamplingParams(max_tokens=20, ignore_eos=True)
+        engine.add_request(request(str(i), (5, 2, 6, i), one))
+    updates = drain(engine)
+    alone = run(load(checkpoints["llama_few_words"]), [(5, 2, 1)], [params])
+    assert_same([found(updates["beams"])], alone)
+    assert all(len(updates[str(i)]) == 20 for i in range(6))
+    assert_idle(engine)
+
+
 def test_a_whole_prompt_that_is_cached_is_searched_from_its_last_token(checkpoints, beam_oracle):
     path, prompt = checkpoints["llama"], random_prompt(2 * BLOCK_SIZE, seed=5)
     engine = load(path)

@@ -63,7 +63,7 @@ class Admission:
     def _start(self, step: Step, sequence: Sequence) -> bool:
         """Gives a waiting sequence a slot and blocks. False, and no change, if too few are free."""
         states, request = self._states, sequence.request
-        if states.num_free_slots < 1 + request.num_unforked:
+        if states.num_free_slots < 1 + request.num_unpromised_slots:
             return False
         if request.steps_together and not self._have_room(request):
             return False
@@ -83,7 +83,8 @@ class Admission:
     def _have_room(self, beams: Request) -> bool:
         """Returns True if all waiting beams could start: they continue only together."""
         waiting = [s for s in beams.sequences if s.status is SequenceStatus.WAITING]
-        return self._states.num_free_slots >= len(waiting) and all(
+        num_slots = len(waiting) + beams.num_unpromised_slots
+        return self._states.num_free_slots >= num_slots and all(
             sum(self._kv.reservations.peak_blocks(group, s.num_tokens) for s in waiting)
             <= self._kv.reservations.num_free_blocks(i)
             for i, group in enumerate(self._kv.groups)
@@ -177,8 +178,7 @@ class Admission:
     def _swap_in(self, step: Step, sequences: list[Sequence]) -> bool:
         """Brings back a group of swapped sequences. False, and no change, if too little is free."""
         states = self._states
-        needed = len(sequences) + sum(s.request.num_unforked for s in sequences)
-        if states.num_free_slots < needed:
+        if states.num_free_slots < len(sequences) + sequences[0].request.num_unpromised_slots:
             return False
         margin = 0
         if states.num_running:  # each needs a block to continue, or it would be preempted again

@@ -121,7 +121,6 @@ class OutputProcessor:
 
     def _fork(self, parent: Sequence, count: int) -> list[Sequence]:
         if count:
-            self._states.num_promised_slots -= parent.request.num_unforked
             parent.request.num_unforked = 0
         return [self._states.fork(parent) for _ in range(count)]
 
@@ -208,9 +207,7 @@ class OutputProcessor:
         rows = [row_of[s] for s in parents]
         logprobs = None if result.beam_logprobs is None else result.beam_logprobs[rows]
         step = beams.advance(result.beam_token_ids[rows], result.beam_scores[rows], logprobs)
-        if request.num_unforked:
-            self._states.num_promised_slots -= request.num_unforked
-            request.num_unforked = 0
+        request.num_unforked = 0
         if step.is_done:
             return self._finish_beams(request, parents)
         alive = {c.parent for c in step.beams}

@@ -76,7 +76,9 @@ class Planner:
         queued sequence could be admitted."""
         states, columns, config = self._states, self._batch_slots, self._config
         of_spans = [span.sequence for span in plan.spans]
-        if len(plan.decode_slots) != len(states.decoding) or not states.only_goes_on(of_spans):
+        # By identity: a sequence may have joined for one that left.
+        is_same = np.array_equal(np.sort(plan.decode_slots), np.sort(states.decoding))
+        if not is_same or not states.only_goes_on(of_spans):
             return None
         if of_spans and not (self._puts_decodes_first and all(map(_goes_on_plainly, plan.spans))):
             return None

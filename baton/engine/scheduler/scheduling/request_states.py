@@ -80,7 +80,7 @@ class RequestStates:
 
     def start(self, sequence: Sequence) -> None:
         """Registers a sequence that was admitted or swapped in, and has a slot and blocks."""
-        self.num_promised_slots += sequence.request.num_unforked
+        self._promise_slots(sequence.request)
         self.new_slots.append(sequence)
 
     def await_kv(self, sequence: Sequence) -> None:
@@ -138,6 +138,7 @@ class RequestStates:
         child.num_scored = parent.num_scored
         self._enter(child)
         child.acquire_slot(self.batch_slots)
+        self._promise_slots(parent.request)
         self.kv.fork(parent, child)
         self.new_slots.append(child)
         self.run(child)
@@ -151,8 +152,8 @@ class RequestStates:
             if first.num_tokens > first.num_computed_tokens + 1:
                 continue
             outputs, request.outputs = request.outputs, ()
-            self.num_promised_slots -= request.num_unforked
             request.num_unforked = 0
+            self._promise_slots(request)
             for index, output in enumerate(outputs, request.sequence_index):
                 if output is not None and index != first.index:
                     self.fork(first, index).extend(output)
@@ -253,11 +254,19 @@ class RequestStates:
         self.speculating.pop(sequence, None)
         self.resuming.pop(sequence, None)
         self.encoder.release_all(sequence.encoder_id)
-        self.num_promised_slots -= sequence.request.num_unforked
         sequence.release_slot()
+        self._promise_slots(sequence.request)
         if sequence.key in self._known_to_runner:
             self._known_to_runner.remove(sequence.key)
             self.forgotten.append(sequence.key)
+
+    def _promise_slots(self, request: Request) -> None:
+        """Keeps slots free for the forks to come of a request that has a slot, and only then."""
+        num_due = request.num_forks_to_come
+        if num_due and all(s.batch_slots is None for s in request.sequences):
+            num_due = 0
+        self.num_promised_slots += num_due - request.num_promised_slots
+        request.num_promised_slots = num_due
 
     def _leave_swapped(self, sequence: Sequence) -> None:
         for group in self.swapped:
@@ -269,6 +278,7 @@ class RequestStates:
         request = sequence.request
         sequence.status = SequenceStatus.FINISHED
         request.sequences.remove(sequence)
+        self._promise_slots(request)
         if not request.sequences:
             del self.requests[request.request_id]
 
@@ -324,6 +334,8 @@ class RequestStates:
         assert len(new_slots) + self.batch_slots.num_free == len(self.batch_slots.owners), (
             "a slot is lost"
         )
+        promised = sum(request.num_promised_slots for request in self.requests.values())
+        assert self.num_promised_slots == promised, "promised slots are miscounted"
         assert self.num_free_slots >= 0, "more slots promised than free"
         assert len(self.waiting) == sum(1 for _ in self.waiting), "the queue miscounts"
         assert len(self.preempted) == sum(1 for _ in self.preempted), "the queue miscounts"

@@ -93,6 +93,7 @@ class Request:
         sequences: the unfinished sequences; beams in the order of their scores.
         rank, arrival: scheduling rank and order of arrival, set when the request is added.
         num_unforked: sequences that will yet fork from the first.
+        num_promised_slots: batch slots kept free for its forks to come, while it has a slot.
     """
 
     request_id: str
@@ -119,6 +120,7 @@ class Request:
     rank: float = 0.0
     arrival: int = 0
     num_unforked: int = 0
+    num_promised_slots: int = 0
     next_index: int = 0
     beams: BeamSearch | None = None
 
@@ -148,6 +150,18 @@ class Request:
     def awaits_fork(self) -> bool:
         """True until its only sequence has forked into all that were requested."""
         return self.num_unforked > 0 or bool(self.outputs)
+
+    @property
+    def num_forks_to_come(self) -> int:
+        """Most sequences that may yet fork. Beams that became fewer may become more again."""
+        if self.beams is not None:
+            return self.params.beam_width - len(self.sequences)
+        return self.num_unforked
+
+    @property
+    def num_unpromised_slots(self) -> int:
+        """Batch slots for forks to come that are not kept free yet."""
+        return self.num_forks_to_come - self.num_promised_slots
 
     @property
     def leaves_last_token(self) -> bool:
