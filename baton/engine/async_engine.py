@@ -353,8 +353,14 @@ class AsyncEngine:
     def _add(
         self, request: EngineRequest, stream: SequenceStream, grammar: "CompiledGrammar | None"
     ) -> None:
+        """Adds a request, between two steps. An error ends the request and not the engine."""
         self._call_soon(stream.begin)
-        self.engine.add_request(request, grammar)
+        try:
+            self.engine.add_request(request, grammar)
+        except Exception as error:
+            logger.warning("request %s was not added", request.request_id, exc_info=True)
+            known = error if isinstance(error, BatonError) else InternalError(str(error))
+            self._call_soon(lambda: stream.push(known))
 
     def _run(self) -> None:
         try:

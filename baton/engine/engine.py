@@ -140,19 +140,20 @@ class Engine:
         return [self._result(r, collected[r.request_id], prompts) for r in requests]
 
     def _run_to_end(self, collected: dict[str, list[SequenceUpdate]]) -> None:
-        """Steps until no work is left, or can be done, and collects these requests' updates."""
-        while self.has_work:
+        """Steps until no work is left, or can be done, and collects these requests' updates. Raises
+        `OverloadedError` if some of them cannot run."""
+        made_progress = True
+        while self.has_work and made_progress:
             output = self.step()
             for update in output.updates:
                 if update.request_id in collected:
                     collected[update.request_id].append(update)
-            if output.made_progress:
-                continue
-            if any(i in self._scheduler for i in collected):
-                raise OverloadedError(
-                    "the blocks that these prompts need are kept by earlier requests; release them"
-                )
-            return
+            made_progress = output.made_progress
+        if any(i in self._scheduler for i in collected):
+            reason = "blocks that these prompts need are kept by earlier requests; release them"
+            if made_progress:
+                reason = "the engine is paused and starts no new request; resume it"
+            raise OverloadedError(reason)
 
     def _params_for(
         self,
@@ -371,8 +372,10 @@ class Engine:
 
     def suspend(self, request_id: str) -> None:
         """Suspends a request of one sequence once it runs and all but its last token is computed.
-        Its update lists the blocks, which stay until `release`. Idempotent."""
-        self._leaving.add(request_id)
+        Its update lists the blocks, which stay until `release`. Idempotent; does nothing for a
+        request that is not here, or of several sequences."""
+        if self._scheduler.may_suspend(request_id):
+            self._leaving.add(request_id)
 
     def pin(self, name: str, hashes: SequenceOf[BlockHash]) -> Tables:
         """Pins the longest cached run of these blocks until `unpin`; returns a table per group."""
@@ -385,6 +388,7 @@ class Engine:
     def abort(self, *request_ids: str) -> None:
         """Ends requests and frees their blocks; no update follows. Idempotent."""
         self._committed = [p for p in self._committed if p.request.request_id not in request_ids]
+        self._leaving.difference_update(request_ids)
         self._scheduler.abort(*request_ids)
 
     def end_sequence(self, request_id: str, index: int) -> None:
@@ -492,7 +496,7 @@ class Engine:
             progress = self._scheduler.suspend(request_id)
             if progress is not None:
                 stopped.append(progress)
-            if progress is not None or request_id not in self._scheduler:
+            if progress is not None or not self._scheduler.may_suspend(request_id):
                 self._leaving.remove(request_id)
         return stopped
 

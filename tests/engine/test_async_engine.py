@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
+from unittest.mock import Mock
 
 import pytest
 
@@ -278,6 +279,30 @@ async def test_a_request_that_cannot_be_served_opens_nothing(engine):
     with pytest.raises(InvalidArgumentError):
         engine.open(request(max_tokens=1000))
     assert engine.num_streams == 0
+    await assert_empty(engine)
+
+
+async def test_engine_survives_a_request_that_it_cannot_add(engine, monkeypatch):
+    async def fails(error: Exception, expected: type[BatonError]) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(engine.engine, "add_request", Mock(side_effect=error))
+            with engine.open(request()) as stream, pytest.raises(expected, match="too late"):
+                await read(stream)
+
+    await fails(InvalidArgumentError("grammar", "too late"), InvalidArgumentError)
+    await fails(RuntimeError("too late"), InternalError)
+    with engine.open(request()) as stream:
+        assert len(tokens(await read(stream))) == NUM_TOKENS
+    await assert_empty(engine)
+
+
+async def test_end_of_a_sequence_whose_kv_is_awaited_changes_nothing(engine):
+    with engine.open(request(source=KvSource.EXTERNAL)) as stream:
+        await stream.allocation()
+        engine.end_sequence("a", 0)
+        await settled(engine)
+        stream.fail_external()
+        assert len(tokens(await read(stream))) == NUM_TOKENS
     await assert_empty(engine)
 
 

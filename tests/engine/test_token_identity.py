@@ -249,7 +249,22 @@ def test_a_batch_that_finds_no_room_leaves_nothing_behind(checkpoints, oracle):
             engine.generate(others, GREEDY)
         assert engine.stats().num_waiting == engine.stats().num_running == 0
     engine.release("kept")
+    engine.pause()
+    with pytest.raises(OverloadedError, match="paused"):
+        engine.generate(others, GREEDY)
+    engine.resume()
     assert tokens(engine.generate(others, GREEDY)) == [oracle(path, p, NUM_TOKENS) for p in others]
+    assert_idle(engine)
+
+
+def test_late_suspend_does_not_stop_the_next_request_of_that_id(checkpoints):
+    engine, prompt = load(checkpoints["llama"]), random_prompt(9)
+    engine.add_request(request("a", prompt, GREEDY))
+    engine.suspend("a")
+    engine.abort("a")
+    engine.suspend("a")
+    engine.add_request(request("a", prompt, GREEDY))
+    assert len(drain(engine)["a"]) == NUM_TOKENS
     assert_idle(engine)
 
 

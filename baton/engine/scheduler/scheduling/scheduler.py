@@ -117,14 +117,15 @@ class Scheduler:
     def end_sequence(self, request_id: str, index: int) -> SequenceProgress | None:
         """Ends one of a request's sequences in any state and frees its own blocks; others continue.
 
-        Does nothing and returns None if the sequence has ended, stopped or not begun, and for
-        sequences that are ranked at the end, of which none can be missing.
+        Does nothing and returns None if the sequence has ended, stopped, not begun or awaits its
+        KV, and for sequences that are ranked at the end, of which none can be missing.
         """
         request = self._states.requests.get(request_id)
         if request is None or request.awaits_fork or request.params.is_ranked:
             return None
+        stays = (SequenceStatus.KEPT, SequenceStatus.AWAITING_KV)
         for sequence in request.sequences:
-            if sequence.index == index and sequence.status is not SequenceStatus.KEPT:
+            if sequence.index == index and sequence.status not in stays:
                 progress = self._outputs_of_steps.end(sequence)
                 self._states.refresh()
                 return progress
@@ -193,6 +194,13 @@ class Scheduler:
             sequence.request.kv_source = KvSource.LOCAL
             self._states.requeue(sequence)
 
+    def may_suspend(self, request_id: str) -> bool:
+        """Returns True if `suspend` may stop the request, now or later: it is unfinished, and has
+        one sequence."""
+        request = self._states.requests.get(request_id)
+        is_single = request is not None and not request.awaits_fork and len(request.sequences) == 1
+        return is_single and request_id not in self._states.kept
+
     def suspend(self, request_id: str) -> SequenceProgress | None:
         """Suspends a request of one sequence after its last token. Its blocks stay as they are
         until `release`. Call only between two steps, with none launched ahead.
@@ -200,7 +208,7 @@ class Scheduler:
         Returns None, without change, unless it runs and the KV of all but that token is computed.
         """
         request = self._states.requests.get(request_id)
-        if request is None or request.awaits_fork or len(request.sequences) > 1:
+        if request is None or not self.may_suspend(request_id):
             return None
         (sequence,) = request.sequences
         is_level = sequence.num_tokens == sequence.num_computed_tokens + 1
