@@ -444,7 +444,7 @@ class GetLoadResponse(_message.Message):
     num_held_blocks: _builtins.int
     """KV blocks held by requests or leases."""
     num_cached_blocks: _builtins.int
-    """KV blocks in the prefix cache, held or free."""
+    """KV blocks in the prefix cache that no request and no lease holds."""
     num_leases: _builtins.int
     """Leases that have not ended."""
     num_preemptions: _builtins.int

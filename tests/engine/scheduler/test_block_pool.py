@@ -115,7 +115,7 @@ class PoolModel(RuleBasedStateMachine):
     def agrees(self) -> None:
         self.pool.check_integrity(self.holders)
         assert self.pool.num_free_blocks == len(self.free())
-        assert self.pool.num_cached_blocks == len(self.content)
+        assert self.pool.num_cached_blocks == len(self.cached_free)
         found = {h: self.pool.lookup(h) for h in HASHES}
         assert {b: h for h, b in found.items() if b is not None} == self.content
         for block_id in self.numbers:

@@ -217,15 +217,15 @@ class Harness:
 
     def reset_prefix_cache(self) -> None:
         self._note_command()
-        num_cached = sum(group.pool.num_cached_blocks for group in self.groups)
+        num_cached = sum(len(group.pool._cached) for group in self.groups)
         assert self.scheduler.reset_prefix_cache() == num_cached
 
     def evict(self, block_ids: SequenceOf[int], group: int) -> None:
         self._note_command()
         pool = self.groups[group].pool
-        num_cached = pool.num_cached_blocks
+        num_cached = len(pool._cached)
         count = self.scheduler.evict(block_ids, group)
-        assert count == num_cached - pool.num_cached_blocks
+        assert count == num_cached - len(pool._cached)
 
     def find(self, prompt: SequenceOf[int], index: int, group: int = 0) -> int | None:
         """Where a block of a prompt can be found in a group."""

@@ -37,6 +37,7 @@ class BlockPool:
         self._hashes: list[BlockHash | None] = [None] * (num_blocks + 1)
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
         self._cached: dict[BlockHash, int] = {}
+        self._num_cached_free = 0
         # Net change, True: stored, False: removed. A hash both stored and removed between two
         # drains is in neither.
         self._changes: dict[BlockHash, bool] = {}
@@ -53,8 +54,9 @@ class BlockPool:
 
     @property
     def num_cached_blocks(self) -> int:
-        """Blocks that a lookup can find by their hash, held or free."""
-        return len(self._cached)
+        """Blocks in the prefix cache that have no holder. Held, these and the empty ones add up to
+        `num_blocks`."""
+        return self._num_cached_free
 
     def lookup(self, block_hash: BlockHash) -> int | None:
         """Returns the block with this content, or None. Does not hold it."""
@@ -89,6 +91,7 @@ class BlockPool:
             block_id, _ = take(last=False)
             if hashes[block_id] is not None:
                 self._forget(block_id)
+                self._num_cached_free -= 1
             counts[block_id] = 1
             block_ids.append(block_id)
         return block_ids
@@ -99,6 +102,7 @@ class BlockPool:
         for block_id in block_ids:
             if counts[block_id] == 0:
                 del self._free[block_id]
+                self._num_cached_free -= self._hashes[block_id] is not None
             counts[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
@@ -111,6 +115,8 @@ class BlockPool:
                 free[block_id] = None
                 if hashes[block_id] is None:
                     free.move_to_end(block_id, last=False)
+                else:
+                    self._num_cached_free += 1
 
     def commit(self, block_id: int, block_hash: BlockHash) -> None:
         """Caches a held, full block. The first block with a given content stays the cached one."""
@@ -128,6 +134,7 @@ class BlockPool:
             self._forget(block_id)
             if self._ref_counts[block_id] == 0:
                 self._free.move_to_end(block_id, last=False)
+                self._num_cached_free -= 1
         return len(found)
 
     def clear(self) -> int:
@@ -136,6 +143,7 @@ class BlockPool:
         for block_id in self._cached.values():
             self._hashes[block_id] = None
         self._cached.clear()
+        self._num_cached_free = 0
         self._changes.clear()
         self._was_cleared = True
         return count
@@ -165,6 +173,7 @@ class BlockPool:
         assert free == self._free.keys(), "the free list differs from the unreferenced blocks"
         hashed = {h: b for b, h in enumerate(self._hashes) if h is not None}
         assert hashed == self._cached, "the hash map differs from the blocks' hashes"
+        assert self._num_cached_free == len(free & set(hashed.values())), "cached are miscounted"
 
     def _forget(self, block_id: int) -> None:
         block_hash = self._hashes[block_id]
