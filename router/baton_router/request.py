@@ -67,12 +67,6 @@ class Request:
         params = self.params
         return Demand(len(self.token_ids), params.max_tokens, params.n, params.num_sequences)
 
-    def tokens_with(self, num_output_tokens: int) -> int:
-        """Returns the tokens that this router's workers have computed if its answers have
-        `num_output_tokens` in total, including those that the client resumed with."""
-        num_received = sum(len(token_ids) for token_ids in self.received)
-        return self.demand.tokens_with(num_output_tokens - num_received)
-
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -148,7 +142,7 @@ class RequestOutcome:
         """Tokens that were computed for it; 0 if no worker admitted it."""
         if self.account.timings.admitted is None:
             return 0
-        return self.request.tokens_with(self.num_output_tokens)
+        return self.request.demand.tokens_with(self.account.num_new_tokens)
 
     @property
     def first_token_at(self) -> float | None:

@@ -24,6 +24,7 @@ class Account:
 
     Attributes:
         num_received_tokens: of `num_output_tokens`, those that the client resumed with.
+        num_cached_prompt_tokens: the most that an attempt found cached.
     """
 
     timings: Timings
@@ -36,12 +37,18 @@ class Account:
     num_reused_decode_blocks: int = 0
     num_migrations: int = 0
 
+    @property
+    def num_new_tokens(self) -> int:
+        """Output tokens without those that the client resumed with."""
+        return self.num_output_tokens - self.num_received_tokens
+
     def started(self, queue_seconds: float, elapsed: float, num_cached_tokens: int) -> None:
         """Records a prefill begun `elapsed` seconds ago; only the first one's queue time counts."""
         if self.timings.prefill_queue_s is None:
             self.timings.prefill_queue_s = queue_seconds
             self.timings.prefill_started = time.monotonic() - elapsed
-        self.num_cached_prompt_tokens += min(num_cached_tokens, self.num_prompt_tokens)
+        num_cached = min(num_cached_tokens, self.num_prompt_tokens)
+        self.num_cached_prompt_tokens = max(self.num_cached_prompt_tokens, num_cached)
 
     def handed_over(
         self, exposed_seconds: float, num_blocks: int, num_bytes: int, num_reused_blocks: int

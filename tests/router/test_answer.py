@@ -294,6 +294,27 @@ def test_one_whose_end_only_its_tokens_tell_is_not_asked_for_before_that_is_told
     assert asked.work().outputs == (None, tuple(ids("c")))
 
 
+def test_outcome_counts_only_tokens_generated_here():
+    """Also where a stop string ends the answer within the tokens that the client resumed with."""
+    params = SamplingParams(temperature=1.0, max_tokens=9, stop=("bc",))
+    resumed = Answer(Request("r", (5, 6), params, received=(tuple(ids("abcde")),)), card(), 0.0)
+    resumed.admitted()
+    assert resumed.outcome().num_tokens == 2
+    resumed = Answer(Request("r", (5, 6), params, received=(tuple(ids("ab")),)), card(), 0.0)
+    resumed.admitted()
+    shown(resumed, READY, tokens(0, 2, "de"))
+    assert resumed.outcome().num_tokens == 2 + 2
+
+
+def test_usage_of_cached_tokens_is_the_most_of_one_attempt():
+    single = answer()
+    for num_cached in (1, 2, 1):
+        event = prefill_pb2.PrefillStarted(num_cached_tokens=num_cached)
+        single.on_prefill(prefill_pb2.PrefillResponse(started=event))
+        single.restart()
+    assert single.account.num_cached_prompt_tokens == 2
+
+
 @pytest.mark.parametrize("params", [{"n": 2, "best_of": 3}, {"beam_width": 3, "temperature": 0.0}])
 def test_what_is_ranked_begins_anew(params):
     ranked = answer(**params)

@@ -89,13 +89,17 @@ async def test_the_default_pace_gives_the_whole_answer():
         assert (await run(fleet)).token_ids == letter_ids()
 
 
-_EVENTS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.booleans()), max_size=30)
+_EVENTS = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(1, 3), st.sampled_from(["", "ends", "rest"])),
+    max_size=30,
+)
 
 
 @given(_EVENTS)
 def test_coalescing_changes_nothing_but_the_number_of_messages(events):
-    """`events`: sequence, number of tokens, whether the sequence ends there."""
-    responses, position, ended = [], [0, 0, 0], set()
+    """`events`: sequence, number of tokens, whether the sequence ends there, and with held-back
+    text after its last token."""
+    responses, position, ended, rests = [], [0, 0, 0], set(), []
     for index, count, ends in events:
         if index in ended:
             continue
@@ -110,14 +114,18 @@ def test_coalescing_changes_nothing_but_the_number_of_messages(events):
         )
         position[index] += count
         responses.append(pb.GenerateResponse(tokens=chunk))
+        if ends == "rest":
+            rests.append(pb.GenerateResponse(tokens=pb.TokenChunk(sequence_index=index, text="!")))
+            responses.append(rests[-1])
         if ends:
             ended.add(index)
             responses.append(pb.GenerateResponse(finished=pb.Finished(sequence_index=index)))
     before = _streams(responses)
     fewer = list(coalesced(responses))
     assert _streams(fewer) == before
+    assert [r for r in fewer if r.HasField("tokens") and not r.tokens.token_ids] == rests
     kinds = [r.WhichOneof("event") for r in fewer]
-    assert kinds.count("tokens") <= 3 * (1 + kinds.count("finished"))
+    assert kinds.count("tokens") <= 3 * (1 + kinds.count("finished")) + len(rests)
 
 
 def _streams(responses: list[pb.GenerateResponse]) -> list[tuple[object, ...]]:
@@ -133,9 +141,10 @@ def _streams(responses: list[pb.GenerateResponse]) -> list[tuple[object, ...]]:
             elif response.tokens.sequence_index == index:
                 chunk = response.tokens
                 assert not has_ended
-                assert chunk.position == len(token_ids)
-                assert reason == pb.FINISH_REASON_UNSPECIFIED
-                reason = chunk.finish_reason
+                if chunk.token_ids:
+                    assert chunk.position == len(token_ids)
+                    assert reason == pb.FINISH_REASON_UNSPECIFIED
+                    reason = chunk.finish_reason
                 token_ids += chunk.token_ids
                 text += chunk.text
                 logprobs += chunk.logprobs

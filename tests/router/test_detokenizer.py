@@ -66,6 +66,18 @@ def test_the_pieces_of_any_tokens_are_what_the_tokenizer_decodes(token_ids):
     assert "".join(pieces_of(token_ids)) == tokenizer().decode(token_ids, skip_special_tokens=True)
 
 
+BROKEN = [i for i in range(tokenizer().get_vocab_size()) if tokenizer().decode([i]) == "�"]
+
+
+@given(st.lists(st.sampled_from([*BROKEN, *encoded("aé世")]), min_size=20, max_size=60))
+def test_broken_characters_are_decoded_a_few_tokens_at_a_time(token_ids):
+    detokenizer, pieces = Detokenizer(tokenizer()), []
+    for token_id in token_ids:
+        pieces.append(detokenizer.push(token_id))
+        assert len(detokenizer._pending) < 16
+    assert "".join([*pieces, detokenizer.finish()]) == tokenizer().decode(token_ids)
+
+
 @given(st.text(max_size=30))
 @example("�")
 @example("x�y")

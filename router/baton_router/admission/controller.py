@@ -76,9 +76,11 @@ class AdmissionController:
 
     def end(self, outcome: RequestOutcome) -> None:
         """Releases the quota of an admitted request that has ended, and admits the next one."""
-        request, num_output_tokens = outcome.request, outcome.num_output_tokens
-        self._forecasts.end(request, num_output_tokens, outcome.first_token_at)
-        self._queue.leave(request.tenant.name, num_output_tokens)
+        request, account = outcome.request, outcome.account
+        # Forecasts learn nothing from a resumed request, of whose output they know only a part.
+        first_token_at = None if account.num_received_tokens else outcome.first_token_at
+        self._forecasts.end(request, account.num_new_tokens, first_token_at)
+        self._queue.leave(request.tenant.name, account.num_new_tokens)
         self.look()
 
     def abandon(self, request: Request, error: BatonError) -> None:

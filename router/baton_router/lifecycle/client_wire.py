@@ -92,7 +92,9 @@ def chunk(
 
 
 def coalesced(responses: list[pb.GenerateResponse]) -> Iterator[pb.GenerateResponse]:
-    """Yields the responses in fewer messages: adjacent tokens of a sequence become one chunk."""
+    """Yields the responses in fewer messages: adjacent tokens of a sequence become one chunk. Text
+    without tokens, which was held back to the end, stays by itself: by it a client that resumes
+    knows that it has all the text, and the finish reason came with the tokens before it."""
     held: dict[int, pb.GenerateResponse] = {}
     for response in responses:
         index = response.tokens.sequence_index
@@ -100,9 +102,11 @@ def coalesced(responses: list[pb.GenerateResponse]) -> Iterator[pb.GenerateRespo
             yield from held.values()
             held.clear()
             yield response
-        elif index in held:
+        elif index in held and response.tokens.token_ids:
             _append(held[index].tokens, response.tokens)
         else:
+            if index in held:
+                yield held.pop(index)
             held[index] = response
     yield from held.values()
 

@@ -11,13 +11,24 @@ from tokenizers import Tokenizer, decoders
 # The decoder's output for bytes that are no character (yet).
 _INCOMPLETE = "�"
 
+# Tokens without complete text that are kept at most, apart from the last ones, which may be bytes
+# of one character of at most 4.
+_MAX_PENDING = 8
+_CHARACTER_TOKENS = 4
+
 
 class _LoneTexts(dict[int, str]):
     """Cache of the texts of single tokens that are whole characters; empty for a token without a
-    text of its own."""
+    text of its own.
+
+    Attributes:
+        skipped: special tokens, which have no text.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self.skipped = frozenset(i for i, token in added.items() if token.special)
         # Byte-level decoders concatenate the tokens' bytes; others look at neighbours.
         self._is_bytes = isinstance(tokenizer.decoder, decoders.ByteLevel)
 
@@ -36,37 +47,51 @@ class Detokenizer:
     """Incremental detokenizer of one sequence.
 
     A token is decoded together with the ones before it, because the text of a token can depend on
-    its neighbours; only the text that is new and complete is returned.
+    its neighbours; only the text that is new and complete is returned. The cost of a token does not
+    grow with the length of the sequence, also of one whose bytes are no characters.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._lone = _lone_texts(tokenizer)
-        self._token_ids: list[int] = []
-        self._context = 0  # index of the first token still decoded as context
-        self._shown = 0  # tokens before this index were returned
+        self._context: list[int] = []  # tokens shown last, on which the text of the next may depend
+        self._pending: list[int] = []  # tokens whose text is not shown yet
 
     def push(self, token_id: int) -> str:
         """Returns the text that this token completes; empty while a character is incomplete."""
-        lone = self._lone[token_id] if self._shown == len(self._token_ids) else ""
-        self._token_ids.append(token_id)
-        text = lone or self._new_text()
-        if text.endswith(_INCOMPLETE):
+        if token_id in self._lone.skipped:
             return ""
-        if text:
-            self._context, self._shown = self._shown, len(self._token_ids)
-        return text
+        lone = "" if self._pending else self._lone[token_id]
+        self._pending.append(token_id)
+        text = lone or self._new_text(self._pending)
+        if text and not text.endswith(_INCOMPLETE):
+            self._show(len(self._pending))
+            return text
+        return self._push_broken(text) if len(self._pending) > _MAX_PENDING else ""
 
     def finish(self) -> str:
         """Returns the remaining text, incomplete characters as the decoder writes them."""
-        text = self._new_text()
-        self._context = self._shown = len(self._token_ids)
+        text = self._new_text(self._pending)
+        self._show(len(self._pending))
         return text
 
-    def _new_text(self) -> str:
-        before = self._decode(self._token_ids[self._context : self._shown])
-        text = self._decode(self._token_ids[self._context :])
-        return text[len(before) :]
+    def _push_broken(self, text: str) -> str:
+        """Returns what is final of the `text` of all pending tokens: no later byte can complete a
+        character that begins before the last tokens."""
+        count = len(self._pending) - _CHARACTER_TOKENS
+        final = self._new_text(self._pending[:count])
+        if not text.startswith(final):  # cuts a character
+            return ""
+        self._show(count)
+        return final
+
+    def _show(self, count: int) -> None:
+        self._context, self._pending = self._pending[:count], self._pending[count:]
+
+    def _new_text(self, token_ids: list[int]) -> str:
+        """Returns the text that `token_ids` add after the context."""
+        before = self._decode(self._context)
+        return self._decode(self._context + token_ids)[len(before) :]
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))

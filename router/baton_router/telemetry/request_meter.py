@@ -86,7 +86,7 @@ class MeteredRequest:
         """Observes the outcome of a valid request."""
         meter, account = self._meter, outcome.account
         timings = account.timings
-        num_new = account.num_output_tokens - account.num_received_tokens
+        num_new = account.num_new_tokens
         meter.num_failures.update(outcome.failures)
         meter.num_prompt_tokens += account.num_prompt_tokens
         meter.num_output_tokens += num_new
