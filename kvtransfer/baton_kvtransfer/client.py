@@ -197,13 +197,7 @@ class KvFetcher:
     async def _describe(self, endpoint: str, wanted: Sequence[Connector]) -> Description:
         stub = pb_grpc.KvTransferStub(self._channel_to(endpoint))
         request = pb.DescribeRequest(connectors=connector_values(wanted))
-        try:
-            response = await stub.Describe(request, timeout=_DESCRIBE_TIMEOUT)
-        except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
-                raise
-            response = pb.DescribeResponse()
-        return description_of(response)
+        return description_of(await stub.Describe(request, timeout=_DESCRIBE_TIMEOUT))
 
 
 async def _while_open(call: Any, receiving: Coroutine[Any, Any, None]) -> None:

@@ -234,7 +234,11 @@ class Lease:
     async def _change(self) -> None:
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
-        await waiter
+        try:
+            await waiter
+        finally:
+            if waiter in self._waiters:  # cancelled, and not woken
+                self._waiters.remove(waiter)
 
     def _wake(self) -> None:
         waiters, self._waiters = self._waiters, []

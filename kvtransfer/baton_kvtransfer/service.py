@@ -155,6 +155,8 @@ async def _stream(
             filled = range(max(sent, due[group].start), num_filled)
             async for run in _runs(lease, group, pool, filled, sender):
                 yield run
+        if lease.is_over:
+            await lease.over()  # raises the reason why blocks are missing
         sent = num_filled
     token = lease.first_token
     tokens = [] if token is None else [first_token_to_message(token)]

@@ -72,15 +72,14 @@ class Sources:
     async def way(self, endpoint: str, epoch: int) -> Transport:
         """Returns the transport of the source at `endpoint`, in its incarnation `epoch`.
 
-        Raises the errors of `describe`, and `FailedPreconditionError` if the only transport that is
-        allowed is not available.
+        Raises the errors of `describe`, and `FailedPreconditionError` if the source has another
+        epoch, or if the only transport that is allowed is not available.
         """
         if self._choice == "grpc":
             return Transport(PayloadReceiver(), "no other is allowed here")
         source = endpoint, epoch
         self._drop_if_lost(source)
         if source not in self._ways:
-            self._forget_others(source)
             self._ways[source] = asyncio.create_task(self._choose(source))
             self._ways[source].add_done_callback(partial(self._forget_failed, source))
         return await asyncio.shield(self._ways[source])
@@ -100,12 +99,16 @@ class Sources:
     async def _choose(self, source: _Source) -> Transport:
         endpoint, epoch = source
         described = await self._describe(endpoint, ())
+        if described.epoch != epoch:
+            raise FailedPreconditionError(
+                f"the epoch of the worker at {endpoint} is {described.epoch}, the handle's is "
+                f"{epoch}: it has restarted or changed its role since"
+            )
+        self._forget_others(source)
         tried = FASTEST_FIRST if self._choice == "auto" else (Connector(self._choice),)
         problems: dict[Connector, str] = {}
         for connector in tried:
             try:
-                if described.epoch != epoch:  # the source will reject the fetch for the same reason
-                    raise UnavailableError("the other worker has restarted")
                 receiver, reason = await self._attach(connector, source, described)
             except UnavailableError as error:
                 problems[connector] = str(error)
@@ -156,7 +159,7 @@ class Sources:
     def _forget_others(self, source: _Source) -> None:
         """Drops other epochs of the same endpoint, which has one incarnation at a time."""
         for other in tuple(self._ways):
-            if other[0] == source[0] and self._ways[other].done():
+            if other != source and other[0] == source[0] and self._ways[other].done():
                 self._drop(other)
 
     def _drop_if_lost(self, source: _Source) -> None:

@@ -40,8 +40,7 @@ class Keeper:
         """Waits until the claimant has all blocks of `request`; its complete `lease` frees them.
         Raises the reason if the lease breaks, or `UnavailableError` after the time limit."""
         try:
-            if await unless_ended(stream, self._must_give_way(engine, lease)):
-                lease.retract()
+            if await unless_ended(stream, self._reclaims(engine, lease)):
                 await lease.claimed()
                 await lease.during(self._compute_again(engine, request, lease, token))
             else:
@@ -53,9 +52,10 @@ class Keeper:
                 f"no decode worker took the blocks within {lease.time_limit:g} s; the lease is over"
             ) from error
 
-    async def _must_give_way(self, engine: AsyncEngine, lease: Lease) -> bool:
-        """Waits until the lease is claimed and returns False, or returns True if a deadlock over
-        blocks is found first."""
+    async def _reclaims(self, engine: AsyncEngine, lease: Lease) -> bool:
+        """Waits until the lease is claimed and returns False, or reclaims it and returns True if a
+        deadlock over blocks is found first. No claim can come between the finding and the reclaim.
+        """
         jammed_at = None
         while not lease.is_claimed:
             try:
@@ -63,7 +63,8 @@ class Keeper:
                     await lease.claimed()
             except TimeoutError:
                 is_jammed = self._is_jammed(engine)
-                if is_jammed and jammed_at == engine.num_steps:
+                if is_jammed and jammed_at == engine.num_steps and not lease.is_claimed:
+                    lease.retract()
                     return True
                 jammed_at = engine.num_steps if is_jammed else None
         return False

@@ -153,6 +153,15 @@ async def test_ids_are_forgotten_in_the_end(monkeypatch):
         pass
 
 
+async def test_waits_that_time_out_leave_nothing():
+    with LeaseTable().open(CLAIM, EXTENT) as lease:
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.001):
+                    await lease.claimed()
+        assert not lease._waiters
+
+
 async def test_blocks_that_were_filled_stay_filled():
     table = LeaseTable()
     with table.open(CLAIM, EXTENT) as lease:

@@ -28,6 +28,7 @@ from baton_kvtransfer.handle import FirstToken
 from baton_kvtransfer.offers import Description
 from tests.support.kvtransfer.held import abstract_sockets, num_mapped, open_files
 from tests.support.kvtransfer.loopback import (
+    EPOCH,
     HYBRID,
     LAYOUT,
     allocation,
@@ -300,6 +301,22 @@ async def test_a_source_that_has_restarted_is_asked_again(monkeypatch):
                 await asyncio.sleep(0.005)
         assert (await fetched(ends, 1)).connector is Connector.SHM
         assert len(ends.doorkeeper._readers) == 1
+
+
+async def test_handle_of_an_earlier_epoch_leaves_transfers_in_flight_alone():
+    async with transfer(8, connector="auto") as ends:
+        with ends.lease(8) as lease:
+            lease.advance(((1, 2, 3, 4),), 4)
+            fetch = ends.fetcher.fetch(ends.handle(8), allocation(tuple(range(1, 9))), TIMEOUT)
+            in_flight = asyncio.create_task(fetch)
+            await lease.claimed()
+            late = ends.handle(8, source_epoch=EPOCH - 1)
+            with pytest.raises(FailedPreconditionError, match=f"is {EPOCH - 1}: it has restarted"):
+                await ends.fetcher.fetch(late, allocation(tuple(range(1, 9))), TIMEOUT)
+            lease.advance((tuple(range(1, 9)),), 8)
+            lease.complete(None, lambda: None)
+            assert (await in_flight)[1].connector is Connector.SHM
+            assert len(ends.fetcher._sources._ways) == 1
 
 
 async def test_a_source_that_could_not_say_is_asked_again(monkeypatch):

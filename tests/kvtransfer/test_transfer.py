@@ -21,6 +21,7 @@ from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import kv_transfer_pb2_grpc as pb_grpc
 from baton.v1 import prefill_pb2
 from baton.worker.pairing import Pairing
+from baton_kvtransfer.connectors.grpc import payload
 from baton_kvtransfer.handle import FirstToken
 from baton_kvtransfer.wire import fetch_request
 from tests.support.failures import failure_of
@@ -63,6 +64,27 @@ async def test_a_fetch_whose_deadline_passes_breaks_the_lease():
             with pytest.raises(UnavailableError):
                 async with asyncio.timeout(1.0):
                     await lease.over()
+
+
+async def test_lease_that_ends_during_a_transfer_gives_its_own_reason(monkeypatch):
+    monkeypatch.setattr(payload, "MESSAGE_BYTES", LAYOUT.block_bytes)  # one block a message
+    sends = payload.PayloadSender.send
+
+    async def send(self, group, first, block_ids, pool):
+        if first == 3:
+            asyncio.get_running_loop().call_soon(lease.end, NotFoundError("its time is over"))
+        batch = await sends(self, group, first, block_ids, pool)
+        await asyncio.sleep(0.01)
+        return batch
+
+    monkeypatch.setattr(payload.PayloadSender, "send", send)
+    async with transfer(8, connector="grpc") as ends:
+        with ends.lease(8) as lease:
+            lease.advance((tuple(range(1, 9)),), 8)
+            lease.complete(None, nothing)
+            fetch = ends.fetcher.fetch(ends.handle(8), allocation(tuple(range(1, 9))), TIMEOUT)
+            assert "its time is over" in str(await failure_of(fetch))
+        assert not ends.fetcher.meter.num_failures.get("damaged")
 
 
 async def test_a_source_that_dies_ends_the_fetch_as_unavailable():

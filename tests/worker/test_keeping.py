@@ -1,6 +1,7 @@
 """Leases that are not claimed at once."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,6 +9,10 @@ from baton.errors import UnavailableError
 from baton.rpc_errors import error_of
 from baton.sampling import SamplingParams
 from baton.v1 import admin_pb2
+from baton_kvtransfer.block_range import BlockRange
+from baton_kvtransfer.lease import Claim
+from baton_kvtransfer.lease_table import LeaseTable
+from baton_prefill_worker.lease_keeper import Keeper
 from tests.support.worker.pair import TIMEOUT, Answer, Pair, pair_of, rest_of
 from tests.support.worker.reference import alone, prompt_of
 
@@ -51,6 +56,43 @@ async def test_two_workers_that_wait_for_each_other_come_free(checkpoint, family
             ]
         assert [[o.token_ids for o in a.outputs] for a in answers] == expected
         assert [r.WhichOneof("event") for r in answers[1].prefill] == ["released"]
+
+
+@pytest.mark.parametrize("num_turns", range(7))
+async def test_claim_at_the_moment_of_a_reclaim_gets_the_lease_or_waits(num_turns):
+    """The claim comes so many turns of the event loop after the deadlock is found."""
+    table, loop, claims = LeaseTable(60.0), asyncio.get_running_loop(), []
+    others, own = (Claim(name * 16, "d0") for name in (b"o", b"m"))
+
+    async def claim() -> None:
+        async with table.claim(own, 5.0) as lease:
+            lease.end(UnavailableError("claimed"))
+
+    def after(turns: int) -> None:
+        if turns:
+            loop.call_soon(after, turns - 1)
+        else:
+            claims.append(loop.create_task(claim()))
+
+    def stats() -> SimpleNamespace:
+        engine.num_looks += 1
+        if engine.num_looks == 2:
+            after(num_turns)
+        return SimpleNamespace(num_running=0, num_awaiting_kv=0, num_waiting=1)
+
+    engine = SimpleNamespace(num_looks=0, num_steps=5, stats=stats)
+    stream = SimpleNamespace(failure=asyncio.Event().wait)
+    request = SimpleNamespace(params=SamplingParams())
+    with (
+        table.open(others, BlockRange(4, 4)) as awaited,
+        table.open(own, BlockRange(4, 4)) as lease,
+    ):
+        awaited.take()
+        lease.advance(((1,),), 1)
+        lease.complete(None, lambda: None)
+        with pytest.raises(UnavailableError, match="claimed"):
+            await Keeper(table).until_released(engine, stream, request, lease, None)
+    await asyncio.gather(*claims)
 
 
 async def test_a_lease_that_nobody_waits_behind_keeps_its_blocks(checkpoint):

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
     """Counts of one moment, blocks summed over the cache groups. Held blocks include those of
-    leases; cached ones are not held; the others are empty. `num_step_tokens` is of the last step; the totals after it since the start."""
+    leases; cached ones are not held; the others are empty. `num_step_tokens` is of the last step;
+    the totals after it since the start."""
 
     num_waiting: int
     num_running: int
