@@ -5,6 +5,7 @@ Independent of messages: `describe` returns the source's offers as plain data.
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,15 +28,23 @@ Choice = Literal["auto", "grpc", "shm", "nixl", "cuda-ipc"]
 # Connectors that read the source's memory; the fallback is `GRPC`.
 FASTEST_FIRST = (Connector.CUDA_IPC, Connector.SHM, Connector.NIXL)
 
+# Seconds after which a faster connector is tried again that failed for a reason which may pass.
+_RETRY_SECONDS = 10.0
+
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """Transport of the blocks of one source, and the reason for it."""
+    """Transport of the blocks of one source, and the reason for it.
+
+    Attributes:
+        expires: seconds of the event loop's clock at which it is chosen again.
+    """
 
     receiver: Receiver
     reason: str
+    expires: float = math.inf
 
 
 Describe = Callable[[str, Sequence[Connector]], Awaitable[Description]]
@@ -107,11 +116,13 @@ class Sources:
         self._forget_others(source)
         tried = FASTEST_FIRST if self._choice == "auto" else (Connector(self._choice),)
         problems: dict[Connector, str] = {}
+        may_pass = False
         for connector in tried:
             try:
                 receiver, reason = await self._attach(connector, source, described)
             except UnavailableError as error:
                 problems[connector] = str(error)
+                may_pass |= isinstance(error.__cause__, OSError)
             else:
                 reasons = [reason, *map(_why_not, problems.items())]
                 return self._chosen(source, receiver, "; ".join(reasons))
@@ -119,7 +130,9 @@ class Sources:
             raise FailedPreconditionError(
                 f"blocks may only come by {self._choice}, and cannot: {problems[tried[0]]}"
             )
-        return self._chosen(source, PayloadReceiver(), "; ".join(map(_why_not, problems.items())))
+        reason = "; ".join(map(_why_not, problems.items()))
+        expires = asyncio.get_running_loop().time() + _RETRY_SECONDS if may_pass else math.inf
+        return self._chosen(source, PayloadReceiver(), reason, expires)
 
     async def _attach(
         self, connector: Connector, source: _Source, described: Description
@@ -146,9 +159,11 @@ class Sources:
         described = await self._describe(source[0], (Connector.NIXL,))
         return await self._nixl.attach(_offered(described.nixl)), "both have nixl"
 
-    def _chosen(self, source: _Source, receiver: Receiver, reason: str) -> Transport:
+    def _chosen(
+        self, source: _Source, receiver: Receiver, reason: str, expires: float = math.inf
+    ) -> Transport:
         logger.info("fetching from %s by %s: %s", source[0], receiver.connector.value, reason)
-        return Transport(receiver, reason)
+        return Transport(receiver, reason, expires)
 
     def _forget_failed(self, source: _Source, choosing: "asyncio.Task[Transport]") -> None:
         """Removes a choice that failed, so that the next fetch asks the source again."""
@@ -166,7 +181,10 @@ class Sources:
         choosing = self._ways.get(source)
         if choosing is None or not choosing.done() or choosing.cancelled():
             return
-        if choosing.exception() is None and not choosing.result().receiver.is_open:
+        if choosing.exception() is not None:
+            return
+        chosen, now = choosing.result(), asyncio.get_running_loop().time()
+        if not chosen.receiver.is_open or now >= chosen.expires:
             self._drop(source)
 
     def _drop(self, source: _Source) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -317,6 +318,23 @@ async def test_handle_of_an_earlier_epoch_leaves_transfers_in_flight_alone():
             lease.complete(None, lambda: None)
             assert (await in_flight)[1].connector is Connector.SHM
             assert len(ends.fetcher._sources._ways) == 1
+
+
+async def test_shm_is_tried_again_after_a_source_was_slow_once(monkeypatch):
+    monkeypatch.setattr(shm_claimant, "_PATIENCE", 0.1)
+    monkeypatch.setattr(sources, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(sources, "is_installed", lambda: False)
+    async with transfer(connector="auto") as ends:
+        admit, stalls = HandleServer._admit, [0.3]
+
+        def slow_once(server, reader):
+            if stalls:
+                time.sleep(stalls.pop())
+            admit(server, reader)
+
+        monkeypatch.setattr(HandleServer, "_admit", slow_once)
+        assert (await fetched(ends)).connector is Connector.GRPC
+        assert (await fetched(ends, 1)).connector is Connector.SHM
 
 
 async def test_a_source_that_could_not_say_is_asked_again(monkeypatch):
