@@ -23,6 +23,7 @@ from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.scheduling.scheduler import Scheduler
 from baton.engine.scheduler.sequences.config import Preemption, SchedulerConfig
+from baton.engine.self_check import SelfCheck
 from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder
 from baton.version import version
 
@@ -78,6 +79,10 @@ def assemble(
     plan = _cache_plan(config, layers, dtype, device, folder)
     execution = model.execution + describe(plan.scales or [])
     fingerprint = loader.bound_to(weights, execution, version())
+    on_progress("checking numerics", 0.8)
+    vocab_size = hf_model.config.get_text_config().vocab_size
+    check = SelfCheck(model, backend.attention, plan, vocab_size, max_len, dtype, device)
+    check.run(type(hf_model).__name__)
     on_progress("allocating the KV cache", 0.9)
     cache = allocate(config, plan, model, backend, device, max_len)
     attention = backend.attention(cache)
@@ -85,7 +90,7 @@ def assemble(
     info = ModelInfo(
         name=name,
         architecture=type(hf_model).__name__,
-        vocab_size=hf_model.config.get_text_config().vocab_size,
+        vocab_size=vocab_size,
         max_model_len=max_len,
         eos_token_ids=loader.eos_token_ids(hf_model.config, hf_model),
         fingerprint=fingerprint,

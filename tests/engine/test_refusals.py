@@ -12,6 +12,7 @@ import triton
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from baton.engine import self_check
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.messages import EngineRequest
@@ -112,6 +113,20 @@ UNSERVABLE: dict[str, tuple[Callable[[Path], None], str]] = {
         of("FalconConfig"), "FalconConfig: the model picks its attention from a list of its own",
     ),
     "two attentions in a layer": (of("DiffLlamaConfig"), "attends twice"),
+    "state space beside attention": (
+        of("FalconH1Config", mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8),
+        "other logits behind another sequence",
+    ),
+    "convolution before attention": (
+        of("ZayaConfig", head_dim=8, num_experts=2, num_experts_per_tok=1,
+           moe_intermediate_size=16),
+        "other logits behind another sequence",
+    ),
+    "logits of all tokens": (
+        of("WhisperConfig", d_model=32, decoder_layers=2, decoder_attention_heads=4,
+           decoder_ffn_dim=48, max_target_positions=64, decoder_start_token_id=1),
+        "WhisperForCausalLM computes logits of all tokens only",
+    ),
     "attention in chunks": (
         of("Llama4TextConfig", head_dim=8, attention_chunk_size=16, intermediate_size_mlp=48,
            num_local_experts=2, moe_layers=[], no_rope_layers=[1, 1]),
@@ -127,6 +142,23 @@ def test_a_model_that_would_be_served_wrongly_is_refused_by_name(name: str, tmp_
     with pytest.raises(UnsupportedModelError, match=why) as refusal:
         load(tmp_path, max_model_len=60)
     assert len(str(refusal.value)) > 30, "not a sentence"
+
+
+@pytest.mark.parametrize(
+    ("place", "how"),
+    [
+        (slice(self_check._CHUNKED, self_check._CHUNKED + 1), "in two chunks"),
+        (slice(self_check._HIT, None), "after a prefix hit"),
+    ],
+)
+def test_self_check_refuses_a_cache_that_is_not_read_back(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, place: slice, how: str
+) -> None:
+    tables = self_check._TABLES.copy()
+    tables[place] = [[10, 11]]
+    monkeypatch.setattr(self_check, "_TABLES", tables)
+    with pytest.raises(UnsupportedModelError, match=f"LlamaForCausalLM .* {how} than alone"):
+        load(checkpoints["llama"])
 
 
 def test_a_checkpoint_without_safetensors_is_refused_unread(tmp_path: Path) -> None:

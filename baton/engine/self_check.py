@@ -1,0 +1,123 @@
+"""Numeric self-check at load: a sequence has the same logits however it is batched and cached.
+
+The probe shows that every layer attends through the paged cache. A model may still depend on what
+is not in that cache: the state of a recurrence or a convolution, or positions counted over the flat
+batch. It would answer wrongly, and differently with each neighbour in the batch. So two small steps
+over a cache of their own compare one sequence with itself.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from baton.engine.attention.interface import Attention, RaggedBatch, uploader
+from baton.engine.cache.kv_pool import KvCache
+from baton.engine.memory.cache_plan import CachePlan
+from baton.engine.runner import DecoderModel
+from baton.errors import UnsupportedModelError
+
+# Tokens of the sequence after its first full block, which a prefix hit leaves to compute.
+_TOKENS_AFTER_HIT = 4
+
+# Most that logits may differ, relative to their spread: rounding depends on the shape of a batch.
+_BOUNDS = {torch.float32: 1e-4, torch.float16: 0.03, torch.bfloat16: 0.08}
+
+_ALONE, _OTHER, _BEHIND, _CHUNKED, _HIT = range(5)
+# Blocks of each sequence. The prefix hit shares the first one of the sequence alone.
+_TABLES = np.array([[1, 2], [3, 4], [5, 6], [7, 8], [1, 9]], np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """Range of tokens that a step computes: positions from `start` on of the sequence `slot`.
+
+    Attributes:
+        how: for errors, how it is computed; empty: its logits are not compared.
+    """
+
+    slot: int
+    start: int
+    how: str = ""
+
+
+class SelfCheck:
+    """Numeric self-check of one model.
+
+    Args:
+        attention: makes the attention over a cache; the model keeps the last one it was given.
+    """
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        attention: Callable[[KvCache], Attention],
+        plan: CachePlan,
+        vocab_size: int,
+        max_len: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._model = model
+        self._cache = plan.cache(plan.pools([int(_TABLES.max())] * len(plan.layouts), device), [])
+        self._attention = attention(self._cache)
+        self._block_size = plan.layouts[0].block_size
+        self._length = min(self._block_size + _TOKENS_AFTER_HIT, max_len)
+        self._vocab_size = vocab_size
+        self._bound = _BOUNDS[dtype]
+        self._is_exact = dtype is torch.float32
+        self._upload = uploader(device)
+
+    @torch.inference_mode()
+    def run(self, name: str) -> None:
+        """Runs the check. Raises `UnsupportedModelError`, which says what differed and by how much,
+        for the model called `name`."""
+        self._model.use(self._attention)
+        (alone,) = self._step(name, [_Range(_ALONE, 0, "alone")])
+        for pool in self._cache.pools:
+            pool.copy_blocks([1, 2], [7, 8], pool)
+        ranges = [
+            _Range(_BEHIND, 0, "behind another sequence in one batch"),
+            _Range(_CHUNKED, self._length // 2, "in two chunks"),
+            _Range(_HIT, self._block_size, "after a prefix hit"),
+        ]
+        ranges = [r for r in ranges if r.start < self._length]
+        found = self._step(name, [_Range(_OTHER, 0), *ranges])
+        for compared, logits in zip(ranges, found, strict=True):
+            difference = self._difference(alone[compared.start :], logits)
+            if not difference <= self._bound:
+                raise UnsupportedModelError(
+                    f"{name} computes other logits {compared.how} than alone: they differ by "
+                    f"{difference:.2g} of their spread, allowed is {self._bound:g}. It has state "
+                    "outside of its KV cache, or positions of its own; not implemented"
+                )
+
+    def _step(self, name: str, ranges: Sequence[_Range]) -> list[torch.Tensor]:
+        """Computes the ranges as one flat batch; returns `[num_tokens, vocab_size]` for each that
+        is compared."""
+        counts = np.array([self._length - r.start for r in ranges])
+        slots, starts = np.array([[r.slot, r.start] for r in ranges]).T
+        tables = [_TABLES] * len(self._cache.pools)
+        batch = self._attention.prepare(RaggedBatch(slots, starts, counts, 0, tables))
+        is_other = batch.token_slots == _OTHER  # all others are the same sequence
+        token_ids = (batch.positions * 7919 + 13 + 101 * is_other) % self._vocab_size
+        rows = np.flatnonzero(np.repeat([bool(r.how) for r in ranges], counts))
+        logits = self._model.forward(
+            self._upload(token_ids), self._upload(batch.positions), batch, self._upload(rows)
+        )
+        if len(logits) != len(rows):
+            raise UnsupportedModelError(
+                f"{name} computes logits of all tokens only (it ignores logits_to_keep); not "
+                "implemented"
+            )
+        compared = [n for r, n in zip(ranges, counts.tolist(), strict=True) if r.how]
+        return list(logits.float().split(compared))
+
+    def _difference(self, expected: torch.Tensor, got: torch.Tensor) -> float:
+        """Returns the difference relative to the spread of the expected logits: the largest of all
+        tokens; in half precision, where a near tie of experts may be rounded either way, the
+        median."""
+        spread = expected.std(-1).clamp_min(1e-6)
+        of_tokens = (got - expected).square().mean(-1).sqrt() / spread
+        return float(of_tokens.max() if self._is_exact else of_tokens.median())
