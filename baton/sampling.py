@@ -220,8 +220,17 @@ def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
         check_token_ids(banned, vocab_size, f"sampling.bad_token_ids[{i}]")
 
 
-def check_length(num_prompt_tokens: int, max_tokens: int, max_model_len: int) -> None:
-    """Raises `InvalidArgumentError` unless prompt and output fit the model's length together."""
+def check_length(
+    num_prompt_tokens: int, max_tokens: int, max_model_len: int, prompt_field: str = "token_ids"
+) -> None:
+    """Raises `InvalidArgumentError` unless prompt and output fit the model's length together; it
+    names `prompt_field` if no output would fit."""
+    if num_prompt_tokens >= max_model_len:
+        raise InvalidArgumentError(
+            prompt_field,
+            f"has {num_prompt_tokens} tokens; the model's length is {max_model_len}, prompt and "
+            "output together: shorten the prompt",
+        )
     if num_prompt_tokens + max_tokens > max_model_len:
         raise InvalidArgumentError(
             "sampling.max_tokens",

@@ -14,17 +14,16 @@ WEIGHTS = ("*.safetensors",)
 
 
 def locate(model: str) -> str:
-    """The folder of a shipped model, or `model` itself: a folder or a hub id."""
+    """Returns the folder of a shipped model, or `model` itself: a folder or a hub id."""
     return str(_SHIPPED.get(model, model))
 
 
 def checkpoint_folder(path: str, patterns: Sequence[str]) -> Path:
-    """The folder itself, or that of a hub id's files, fetched unless they are in the hub's cache.
-
-    Raises `UnsupportedModelError` if it is neither.
-    """
-    if Path(path).is_dir():
-        return Path(path)
+    """Returns the folder itself, of a shipped model, or of a hub id's files, which are fetched
+    unless they are in the hub's cache. Raises `UnsupportedModelError` if it is none of these."""
+    folder = Path(locate(path))
+    if folder.is_dir():
+        return folder
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -34,4 +33,4 @@ def checkpoint_folder(path: str, patterns: Sequence[str]) -> Path:
         first_line = str(error).strip().split("\n")[0]
         raise UnsupportedModelError(
             f"{path!r} is neither a folder nor a model that the hub gives: {first_line}"
-        ) from error
+        ) from None

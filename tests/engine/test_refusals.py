@@ -161,6 +161,10 @@ def test_self_check_refuses_a_cache_that_is_not_read_back(
         load(checkpoints["llama"])
 
 
+def test_engine_knows_the_model_that_ships() -> None:
+    assert load("tiny").info.name == "tiny"
+
+
 def test_a_checkpoint_without_safetensors_is_refused_unread(tmp_path: Path) -> None:
     save(FAMILIES["llama"](), tmp_path)
     (tmp_path / "model.safetensors").unlink()

@@ -72,6 +72,11 @@ REFUSED = {
         "sampling.max_tokens",
         "60 prompt tokens + 5 max_tokens = 65; the model's length is 64",
     ),
+    "a prompt too long for any output": (
+        {"token_ids": ids(*[5] * 64)},
+        "input.token_ids",
+        "64 tokens; the model's length is 64",
+    ),
     "too many tokens": ({"sampling": sampling(max_tokens=64)}, "sampling.max_tokens", "is 64"),
     "no tokens": ({"sampling": sampling(max_tokens=0)}, "sampling.max_tokens", "at least 1"),
     "cold": ({"sampling": sampling(temperature=-0.1)}, "sampling.temperature", "[0, 100]"),

@@ -53,7 +53,8 @@ class Intake:
         # The cheapest check that can refuse a long request comes first.
         check_length(1, params.max_tokens, limit)
         token_ids = await self._tokens_of(message)
-        check_length(len(token_ids), params.max_tokens, limit)
+        prompt_field = f"input.{message.WhichOneof('input')}"
+        check_length(len(token_ids), params.max_tokens, limit, prompt_field)
         if params.stop_token_ids:
             check_token_ids(params.stop_token_ids, self._card.vocab_size, "sampling.stop_token_ids")
         if params.bad_words:
