@@ -154,8 +154,7 @@ class WorkerMetrics:
         num_free = stats.num_blocks - stats.num_held_blocks - stats.num_cached_blocks
         yield gauge(
             "baton_kv_blocks",
-            "KV blocks: held by sequences or leases; cached, held or not; free, all less held and "
-            "cached.",
+            "KV blocks: held by sequences or leases, cached and not held, or free.",
             {
                 (role, "held"): stats.num_held_blocks,
                 (role, "cached"): stats.num_cached_blocks,
