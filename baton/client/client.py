@@ -9,16 +9,16 @@ another one; of several routers the first that answers is used. No other call is
 The two clients differ only in how they wait.
 """
 
-import asyncio
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar
+from collections.abc import Sequence
+from typing import Any, Generic, ParamSpec, Self, TypeAlias, TypeVar
 
 import grpc
 
-from baton.client.generation import AsyncGeneration, Call, Calls, Generation
-from baton.client.links import Links, Stubs
-from baton.client.resume import CallAttempt, Resumption, Routers, is_silence
+from baton.client import rpcs
+from baton.client.connections import AsyncConnections, BlockingConnections, Connections
+from baton.client.generation import AsyncGeneration, Calls, Generation
+from baton.client.resume import CallAttempt, Failover, Resumption, Routers
+from baton.client.rpcs import Rpc
 from baton.client.types import (
     Accepted,
     Candidate,
@@ -43,31 +43,11 @@ from baton.client.types import (
     Usage,
     Worker,
 )
-from baton.client.wire import (
-    explanation_of,
-    generate_request,
-    info_of,
-    load_of,
-    model_of,
-    request_info_of,
-    role_balance_of,
-    tokenize_request,
-    tokens_of,
-    worker_of,
-)
+from baton.client.wire import generate_request
 from baton.errors import InvalidArgumentError
-from baton.role_wire import role_to_message
-from baton.rpc_errors import error_of
 from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
-from baton.tls import Pem, Tls
-from baton.v1 import admin_pb2 as admin
+from baton.tls import Tls
 from baton.v1 import inference_pb2 as pb
-from baton.v1.admin_pb2_grpc import AdminStub
-from baton.v1.inference_pb2_grpc import InferenceStub
-
-if TYPE_CHECKING:
-    from baton.v1.admin_pb2_grpc import AdminAsyncStub
-    from baton.v1.inference_pb2_grpc import InferenceAsyncStub
 
 __all__ = [
     "Accepted",
@@ -103,33 +83,63 @@ __all__ = [
     "Worker",
 ]
 
-_OPTIONS = [
-    ("grpc.max_send_message_length", 16 * 2**20),
-    ("grpc.max_receive_message_length", 16 * 2**20),
-    ("grpc.enable_http_proxy", 0),
-    # Finds a server soon that starts late or restarts.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    # Detects a router that falls silent during a call within some seconds.
-    ("grpc.keepalive_time_ms", 2000),
-    ("grpc.keepalive_timeout_ms", 2000),
-    ("grpc.http2.ping_timeout_ms", 2000),
-    ("grpc.http2.max_pings_without_data", 0),
-]
-
-_LONGEST_CALL_SECONDS = 24 * 3600.0
-
-# Codes after which the next router is asked: it may know more.
-_ELSEWHERE = (grpc.StatusCode.NOT_FOUND,)
-
 Metadata: TypeAlias = Sequence[tuple[str, str]]
 """gRPC metadata: names, in lower case, and values."""
 
-_Request = TypeVar("_Request")
-_Response = TypeVar("_Response")
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+_AnyConnections = TypeVar("_AnyConnections", bound=Connections[Any])
 
 
-class Client:
+class _BaseClient(Generic[_AnyConnections]):
+    """Configuration and retry policy of either client, which adds the calls."""
+
+    _connections_type: type[_AnyConnections]
+
+    def __init__(
+        self,
+        address: str | Sequence[str] = "127.0.0.1:50051",
+        *,
+        timeout: float = 120.0,
+        tls: Tls | None = None,
+        wait_for_ready: bool = False,
+        resume: bool = True,
+        admin_address: str | Sequence[str] | None = None,
+        token: str | None = None,
+    ) -> None:
+        addresses, admin_addresses = _addresses(address, admin_address)
+        self._timeout = timeout
+        self._wait_for_ready = wait_for_ready
+        self._resume = resume
+        self._metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+        self._connections = self._connections_type(addresses, admin_addresses, tls)
+        self._routers = Routers(len(addresses))
+
+    def _begin(
+        self, request: pb.GenerateRequest, timeout: float | None, metadata: Metadata
+    ) -> tuple[Any, int, Calls[Any] | None]:
+        """Opens the first call of a generation; returns the arguments of `Generation`."""
+
+        def open_attempt(attempt: CallAttempt) -> Any:
+            generate = self._connections[attempt.router].inference.Generate
+            return generate(attempt.request, **self._options(attempt.timeout, metadata))
+
+        limit = self._timeout if timeout is None else timeout
+        resumption = Resumption(request, self._routers, limit, wait_for_ready=self._wait_for_ready)
+        calls = Calls(resumption, open_attempt) if self._resume else None
+        return open_attempt(resumption.first_attempt()), request.sampling.n or 1, calls
+
+    def _options(self, timeout: float, metadata: Metadata = ()) -> dict[str, Any]:
+        """Returns the options of a call on a stub. With several routers none waits for one of them;
+        generations wait for any."""
+        return {
+            "timeout": timeout,
+            "metadata": (*self._metadata, *metadata),
+            "wait_for_ready": self._wait_for_ready and self._routers.num_routers == 1,
+        }
+
+
+class Client(_BaseClient[BlockingConnections]):
     """Blocking client of one router, or of any of several. Thread-safe. Close it, or use it in
     `with`.
 
@@ -148,36 +158,7 @@ class Client:
             plaintext.
     """
 
-    def __init__(
-        self,
-        address: str | Sequence[str] = "127.0.0.1:50051",
-        *,
-        timeout: float = 120.0,
-        tls: Tls | None = None,
-        wait_for_ready: bool = False,
-        resume: bool = True,
-        admin_address: str | Sequence[str] | None = None,
-        token: str | None = None,
-    ) -> None:
-        self._timeout = timeout
-        self._waits = wait_for_ready
-        self._resume = resume
-        self._metadata = _bearing(token)
-        addresses, admin_addresses = _addresses(address, admin_address)
-        options = _OPTIONS if tls is None else [*_OPTIONS, *tls.channel_options()]
-
-        def open_channel(address: str, pem: Pem | None) -> grpc.Channel:
-            if pem is None:
-                return grpc.insecure_channel(address, options)
-            return grpc.secure_channel(address, pem.channel_credentials(), options)
-
-        # A replaced channel closes by itself, once its last call is garbage-collected.
-        everywhere = {*addresses, *admin_addresses}
-        self._channels = Links(everywhere, tls, open_channel, retire=lambda _: None)
-        self._routers = Routers(len(addresses))
-        self._wait = wait_for_ready and len(addresses) == 1
-        self._inference = Stubs(self._channels, addresses, InferenceStub)
-        self._admin = Stubs(self._channels, admin_addresses, AdminStub)
+    _connections_type = BlockingConnections
 
     def __enter__(self) -> Self:
         return self
@@ -188,8 +169,7 @@ class Client:
     def close(self) -> None:
         """Closes the connections and ends every generation on them. Idempotent."""
         self._routers.is_closed = True
-        for channel in self._channels.all:
-            channel.close()
+        self._connections.close()
 
     def generate(
         self,
@@ -214,32 +194,24 @@ class Client:
                 part of a trace of the caller's.
         """
         request = generate_request(prompt, params, model, request_id, priority)
-        limit = self._timeout if timeout is None else timeout
-        resumption = Resumption(request, self._routers, limit, waits=self._waits)
-        open_attempt = partial(self._open, metadata=metadata)
-        calls = Calls(resumption, open_attempt) if self._resume else None
-        return Generation(open_attempt(resumption.first_attempt()), _num_returned(params), calls)
+        return Generation(*self._begin(request, timeout, metadata))
 
     def tokenize(self, prompt: str | Chat, *, model: str = "") -> Tokens:
         """Returns the tokens that `generate` would make of a prompt."""
-        request = tokenize_request(prompt, model)
-        return tokens_of(self._answer(lambda i: self._inference[i].Tokenize, request))
+        return self._call(rpcs.TOKENIZE, prompt, model)
 
     def get_model(self) -> Model:
-        request = pb.GetModelRequest()
-        return model_of(self._answer(lambda i: self._inference[i].GetModel, request))
+        """Returns the served model and its limits."""
+        return self._call(rpcs.GET_MODEL)
 
     def list_workers(self) -> list[Worker]:
-        request = admin.ListWorkersRequest()
-        answer = self._answer(lambda i: self._admin[i].ListWorkers, request)
-        return [worker_of(worker) for worker in answer.workers]
+        """Returns the workers that the router knows."""
+        return self._call(rpcs.LIST_WORKERS)
 
     def list_requests(self, limit: int = 20) -> list[RequestInfo]:
         """Returns the requests that the router serves now for the caller's tenant, oldest first, at
         most 1000."""
-        request = admin.ListRequestsRequest(limit=limit)
-        answer = self._answer(lambda i: self._admin[i].ListRequests, request)
-        return [request_info_of(one) for one in answer.requests]
+        return self._call(rpcs.LIST_REQUESTS, limit=limit)
 
     def explain(
         self,
@@ -250,112 +222,59 @@ class Client:
         request_id: str = "",
     ) -> Explanation:
         """Explains where `generate` would run this now, and why. Nothing is run or counted."""
-        subject = generate_request(prompt, params, model, request_id, 0)
-        request = admin.ExplainPlacementRequest(request=subject)
-        return explanation_of(self._answer(lambda i: self._admin[i].ExplainPlacement, request))
+        return self._call(rpcs.EXPLAIN, prompt, params, model, request_id)
 
     def explain_request(self, request_id: str) -> Explanation:
         """Explains the placement of a recent request. `NotFoundError`: none of this id is known."""
-        request = admin.ExplainPlacementRequest(request_id=request_id)
-        return explanation_of(
-            self._answer(lambda i: self._admin[i].ExplainPlacement, request, _ELSEWHERE)
-        )
+        return self._call(rpcs.EXPLAIN_REQUEST, request_id=request_id)
 
     def get_load(self) -> Load:
         """Returns the load of the process at this address. Workers answer even while starting."""
-        request = admin.GetLoadRequest()
-        return load_of(self._answer(lambda i: self._admin[i].GetLoad, request))
+        return self._call(rpcs.GET_LOAD)
 
     def get_info(self) -> Info:
         """Returns versions, clock and Redis state of the process at this address."""
-        return info_of(self._answer(lambda i: self._admin[i].GetInfo, admin.GetInfoRequest()))
+        return self._call(rpcs.GET_INFO)
 
     def role_balance(self) -> RoleBalance:
         """Returns the loads of both pools, and the role change that would balance them, if any."""
-        request = admin.GetRoleBalanceRequest()
-        return role_balance_of(self._answer(lambda i: self._admin[i].GetRoleBalance, request))
+        return self._call(rpcs.ROLE_BALANCE)
 
     def set_role(self, worker: str, role: str) -> int:
         """Drains a worker and makes it a "prefill" or "decode" worker; returns the epoch of the new
         role. `DeadlineExceededError`: its calls in flight did not end in time."""
-        request = admin.SetRoleRequest(worker=worker, role=role_to_message(role))
-        return self._answer(lambda i: self._admin[i].SetRole, request).epoch
+        return self._call(rpcs.SET_ROLE, worker, role)
 
     def flush_cache(self) -> int:
         """Evicts all cached prefixes that no request uses; returns the number of their blocks."""
-        request = admin.FlushCacheRequest()
-        return self._answer(lambda i: self._admin[i].FlushCache, request).num_blocks
+        return self._call(rpcs.FLUSH_CACHE)
 
     def abort(self, request_id: str) -> None:
         """Ends a request of any client. `NotFoundError`: no request has this id."""
-        request = admin.AbortRequest(request_id=request_id)
-        self._answer(lambda i: self._admin[i].Abort, request, _ELSEWHERE)
+        self._call(rpcs.ABORT, request_id=request_id)
 
-    def _open(self, attempt: CallAttempt, metadata: Metadata) -> Call:
-        stub = self._inference[attempt.router]
-        metadata = (*self._metadata, *metadata)
-        return stub.Generate(
-            attempt.request, attempt.timeout, metadata=metadata, wait_for_ready=self._wait
-        )
-
-    def _answer(
+    def _call(
         self,
-        method_of: "Callable[[int], grpc.UnaryUnaryMultiCallable[_Request, _Response]]",
-        request: _Request,
-        also: Collection[grpc.StatusCode] = (),
-    ) -> _Response:
-        """Returns the first answer of any router; errors with a code in `also` do not count."""
-        router = self._routers.first
-        for is_last in _turns(self._routers.number):
+        rpc: Rpc[_Arguments, Any, Any, _Result],
+        *args: _Arguments.args,
+        **kwargs: _Arguments.kwargs,
+    ) -> _Result:
+        request, failover = (
+            rpc.request(*args, **kwargs),
+            Failover(self._routers, rpc.failover_codes),
+        )
+        while True:
+            call = rpc.method(self._connections[failover.router])
             try:
-                return method_of(router)(
-                    request, self._timeout, metadata=self._metadata, wait_for_ready=self._wait
-                )
+                return rpc.parse(call(request, **self._options(self._timeout)))
             except grpc.RpcError as error:
-                self._routers.note(router, error)
-                if is_last or not (is_silence(error) or error.code() in also):
-                    raise error_of(error) from error
-                router = self._routers.after(router)
-        raise AssertionError("a turn is the last one")
+                failover.advance(error)
 
 
-class AsyncClient:
+class AsyncClient(_BaseClient[AsyncConnections]):
     """Client for asyncio: `Client`'s arguments and calls. Make it where the event loop runs."""
 
-    def __init__(
-        self,
-        address: str | Sequence[str] = "127.0.0.1:50051",
-        *,
-        timeout: float = 120.0,
-        tls: Tls | None = None,
-        wait_for_ready: bool = False,
-        resume: bool = True,
-        admin_address: str | Sequence[str] | None = None,
-        token: str | None = None,
-    ) -> None:
-        self._timeout = timeout
-        self._waits = wait_for_ready
-        self._resume = resume
-        self._metadata = _bearing(token)
-        addresses, admin_addresses = _addresses(address, admin_address)
-        options = _OPTIONS if tls is None else [*_OPTIONS, *tls.channel_options()]
-
-        def open_channel(address: str, pem: Pem | None) -> grpc.aio.Channel:
-            if pem is None:
-                return grpc.aio.insecure_channel(address, options)
-            return grpc.aio.secure_channel(address, pem.channel_credentials(), options)
-
-        self._retiring: dict[asyncio.Task[None], grpc.aio.Channel] = {}
-        everywhere = {*addresses, *admin_addresses}
-        self._channels = Links(everywhere, tls, open_channel, self._retire)
-        self._routers = Routers(len(addresses))
-        self._wait = wait_for_ready and len(addresses) == 1
-        self._inference: Stubs[grpc.aio.Channel, InferenceAsyncStub] = Stubs(
-            self._channels, addresses, InferenceStub
-        )
-        self._admin: Stubs[grpc.aio.Channel, AdminAsyncStub] = Stubs(
-            self._channels, admin_addresses, AdminStub
-        )
+    _connections_type = AsyncConnections
 
     async def __aenter__(self) -> Self:
         return self
@@ -366,11 +285,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Closes the connections and ends every generation on them. Idempotent."""
         self._routers.is_closed = True
-        former = [*self._retiring.values()]
-        for task in self._retiring:
-            task.cancel()
-        await asyncio.gather(*self._retiring, return_exceptions=True)
-        await asyncio.gather(*(channel.close() for channel in (*self._channels.all, *former)))
+        await self._connections.close()
 
     def generate(
         self,
@@ -385,33 +300,23 @@ class AsyncClient:
     ) -> AsyncGeneration:
         """Starts a generation, as `Client.generate`."""
         request = generate_request(prompt, params, model, request_id, priority)
-        limit = self._timeout if timeout is None else timeout
-        resumption = Resumption(request, self._routers, limit, waits=self._waits)
-        open_attempt = partial(self._open, metadata=metadata)
-        calls = Calls(resumption, open_attempt) if self._resume else None
-        return AsyncGeneration(
-            open_attempt(resumption.first_attempt()), _num_returned(params), calls
-        )
+        return AsyncGeneration(*self._begin(request, timeout, metadata))
 
     async def tokenize(self, prompt: str | Chat, *, model: str = "") -> Tokens:
         """Returns the tokens that `generate` would make of a prompt."""
-        request = tokenize_request(prompt, model)
-        return tokens_of(await self._answer(lambda i: self._inference[i].Tokenize, request))
+        return await self._call(rpcs.TOKENIZE, prompt, model)
 
     async def get_model(self) -> Model:
-        request = pb.GetModelRequest()
-        return model_of(await self._answer(lambda i: self._inference[i].GetModel, request))
+        """Returns the served model and its limits."""
+        return await self._call(rpcs.GET_MODEL)
 
     async def list_workers(self) -> list[Worker]:
-        request = admin.ListWorkersRequest()
-        answer = await self._answer(lambda i: self._admin[i].ListWorkers, request)
-        return [worker_of(worker) for worker in answer.workers]
+        """Returns the workers that the router knows."""
+        return await self._call(rpcs.LIST_WORKERS)
 
     async def list_requests(self, limit: int = 20) -> list[RequestInfo]:
         """Returns the requests that the router serves now, as `Client.list_requests`."""
-        request = admin.ListRequestsRequest(limit=limit)
-        answer = await self._answer(lambda i: self._admin[i].ListRequests, request)
-        return [request_info_of(one) for one in answer.requests]
+        return await self._call(rpcs.LIST_REQUESTS, limit=limit)
 
     async def explain(
         self,
@@ -422,84 +327,52 @@ class AsyncClient:
         request_id: str = "",
     ) -> Explanation:
         """Explains where `generate` would run this now, and why. Nothing is run or counted."""
-        subject = generate_request(prompt, params, model, request_id, 0)
-        request = admin.ExplainPlacementRequest(request=subject)
-        answer = await self._answer(lambda i: self._admin[i].ExplainPlacement, request)
-        return explanation_of(answer)
+        return await self._call(rpcs.EXPLAIN, prompt, params, model, request_id)
 
     async def explain_request(self, request_id: str) -> Explanation:
         """Explains the placement of a recent request. `NotFoundError`: none of this id is known."""
-        request = admin.ExplainPlacementRequest(request_id=request_id)
-        return explanation_of(
-            await self._answer(lambda i: self._admin[i].ExplainPlacement, request, _ELSEWHERE)
-        )
+        return await self._call(rpcs.EXPLAIN_REQUEST, request_id=request_id)
 
     async def get_load(self) -> Load:
         """Returns the load of the process at this address. Workers answer even while starting."""
-        request = admin.GetLoadRequest()
-        return load_of(await self._answer(lambda i: self._admin[i].GetLoad, request))
+        return await self._call(rpcs.GET_LOAD)
 
     async def get_info(self) -> Info:
         """Returns versions, clock and Redis state of the process at this address."""
-        request = admin.GetInfoRequest()
-        return info_of(await self._answer(lambda i: self._admin[i].GetInfo, request))
+        return await self._call(rpcs.GET_INFO)
 
     async def role_balance(self) -> RoleBalance:
         """Returns the loads of both pools, and the role change that would balance them, if any."""
-        request = admin.GetRoleBalanceRequest()
-        return role_balance_of(await self._answer(lambda i: self._admin[i].GetRoleBalance, request))
+        return await self._call(rpcs.ROLE_BALANCE)
 
     async def set_role(self, worker: str, role: str) -> int:
         """Drains a worker and changes its role, as `Client.set_role`."""
-        request = admin.SetRoleRequest(worker=worker, role=role_to_message(role))
-        return (await self._answer(lambda i: self._admin[i].SetRole, request)).epoch
+        return await self._call(rpcs.SET_ROLE, worker, role)
 
     async def flush_cache(self) -> int:
         """Evicts all cached prefixes that no request uses; returns the number of their blocks."""
-        request = admin.FlushCacheRequest()
-        return (await self._answer(lambda i: self._admin[i].FlushCache, request)).num_blocks
+        return await self._call(rpcs.FLUSH_CACHE)
 
     async def abort(self, request_id: str) -> None:
         """Ends a request of any client. `NotFoundError`: no request has this id."""
-        request = admin.AbortRequest(request_id=request_id)
-        await self._answer(lambda i: self._admin[i].Abort, request, _ELSEWHERE)
+        await self._call(rpcs.ABORT, request_id=request_id)
 
-    def _retire(self, channel: grpc.aio.Channel) -> None:
-        task = asyncio.create_task(channel.close(_LONGEST_CALL_SECONDS))
-        self._retiring[task] = channel
-        task.add_done_callback(self._retiring.pop)
-
-    def _open(
-        self, attempt: CallAttempt, metadata: Metadata
-    ) -> "grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]":
-        stub = self._inference[attempt.router]
-        metadata = (*self._metadata, *metadata)
-        return stub.Generate(
-            attempt.request, timeout=attempt.timeout, metadata=metadata, wait_for_ready=self._wait
-        )
-
-    async def _answer(
+    async def _call(
         self,
-        method_of: "Callable[[int], grpc.aio.UnaryUnaryMultiCallable[_Request, _Response]]",
-        request: _Request,
-        also: Collection[grpc.StatusCode] = (),
-    ) -> _Response:
-        """Returns the first answer of any router; errors with a code in `also` do not count."""
-        router = self._routers.first
-        for is_last in _turns(self._routers.number):
+        rpc: Rpc[_Arguments, Any, Any, _Result],
+        *args: _Arguments.args,
+        **kwargs: _Arguments.kwargs,
+    ) -> _Result:
+        request, failover = (
+            rpc.request(*args, **kwargs),
+            Failover(self._routers, rpc.failover_codes),
+        )
+        while True:
+            call: Any = rpc.method(self._connections[failover.router])
             try:
-                return await method_of(router)(
-                    request,
-                    timeout=self._timeout,
-                    metadata=self._metadata,
-                    wait_for_ready=self._wait,
-                )
+                return rpc.parse(await call(request, **self._options(self._timeout)))
             except grpc.RpcError as error:
-                self._routers.note(router, error)
-                if is_last or not (is_silence(error) or error.code() in also):
-                    raise error_of(error) from error
-                router = self._routers.after(router)
-        raise AssertionError("a turn is the last one")
+                failover.advance(error)
 
 
 def _addresses(
@@ -516,17 +389,3 @@ def _addresses(
         problem = f"has {len(admins)} addresses; must have one for each of {len(addresses)} routers"
         raise InvalidArgumentError("admin_address", problem)
     return addresses, admins
-
-
-def _bearing(token: str | None) -> tuple[tuple[str, str], ...]:
-    """Returns the metadata of every call: the bearer token, if any."""
-    return () if token is None else (("authorization", f"Bearer {token}"),)
-
-
-def _turns(number: int) -> list[bool]:
-    """Returns a flag for each router, True for the last."""
-    return [i == number - 1 for i in range(number)]
-
-
-def _num_returned(params: SamplingParams | None) -> int:
-    return 1 if params is None else params.n

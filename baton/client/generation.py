@@ -3,6 +3,9 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Generic, Protocol, Self, TypeAlias, TypeVar
 
 import grpc
@@ -14,6 +17,8 @@ from baton.errors import CancelledError
 from baton.rpc_errors import error_of
 from baton.v1 import inference_pb2 as pb
 
+_CANCELLED = "the generation was cancelled"
+
 
 class Call(Protocol):
     """Stream of events as `grpc` returns it."""
@@ -24,33 +29,72 @@ class Call(Protocol):
 
 
 AsyncCall: TypeAlias = "grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]"
-_AnyCall = TypeVar("_AnyCall")
+_AnyCall = TypeVar("_AnyCall", bound="Call | AsyncCall")
+_Event = TypeVar("_Event", threading.Event, asyncio.Event)
 
 
+@dataclass(frozen=True, slots=True)
 class Calls(Generic[_AnyCall]):
     """Calls of one generation, one after the other. `open` begins one of them."""
 
+    resumption: Resumption
+    open: Callable[[CallAttempt], _AnyCall]
+
+
+class _BaseGeneration(Generic[_AnyCall, _Event]):
+    """State of a generation in either client, which adds the reading of its calls."""
+
+    _event_type: type[_Event]
+    _cancelled: _Event
+
     def __init__(
-        self, resumption: Resumption, open_attempt: Callable[[CallAttempt], _AnyCall]
+        self, call: _AnyCall, num_sequences: int = 1, calls: Calls[_AnyCall] | None = None
     ) -> None:
-        self.after = resumption.next_attempt
-        self.open = open_attempt
+        """Takes `calls`, which replaces a lost call; None: the loss ends the generation."""
+        self._call = call
+        self._calls = calls
+        self._cancelled = self._event_type()
+        self._progress = Progress(num_sequences)
+
+    @property
+    def finished(self) -> Finished | None:
+        """End of the generation; None until the last chunk has been read. With several sequences,
+        that of the last to end, whose usage and timings are the whole request's."""
+        return self._progress.finished
+
+    @property
+    def num_resumed(self) -> int:
+        """Number of times that it resumed after a loss, on another router or on the same one."""
+        return max(0, self._progress.num_accepted - 1)
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs]:
+        """Log-probabilities of the prompt's tokens from the second one on, if requested: all of
+        them once the first chunk has been read."""
+        return self._progress.prompt_logprobs
+
+    def cancel(self) -> None:
+        """Cancels it; reading on raises `CancelledError`. Idempotent, and harmless at the end."""
+        self._cancelled.set()
+        self._call.cancel()
+
+    def _next_call(self, error: grpc.RpcError) -> tuple[float, Callable[[], _AnyCall]]:
+        """Returns what replaces the call that `error` ended: a pause in seconds, and a function
+        that opens the next one. Raises the error if nothing does."""
+        calls = None if self._cancelled.is_set() else self._calls
+        attempt = None if calls is None else calls.resumption.next_attempt(error, self._progress)
+        if calls is None or attempt is None:
+            raise self._progress.fail(error_of(error)) from error
+        return attempt.pause, partial(calls.open, attempt)
 
 
-class Generation(Iterator[Chunk]):
+class Generation(_BaseGeneration[Call, threading.Event], Iterator[Chunk]):
     """Running generation: iterate over its chunks. Leaving its `with` block early cancels it.
 
     Chunks of several sequences are interleaved in any order.
     """
 
-    def __init__(
-        self, call: "Call", num_sequences: int = 1, calls: "Calls[Call] | None" = None
-    ) -> None:
-        """Takes `calls`, which replaces a lost call; None: the loss ends the generation."""
-        self._call = call
-        self._calls = calls
-        self._cancelled = threading.Event()
-        self._progress = Progress(num_sequences)
+    _event_type = threading.Event
 
     def __enter__(self) -> Self:
         return self
@@ -70,91 +114,53 @@ class Generation(Iterator[Chunk]):
             self._read_event()
         return self._progress.accepted
 
-    @property
-    def finished(self) -> Finished | None:
-        """End of the generation; None until the last chunk has been read. With several sequences,
-        that of the last to end, whose usage and timings are the whole request's."""
-        return self._progress.finished
-
-    @property
-    def num_resumed(self) -> int:
-        """Number of times that it resumed after a loss, on another router or on the same one."""
-        return max(0, self._progress.num_accepted - 1)
-
-    @property
-    def prompt_logprobs(self) -> list[TokenLogprobs]:
-        """Log-probabilities of the prompt's tokens from the second one on, if requested: all of
-        them once the first chunk has been read."""
-        return self._progress.prompt_logprobs
-
     def text(self) -> str:
         """Waits for the end and returns all text, including that of chunks already read. With
         several sequences, that of the first, which is the best if they are ranked."""
-        self._drain()
-        return self._progress.text_of(0)
+        return self._complete().text_of(0)
 
     def token_ids(self) -> list[int]:
         """Waits for the end and returns all tokens, of the same sequence as `text`."""
-        self._drain()
-        return self._progress.token_ids_of(0)
+        return self._complete().token_ids_of(0)
 
     def texts(self) -> list[str]:
         """Waits for the end and returns the text of each sequence."""
-        self._drain()
-        return [completion.text for completion in self._progress.completions()]
+        return [completion.text for completion in self.completions()]
 
     def completions(self) -> list[Completion]:
         """Waits for the end and returns each sequence."""
-        self._drain()
-        return self._progress.completions()
+        return self._complete().completions()
 
-    def cancel(self) -> None:
-        """Cancels it; reading on raises `CancelledError`. Idempotent, and harmless at the end."""
-        self._cancelled.set()
-        self._call.cancel()
-
-    def _drain(self) -> None:
+    def _complete(self) -> Progress:
+        """Reads to the end."""
         for _ in self:
             pass
+        return self._progress
 
     def _read_event(self) -> None:
+        self._progress.check_not_failed()
         try:
             self._progress.add(next(self._call))
         except StopIteration:
             self._progress.check_complete()
             raise
         except grpc.RpcError as error:
-            self._resume(error)
-
-    def _resume(self, error: grpc.RpcError) -> None:
-        """Resumes on another call, or raises the error that ended this one."""
-        calls = None if self._cancelled.is_set() else self._calls
-        attempt = None if calls is None else calls.after(error, self._progress)
-        if calls is None or attempt is None:
-            raise error_of(error) from error
-        if self._cancelled.wait(attempt.pause):
-            raise CancelledError("the generation was cancelled")
-        self._call = calls.open(attempt)
-        if self._cancelled.is_set():  # by another thread meanwhile
-            self._call.cancel()
+            pause, open_call = self._next_call(error)
+            if self._cancelled.wait(pause):
+                raise self._progress.fail(CancelledError(_CANCELLED)) from error
+            self._call = open_call()
+            if self._cancelled.is_set():  # by another thread meanwhile
+                self._call.cancel()
 
 
-class AsyncGeneration(AsyncIterator[Chunk]):
+class AsyncGeneration(_BaseGeneration[AsyncCall, asyncio.Event], AsyncIterator[Chunk]):
     """Running generation: `async for` over its chunks, once.
 
     Leaving its `async with` block early cancels it, and so does cancelling a task that reads it.
     Chunks of several sequences are interleaved in any order.
     """
 
-    def __init__(
-        self, call: "AsyncCall", num_sequences: int = 1, calls: "Calls[AsyncCall] | None" = None
-    ) -> None:
-        """Takes `calls`, which replaces a lost call; None: the loss ends the generation."""
-        self._call = call
-        self._calls = calls
-        self._cancelled = asyncio.Event()
-        self._events = aiter(call)
-        self._progress = Progress(num_sequences)
+    _event_type = asyncio.Event
 
     async def __aenter__(self) -> Self:
         return self
@@ -172,23 +178,6 @@ class AsyncGeneration(AsyncIterator[Chunk]):
         """Router's acceptance, known before the first chunk; None until then (`wait_accepted`)."""
         return self._progress.accepted
 
-    @property
-    def finished(self) -> Finished | None:
-        """End of the generation; None until the last chunk has been read. With several sequences,
-        that of the last to end, whose usage and timings are the whole request's."""
-        return self._progress.finished
-
-    @property
-    def num_resumed(self) -> int:
-        """Number of times that it resumed after a loss, on another router or on the same one."""
-        return max(0, self._progress.num_accepted - 1)
-
-    @property
-    def prompt_logprobs(self) -> list[TokenLogprobs]:
-        """Log-probabilities of the prompt's tokens from the second one on, if requested: all of
-        them once the first chunk has been read."""
-        return self._progress.prompt_logprobs
-
     async def wait_accepted(self) -> Accepted:
         """Waits for the router to admit the request."""
         while self._progress.accepted is None:
@@ -196,39 +185,31 @@ class AsyncGeneration(AsyncIterator[Chunk]):
         return self._progress.accepted
 
     async def text(self) -> str:
-        """Waits for the end and returns all text, including that of chunks already read. With
-        several sequences, that of the first, which is the best if they are ranked."""
-        await self._drain()
-        return self._progress.text_of(0)
+        """Waits for the end and returns all text, as `Generation.text`."""
+        return (await self._complete()).text_of(0)
 
     async def token_ids(self) -> list[int]:
         """Waits for the end and returns all tokens, of the same sequence as `text`."""
-        await self._drain()
-        return self._progress.token_ids_of(0)
+        return (await self._complete()).token_ids_of(0)
 
     async def texts(self) -> list[str]:
         """Waits for the end and returns the text of each sequence."""
-        await self._drain()
-        return [completion.text for completion in self._progress.completions()]
+        return [completion.text for completion in await self.completions()]
 
     async def completions(self) -> list[Completion]:
         """Waits for the end and returns each sequence."""
-        await self._drain()
-        return self._progress.completions()
+        return (await self._complete()).completions()
 
-    def cancel(self) -> None:
-        """Cancels it; reading on raises `CancelledError`. Idempotent, and harmless at the end."""
-        self._cancelled.set()
-        self._call.cancel()
-
-    async def _drain(self) -> None:
+    async def _complete(self) -> Progress:
+        """Reads to the end."""
         async for _ in self:
             pass
+        return self._progress
 
     async def _read_event(self) -> None:
         self._progress.check_not_failed()
         try:
-            self._progress.add(await anext(self._events))
+            self._progress.add(await anext(aiter(self._call)))
         except StopAsyncIteration:
             self._progress.check_complete()
             raise
@@ -237,24 +218,12 @@ class AsyncGeneration(AsyncIterator[Chunk]):
             if task is not None and task.cancelling():
                 raise
             # Raised by grpc.aio when the call, not the task, was cancelled.
-            raise self._progress.fail(CancelledError("the generation was cancelled")) from None
+            raise self._progress.fail(CancelledError(_CANCELLED)) from None
         except grpc.RpcError as error:
-            await self._resume(error)
-
-    async def _resume(self, error: grpc.RpcError) -> None:
-        """Resumes on another call, or raises the error that ended this one."""
-        calls = None if self._cancelled.is_set() else self._calls
-        attempt = None if calls is None else calls.after(error, self._progress)
-        if calls is None or attempt is None:
-            raise self._progress.fail(error_of(error)) from error
-        if await self._is_cancelled_within(attempt.pause):
-            raise self._progress.fail(CancelledError("the generation was cancelled"))
-        self._call = calls.open(attempt)
-        self._events = aiter(self._call)
-
-    async def _is_cancelled_within(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._cancelled.wait()
-        except TimeoutError:
-            return False
+            pause, open_call = self._next_call(error)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._cancelled.wait()
+            if self._cancelled.is_set():
+                raise self._progress.fail(CancelledError(_CANCELLED)) from error
+            self._call = open_call()

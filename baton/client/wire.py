@@ -34,6 +34,7 @@ from baton.client.types import (
 )
 from baton.errors import InvalidArgumentError
 from baton.params_wire import to_proto
+from baton.role_wire import role_to_message
 from baton.sampling import SamplingParams
 from baton.v1 import admin_pb2 as admin
 from baton.v1 import inference_pb2 as pb
@@ -111,6 +112,17 @@ def _checked_ids(token_ids: Sequence[int]) -> Sequence[int]:
                 f"token_ids.ids[{i}]", f"is {token_id!r}; must be an integer in [0, 2^32)"
             )
     return token_ids
+
+
+def explain_request(
+    prompt: Prompt, params: SamplingParams | None, model: str, request_id: str
+) -> admin.ExplainPlacementRequest:
+    request = generate_request(prompt, params, model, request_id, 0)
+    return admin.ExplainPlacementRequest(request=request)
+
+
+def set_role_request(worker: str, role: str) -> admin.SetRoleRequest:
+    return admin.SetRoleRequest(worker=worker, role=role_to_message(role))
 
 
 def accepted_of(message: pb.Accepted) -> Accepted:
@@ -200,13 +212,21 @@ def model_of(message: pb.GetModelResponse) -> Model:
     return Model(**{**fields, "eos_token_ids": tuple(message.eos_token_ids)})
 
 
-def worker_of(message: admin.WorkerInfo) -> Worker:
+def workers_of(message: admin.ListWorkersResponse) -> list[Worker]:
+    return list(map(_worker, message.workers))
+
+
+def _worker(message: admin.WorkerInfo) -> Worker:
     role = _lower(pb.WorkerRole.Name, message.role, "WORKER_ROLE_")
     state = _lower(admin.WorkerState.Name, message.state, "WORKER_STATE_")
     return Worker(**{**_same_fields(Worker, message), "role": role, "state": state})
 
 
-def request_info_of(message: admin.RequestInfo) -> RequestInfo:
+def requests_of(message: admin.ListRequestsResponse) -> list[RequestInfo]:
+    return list(map(_request_info, message.requests))
+
+
+def _request_info(message: admin.RequestInfo) -> RequestInfo:
     has_token = message.HasField("time_to_first_token")
     own = {
         "age": _seconds(message.age),
