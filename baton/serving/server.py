@@ -11,6 +11,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from baton.cancellation import run_until
 from baton.errors import FailedPreconditionError
 from baton.serving.access import Access, AccessInterceptor
 from baton.serving.certificates import watched
@@ -180,7 +181,7 @@ class Server:
         try:
             await first.wait()
             logger.info("draining; a second signal stops at once")
-            await _until_either(self.drain(), second.wait())
+            await run_until(self.drain(), second.wait())
             await self.stop(0.0 if second.is_set() else FLUSH_SECONDS)
         finally:
             for signum in (signal.SIGTERM, signal.SIGINT):
@@ -287,15 +288,6 @@ def _configuration(pem: Pem) -> "grpc.ServerCertificateConfiguration":
     assert pem.cert is not None
     assert pem.key is not None
     return grpc.ssl_server_certificate_configuration([(pem.key, pem.cert)], pem.ca)
-
-
-async def _until_either(*steps: Awaitable[object]) -> None:
-    """Waits until the first of `steps` is done, and cancels the others."""
-    tasks = [asyncio.ensure_future(step) for step in steps]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _check_bindable(host: str, port: int, flag: str) -> None:

@@ -11,10 +11,11 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import TypeVar, cast
+from typing import NoReturn, TypeVar, cast
 
 from redis.asyncio import Redis
 
+from baton.cancellation import run_until
 from baton.cluster.events import KvEvents
 from baton.cluster.publisher import EventPublisher
 from baton.cluster.redis import connect
@@ -244,19 +245,14 @@ class Worker:
         async with AsyncExitStack() as stack:
             await self.listen(stack)
             self.server.on_drain(self.drain)
-            serving = asyncio.create_task(self.server.run_until_signal())
-            starting = asyncio.create_task(self.load(stack))
-            failing = asyncio.create_task(self._failed.wait())
-            await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
-            if starting.done():
-                starting.result()
-                settle()
-                await asyncio.wait({serving, failing}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (starting, failing):
-                task.cancel()
-            if self._failed.is_set():
-                raise UnavailableError("the engine failed; see the log above")
-            await serving
+            await run_until(self.server.run_until_signal(), self._load_and_watch(stack))
+
+    async def _load_and_watch(self, stack: AsyncExitStack) -> NoReturn:
+        """Loads the model; raises `UnavailableError` once the engine has failed."""
+        await self.load(stack)
+        settle()
+        await self._failed.wait()
+        raise UnavailableError("the engine failed; see the log above")
 
     async def listen(self, stack: AsyncExitStack) -> None:
         """Starts the servers, which answer before there is a model. Closing `stack` stops them."""

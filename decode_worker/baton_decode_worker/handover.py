@@ -4,12 +4,12 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
+from baton.cancellation import run_until
 from baton.engine.async_engine import SequenceStream
 from baton.engine.messages import EngineRequest, SequenceUpdate
 from baton.engine.scheduler.sequences.sequence import FinishReason
 from baton.errors import AlreadyExistsError, NotFoundError
 from baton.v1 import decode_pb2 as pb
-from baton.worker.cancellation import unless_ended
 from baton_decode_worker import wire
 from baton_kvtransfer.block_range import BlockRange
 from baton_kvtransfer.handle import FirstToken
@@ -68,7 +68,7 @@ class Departure:
             lease.advance(last.block_ids, extent.num_blocks)
             lease.complete(FirstToken(last.position, last.token_id), lambda: None)
             yield wire.suspended(extent.num_tokens, self._claim.lease_id)
-            await unless_ended(self._stream, lease.over())
+            await run_until(lease.over(), self._stream.failure())
             yield wire.released()
 
 

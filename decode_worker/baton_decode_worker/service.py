@@ -6,6 +6,7 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
+from baton.cancellation import run_until
 from baton.engine.async_engine import AsyncEngine, SequenceStream
 from baton.engine.messages import EngineRequest
 from baton.engine.scheduler.sequences.sequence import KvSource
@@ -16,7 +17,6 @@ from baton.serving.logs import name_request
 from baton.serving.telemetry.families import gauge
 from baton.v1 import decode_pb2 as pb
 from baton.v1 import decode_pb2_grpc as pb_grpc
-from baton.worker.cancellation import unless_ended
 from baton.worker.request_spans import request_spans
 from baton.worker.wire import engine_request
 from baton.worker.worker import Worker
@@ -165,7 +165,8 @@ async def _take_over(
     """Fetches the KV and commits it, so that the scheduler runs the sequences. Returns responses
     for the router. Raises `DataLossError` for a missing or invalid first token."""
     allocation = await stream.allocation()
-    token, report = await unless_ended(stream, fetcher.fetch(handle, allocation, timeout))
+    fetching = fetcher.fetch(handle, allocation, timeout)
+    token, report = await run_until(fetching, stream.failure())
     ready = wire.kv_ready(report, allocation.num_hit_blocks, engine.work_done)
     if wanted.params.num_sequences > 1:
         stream.commit_external(None)

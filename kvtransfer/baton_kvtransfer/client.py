@@ -2,12 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 
+from baton.cancellation import run_until
 from baton.engine.cache.kv_pool import KvPool
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation
 from baton.errors import DataLossError, DeadlineExceededError, UnavailableError
@@ -18,7 +19,6 @@ from baton.v1 import kv_transfer_pb2_grpc as pb_grpc
 from baton.worker.pairing import Pairing
 from baton_kvtransfer import frames
 from baton_kvtransfer.block_batch import BlockBatch
-from baton_kvtransfer.cancellation import ended
 from baton_kvtransfer.connector import Connector, Integrity, Receiver
 from baton_kvtransfer.connectors.nixl.claimant import NixlReader
 from baton_kvtransfer.handle import FirstToken, Handle, TransferReport
@@ -173,7 +173,7 @@ class KvFetcher:
                 targets = handoff.place(event)
                 receiving = receiver.receive(event, self._pools[event.group], targets, integrity)
                 if receiver.connector is Connector.NIXL:
-                    await _while_open(call, receiving)
+                    await run_until(receiving, _loss(call))
                 else:
                     await receiving
                 continue
@@ -200,21 +200,12 @@ class KvFetcher:
         return description_of(await stub.Describe(request, timeout=_DESCRIBE_TIMEOUT))
 
 
-async def _while_open(call: Any, receiving: Coroutine[Any, Any, None]) -> None:
-    """Awaits `receiving`; cancels it and raises the error of `call` if the source is lost, which a
-    read of the source's memory may not notice."""
+async def _loss(call: Any) -> NoReturn:
+    """Raises the error of `call` once the source is lost, which a read of the source's memory may
+    not notice."""
     lost = asyncio.Event()
     call.add_done_callback(lambda _: lost.set())
-    task, losing = asyncio.ensure_future(receiving), asyncio.ensure_future(lost.wait())
-    try:
-        await asyncio.wait({task, losing}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        losing.cancel()
-        if not task.done():
-            task.cancel()
-            await ended(task)
-    if not task.cancelled():
-        return task.result()
+    await lost.wait()
     async for _ in call:
         pass
     raise UnavailableError("the source ended the transfer amid a read")

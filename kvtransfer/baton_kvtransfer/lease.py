@@ -13,9 +13,8 @@ lease here. So one generation per lease proves as much as one per block.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import BatonError, DataLossError, FailedPreconditionError, NotFoundError
@@ -28,8 +27,6 @@ _CLAIMED = (LeaseState.STREAMING, LeaseState.TRANSFERRING)
 _FILLING = (LeaseState.CREATED, LeaseState.COMPUTING, LeaseState.STREAMING)
 
 Tables = tuple[tuple[int, ...], ...]
-
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,20 +178,6 @@ class Lease:
         while not self.is_over:
             await self._change()
         self._raise_if_broken()
-
-    async def during(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Returns the result of `work`. If the lease breaks before, cancels `work`, waits for its
-        end and raises the reason."""
-        working, ending = asyncio.ensure_future(work), asyncio.ensure_future(self.over())
-        try:
-            await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                ending.result()
-            return await working
-        finally:
-            working.cancel()
-            ending.cancel()
-            await asyncio.gather(working, ending, return_exceptions=True)
 
     def _still_holds(self, block_ids: Tables) -> bool:
         """Returns whether each block that may have been read is in place, or has left a window.

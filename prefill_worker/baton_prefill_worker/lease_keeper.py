@@ -8,12 +8,12 @@ whose decode worker already waits find no free blocks; its prompt is computed ag
 import asyncio
 from dataclasses import replace
 
+from baton.cancellation import run_until
 from baton.engine.async_engine import AsyncEngine, SequenceStream
 from baton.engine.messages import EngineRequest
 from baton.engine.scheduler.sequences.sequence import KvSource
 from baton.errors import NotFoundError, UnavailableError
 from baton.sampling import SamplingParams
-from baton.worker.cancellation import unless_ended
 from baton_kvtransfer.handle import FirstToken
 from baton_kvtransfer.lease import Lease
 from baton_kvtransfer.lease_machine import LeaseState
@@ -40,11 +40,11 @@ class Keeper:
         """Waits until the claimant has all blocks of `request`; its complete `lease` frees them.
         Raises the reason if the lease breaks, or `UnavailableError` after the time limit."""
         try:
-            if await unless_ended(stream, self._reclaims(engine, lease)):
+            if await run_until(self._reclaims(engine, lease), stream.failure()):
                 await lease.claimed()
-                await lease.during(self._compute_again(engine, request, lease, token))
+                await run_until(self._compute_again(engine, request, lease, token), lease.over())
             else:
-                await unless_ended(stream, lease.over())
+                await run_until(lease.over(), stream.failure())
         except NotFoundError as error:
             if lease.state is not LeaseState.EXPIRED:
                 raise
@@ -86,4 +86,4 @@ class Keeper:
                 last = updates[-1]
                 lease.advance(last.block_ids, last.num_computed_tokens // lease.extent.block_size)
             lease.complete(token, lambda: engine.close_stream(request.request_id))
-            await unless_ended(stream, lease.over())
+            await run_until(lease.over(), stream.failure())

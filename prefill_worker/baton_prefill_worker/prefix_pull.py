@@ -2,10 +2,10 @@
 
 import logging
 
+from baton.cancellation import run_until
 from baton.engine.async_engine import SequenceStream
 from baton.engine.scheduler.scheduling.plan import ExternalAllocation
 from baton.v1 import prefill_pb2 as pb
-from baton.worker.cancellation import unless_ended
 from baton.worker.pairing import Pairing
 from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.handle import LEASE_ID_BYTES, Handle
@@ -43,7 +43,7 @@ async def pull(stream: SequenceStream, fetcher: KvFetcher, source: Handle) -> No
     allocation = await stream.allocation()
     if not allocation.block_ids:
         return  # the prefix is in this worker's cache by now
-    if await unless_ended(stream, _fetched(fetcher, source, allocation)):
+    if await run_until(_fetched(fetcher, source, allocation), stream.failure()):
         stream.commit_external(None)
     else:
         stream.fail_external()

@@ -87,7 +87,9 @@ def test_what_a_router_drops_as_it_ends_is_asked_of_another_one(is_begun):
 
 
 def test_who_waits_asks_all_routers_again_until_one_is_there():
-    resumption = Resumption(pb.GenerateRequest(), Routers(2), 10.0, wait_for_ready=True, clock=Clock())
+    resumption = Resumption(
+        pb.GenerateRequest(), Routers(2), 10.0, wait_for_ready=True, clock=Clock()
+    )
     attempts = [resumption.next_attempt(Failed(), Progress(1)) for _ in range(30)]
     assert [attempt.router for attempt in attempts[:4]] == [1, 0, 1, 0]
     assert attempts[0].pause == 0.0

@@ -258,14 +258,3 @@ async def test_blocks_that_are_complete_when_the_lease_is_over_are_freed_at_once
         lease.end(UnavailableError("the cat"))
         lease.complete(TOKEN, lambda: freed.append(True))
         assert freed == [True]
-
-
-async def test_work_goes_on_only_as_long_as_the_lease():
-    table = LeaseTable()
-    with table.open(CLAIM, EXTENT) as lease:
-        assert await lease.during(asyncio.sleep(0, "done")) == "done"
-        working = asyncio.create_task(lease.during(asyncio.sleep(60)))
-        await settled()
-        lease.end(UnavailableError("the cat"))
-        with pytest.raises(UnavailableError, match="the cat"):
-            await working

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
+from baton.cancellation import run_until
 from baton.errors import BatonError, InvalidArgumentError, UnavailableError
 from baton.serving.access import Access
 from baton.serving.telemetry.scrape_server import Render
@@ -28,7 +29,7 @@ from baton_router.http.caller import HttpCaller
 from baton_router.http.errors import limit_headers
 from baton_router.http.exchange import Exchange
 from baton_router.http.generation import Generations
-from baton_router.http.middleware import Failures, while_connected
+from baton_router.http.middleware import Failures, disconnected
 from baton_router.http.page import PAGE, PAGE_HEADERS
 from baton_router.http.sampling import in_their_words
 from baton_router.http.schemas import ChatRequest, CompletionRequest, GenerationRequest
@@ -57,7 +58,7 @@ class _Answer(Response):
                 message = {**message, "headers": [*message["headers"], *more]}
             await send(message)
 
-        await while_connected(receive, self._exchange.write(send_with_headers))
+        await run_until(self._exchange.write(send_with_headers), disconnected(receive))
 
 
 class Routes:

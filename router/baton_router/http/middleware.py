@@ -1,12 +1,9 @@
-"""Middleware of every route: errors in OpenAI's format, requests counted, and cancellation when the
-client disconnects."""
+"""Middleware of every route: errors in OpenAI's format, requests counted."""
 
 import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Coroutine
-from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -112,24 +109,7 @@ async def _linger(receive: Receive) -> None:
         return
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Awaits `work` and raises its errors; cancels it as soon as the client disconnects."""
-    working, leaving = asyncio.create_task(work), asyncio.create_task(_left(receive))
-    try:
-        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        await _cancelled(leaving)
-        await _cancelled(working)
-    if not working.cancelled():
-        working.result()
-
-
-async def _left(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Waits until the client disconnects. The body has been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _cancelled(task: "asyncio.Task[None]") -> Awaitable[Any]:
-    """Cancels a task and returns an awaitable of its end; an ended task keeps its result."""
-    task.cancel()
-    return asyncio.gather(task, return_exceptions=True)
