@@ -8,14 +8,14 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50053"
 
 Address: TypeAlias = Annotated[
-    str, typer.Option(envvar="BATON_ADDRESS", metavar="HOST:PORT", help="Where the router listens.")
+    str, typer.Option(envvar="BATON_ADDRESS", metavar="HOST:PORT", help="Address of the router.")
 ]
 Admin: TypeAlias = Annotated[
     str,
     typer.Option(
         envvar="BATON_ADMIN_ADDRESS",
         metavar="HOST:PORT",
-        help="Where the router listens for administration: its --admin-port.",
+        help="Address of the router's admin service, on its --admin-port.",
     ),
 ]
 Token: TypeAlias = Annotated[
@@ -24,10 +24,10 @@ Token: TypeAlias = Annotated[
         envvar="BATON_TOKEN",
         metavar="TOKEN",
         show_default=False,
-        help="The tenant's token; safer in the variable, which other users cannot see.",
+        help="Bearer token of the tenant; safer in the variable, which other users cannot see.",
     ),
 ]
 Timeout: TypeAlias = Annotated[
-    float, typer.Option(min=0.0, help="Seconds that an answer may take as a whole.")
+    float, typer.Option(min=0.0, help="Timeout of the whole call, in seconds.")
 ]
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead, for programs.")]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]

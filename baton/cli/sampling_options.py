@@ -18,12 +18,12 @@ from baton.errors import InvalidArgumentError
 from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
 
 _LENGTH = "Length"
-_CHOICE = "Choice of tokens"
-_SEVERAL = "Several sequences"
+_CHOICE = "Sampling"
+_SEVERAL = "Multiple sequences"
 _BANS = "Penalties and bans"
-_FORM = "Form of the output"
+_FORM = "Structured output"
 _LOGPROBS = "Log-probabilities (with --json)"
-_WORK = "How it is computed"
+_WORK = "Execution"
 
 # Fields whose option has another name.
 _OPTIONS_OF_FIELDS = {
@@ -45,102 +45,103 @@ def _option(panel: str, text: str, *names: str, metavar: str | None = None) -> A
 class SamplingOptions:
     """Sampling options of a command line; a field is an option of the same name."""
 
-    max_tokens: Annotated[int, _option(_LENGTH, "Tokens to generate at most.")] = 128
-    min_tokens: Annotated[int, _option(_LENGTH, "Tokens to generate before the end may come.")] = 0
-    stop: Annotated[
-        list[str] | None, _option(_LENGTH, "Text at which to stop; may be repeated.")
-    ] = None
+    max_tokens: Annotated[int, _option(_LENGTH, "Maximum tokens to generate.")] = 128
+    min_tokens: Annotated[int, _option(_LENGTH, "Minimum tokens to generate.")] = 0
+    stop: Annotated[list[str] | None, _option(_LENGTH, "Stop string; may be repeated.")] = None
     stop_token_id: Annotated[
-        list[int] | None, _option(_LENGTH, "Token at which to stop; may be repeated.", metavar="ID")
+        list[int] | None, _option(_LENGTH, "Stop token; may be repeated.", metavar="ID")
     ] = None
     ignore_eos: Annotated[
-        bool, _option(_LENGTH, "Go on past the model's own end.", "--ignore-eos")
+        bool, _option(_LENGTH, "Continue past end-of-sequence tokens.", "--ignore-eos")
     ] = False
 
     temperature: Annotated[
-        float, _option(_CHOICE, "0 takes the likeliest token always; larger is more random.")
+        float, _option(_CHOICE, "0: greedy, always the most likely token; larger: more random.")
     ] = 0.0
-    top_k: Annotated[int, _option(_CHOICE, "The k likeliest tokens alone; 0: all.")] = 0
+    top_k: Annotated[
+        int, _option(_CHOICE, "Sample from the k most likely tokens; 0: from all.")
+    ] = 0
     top_p: Annotated[
-        float, _option(_CHOICE, "The likeliest tokens up to this probability, in (0, 1].")
+        float,
+        _option(_CHOICE, "Sample from the most likely tokens up to this probability, in (0, 1]."),
     ] = 1.0
     min_p: Annotated[
-        float, _option(_CHOICE, "Tokens at least this times as likely as the likeliest, in [0, 1].")
+        float, _option(_CHOICE, "Minimum probability relative to the most likely token, in [0, 1].")
     ] = 0.0
-    seed: Annotated[int, _option(_CHOICE, "The same seed draws the same tokens again.")] = 0
+    seed: Annotated[int, _option(_CHOICE, "Random seed: the same seed draws the same tokens.")] = 0
 
     n: Annotated[
-        int, _option(_SEVERAL, "Answers to give; they are printed one after the other.", "--n")
+        int, _option(_SEVERAL, "Sequences to return, printed one after the other.", "--n")
     ] = 1
     best_of: Annotated[
-        int | None, _option(_SEVERAL, "Answers to generate, of which the likeliest are given.")
+        int | None,
+        _option(_SEVERAL, "Sequences to generate, of which the n most likely are returned."),
     ] = None
-    beam_width: Annotated[
-        int, _option(_SEVERAL, "Beams of a beam search for the likeliest answers; 0: none.")
-    ] = 0
+    beam_width: Annotated[int, _option(_SEVERAL, "Beam width; 0: no beam search.")] = 0
     length_penalty: Annotated[
-        float, _option(_SEVERAL, "Of beams: above 0 favours long answers, below 0 short ones.")
+        float, _option(_SEVERAL, "Of beams: above 0 favours long sequences, below 0 short ones.")
     ] = 1.0
     early_stopping: Annotated[
         EarlyStopping,
         _option(
             _SEVERAL,
-            "Beams end with the first full set (first), once none looks better (heuristic), or "
-            "once none can be (never).",
+            "Beam search ends with the first full set of beams (first), once a better one is "
+            "unlikely (heuristic), or once it is impossible (never).",
         ),
     ] = EarlyStopping.HEURISTIC
 
     repetition_penalty: Annotated[
-        float, _option(_BANS, "Above 1: tokens of prompt and answer become less likely; to 10.")
+        float,
+        _option(_BANS, "Above 1: tokens of prompt and output become less likely; at most 10."),
     ] = 1.0
     presence_penalty: Annotated[
-        float, _option(_BANS, "Above 0: tokens of the answer become less likely; in [-2, 2].")
+        float, _option(_BANS, "Above 0: tokens of the output become less likely; in [-2, 2].")
     ] = 0.0
     frequency_penalty: Annotated[
-        float, _option(_BANS, "The same for each time that the answer has them; in [-2, 2].")
+        float, _option(_BANS, "The same, times the token's occurrences in the output; in [-2, 2].")
     ] = 0.0
     logit_bias: Annotated[
         list[str] | None,
         _option(
             _BANS,
-            "Make a token likelier, or with a bias below 0 less likely; may be repeated.",
+            "Bias that is added to a token's logit; may be repeated.",
             metavar="ID=BIAS",
         ),
     ] = None
     bad_word: Annotated[
-        list[str] | None, _option(_BANS, "Text not to be generated; may be repeated.")
+        list[str] | None, _option(_BANS, "Text that is never generated; may be repeated.")
     ] = None
     bad_token_ids: Annotated[
         list[str] | None,
         _option(
             _BANS,
-            "Tokens not to be generated one after the other; may be repeated.",
+            "Tokens that are never generated in this order; may be repeated.",
             metavar="ID[,ID...]",
         ),
     ] = None
 
     json_schema: Annotated[
         str | None,
-        _option(_FORM, "Answer with JSON that fits this schema.", metavar="FILE|TEXT"),
+        _option(_FORM, "Generate JSON that is valid under this schema.", metavar="FILE|TEXT"),
     ] = None
-    regex: Annotated[
-        str | None, _option(_FORM, "Answer with a match of this regular expression.")
-    ] = None
+    regex: Annotated[str | None, _option(_FORM, "Generate a match of this regular expression.")] = (
+        None
+    )
     grammar: Annotated[
         Path | None,
-        _option(_FORM, "Answer with a match of the EBNF grammar in this file."),
+        _option(_FORM, "Generate a match of the EBNF grammar in this file."),
     ] = None
 
     logprobs: Annotated[
         int | None,
         _option(
-            _LOGPROBS, "Those of the answer's tokens, and of so many likeliest in their place."
+            _LOGPROBS, "Those of the output's tokens, and of the N most likely in their place."
         ),
     ] = None
     prompt_logprobs: Annotated[
         int | None,
         _option(
-            _LOGPROBS, "Those of the prompt's tokens, and of so many likeliest in their place."
+            _LOGPROBS, "Those of the prompt's tokens, and of the N most likely in their place."
         ),
     ] = None
 
@@ -148,12 +149,13 @@ class SamplingOptions:
         bool | None,
         _option(
             _WORK,
-            "Let a draft propose tokens, which changes speed alone. Unset: as the workers do.",
+            "Speculative decoding, which affects only speed. Unset: the workers' default.",
             "--speculate/--no-speculate",
         ),
     ] = None
     priority: Annotated[
-        int, _option(_WORK, "Workers that go by priority serve smaller ones first.")
+        int,
+        _option(_WORK, "Priority: smaller values run first on workers that schedule by priority."),
     ] = 0
 
     def params(self) -> SamplingParams:

@@ -22,23 +22,27 @@ class TlsOptions:
         typer.Option(
             envvar="BATON_TLS_CA",
             metavar="FILE",
-            help="Speak TLS, and believe who is certified by these authorities (PEM).",
+            help="Use TLS, and trust these certificate authorities (PEM).",
         ),
     ] = None
     tls_cert: Annotated[
         Path | None,
-        typer.Option(envvar="BATON_TLS_CERT", metavar="FILE", help="Our certificate (PEM)."),
+        typer.Option(envvar="BATON_TLS_CERT", metavar="FILE", help="Client certificate (PEM)."),
     ] = None
     tls_key: Annotated[
         Path | None,
-        typer.Option(envvar="BATON_TLS_KEY", metavar="FILE", help="Its private key (PEM)."),
+        typer.Option(
+            envvar="BATON_TLS_KEY",
+            metavar="FILE",
+            help="Private key of the client certificate (PEM).",
+        ),
     ] = None
     tls_server_name: Annotated[
         str | None,
         typer.Option(
             envvar="BATON_TLS_SERVER_NAME",
             metavar="NAME",
-            help="Name that the router's certificate must have; baton-router is in each. "
+            help="Name that the router's certificate must have; all have baton-router. "
             "Unset: the host of its address.",
         ),
     ] = None

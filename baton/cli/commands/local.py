@@ -14,22 +14,23 @@ def up(
     model: Annotated[
         str,
         typer.Option(
-            envvar="BATON_MODEL", help="'tiny', which ships with Baton, a folder, or a hub id."
+            envvar="BATON_MODEL",
+            help="'tiny' (shipped with Baton), a folder, or a Hugging Face model id.",
         ),
     ] = "tiny",
-    prefill: Annotated[int, typer.Option(min=1, help="Prefill workers.")] = 1,
-    decode: Annotated[int, typer.Option(min=1, help="Decode workers.")] = 1,
+    prefill: Annotated[int, typer.Option(min=1, help="Number of prefill workers.")] = 1,
+    decode: Annotated[int, typer.Option(min=1, help="Number of decode workers.")] = 1,
     host: Annotated[
-        str, typer.Option(envvar="BATON_HOST", help="Address the router listens on.")
+        str, typer.Option(envvar="BATON_HOST", help="Address that the router listens on.")
     ] = "127.0.0.1",
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", help="Let --host be one that others reach, without TLS."),
+        typer.Option("--insecure", help="Allow a --host that other machines reach, without TLS."),
     ] = False,
     port: Annotated[
         int,
         typer.Option(
-            envvar="BATON_PORT", min=0, max=65535, help="The router's port; 0: any free one."
+            envvar="BATON_PORT", min=0, max=65535, help="Port of the router; 0: any free port."
         ),
     ] = 50051,
     admin_port: Annotated[
@@ -38,8 +39,8 @@ def up(
             envvar="BATON_ADMIN_PORT",
             min=0,
             max=65535,
-            help="The router's port for administration, on loopback; 0: any free one. Unset: "
-            "50053, or a free one where that is taken.",
+            help="Port of the router's admin service, on loopback; 0: any free port. Unset: "
+            "50053, or a free port if that is taken.",
         ),
     ] = None,
     http_port: Annotated[
@@ -48,38 +49,42 @@ def up(
             envvar="BATON_HTTP_PORT",
             min=0,
             max=65535,
-            help="Where OpenAI's API and a page to try it are; 0: any free port. Unset: 8000, or "
-            "a free one where that is taken.",
+            help="Port of the OpenAI-compatible API and its web page; 0: any free port. Unset: "
+            "8000, or a free port if that is taken.",
         ),
     ] = None,
-    http: Annotated[bool, typer.Option("--http/--no-http", help="Serve HTTP beside gRPC.")] = True,
+    http: Annotated[
+        bool, typer.Option("--http/--no-http", help="Serve the OpenAI-compatible API.")
+    ] = True,
     redis_url: Annotated[
         str | None,
-        typer.Option(envvar="BATON_REDIS_URL", help="A Redis of any kind to use; else our own."),
+        typer.Option(envvar="BATON_REDIS_URL", help="Redis of any kind. Unset: an embedded one."),
     ] = None,
     device: Annotated[
         str | None,
         typer.Option(
-            envvar="BATON_DEVICE", help="cpu, cuda, cuda:N, or auto: a GPU if there is one."
+            envvar="BATON_DEVICE", help="cpu, cuda, cuda:N, or auto (a GPU if there is one)."
         ),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="auto, float32, bfloat16 or float16: weights and cache.")
+        str | None, typer.Option(help="Of weights and cache: auto, float32, bfloat16 or float16.")
     ] = None,
     kv_cache_dtype: Annotated[
         str | None,
-        typer.Option(help="auto, or fp8_e4m3: a KV cache of one byte a number, less precise."),
+        typer.Option(help="Of the KV cache: auto, or fp8_e4m3 (one byte per value, less precise)."),
     ] = None,
     num_blocks: Annotated[
-        int | None, typer.Option(min=1, help="KV blocks in each worker's pool.")
+        int | None, typer.Option(min=1, help="Number of KV blocks in each worker's pool.")
     ] = None,
     max_model_len: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of one sequence at most.")
+        int | None, typer.Option(min=1, help="Maximum tokens of one sequence.")
     ] = None,
     num_threads: Annotated[
         int | None,
         typer.Option(
-            envvar="BATON_NUM_THREADS", min=1, help="CPU threads of each; else cores / workers."
+            envvar="BATON_NUM_THREADS",
+            min=1,
+            help="CPU threads of each worker. Unset: cores / workers.",
         ),
     ] = None,
     worker_arg: Annotated[
@@ -90,20 +95,22 @@ def up(
     ] = None,
     elastic: Annotated[
         bool,
-        typer.Option("--elastic", help="Have workers change their roles as the load asks for it."),
+        typer.Option("--elastic", help="Change workers' roles to balance the load of both pools."),
     ] = False,
     tls: Annotated[
         Path | None,
         typer.Option(
             file_okay=False,
             metavar="DIR",
-            help="Have all speak TLS, with the certificates that `baton certs DIR` has made.",
+            help="Use TLS in the whole cluster, with the certificates of `baton certs DIR`.",
         ),
     ] = None,
     log_dir: Annotated[
-        Path | None, typer.Option(file_okay=False, help="Keep the logs in this folder.")
+        Path | None, typer.Option(file_okay=False, help="Folder for the log files.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands only.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the commands without running them.")
+    ] = False,
 ) -> None:
     """Run a cluster on this machine until Ctrl-C.
 
@@ -171,21 +178,21 @@ def demo() -> None:
 
 @command("This machine")
 def certs(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write them.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write them to.")],
     host: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="By which clients reach the router, beside localhost; may be repeated.",
+            help="Name by which clients reach the router, besides localhost; may be repeated.",
         ),
     ] = None,
     tenant: Annotated[
         list[str] | None,
-        typer.Option(help="Make a certificate of this tenant's clients too; may be repeated."),
+        typer.Option(help="Tenant that gets a client certificate; may be repeated."),
     ] = None,
-    days: Annotated[int, typer.Option(min=1, help="How long they are good for.")] = 365,
+    days: Annotated[int, typer.Option(min=1, help="Days for which they are valid.")] = 365,
 ) -> None:
-    """Make a trial authority, and TLS certificates of all roles.
+    """Create a certificate authority for trials, and TLS certificates for all roles.
 
     \b
     Examples:

@@ -52,9 +52,9 @@ def top(
     admin: Admin = DEFAULT_ADMIN_ADDRESS,
     token: Token = "",
     interval: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="Between two looks.")
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Time between two updates.")
     ] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print it once and stop.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one snapshot and exit.")] = False,
     json: Json = False,
 ) -> None:
     """Watch workers, KV cache, transfers and the oldest requests.
@@ -93,11 +93,9 @@ def top(
 def role(
     *,
     tls: TlsOptions,
-    worker: Annotated[
-        str | None, typer.Argument(help="The worker that is to change its role.")
-    ] = None,
+    worker: Annotated[str | None, typer.Argument(help="Worker whose role changes.")] = None,
     to: Annotated[
-        str | None, typer.Argument(metavar="[prefill|decode]", help="What it is to be.")
+        str | None, typer.Argument(metavar="[prefill|decode]", help="Its new role.")
     ] = None,
     admin: Admin = DEFAULT_ADMIN_ADDRESS,
     json: Json = False,
@@ -105,7 +103,7 @@ def role(
 ) -> None:
     """Change a worker's role, or show the load of both pools.
 
-    The worker hands over what it runs, or finishes it, and goes on with the model it has loaded.
+    The worker drains: its requests migrate or finish. It keeps the model that it has loaded.
 
     \b
     Examples:
@@ -142,24 +140,24 @@ def doctor(
         typer.Option(
             envvar="BATON_ADMIN_ADDRESS",
             metavar="HOST:PORT",
-            help="Look at the cluster whose router listens there for administration; else at this "
+            help="Address of a router's admin service, to check its cluster. Unset: check this "
             "installation.",
         ),
     ] = None,
     address: Address = DEFAULT_ADDRESS,
     redis_url: Annotated[
         str | None,
-        typer.Option(envvar="BATON_REDIS_URL", help="A Redis to look at; else our own."),
+        typer.Option(envvar="BATON_REDIS_URL", help="Redis to check. Unset: an embedded one."),
     ] = None,
     token: Token = "",
     tries: Annotated[
-        bool, typer.Option("--try", help="Have the router at --address generate a token, too.")
+        bool, typer.Option("--try", help="Also have the router at --address generate a token.")
     ] = False,
     json: Json = False,
 ) -> None:
     """Check this installation, or a running cluster, for faults.
 
-    Exits with 1 where there is a fault.
+    Exits with status 1 if there is a fault.
 
     \b
     Examples:
@@ -182,12 +180,12 @@ def doctor(
 
 @command("Operations")
 def token(
-    tenant: Annotated[str, typer.Argument(help="Whose calls are to bear it.")],
+    tenant: Annotated[str, typer.Argument(help="Name of the tenant.")],
     json: Json = False,
 ) -> None:
-    """Make a tenant's token, and its line for --tenants-file.
+    """Create a tenant's bearer token, and its line for --tenants-file.
 
-    The token is shown this once and kept nowhere; the file has its hash.
+    The token is printed once and not stored; the file has only its hash.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""Commands that ask a router for text."""
+"""Commands that generate text: generate and chat."""
 
 import sys
 from typing import Annotated
@@ -17,18 +17,18 @@ from baton.cli.tls_options import TlsOptions, takes_tls
 @takes_tls
 def generate(
     *,
-    prompt: Annotated[str, typer.Argument(help="The text to continue; -: read it from stdin.")],
+    prompt: Annotated[str, typer.Argument(help="Text to continue; -: read it from stdin.")],
     sampling: SamplingOptions,
     tls: TlsOptions,
     address: Address = DEFAULT_ADDRESS,
     token: Token = "",
     stats: Annotated[
-        bool, typer.Option("--stats", help="Say on stderr what it used and took.")
+        bool, typer.Option("--stats", help="Print usage and timings on stderr.")
     ] = False,
     json: Json = False,
     timeout: Timeout = 120.0,
 ) -> None:
-    """Continue a text; the answer is streamed to stdout.
+    """Generate a continuation of a text, streamed to stdout.
 
     \b
     Examples:
@@ -72,7 +72,7 @@ def chat(
     tls: TlsOptions,
     address: Address = DEFAULT_ADDRESS,
     token: Token = "",
-    system: Annotated[str, typer.Option(help="What the model is told before all else.")] = "",
+    system: Annotated[str, typer.Option(help="System message.")] = "",
     timeout: Timeout = 120.0,
 ) -> None:
     """Talk with the model; each line is a turn. Ctrl-C stops an answer, Ctrl-D ends.
