@@ -25,7 +25,7 @@ try:
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError as error:
     raise FailedPreconditionError(
-        "certificates are made by cryptography: pip install 'baton-serve[local]'"
+        "certificates need the package cryptography: pip install 'baton-serve[local]'"
     ) from error
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
@@ -146,7 +146,7 @@ def write(folder: Path, issued: Mapping[str, Issued]) -> list[Path]:
         contents[folder / f"{name}.key"] = one.key
     there = [path for path in contents if path.exists()]
     if there:
-        raise AlreadyExistsError(f"{there[0]} is there already; nothing is overwritten")
+        raise AlreadyExistsError(f"{there[0]} already exists; no file was written")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path, content in contents.items():
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -54,5 +54,7 @@ def report(findings: Iterator[Finding], console: Console, *, as_json: bool) -> i
 
 def _summary(num_faults: int) -> str:
     if not num_faults:
-        return "nothing is wrong"
-    return f"{num_faults} {'fault' if num_faults == 1 else 'faults'}; what to do is said below each"
+        return "no faults"
+    return (
+        f"{num_faults} {'fault' if num_faults == 1 else 'faults'}; each is followed by its remedy"
+    )

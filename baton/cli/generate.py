@@ -17,7 +17,7 @@ def check_printable(params: SamplingParams) -> None:
         ("--prompt-logprobs", params.prompt_logprobs is not None),
     ):
         if is_wanted:
-            raise InvalidArgumentError(option, "is printed with --json only; add it")
+            raise InvalidArgumentError(option, "is printed only with --json; add it")
 
 
 def show(generation: Generation, params: SamplingParams) -> Finished:

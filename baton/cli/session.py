@@ -45,7 +45,7 @@ def _client(
         if _listens(address):
             raise
         raise UnavailableError(
-            f"nothing answers at {address}; start a cluster with `baton up`, or say where one is "
+            f"no router answers at {address}; start a cluster with `baton up`, or give its address "
             f"with {options}"
         ) from error
 

@@ -18,7 +18,7 @@ class TlsFolder:
     def __post_init__(self) -> None:
         if not (self.path / "ca.pem").exists():
             raise FailedPreconditionError(
-                f"there is no {self.path / 'ca.pem'}; `baton certs {self.path}` makes one"
+                f"{self.path / 'ca.pem'} does not exist; `baton certs {self.path}` creates it"
             )
 
     def own(self, role: Literal["router", "worker"]) -> dict[str, object]:

@@ -11,5 +11,5 @@ def show(tenant: str, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"tenant": tenant, "token": token, "line": line}))
         return
-    print(f"the token, for {tenant} alone; it is shown this once:\n\n  {token}\n")
-    print(f"its line for the router's --tenants-file:\n\n  {line}")
+    print(f"token of {tenant}, printed only this once:\n\n  {token}\n")
+    print(f"line for the router's --tenants-file:\n\n  {line}")

@@ -63,7 +63,7 @@ def print_commands(cluster: LocalCluster) -> None:
     if cluster.redis is not None:
         print(f"# an embedded Redis at {cluster.redis_url}")
     if names := sorted({name for p in cluster.processes for name in p.environment}):
-        print(f"# with {', '.join(names)} in the environment, for it holds a password")
+        print(f"# with {', '.join(names)} in the environment, since it holds a password")
     for process in cluster.processes:
         print(shlex.join(process.command))
 
@@ -92,7 +92,7 @@ def _serve(cluster: LocalCluster, console: Console) -> None:
         cluster.check()
         if cluster.redis is not None and has_redis and not cluster.redis.is_running:
             has_redis = False
-            console.print("Redis died. The workers serve on; new ones cannot join.")
+            console.print("Redis died. The workers continue to serve; new ones cannot join.")
         time.sleep(_CHECK_INTERVAL)
 
 

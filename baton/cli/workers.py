@@ -20,7 +20,7 @@ def print_json(workers: list[Worker]) -> None:
 def print_table(workers: list[Worker], console: Console) -> None:
     """Prints a row for each worker, with its present role; a sentence if there is none."""
     if not workers:
-        console.print("the router knows no worker yet")
+        console.print("no worker is registered yet")
         return
     table = Table("worker", "role", "version", "endpoint", "state", box=None)
     table.add_column("requests", justify="right")

@@ -44,7 +44,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     again = CliRunner().invoke(app, ["certs", str(tmp_path), "--tenant", "new"])
     assert again.exit_code == 1
-    assert "is there already; nothing is overwritten" in again.stderr
+    assert "already exists; no file was written" in again.stderr
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -65,7 +65,7 @@ def test_a_local_cluster_is_told_which_certificates_are_whose(tmp_path: Path) ->
         assert f"--tls-cert {tmp_path}/worker.pem --tls-key {tmp_path}/worker.key" in line
     missing = CliRunner().invoke(app, ["up", "--dry-run", "--tls", str(tmp_path / "none")])
     assert missing.exit_code == 1
-    assert f"`baton certs {tmp_path}/none` makes one" in missing.stderr
+    assert f"`baton certs {tmp_path}/none` creates it" in missing.stderr
 
 
 def test_a_certificate_without_authorities_is_refused_in_a_sentence() -> None:

@@ -64,8 +64,8 @@ def test_an_address_where_nothing_answers_is_told_with_what_to_do(
     assert ended.returncode == 1
     assert ended.stdout == ""
     assert ended.stderr.strip() == (
-        "baton: nothing answers at 127.0.0.1:1; start a cluster with `baton up`, or say where one "
-        f"is with {options}"
+        "baton: no router answers at 127.0.0.1:1; start a cluster with `baton up`, or give its "
+        f"address with {options}"
     )
 
 

@@ -116,7 +116,7 @@ def test_role_says_how_the_pools_compare_and_refuses_to_take_the_last_of_one(
 ):
     shown = invoke(cluster, "role").stdout
     assert re.match(r"pressure: prefill [0-9.]+, decode [0-9.]+ \(", shown)
-    assert "no change of roles is proposed: " in shown
+    assert "no role change is proposed: " in shown
     balance = json.loads(invoke(cluster, "role", "--json").stdout)
     assert (balance["proposal"], balance["is_elastic"]) == (None, False)
     refused = invoke(cluster, "role", cluster.process("decode-0").worker_id, "prefill")

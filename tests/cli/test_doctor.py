@@ -49,7 +49,7 @@ def test_an_installation_that_is_well_has_no_fault() -> None:
     assert code == 0
     assert not [subject for subject, (level, *_) in found.items() if level == "fault"]
     assert {"Python", "packages", "memory", "shared memory"} <= found.keys()
-    assert re.fullmatch(r"Valkey 9\.[\d.]+ answers within [\d.]+ ms", found["our own Redis"][1])
+    assert re.fullmatch(r"Valkey 9\.[\d.]+ answers within [\d.]+ ms", found["embedded Redis"][1])
     assert "C compiler" not in found, "only GPUs take one"
 
 
@@ -75,7 +75,7 @@ def test_what_an_extra_lacks_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == 0
     assert found["extra nixl"] == (
         "note",
-        "nixl is not installed: the NIXL connector cannot be had here",
+        "nixl is not installed: the NIXL connector is not available",
         "pip install 'baton-serve[nixl]'",
     )
 
@@ -94,7 +94,7 @@ def test_workers_need_no_redis_server_but_a_cluster_here_does(
     code, found = examined()
     assert code == 1
     assert found["extra worker"] == ("ok", "is installed, for workers", "")
-    level, text, advice = found["our own Redis"]
+    level, text, advice = found["embedded Redis"]
     assert (level, text[:29]) == ("fault", "there is no Redis to start: i")
     assert "pip install 'baton-serve[worker]'" in advice
 
@@ -112,7 +112,7 @@ def test_a_port_that_is_taken_and_a_redis_that_is_not_there_are_found() -> None:
     level, _, advice = found["Redis"]
     assert (level, advice) == (
         "fault",
-        "look whether it runs, and whether this machine reaches it",
+        "check that it runs, and that this machine can reach it",
     )
 
 
@@ -144,7 +144,7 @@ def test_doctor_asks_for_a_compiler_where_there_is_a_gpu(
     assert code == 1
     assert found["C compiler"] == (
         "fault",
-        "neither gcc nor clang is on PATH; Triton builds a module with it when a GPU's first "
+        "neither gcc nor clang is on PATH; Triton compiles a module with it when a GPU's first "
         "kernel is launched",
         "on Debian: apt-get install gcc libc6-dev python3-dev",
     )
@@ -157,7 +157,7 @@ def test_compiler_without_the_headers_of_python_is_a_fault(bare_path: Path) -> N
     )
     found = compiler()
     assert found.level is Level.FAULT
-    assert found.text.startswith(f"{name} builds no module for Python ({error}); Triton ")
+    assert found.text.startswith(f"{name} compiles no module for Python ({error}); Triton ")
     assert "python3-dev" in found.advice
 
 
@@ -168,7 +168,7 @@ def test_compiler_named_by_cc_is_the_one_that_is_tried(
     assert compiler().level is Level.OK
     monkeypatch.setenv("CC", "/no/such/cc")
     assert compiler().level is Level.FAULT
-    assert "/no/such/cc builds no module for Python ([Errno 2]" in compiler().text
+    assert "/no/such/cc compiles no module for Python ([Errno 2]" in compiler().text
 
 
 @pytest.mark.system
@@ -176,7 +176,7 @@ def test_compiler_of_the_system_builds_modules_for_python() -> None:
     """Where this fails: apt-get install gcc libc6-dev python3-dev."""
     found = compiler()
     assert found.level is Level.OK, found
-    assert "builds modules for Python" in found.text
+    assert "compiles modules for Python" in found.text
 
 
 # What workers say of themselves.
@@ -258,7 +258,7 @@ def test_a_cluster_that_is_well_has_no_fault_and_answers(own: LocalCluster) -> N
     assert code == 0, found
     assert {level for level, *_ in found.values()} == {"ok"}
     assert found["pairing"][1] == "all workers can exchange blocks (tiny on cpu)"
-    assert found["prefill workers"][1] == "1 of 1 take work"
+    assert found["prefill workers"][1] == "1 of 1 are ready"
 
 
 @pytest.mark.e2e

@@ -135,8 +135,8 @@ def refused(tmp_path: Path) -> dict[str, tuple[list[str], str]]:
             "--beam-width: is 2; must be 0 (off) where grammar is set",
         ),
         "logprobs": (["--logprobs", "21"], "--logprobs: is 21; must be in [0, 20]"),
-        "not printed": (["--logprobs", "1"], "--logprobs: is printed with --json only; add it"),
-        "nor this": (["--prompt-logprobs", "1"], "--prompt-logprobs: is printed with --json only"),
+        "not printed": (["--logprobs", "1"], "--logprobs: is printed only with --json; add it"),
+        "nor this": (["--prompt-logprobs", "1"], "--prompt-logprobs: is printed only with --json"),
     }
 
 

@@ -39,7 +39,7 @@ def cluster(
             router = _asked(client)
             workers = client.list_workers()
     except BatonError as error:
-        yield fault("router", str(error), "look at the router's log")
+        yield fault("router", str(error), "see the router's log")
         return
     yield ok("router", f"answers at {admin}, Baton {_version(router)}")
     yield from _workers(workers)
@@ -90,8 +90,10 @@ def _ask(worker: Worker, tls: Tls | None) -> _Answer | Finding:
             return _asked(client)
     except BatonError as error:
         if worker.state == "ready":
-            how = "run this where the workers are reached, to have them looked at as well"
-            text = f"is well for the router; from here, {worker.admin_endpoint} is not: {error}"
+            how = "run this where the workers can be reached, to check them too"
+            text = (
+                f"ready for the router, unreachable from here at {worker.admin_endpoint}: {error}"
+            )
             return note(worker.id, text, how)
         return fault(
             worker.id, f"does not answer at {worker.admin_endpoint}: {error}", "see its log"
@@ -105,22 +107,22 @@ def _workers(workers: Sequence[Worker]) -> Iterator[Finding]:
         ready = [worker for worker in of_role if worker.state == "ready"]
         if not of_role:
             how = f"start `baton {role}-worker` with the router's --redis-url"
-            yield fault(f"{role} workers", "the router knows none", how)
+            yield fault(f"{role} workers", "none is registered", how)
         elif not ready:
             said = ", ".join(f"{worker.id} is {worker.state}" for worker in of_role)
-            yield fault(f"{role} workers", f"none takes work: {said}", "see their logs")
+            yield fault(f"{role} workers", f"none is ready: {said}", "see their logs")
         else:
-            yield ok(f"{role} workers", f"{len(ready)} of {len(of_role)} take work")
+            yield ok(f"{role} workers", f"{len(ready)} of {len(of_role)} are ready")
         for worker in of_role:
             if ready and worker.state == "unreachable":
-                how = f"see its log, and whether the router reaches {worker.endpoint}"
-                yield fault(worker.id, "the router does not reach it", how)
+                how = f"see its log, and check that the router can reach {worker.endpoint}"
+                yield fault(worker.id, "the router cannot reach it", how)
 
 
 def _versions(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
     ours = {name: _version(answer) for name, answer in answers.items()}
     if len(set(ours.values())) > 1:
-        how = "let one rolling upgrade end before the next begins; in between this is as it should"
+        how = "finish one rolling upgrade before the next; during one, versions may differ"
         yield note("versions", f"of Baton differ: {_apart(ours)}", how)
     else:
         yield ok("versions", f"Baton {next(iter(ours.values()))} everywhere")
@@ -143,7 +145,7 @@ def _pairing(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
             workers[_version(answer)][name] = answer.info.worker
     if len(workers) > 1:
         said = "; ".join(f"{v}: {', '.join(facts)}" for v, facts in sorted(workers.items()))
-        how = "finish the upgrade, or take it back: workers exchange blocks within one version"
+        how = "finish the upgrade or roll it back: workers exchange blocks within one version"
         yield note("pairing", f"the versions of workers differ: {said}", how)
     for version, facts in sorted(workers.items()):
         who = "all workers" if len(workers) == 1 else f"those of {version}"
@@ -155,12 +157,12 @@ def _pairing_of(who: str, facts: Mapping[str, WorkerFacts]) -> Finding:
     prints = {name: fact.fingerprint.hex()[:12] for name, fact in facts.items()}
     layouts = {name: fact.layouts for name, fact in facts.items()}
     if len(set(prints.values())) > 1:
-        how = "start all with the same model, revision, dtype, and --deterministic or without"
-        text = f"models or the way they are computed differ: {_apart(prints)}"
+        how = "start all with the same model, revision, dtype and --deterministic"
+        text = f"models or their numerics differ: {_apart(prints)}"
         return fault("pairing", text, how)
     if len(set(layouts.values())) > 1:
         how = "start all with the same dtype, kv_cache_dtype and block size"
-        return fault("pairing", f"layouts of the caches differ: {_apart(layouts)}", how)
+        return fault("pairing", f"KV cache layouts differ: {_apart(layouts)}", how)
     devices = ", ".join(sorted({fact.device for fact in facts.values()}))
     model = next(iter(facts.values())).model
     return ok("pairing", f"{who} can exchange blocks ({model} on {devices})")
@@ -171,10 +173,10 @@ def _redis(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
     silent = [name for name, said in state.items() if said == "silent"]
     none = [name for name, said in state.items() if said == "none"]
     if silent:
-        how = "look whether Redis runs; meanwhile routers go by what they have placed themselves"
+        how = "check that Redis runs; until then routers know only the prefixes that they placed"
         yield fault("Redis", f"does not answer {', '.join(silent)}", how)
     if none:
-        yield fault("Redis", f"{', '.join(none)} was given none", "start it with --redis-url")
+        yield fault("Redis", f"{', '.join(none)} has none", "start it with --redis-url")
     if not (silent or none):
         yield ok("Redis", "answers every process")
 
@@ -183,10 +185,10 @@ def _clocks(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
     wrong = {n: f"{a.skew:+.1f} s" for n, a in answers.items() if abs(a.skew) > _SKEW}
     if wrong:
         said = ", ".join(f"{name} {by}" for name, by in wrong.items())
-        how = "have all clocks set by NTP: a worker's lives are told apart by when they began"
-        yield fault("clocks", f"are apart from ours: {said}", how)
+        how = "synchronize all clocks with NTP: a worker's epoch is the time of its start"
+        yield fault("clocks", f"differ from this machine's: {said}", how)
     else:
-        yield ok("clocks", f"all within {_SKEW:g} s of ours")
+        yield ok("clocks", f"all within {_SKEW:g} s of this machine's")
 
 
 def _request(address: str, token: str, tls: Tls | None) -> Finding:
@@ -195,8 +197,8 @@ def _request(address: str, token: str, tls: Tls | None) -> Finding:
         with session(address, 30.0, token, tls) as client:
             client.generate("Hello", SamplingParams(max_tokens=2, ignore_eos=True)).text()
     except BatonError as error:
-        return fault("a request", str(error), "`baton explain hello` says who could take it")
-    return ok("a request", f"is answered after {time.monotonic() - began:.2f} s")
+        return fault("a request", str(error), "`baton explain hello` shows the candidates")
+    return ok("a request", f"answered after {time.monotonic() - began:.2f} s")
 
 
 def _version(answer: _Answer) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from baton.cli.checks.finding import Finding, fault, ok
 
 _SUBJECT = "C compiler"
-_NEEDED_BY = "Triton builds a module with it when a GPU's first kernel is launched"
+_NEEDED_BY = "Triton compiles a module with it when a GPU's first kernel is launched"
 _HOW = "on Debian: apt-get install gcc libc6-dev python3-dev"
 _TIMEOUT = 30.0  # seconds
 _SOURCE = "#include <Python.h>\n#include <stdlib.h>\n"
@@ -25,8 +25,8 @@ def compiler() -> Finding:
     if name is None:
         return fault(_SUBJECT, f"neither gcc nor clang is on PATH; {_NEEDED_BY}", _HOW)
     if said := _built_by(name):
-        return fault(_SUBJECT, f"{name} builds no module for Python ({said}); {_NEEDED_BY}", _HOW)
-    return ok(_SUBJECT, f"{name} builds modules for Python")
+        return fault(_SUBJECT, f"{name} compiles no module for Python ({said}); {_NEEDED_BY}", _HOW)
+    return ok(_SUBJECT, f"{name} compiles modules for Python")
 
 
 def _built_by(name: str) -> str:

@@ -28,8 +28,8 @@ def encryption(endpoints: Mapping[str, str], tls: Tls | None) -> Iterator[Findin
             shown[name] = _shown_at(endpoint, tls)
         except (OSError, FailedPreconditionError) as error:
             reason = getattr(error, "verify_message", "") or getattr(error, "reason", "") or error
-            how = "start it with --tls-cert, --tls-key and --tls-ca as the others"
-            yield fault("TLS", f"{name} at {endpoint} makes no connection: {reason}", how)
+            how = "start it with --tls-cert, --tls-key and --tls-ca, as the others are"
+            yield fault("TLS", f"{name} at {endpoint} refuses a TLS connection: {reason}", how)
     if shown:
         yield _expiry(shown)
 
@@ -41,16 +41,16 @@ def _expiry(shown: Mapping[str, Certificate]) -> Finding:
     text = f"the certificate that expires first, in {left / _DAY:.1f} days, is that of {first}"
     if left > _SOON:
         return ok("TLS", f"{text} ({roles})")
-    return note("TLS", f"{text} ({roles})", "replace its files; it takes them while it runs")
+    return note("TLS", f"{text} ({roles})", "replace its files; it reloads them")
 
 
 def _in_the_clear(endpoints: Mapping[str, str]) -> Finding:
     open_ones = sorted({one for one in endpoints.values() if not is_loopback(_host_of(one))})
     if not open_ones:
-        return ok("TLS", "there is none, and none is needed: all listen on loopback")
-    text = f"there is none, so others on the network of {', '.join(open_ones)} can read and change"
-    how = "start all with --tls-cert, --tls-key and --tls-ca; `baton certs` makes some to try"
-    return note("TLS", f"{text} what is said", how)
+        return ok("TLS", "none, and none is needed: all listen on loopback")
+    text = f"none, so others on the network of {', '.join(open_ones)} can read and change"
+    how = "start all with --tls-cert, --tls-key and --tls-ca; `baton certs` creates trial ones"
+    return note("TLS", f"{text} the traffic", how)
 
 
 def _shown_at(endpoint: str, tls: Tls) -> Certificate:

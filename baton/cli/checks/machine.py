@@ -69,7 +69,7 @@ def _packages() -> Iterator[Finding]:
         ]
         if lacking:
             how = f"pip install 'baton-serve[{extra}]'"
-            yield note(f"extra {extra}", f"{'; '.join(lacking)}: {purpose} cannot be had here", how)
+            yield note(f"extra {extra}", f"{'; '.join(lacking)}: {purpose} is not available", how)
         else:
             yield ok(f"extra {extra}", f"is installed, for {purpose}")
 
@@ -96,7 +96,9 @@ def _device() -> Finding:
     try:
         import torch
     except ImportError:
-        return note("device", "no torch, so no worker can run here", "baton-serve[worker] has it")
+        return note(
+            "device", "no torch, so no worker can run here", "pip install 'baton-serve[worker]'"
+        )
     if torch.cuda.is_available():
         names = ", ".join(
             f"{torch.cuda.get_device_name(i)} with "
@@ -108,15 +110,15 @@ def _device() -> Finding:
     text = f"no GPU that torch {torch.__version__} can use; {cores} cores"
     if torch.version.cuda is None:
         return note("device", text, "for GPUs, install a build of torch with CUDA")
-    return note("device", text, "look at `nvidia-smi`: no driver, or no device given to us")
+    return note("device", text, "run `nvidia-smi`: the driver or the device is missing")
 
 
 def _shared_memory() -> Finding:
     """Checks that a pool can be shared with the other workers of this host without a copy."""
     subject = "shared memory"
-    how = "workers of this host hand blocks over by gRPC, which is slower"
+    how = "workers of this host transfer blocks over gRPC, which is slower"
     if not sys.platform.startswith("linux"):
-        return note(subject, f"none as Baton needs it on {sys.platform}", how)
+        return note(subject, f"not supported on {sys.platform}", how)
     try:
         descriptor = os.memfd_create("baton-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
@@ -137,7 +139,7 @@ def _memory() -> Finding:
     allowed = total if limit is None else min(total, limit)
     text = f"{allowed / _GIB:.1f} GiB" + ("" if allowed == total else " allowed by the cgroup")
     if allowed < _SMALL_WORKER:
-        return fault("memory", text, "give each worker 2 GiB and what its pool takes")
+        return fault("memory", text, "plan 2 GiB for each worker, plus its KV pool")
     return ok("memory", text)
 
 
@@ -158,8 +160,8 @@ def _files() -> Finding:
         return ok("open files", f"{soft} at once")
     how = f"`ulimit -n {_ENOUGH_FILES * 4}`"
     if hard < _ENOUGH_FILES:
-        how += f"; the hard limit of {hard} has to be raised first"
-    return fault("open files", f"{soft} at once are few for a server", how)
+        how += f"; the hard limit of {hard} must be raised first"
+    return fault("open files", f"{soft} at once are too few for a server", how)
 
 
 def _port(host: str, port: int) -> Finding:
@@ -170,6 +172,8 @@ def _port(host: str, port: int) -> Finding:
         try:
             probe.bind((host, port))
         except OSError as error:
-            how = f"if Baton is there, `baton doctor --admin {DEFAULT_ADMIN_ADDRESS}` looks at it"
-            return note(subject, f"cannot be listened on: {error.strerror}", how)
+            how = (
+                f"if Baton listens there, check it: `baton doctor --admin {DEFAULT_ADMIN_ADDRESS}`"
+            )
+            return note(subject, f"cannot be bound: {error.strerror}", how)
     return ok(subject, f"free at {host}")

@@ -18,7 +18,7 @@ _SKEW = 1.0
 
 def store(url: str | None) -> Iterator[Finding]:
     """Checks the Redis at `url`; None: the one that `baton up` starts."""
-    subject = "Redis" if url else "our own Redis"
+    subject = "Redis" if url else "embedded Redis"
     try:
         if url is not None:
             yield from _look(subject, url)
@@ -31,9 +31,9 @@ def store(url: str | None) -> Iterator[Finding]:
             redis.stop()
     except BatonError as error:
         how = (
-            "look whether it runs, and whether this machine reaches it"
+            "check that it runs, and that this machine can reach it"
             if url
-            else "pip install 'baton-serve[worker]', or give a Redis with --redis-url"
+            else "pip install 'baton-serve[worker]', or name a Redis with --redis-url"
         )
         yield fault(subject, str(error), how)
 
@@ -43,14 +43,14 @@ def _look(subject: str, url: str) -> Iterator[Finding]:
     seconds, skew = asyncio.run(_measure(url))
     trip = f"{version or 'a server'} answers within {1000 * seconds:.1f} ms"
     if seconds > _SLOW:
-        yield note(subject, trip, "routers know less of what is cached; have it nearer to them")
+        yield note(subject, trip, "cache events reach routers late; run it closer to them")
     else:
         yield ok(subject, trip)
     if abs(skew) > _SKEW:
         yield note(
             "clock",
-            f"that of Redis is {abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} ours",
-            "let both be set by NTP: a worker's lives are told apart by when they began",
+            f"Redis is {abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} this machine",
+            "synchronize both with NTP: a worker's epoch is the time of its start",
         )
 
 

@@ -52,7 +52,7 @@ def print_tables(snapshot: Snapshot, address: str, console: Console) -> None:
     workers = Table(*WORKER_COLUMNS, box=None)
     for row in worker_rows(snapshot):
         workers.add_row(*row)
-    console.print(workers if snapshot.workers else "the router knows no worker yet")
+    console.print(workers if snapshot.workers else "no worker is registered yet")
     if snapshot.requests:
         requests = Table(*REQUEST_COLUMNS, box=None)
         for row in request_rows(snapshot):
