@@ -21,7 +21,7 @@ __all__ = [
     "Tls",
 ]
 
-_HOMES = {
+_MODULES = {
     "AsyncClient": "baton.client",
     "Client": "baton.client",
     "EarlyStopping": "baton.sampling",
@@ -33,6 +33,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'baton' has no attribute {name!r}")

@@ -35,7 +35,7 @@ from typing import IO
 from setproctitle import setproctitle
 
 # Variables that imports do not read; workers read them later, from their own environment.
-_NOT_ASKED = ("BATON_", "PYTEST_", "OTEL_BSP_", "OTEL_EXPORTER_", "OTEL_SERVICE_", "OTEL_TRACES_")
+_RUNTIME = ("BATON_", "PYTEST_", "OTEL_BSP_", "OTEL_EXPORTER_", "OTEL_SERVICE_", "OTEL_TRACES_")
 _MAX_REQUEST = 1 << 20
 _MAX_ANSWER = 64
 _PR_SET_PDEATHSIG = 1
@@ -58,12 +58,12 @@ class ForkedProcess:
     def pid(self) -> int:
         """Process id; waits for the imports before the first child. 0 if it never ran."""
         while not self._pid and self.returncode is None:
-            self._hear(None)
+            self._receive(None)
         return self._pid
 
     def poll(self) -> int | None:
         """Updates and returns `returncode`."""
-        while self.returncode is None and self._hear(0.0):
+        while self.returncode is None and self._receive(0.0):
             pass
         return self.returncode
 
@@ -72,7 +72,7 @@ class ForkedProcess:
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.returncode is None:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not self._hear(left):
+            if not self._receive(left):
                 raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
         return self.returncode
 
@@ -86,7 +86,7 @@ class ForkedProcess:
         elif self.returncode is None and signum in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
             self._end(-signum)
 
-    def _hear(self, timeout: float | None) -> bool:
+    def _receive(self, timeout: float | None) -> bool:
         """Takes one message, waiting up to `timeout` seconds; returns whether there was one."""
         if not select.select([self._line], [], [], timeout)[0]:
             return False
@@ -119,7 +119,7 @@ class ForkServer:
         """Starts it. `preload`: modules to import, if it can; None: those of workers' roles."""
         if preload is None:
             preload = [point.module for point in entry_points(group="baton.roles")]
-        self._environment = _asked_by_imports()
+        self._environment = _import_environment()
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), *preload]
@@ -140,7 +140,7 @@ class ForkServer:
             return None
         with cls._lock:
             last = cls._shared
-            if last is None or not last.is_running or last._environment != _asked_by_imports():
+            if last is None or not last.is_running or last._environment != _import_environment():
                 cls._shared = cls()
                 atexit.register(cls._shared.close)
             return cls._shared
@@ -168,8 +168,8 @@ class ForkServer:
         self._line.close()
 
 
-def _asked_by_imports() -> dict[str, str]:
-    return {name: v for name, v in os.environ.items() if not name.startswith(_NOT_ASKED)}
+def _import_environment() -> dict[str, str]:
+    return {name: v for name, v in os.environ.items() if not name.startswith(_RUNTIME)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,9 +165,9 @@ class Process:
     @property
     def lost_port(self) -> int | None:
         """Own port that another process listens on, if it ended for that reason."""
-        said = self.log_tail() if self.has_failed else ""
+        tail = self.log_tail() if self.has_failed else ""
         ports = (self.port, self.admin_port, self.metrics_port, self.http_port)
-        return next((port for port in ports if f"port {port} on " in said), None)
+        return next((port for port in ports if f"port {port} on " in tail), None)
 
     def start(self, log_dir: Path) -> None:
         """Starts it, again if it had ended; appends to its log in `log_dir`, made if needed.
@@ -213,16 +213,18 @@ class Process:
             return False
         return True
 
-    def obituary(self) -> str:
+    def failure_report(self) -> str:
         """Returns its exit reason and the end of its log, as text for the user."""
         assert self._popen is not None
         code = self._popen.returncode
         assert code is not None, f"{self.name} is running"
-        how = (
+        reason = (
             f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         )
         tail = self.log_tail()
-        return f"{self.name} {how}; " + (f"its log ends:\n{tail}" if tail else "its log is empty")
+        return f"{self.name} {reason}; " + (
+            f"its log ends:\n{tail}" if tail else "its log is empty"
+        )
 
     def log_tail(self) -> str:
         """Returns the last lines of its log."""

@@ -32,29 +32,29 @@ def parse_flags(settings: Sequence[str]) -> dict[str, object]:
     return flags
 
 
-def http_port_of(asked: int | None) -> int | None:
-    """Returns the router's HTTP port. `asked` None: `DEFAULT_HTTP_PORT`, or any free port (0) if
-    that is taken; None, with a message on stderr, if the extra is not installed: no HTTP.
+def http_port_of(requested: int | None) -> int | None:
+    """Returns the router's HTTP port. `requested` None: `DEFAULT_HTTP_PORT`, or any free port (0)
+    if that is taken; None, with a message on stderr, if the extra is not installed: no HTTP.
 
     Raises `FailedPreconditionError` if it is asked for and not installed.
     """
     try:
-        check_extra("http", "--http-port" if asked is not None else "no HTTP is served: it")
+        check_extra("http", "--http-port" if requested is not None else "no HTTP: it")
     except FailedPreconditionError as error:
-        if asked is not None:
+        if requested is not None:
             raise
         print(f"baton: {error}", file=sys.stderr)
         return None
-    if asked is not None:
-        return asked
+    if requested is not None:
+        return requested
     return DEFAULT_HTTP_PORT if is_free(DEFAULT_HTTP_PORT) else 0
 
 
-def admin_port_of(asked: int | None) -> int:
-    """Returns the router's admin port. `asked` None: the one that commands connect to, or any free
-    one (0) if that is taken."""
-    if asked is not None:
-        return asked
+def admin_port_of(requested: int | None) -> int:
+    """Returns the router's admin port. `requested` None: the one that commands connect to, or any
+    free one (0) if that is taken."""
+    if requested is not None:
+        return requested
     return _ADMIN_PORT if is_free(_ADMIN_PORT) else 0
 
 
@@ -83,10 +83,10 @@ def run(cluster: LocalCluster, console: Console) -> None:
 
 
 def _serve(cluster: LocalCluster, console: Console) -> None:
-    began = time.monotonic()
+    started_at = time.monotonic()
     with status_display(console) as on_status:
         cluster.start(timeout=None, on_status=on_status)
-    console.print(_how_to_use(cluster, time.monotonic() - began), highlight=False)
+    console.print(_how_to_use(cluster, time.monotonic() - started_at), highlight=False)
     has_redis = cluster.redis is not None
     while True:
         cluster.check()
@@ -120,8 +120,8 @@ def _of_tls(cluster: LocalCluster) -> str:
         return ""
     shown = cluster.tls.to_router("admin")
     files = {"CA": shown.ca, "CERT": shown.cert, "KEY": shown.key, "SERVER_NAME": ROUTER_NAME}
-    said = " ".join(f"BATON_TLS_{of}={shlex.quote(str(value))}" for of, value in files.items())
-    return f"  export {said}\n"
+    variables = " ".join(f"BATON_TLS_{of}={shlex.quote(str(value))}" for of, value in files.items())
+    return f"  export {variables}\n"
 
 
 def _of_http(cluster: LocalCluster) -> str:

@@ -37,7 +37,7 @@ _TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _TLS_OPTIONS = (*_TLS_FILES, "ssl_check_hostname")
 _SENTINEL_OPTIONS = ("sentinel_username", "sentinel_password")
 _PREFIX = re.compile(r"[A-Za-z0-9._-]{1,64}")  # no brace, which would be a hash tag
-_TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+_BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ def _tls(options: Mapping[str, str]) -> Tls:
     """Returns the TLS options after checking that their files can be loaded."""
     ca_file, cert_file, key_file = (options.get(name) or None for name in _TLS_FILES)
     check = options.get("ssl_check_hostname", "true").lower()
-    if check not in _TRUTHS:
+    if check not in _BOOLEANS:
         raise ValueError("ssl_check_hostname is neither true nor false")
     if key_file is not None and cert_file is None:
         raise ValueError("ssl_keyfile is the key of a certificate: ssl_certfile is missing")
@@ -234,8 +234,8 @@ def _tls(options: Mapping[str, str]) -> Tls:
         _try("ssl_ca_certs", lambda: context.load_verify_locations(ca_file))
     if cert_file is not None:
         chain = "ssl_certfile and ssl_keyfile"
-        _try(chain, lambda: context.load_cert_chain(cert_file, key_file, password=_ask_nobody))
-    return Tls(ca_file, cert_file, key_file, _TRUTHS[check])
+        _try(chain, lambda: context.load_cert_chain(cert_file, key_file, password=_no_password))
+    return Tls(ca_file, cert_file, key_file, _BOOLEANS[check])
 
 
 def _try(name: str, load: Callable[[], None]) -> None:
@@ -245,6 +245,6 @@ def _try(name: str, load: Callable[[], None]) -> None:
         raise ValueError(f"{name} cannot be used: {error.strerror or error}") from None
 
 
-def _ask_nobody() -> str:
+def _no_password() -> str:
     """Rejects a key with a password, for which OpenSSL would prompt on the terminal."""
     raise ValueError("ssl_keyfile has a password; use a key without")

@@ -39,14 +39,14 @@ class Compaction:
         max_slots: maximum number of slots written at once.
     """
 
-    def __init__(self, mirror: IndexSnapshot, max_slots: int = _MAX_SLOTS) -> None:
-        self._mirror = mirror
+    def __init__(self, snapshot: IndexSnapshot, max_slots: int = _MAX_SLOTS) -> None:
+        self._snapshot = snapshot
         self._max_slots = max_slots
         self._sequence = 0  # of the last complete round
         self._previous = 0  # of the round before, which a reader may still be reading
         self._round_start: int | None = None
         self._next_slot = 0
-        self._credit = 0
+        self._num_due = 0
 
     @property
     def sequence(self) -> int:
@@ -55,7 +55,7 @@ class Compaction:
 
     def restart(self) -> None:
         """Restarts from an empty snapshot, when the one in Redis is lost or invalid."""
-        self._sequence = self._previous = self._next_slot = self._credit = 0
+        self._sequence = self._previous = self._next_slot = self._num_due = 0
         self._round_start = None
 
     def advance(self, num_hashes: int, sequence: int) -> Slice:
@@ -66,18 +66,18 @@ class Compaction:
             return Slice(0, b"", sequence, self._previous + 1)
         if self._round_start is None:
             self._round_start = sequence
-        num_left = self._mirror.num_slots - self._next_slot
-        self._credit += _SLOTS_PER_HASH * (num_hashes + _HASHES_PER_BATCH)
-        wanted = num_left if self._sequence == 0 else min(num_left, self._credit)
+        num_left = self._snapshot.num_slots - self._next_slot
+        self._num_due += _SLOTS_PER_HASH * (num_hashes + _HASHES_PER_BATCH)
+        wanted = num_left if self._sequence == 0 else min(num_left, self._num_due)
         start, stop = self._next_slot, self._next_slot + min(wanted, self._max_slots)
-        data = self._mirror.encode(start, stop)
-        self._credit = max(0, self._credit - (stop - start))
+        data = self._snapshot.encode(start, stop)
+        self._num_due = max(0, self._num_due - (stop - start))
         self._next_slot = stop
-        if stop == self._mirror.num_slots:
+        if stop == self._snapshot.num_slots:
             self._complete(self._round_start)
         return Slice(start, data, self._sequence, self._previous + 1)
 
     def _complete(self, round_start: int) -> None:
         self._previous, self._sequence = self._sequence, round_start
         self._round_start = None
-        self._next_slot = self._credit = 0
+        self._next_slot = self._num_due = 0

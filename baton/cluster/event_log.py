@@ -10,9 +10,9 @@ from baton.cluster.snapshot import IndexSnapshot
 
 
 class EventLog:
-    """Event log: numbers a worker's events, coalesces unpublished ones, and mirrors their effect.
+    """Event log: numbers a worker's events, coalesces unpublished ones, and snapshots their effect.
 
-    It is `behind` when the published events no longer add up to the mirror: at the start, after
+    It is `behind` when the published events no longer add up to the snapshot: at the start, after
     `fall_behind`, and when too many are unpublished. It then drops those; `rebase` recovers.
 
     Args:
@@ -23,7 +23,7 @@ class EventLog:
         self._max_pending = max_pending
         self._sequence = 0
         self._first_pending = 1
-        self._mirror = IndexSnapshot()
+        self._snapshot = IndexSnapshot()
         self._pending: dict[BlockHash, bool] = {}  # whether the hash was stored last, or removed
         self._cleared = False
         self._behind = True
@@ -34,9 +34,9 @@ class EventLog:
         return self._sequence
 
     @property
-    def mirror(self) -> IndexSnapshot:
+    def snapshot(self) -> IndexSnapshot:
         """Snapshot of the hashes cached after the latest event."""
-        return self._mirror
+        return self._snapshot
 
     @property
     def behind(self) -> bool:
@@ -46,7 +46,7 @@ class EventLog:
     def append(self, events: KvEvents) -> None:
         """Appends the next event."""
         self._sequence += 1
-        self._mirror.apply(events)
+        self._snapshot.apply(events)
         if not self._behind:
             self._enqueue(events)
 
@@ -60,23 +60,23 @@ class EventLog:
             cleared=self._cleared,
         )
         batch = EventBatch(self._first_pending, self._sequence, events)
-        self._forget_pending()
+        self._clear_pending()
         return batch
 
     def fall_behind(self) -> None:
         """Marks a gap: some of the batches taken, or the snapshot, may be lost in Redis."""
         self._behind = True
-        self._forget_pending()
+        self._clear_pending()
 
     def rebase(self) -> EventBatch:
-        """Restarts from the mirror, which the caller publishes as a snapshot from this batch on.
+        """Restarts from the snapshot, which the caller publishes as a snapshot from this batch on.
 
         The returned batch is a new event without changes: a reader that missed an earlier event
         detects the gap, and a reader that missed none continues.
         """
         self._sequence += 1
         self._behind = False
-        self._forget_pending()
+        self._clear_pending()
         return EventBatch(self._sequence, self._sequence, KvEvents())
 
     def _enqueue(self, events: KvEvents) -> None:
@@ -88,7 +88,7 @@ class EventLog:
         if len(self._pending) > self._max_pending:
             self.fall_behind()
 
-    def _forget_pending(self) -> None:
+    def _clear_pending(self) -> None:
         self._pending.clear()
         self._cleared = False
         self._first_pending = self._sequence + 1

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from baton.cluster.prefix import HASH_BYTES, BlockHash
 
 SEQUENCE_BYTES = 8
-HOLE = bytes(HASH_BYTES)  # an empty slot
+EMPTY_SLOT = bytes(HASH_BYTES)
 
 _SEQUENCE = struct.Struct("<Q")
 
@@ -99,7 +99,7 @@ def decode_slots(data: bytes) -> tuple[BlockHash, ...]:
     Raises:
         ValueError: `data` is not a whole number of slots.
     """
-    return tuple(filter(HOLE.__ne__, _split(data)))
+    return tuple(filter(EMPTY_SLOT.__ne__, _split(data)))
 
 
 def _split(data: bytes) -> tuple[BlockHash, ...]:

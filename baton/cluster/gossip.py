@@ -10,18 +10,18 @@ from dataclasses import dataclass
 
 from redis.asyncio import Redis
 
-from baton.cluster.keys import notices_key
+from baton.cluster.keys import gossip_key
 from baton.cluster.loop import RedisLoop
 from baton.cluster.redis import prefix_of, transact
 
 _INTERVAL = 1.0  # seconds between payloads
-_LIFE = 5.0  # seconds for which a payload is valid after its last change
+_MAX_AGE = 5.0  # seconds for which a payload is valid after its last change
 _TTL = 60  # seconds for which the hash outlives its last change
 
 
 @dataclass(slots=True)
-class _Heard:
-    notice: bytes
+class _Received:
+    payload: bytes
     at: float
 
 
@@ -36,7 +36,7 @@ class Gossip:
         name: unique name of this router.
         write: returns the current payload.
         interval: seconds between payloads.
-        life: seconds for which the last payload of a router is valid.
+        max_age: seconds for which the last payload of a router is valid.
     """
 
     def __init__(
@@ -46,23 +46,27 @@ class Gossip:
         write: Callable[[], bytes],
         *,
         interval: float = _INTERVAL,
-        life: float = _LIFE,
+        max_age: float = _MAX_AGE,
     ) -> None:
         self._redis = redis
-        self._key = notices_key(prefix_of(redis))
+        self._key = gossip_key(prefix_of(redis))
         self._name = name
         self._write = write
         self._interval = interval
-        self._life = life
-        self._heard: dict[bytes, _Heard] = {}
+        self._max_age = max_age
+        self._received: dict[bytes, _Received] = {}
         self._number = 0
-        self._loop = RedisLoop("notices among routers", self._step)
+        self._loop = RedisLoop("gossip among routers", self._step)
 
     @property
     def others(self) -> list[bytes]:
         """Payloads of the other active routers."""
-        oldest = time.monotonic() - self._life
-        return [h.notice.partition(b" ")[2] for h in self._heard.values() if h.at >= oldest]
+        oldest = time.monotonic() - self._max_age
+        return [
+            received.payload.partition(b" ")[2]
+            for received in self._received.values()
+            if received.at >= oldest
+        ]
 
     def start(self) -> None:
         """Starts publishing and reading in the background. Needs a running event loop."""
@@ -74,26 +78,30 @@ class Gossip:
 
     async def _step(self) -> float:
         self._number += 1
-        notice = str(self._number).encode() + b" " + self._write()
+        payload = str(self._number).encode() + b" " + self._write()
         _, _, found = await transact(
             self._redis,
-            ("HSET", self._key, self._name, notice),
+            ("HSET", self._key, self._name, payload),
             ("EXPIRE", self._key, _TTL),
             ("HGETALL", self._key),
         )
-        self._hear(found)
-        silent = [router for router, heard in self._heard.items() if self._is_silent(heard)]
-        if silent:
-            await transact(self._redis, ("HDEL", self._key, *silent))
+        self._receive(found)
+        expired = [
+            router for router, received in self._received.items() if self._is_expired(received)
+        ]
+        if expired:
+            await transact(self._redis, ("HDEL", self._key, *expired))
         return self._interval
 
-    def _hear(self, found: dict[bytes, bytes]) -> None:
+    def _receive(self, found: dict[bytes, bytes]) -> None:
         now, own = time.monotonic(), self._name.encode()
-        for router, notice in found.items():
-            known = self._heard.get(router)
-            if router != own and (known is None or known.notice != notice):
-                self._heard[router] = _Heard(notice, now)
-        self._heard = {router: h for router, h in self._heard.items() if router in found}
+        for router, payload in found.items():
+            known = self._received.get(router)
+            if router != own and (known is None or known.payload != payload):
+                self._received[router] = _Received(payload, now)
+        self._received = {
+            router: received for router, received in self._received.items() if router in found
+        }
 
-    def _is_silent(self, heard: _Heard) -> bool:
-        return heard.at + 2 * self._life < time.monotonic()
+    def _is_expired(self, received: _Received) -> bool:
+        return received.at + 2 * self._max_age < time.monotonic()

@@ -14,12 +14,12 @@ def workers_key(prefix: str = "") -> str:
     return f"{prefix}{KEY_TAG}:workers"
 
 
-def notices_key(prefix: str = "") -> str:
+def gossip_key(prefix: str = "") -> str:
     """Returns the key of the routers' gossip hash."""
     return f"{prefix}{KEY_TAG}:notices"
 
 
-def role_turn_key(prefix: str = "") -> str:
+def role_lock_key(prefix: str = "") -> str:
     """Returns the key of the distributed lock for role changes, held by one router."""
     return f"{prefix}{KEY_TAG}:role-turn"
 

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from baton.backoff import Backoff
 
 _BACKOFF = Backoff(first=0.1, longest=2.0)
-_PATIENCE = 0.05  # seconds before cancelling again: redis-py may swallow it while connecting
+_CANCEL_INTERVAL = 0.05  # seconds before cancelling again: redis-py may swallow it while connecting
 
 _logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class RedisLoop:
         task, self._task = self._task, None
         while task is not None and not task.done():
             task.cancel()
-            await asyncio.wait([task], timeout=_PATIENCE)
+            await asyncio.wait([task], timeout=_CANCEL_INTERVAL)
 
     def wake(self) -> None:
         """Ends the sleep after a successful step early. Does not shorten a backoff."""
@@ -73,19 +73,19 @@ class RedisLoop:
         while True:
             self._wake.clear()
             try:
-                rest = await self._step()
+                pause = await self._step()
             except Exception as error:
-                await asyncio.sleep(self._failed(error))
+                await asyncio.sleep(self._record_failure(error))
             else:
-                self._succeeded()
-                await self._rest(rest)
+                self._record_success()
+                await self._sleep(pause)
 
-    async def _rest(self, seconds: float) -> None:
+    async def _sleep(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
 
-    def _succeeded(self) -> None:
+    def _record_success(self) -> None:
         if self._num_failures:
             _logger.warning("%s: Redis answers again", self._name)
         self._answered_at = time.monotonic()
@@ -93,12 +93,12 @@ class RedisLoop:
             self._answering_since = self._answered_at
         self._num_failures = 0
 
-    def _failed(self, error: Exception) -> float:
+    def _record_failure(self, error: Exception) -> float:
         """Counts the failure; returns the backoff in seconds, with jitter to spread a fleet."""
         if not self._num_failures:
             bug = None if isinstance(error, RedisError | OSError) else error
-            what = f"{type(error).__name__}: {error}".removesuffix(": ")
-            _logger.warning("%s: continuing without Redis: %s", self._name, what, exc_info=bug)
+            text = f"{type(error).__name__}: {error}".removesuffix(": ")
+            _logger.warning("%s: continuing without Redis: %s", self._name, text, exc_info=bug)
         self._answering_since = None
         self._num_failures += 1
         return _BACKOFF.delay(self._num_failures)

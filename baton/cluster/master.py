@@ -100,21 +100,21 @@ def _named(reply: Any, service: str) -> Node:
     return _text(host), int(port)
 
 
-def _owner(slots: Any, asked: Node) -> Node:
+def _owner(slots: Any, queried: Node) -> Node:
     for first, last, master, *_ in slots:
         if first <= _SLOT <= last:
-            return _node(master, asked)
+            return _node(master, queried)
     raise LookupError("it knows no node that serves our slot")
 
 
-def _all_nodes(slots: Any, asked: Node) -> frozenset[Node]:
-    return frozenset(_node(node, asked) for _, _, *nodes in slots for node in nodes)
+def _all_nodes(slots: Any, queried: Node) -> frozenset[Node]:
+    return frozenset(_node(node, queried) for _, _, *nodes in slots for node in nodes)
 
 
-def _node(fields: Any, asked: Node) -> Node:
-    """Returns host and port of a node; one without a host in the reply has that of `asked`."""
+def _node(fields: Any, queried: Node) -> Node:
+    """Returns host and port of a node; one without a host in the reply has that of `queried`."""
     host, port = fields[:2]
-    return (_text(host) if host else asked[0]), int(port)
+    return (_text(host) if host else queried[0]), int(port)
 
 
 def _text(value: bytes | str) -> str:

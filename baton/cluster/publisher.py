@@ -28,7 +28,7 @@ _MAX_PENDING = 16_384  # hashes: one entry is at most 256 KiB
 #   ARGV: expected head of the snapshot, expected id of the stream's last entry,
 #         new head, offset to write at, data to write, least entry id to keep, TTL in seconds,
 #         id of the entry to add, its fields (both may be missing)
-_GO_ON = """
+_CONTINUE = """
 local stream, snapshot = KEYS[1], KEYS[2]
 if redis.call('GETRANGE', snapshot, 0, 7) ~= ARGV[1] then return 0 end
 local last = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
@@ -79,9 +79,9 @@ class EventPublisher:
         self._snapshot_key = snapshot_key(worker, epoch, prefix_of(redis))
         self._refresh_interval = refresh_interval
         self._log = EventLog(max_pending)
-        mirror = self._log.mirror
+        snapshot = self._log.snapshot
         self._compaction = (
-            Compaction(mirror) if max_slots is None else Compaction(mirror, max_slots)
+            Compaction(snapshot) if max_slots is None else Compaction(snapshot, max_slots)
         )
         self._published = 0
         self._loop = RedisLoop(f"KV event publisher of {worker}", self._step)
@@ -113,7 +113,7 @@ class EventPublisher:
         """Returns a publisher for the worker's next epoch, with the blocks cached now. The caller
         starts it, and publishes no more events here."""
         successor = EventPublisher(self._redis, self._worker, epoch)
-        successor.publish(KvEvents(stored=tuple(self._log.mirror.hashes)))
+        successor.publish(KvEvents(stored=tuple(self._log.snapshot.hashes)))
         return successor
 
     def publish(self, events: KvEvents) -> None:
@@ -127,12 +127,12 @@ class EventPublisher:
             if self._log.behind:
                 await self._begin(self._log.rebase())
             else:
-                await self._go_on(self._log.take())
+                await self._continue(self._log.take())
         except BaseException:
             self._log.fall_behind()
             raise
-        must_hurry = self._log.behind or self._compaction.sequence == 0
-        return 0.0 if must_hurry else self._refresh_interval
+        is_incomplete = self._log.behind or self._compaction.sequence == 0
+        return 0.0 if is_incomplete else self._refresh_interval
 
     async def _begin(self, batch: EventBatch) -> None:
         """Begins a new snapshot, complete after this step if it is small."""
@@ -146,7 +146,7 @@ class EventPublisher:
         )
         self._published = batch.last
 
-    async def _go_on(self, batch: EventBatch | None) -> None:
+    async def _continue(self, batch: EventBatch | None) -> None:
         """Sends unpublished events and the next slice of the snapshot, or only renews the TTLs.
         Falls behind if Redis does not hold what was written last."""
         before, num_hashes = self._compaction.sequence, 0
@@ -154,18 +154,18 @@ class EventPublisher:
         if batch is not None:
             last, num_hashes = batch.last, len(batch.events.stored) + len(batch.events.removed)
         part = self._compaction.advance(num_hashes, last)
-        (went_on,) = await transact(self._redis, self._command(before, part, batch))
-        if went_on:
+        (has_continued,) = await transact(self._redis, self._command(before, part, batch))
+        if has_continued:
             self._published = last
         else:
             self._log.fall_behind()
 
     def _command(self, before: int, part: Slice, batch: EventBatch | None) -> Command:
         keys = (2, self._stream_key, self._snapshot_key)
-        then = (encode_sequence(before), entry_id(self._published))
-        now = (encode_sequence(part.sequence), slots_offset(part.start), part.data)
+        expected = (encode_sequence(before), entry_id(self._published))
+        written = (encode_sequence(part.sequence), slots_offset(part.start), part.data)
         entry = () if batch is None else _entry(batch)
-        return ("EVAL", _GO_ON, *keys, *then, *now, entry_id(part.oldest), _TTL, *entry)
+        return ("EVAL", _CONTINUE, *keys, *expected, *written, entry_id(part.oldest), _TTL, *entry)
 
 
 def _entry(batch: EventBatch) -> Command:

@@ -5,7 +5,7 @@ from redis.exceptions import RedisError
 
 from baton.cluster.redis import transact
 
-_TAKE = """
+_ACQUIRE = """
 local owner = redis.call('HGET', KEYS[1], 'name')
 if owner and owner ~= ARGV[1] then return 0 end
 redis.call('HSET', KEYS[1], 'name', ARGV[1])
@@ -31,13 +31,13 @@ class RedisLock:
         self._key = key
         self._name = name
 
-    async def take(self, seconds: float) -> bool:
+    async def acquire(self, seconds: float) -> bool:
         """Acquires or extends the lock for `seconds` from now. Returns False if another caller
         holds it or Redis does not answer."""
         try:
-            (taken,) = await transact(
-                self._redis, ("EVAL", _TAKE, 1, self._key, self._name, int(1000 * seconds))
+            (is_acquired,) = await transact(
+                self._redis, ("EVAL", _ACQUIRE, 1, self._key, self._name, int(1000 * seconds))
             )
         except (RedisError, OSError):
             return False
-        return bool(taken)
+        return bool(is_acquired)

@@ -5,7 +5,7 @@ snapshot is updated in place, a few slots at a time, and is never longer than th
 hashes cached at the same time. Pure; independent of Redis.
 """
 
-from baton.cluster.events import HOLE, KvEvents
+from baton.cluster.events import EMPTY_SLOT, KvEvents
 from baton.cluster.prefix import BlockHash
 
 
@@ -42,7 +42,7 @@ class IndexSnapshot:
         for block in events.removed:
             slot = self._slot_of.pop(block, None)
             if slot is not None:
-                self._slots[slot] = HOLE
+                self._slots[slot] = EMPTY_SLOT
                 self._free.append(slot)
         for block in events.stored:
             if block not in self._slot_of:
@@ -58,5 +58,5 @@ class IndexSnapshot:
 
     def _clear(self) -> None:
         self._slot_of.clear()
-        self._slots = [HOLE] * len(self._slots)
+        self._slots = [EMPTY_SLOT] * len(self._slots)
         self._free = list(range(len(self._slots) - 1, -1, -1))

@@ -32,7 +32,7 @@ _MIN_ENTRIES = 16  # per read, of each stream, even if that exceeds the total
 _PART = 32_768  # slots of a snapshot in one reply: 512 KiB
 _MAX_PARTS = 8  # per round trip
 _IDLE = 60.0  # seconds; `follow` wakes the loop
-_MEND_INTERVAL = 1.0  # seconds between attempts to read a snapshot
+_RESYNC_INTERVAL = 1.0  # seconds between attempts to read a snapshot
 
 _logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class _Follow:
         applied: number of the latest event in the index.
         wanted: least sequence number of a snapshot that contains the missed events; None if none
             were missed. Events after a gap are applied anyway: a partial index beats none.
-        mend_at: time of the next attempt to read that snapshot (`time.monotonic`).
+        resync_at: time of the next attempt to read that snapshot (`time.monotonic`).
         next_slot: first slot of the snapshot that is not in the index yet; None while no snapshot
             is being read.
         published: sequence number that the worker is known to have published.
@@ -56,14 +56,14 @@ class _Follow:
     epoch: int
     applied: int = 0
     wanted: int | None = 0
-    mend_at: float = 0.0
+    resync_at: float = 0.0
     next_slot: int | None = None
     published: int = 0
     is_current: bool = False
 
     def is_due(self, now: float) -> bool:
         """Returns whether its snapshot must be read now, which precedes reading its events."""
-        return self.wanted is not None and self.mend_at <= now
+        return self.wanted is not None and self.resync_at <= now
 
     def is_behind(self, now: float) -> bool:
         """Returns whether there is more to read of it immediately."""
@@ -132,7 +132,7 @@ class EventSubscriber:
     async def _step(self) -> float:
         if not self._follows:
             return _IDLE
-        await self._mend(time.monotonic())
+        await self._resync(time.monotonic())
         now = time.monotonic()
         follows = {
             stream_key(follow.worker, follow.epoch, self._prefix).encode(): follow
@@ -146,11 +146,11 @@ class EventSubscriber:
 
     # Snapshots.
 
-    async def _mend(self, now: float) -> None:
+    async def _resync(self, now: float) -> None:
         """Reads the next parts of wanted snapshots, in one round trip."""
-        wanting = [follow for follow in self._follows.values() if follow.is_due(now)]
-        wanting.sort(key=lambda follow: follow.next_slot is None)  # those begun come first
-        parts = wanting[:_MAX_PARTS]
+        due = [follow for follow in self._follows.values() if follow.is_due(now)]
+        due.sort(key=lambda follow: follow.next_slot is None)  # those begun come first
+        parts = due[:_MAX_PARTS]
         if not parts:
             return
         commands = [command for follow in parts for command in _read_part(follow, self._prefix)]
@@ -158,10 +158,10 @@ class EventSubscriber:
         for number, follow in enumerate(parts):
             head, data = replies[2 * number : 2 * number + 2]
             if self._is_followed(follow):
-                self._take_part(follow, decode_sequence(head), data, now)
+                self._apply_part(follow, decode_sequence(head), data, now)
                 await asyncio.sleep(0)  # lets requests run first
 
-    def _take_part(self, follow: _Follow, sequence: int, data: bytes, now: float) -> None:
+    def _apply_part(self, follow: _Follow, sequence: int, data: bytes, now: float) -> None:
         """Applies a part of a snapshot to the index; the first part replaces the worker's blocks.
 
         All parts are as they were at the sequence number first read or later, and the events after
@@ -172,7 +172,7 @@ class EventSubscriber:
         is_first = follow.next_slot is None
         least = max(1, follow.wanted if is_first else follow.applied)
         if sequence < least:
-            follow.next_slot, follow.mend_at = None, now + _MEND_INTERVAL
+            follow.next_slot, follow.resync_at = None, now + _RESYNC_INTERVAL
             return
         if is_first:
             self._index.replace(follow.worker, follow.epoch, ())
@@ -183,7 +183,7 @@ class EventSubscriber:
         follow.next_slot += _PART
         if len(data) < _PART * HASH_BYTES:
             follow.next_slot = follow.wanted = None
-            follow.published, follow.mend_at = sequence, now + _MEND_INTERVAL
+            follow.published, follow.resync_at = sequence, now + _RESYNC_INTERVAL
 
     # Events.
 

@@ -108,15 +108,15 @@ class RegistryWatcher:
 
     async def _read(self) -> dict[str, WorkerRecord]:
         """Reads the records from Redis in one round trip, and another one if there are new ids."""
-        asked = sorted(self._listed | self._records.keys())
+        requested = sorted(self._listed | self._records.keys())
         members, *hashes = await transact(
-            self._redis, ("SMEMBERS", self._workers_key), *self._reads(asked)
+            self._redis, ("SMEMBERS", self._workers_key), *self._reads(requested)
         )
         self._listed = {member.decode(errors="replace") for member in members}
-        new = sorted(self._listed.difference(asked))
+        new = sorted(self._listed.difference(requested))
         if new:
             hashes += await transact(self._redis, *self._reads(new))
-        records = map(self._decode, asked + new, hashes)
+        records = map(self._decode, requested + new, hashes)
         return {record.id: record for record in records if record is not None}
 
     def _decode(self, worker: str, fields: Mapping[bytes, bytes]) -> WorkerRecord | None:
@@ -142,7 +142,7 @@ class RegistryWatcher:
         self._seen[record.id] = now
         if record != known:
             self._records[record.id] = record
-            self._tell(record.id, record)
+            self._notify(record.id, record)
         return True
 
     def _note_missing(self, fresh: set[str], now: float) -> None:
@@ -157,9 +157,9 @@ class RegistryWatcher:
 
     def _forget(self, worker: str) -> None:
         del self._records[worker], self._seen[worker]
-        self._tell(worker, None)
+        self._notify(worker, None)
 
-    def _tell(self, worker: str, record: WorkerRecord | None) -> None:
+    def _notify(self, worker: str, record: WorkerRecord | None) -> None:
         try:
             self._on_change(worker, record)
         except Exception:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "EngineConfig", "GenerationResult", "SamplingParams"]
 
-_HOMES = {
+_MODULES = {
     "Engine": "baton.engine.engine",
     "EngineConfig": "baton.engine.config",
     "GenerationResult": "baton.engine.messages",
@@ -23,6 +23,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'baton.engine' has no attribute {name!r}")

@@ -37,7 +37,7 @@ CALLERS: dict[str, tuple[Role, ...]] = {
 }
 """Roles that may call each service."""
 
-ANYBODY = (
+ANY_CALLER = (
     "grpc.health.v1.Health",
     "grpc.reflection.v1alpha.ServerReflection",
     "grpc.reflection.v1.ServerReflection",
@@ -102,7 +102,7 @@ class Access:
     def check(self, call: Connected, service: str) -> None:
         """Raises `UnauthenticatedError` if the caller has no role, and `PermissionDeniedError` if
         its role may not call `service`."""
-        if service in ANYBODY or service in self._by_token:
+        if service in ANY_CALLER or service in self._by_token:
             return
         roles = CALLERS.get(service, ())
         needed = f"{service} is for {' and '.join(roles) or 'no role'}"
@@ -127,7 +127,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
     ) -> "Handler | None":
         handler = await continuation(handler_call_details)
         service = handler_call_details.method.split("/")[1]
-        if handler is None or service in ANYBODY:
+        if handler is None or service in ANY_CALLER:
             return handler
         return guarded(handler, lambda context: self._checked(context, service))
 

@@ -35,17 +35,19 @@ def versions() -> dict[str, str]:
     return found
 
 
-def info(*, has_redis: bool, is_heard: bool, worker: pb.WorkerFacts | None) -> pb.GetInfoResponse:
+def info(
+    *, has_redis: bool, redis_answers: bool, worker: pb.WorkerFacts | None
+) -> pb.GetInfoResponse:
     """Returns the answer to `Admin.GetInfo`.
 
     Args:
         has_redis: the process is configured with a Redis.
-        is_heard: Redis answers.
+        redis_answers: Redis answers.
         worker: None on a router, and while a worker loads its model.
     """
     state = pb.REDIS_STATE_NONE
     if has_redis:
-        state = pb.REDIS_STATE_ANSWERING if is_heard else pb.REDIS_STATE_SILENT
+        state = pb.REDIS_STATE_ANSWERING if redis_answers else pb.REDIS_STATE_SILENT
     return pb.GetInfoResponse(
         versions=versions(),
         unix_time_ms=time.time_ns() // 1_000_000,

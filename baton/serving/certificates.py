@@ -14,7 +14,7 @@ from baton.tls import PemFiles, Tls
 from baton.watched_files import INTERVAL_SECONDS
 
 # Rounds of an in-memory TLS handshake, at most.
-_TURNS = 8
+_MAX_ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def read_certificate(tls: Tls) -> Certificate:
     near, far = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = trusting_context(ssl.PROTOCOL_TLS_CLIENT, tls).wrap_bio(near, far)
     server = trusting_context(ssl.PROTOCOL_TLS_SERVER, tls).wrap_bio(far, near, server_side=True)
-    _shake_hands(tls, client, server)
+    _complete_handshake(tls, client, server)
     return certificate_shown(client)
 
 
@@ -91,10 +91,10 @@ def watched(tls: Tls, interval: float = INTERVAL_SECONDS) -> PemFiles:
     def check(files: Tls) -> None:
         nonlocal first
         now = read_certificate(files)
-        said = now.identity, now.names & {ROUTER_NAME, WORKER_NAME}
+        role = now.identity, now.names & {ROUTER_NAME, WORKER_NAME}
         if first is None:
-            first = said
-        elif said != first:
+            first = role
+        elif role != first:
             raise FailedPreconditionError(f"{files.cert} is of another role or name than before")
 
     return PemFiles(tls, check, interval)
@@ -112,24 +112,24 @@ def trusting_context(protocol: int, tls: Tls) -> ssl.SSLContext:
             context.load_cert_chain(tls.cert, tls.key, password=lambda: b"")
         context.load_verify_locations(tls.ca)
     except OSError as error:  # includes ssl.SSLError
-        said = getattr(error, "reason", None) or error.strerror or str(error)
+        reason = getattr(error, "reason", None) or error.strerror or str(error)
         raise FailedPreconditionError(
             f"{tls.cert}, {tls.key} and {tls.ca} are no certificate, its key and authorities: "
-            f"{str(said).replace('_', ' ').lower()}"
+            f"{str(reason).replace('_', ' ').lower()}"
         ) from error
     return context
 
 
-def _shake_hands(tls: Tls, client: ssl.SSLObject, server: ssl.SSLObject) -> None:
+def _complete_handshake(tls: Tls, client: ssl.SSLObject, server: ssl.SSLObject) -> None:
     try:
-        for _ in range(_TURNS):
+        for _ in range(_MAX_ROUNDS):
             for side in (client, server):
                 try:
                     side.do_handshake()
                 except ssl.SSLWantReadError:
                     continue
     except ssl.SSLError as error:
-        said = getattr(error, "verify_message", None) or str(error)
+        reason = getattr(error, "verify_message", None) or str(error)
         raise FailedPreconditionError(
-            f"the authorities in {tls.ca} do not verify the certificate in {tls.cert}: {said}"
+            f"the authorities in {tls.ca} do not verify the certificate in {tls.cert}: {reason}"
         ) from error

@@ -19,7 +19,7 @@ MAX_EARLY_PINGS = 100
 LARGE_FRAMES = [("grpc.http2.max_frame_size", 2**24 - 1)]
 
 # Longest time between `Channels.get` and the call on that channel.
-_HANDOUT_SECONDS = 2.0
+_CALL_START_SECONDS = 2.0
 _LONGEST_CALL_SECONDS = 24 * 3600.0
 
 # A silent peer is detected within the silence bound of 2 s: ping after 1 s, wait 0.8 s.
@@ -151,5 +151,5 @@ class Channels:
 
 async def _retire(channel: grpc.aio.Channel) -> None:
     """Closes `channel` once its calls have ended; a caller of `get` may still begin one."""
-    await asyncio.sleep(_HANDOUT_SECONDS)
+    await asyncio.sleep(_CALL_START_SECONDS)
     await channel.close(_LONGEST_CALL_SECONDS)

@@ -27,7 +27,7 @@ PORTS: dict[Port, tuple[str, tuple[Process, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class Connection:
     """Connections from one kind of process to a port of another one.
 
     Attributes:
@@ -41,22 +41,26 @@ class Edge:
     why: str
 
 
-EDGES: tuple[Edge, ...] = (
-    Edge("client", "router", "grpc", "requests and their answers"),
-    Edge("client", "router", "http", "the same over HTTP"),
+CONNECTIONS: tuple[Connection, ...] = (
+    Connection("client", "router", "grpc", "requests and their answers"),
+    Connection("client", "router", "http", "the same over HTTP"),
     # By default a router listens for it on loopback.
-    Edge("operator", "router", "admin", "administration"),
-    *(Edge("router", worker, "grpc", "work, health") for worker in WORKERS),
+    Connection("operator", "router", "admin", "administration"),
+    *(Connection("router", worker, "grpc", "work, health") for worker in WORKERS),
     *(
-        Edge("router", worker, "admin", "changes of roles, caches to be forgotten")
+        Connection("router", worker, "admin", "changes of roles, caches to be forgotten")
         for worker in WORKERS
     ),
     # Both roles: prompts' KV goes to decode workers, and prefixes wherever they save time.
     # Over NIXL and UCX workers connect to each other on ports that those libraries choose.
-    *(Edge(claimant, source, "kv", "KV blocks") for claimant in WORKERS for source in WORKERS),
-    *(Edge("scraper", process, "metrics", "metrics") for process in PROCESSES),
-    *(Edge(process, "redis", None, "the registry and KV events") for process in PROCESSES),
-    *(Edge(process, "collector", None, "traces, if any") for process in PROCESSES),
-    *(Edge(process, "hub", None, "a checkpoint, if it is a hub id") for process in PROCESSES),
-    *(Edge(process, "dns", None, "where those are") for process in PROCESSES),
+    *(
+        Connection(claimant, source, "kv", "KV blocks")
+        for claimant in WORKERS
+        for source in WORKERS
+    ),
+    *(Connection("scraper", process, "metrics", "metrics") for process in PROCESSES),
+    *(Connection(process, "redis", None, "the registry and KV events") for process in PROCESSES),
+    *(Connection(process, "collector", None, "traces, if any") for process in PROCESSES),
+    *(Connection(process, "hub", None, "a checkpoint, if it is a hub id") for process in PROCESSES),
+    *(Connection(process, "dns", None, "where those are") for process in PROCESSES),
 )

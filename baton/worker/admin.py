@@ -53,7 +53,7 @@ class WorkerAdmin(pb_grpc.AdminServicer):
         worker = self._worker
         return build_info.info(
             has_redis=bool(worker.settings.redis_url),
-            is_heard=worker.is_heard,
+            redis_answers=worker.redis_answers,
             worker=_facts(worker) if worker.is_ready else None,
         )
 

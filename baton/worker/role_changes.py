@@ -50,7 +50,7 @@ class RoleChanges:
             )
         if self._change is None:
             worker.engine_for_new_work()
-            if not worker.is_heard:
+            if not worker.redis_answers:
                 raise UnavailableError(
                     "Redis does not answer: no router would learn of another role"
                 )

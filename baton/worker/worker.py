@@ -111,7 +111,7 @@ class Worker:
         return self._is_leaving
 
     @property
-    def is_heard(self) -> bool:
+    def redis_answers(self) -> bool:
         """True if routers would learn of another role now: Redis answers, or none is used."""
         return self._registration is None or not self._registration.stale
 

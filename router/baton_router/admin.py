@@ -101,7 +101,7 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
     async def GetInfo(
         self, _request: admin_pb2.GetInfoRequest, _context: Any
     ) -> admin_pb2.GetInfoResponse:
-        return build_info.info(has_redis=True, is_heard=self._fleet.hears_redis, worker=None)
+        return build_info.info(has_redis=True, redis_answers=self._fleet.hears_redis, worker=None)
 
     async def Drain(
         self, _request: admin_pb2.DrainRequest, _context: Any

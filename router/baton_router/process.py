@@ -157,10 +157,10 @@ def _http_server(
     from baton_router.http.connection import ConnectionLimits
     from baton_router.http.generation import Generations
     from baton_router.http.server import HttpServer
-    from baton_router.http.timeline import told_to
+    from baton_router.http.timeline import timeline_for
 
     timeout = settings.default_timeout_s
-    extra_of = partial(told_to, tenants=tenants, placer=placer)
+    extra_of = partial(timeline_for, tenants=tenants, placer=placer)
     generations = Generations(inference, intake, timeout, extra_of)
     render = exposition.render if settings.metrics else None
     max_body_bytes = settings.http_max_body_bytes

@@ -111,7 +111,7 @@ def test_without_its_extra_http_is_not_served_and_the_extra_is_named(
 
     how = "needs starlette; pip install 'baton-serve[http]'\n"
     unasked = dry_run()
-    assert (unasked.exit_code, unasked.stderr) == (0, f"baton: no HTTP is served: it {how}")
+    assert (unasked.exit_code, unasked.stderr) == (0, f"baton: no HTTP: it {how}")
     unwanted = dry_run("--no-http")
     assert (unwanted.exit_code, unwanted.stderr) == (0, "")
     asked = dry_run("--http-port", "0")

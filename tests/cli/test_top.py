@@ -11,7 +11,7 @@ from textual.widgets import DataTable, Static
 
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.top.app import Top
-from baton.cli.top.snapshot import Snapshot, Watch, WorkerSight
+from baton.cli.top.snapshot import Snapshot, SnapshotReader, WorkerSnapshot
 from baton.cli.top.tables import REQUEST_COLUMNS, WORKER_COLUMNS, bar, in_bytes
 from baton.cli.top.tables import headline as top_line
 from baton.client.client import AsyncClient, Client, Load, RoleBalance, Worker
@@ -78,8 +78,8 @@ async def test_requests_in_flight_are_told_with_where_they_run(cluster: LocalClu
 async def test_the_screen_shows_what_goes_on_and_stands_still_when_told(
     cluster: LocalCluster,
 ) -> None:
-    async with Watch(cluster.admin_address) as watch:
-        app = Top(watch, 0.1)
+    async with SnapshotReader(cluster.admin_address) as reader:
+        app = Top(reader, 0.1)
         async with app.run_test(size=(160, 40)) as pilot:
             await pilot.pause()
             assert rows(app, "workers") == ["decode-0", "prefill-0"]
@@ -89,7 +89,7 @@ async def test_the_screen_shows_what_goes_on_and_stands_still_when_told(
                 await until(lambda: rows(app, "requests") == ["shown"])
                 await until(lambda: "running 1" in headline(app))
                 await pilot.press("p")
-            await app.look()
+            await app.read()
             assert rows(app, "requests") == ["shown"]
             await pilot.press("p")
             await until(lambda: rows(app, "requests") == [])
@@ -99,15 +99,15 @@ async def test_the_screen_shows_what_goes_on_and_stands_still_when_told(
 
 @pytest.mark.e2e
 async def test_a_router_that_does_not_answer_is_told_and_asked_again() -> None:
-    async with Watch("127.0.0.1:1") as watch:
-        app = Top(watch, 0.1)
+    async with SnapshotReader("127.0.0.1:1") as reader:
+        app = Top(reader, 0.1)
         async with app.run_test() as pilot:
             await pilot.pause()
             await until(lambda: headline(app).startswith("127.0.0.1:1  "))
             assert app.is_running
 
 
-class LateWatch(Watch):
+class LateReader(SnapshotReader):
     """Hears that nobody answers only when it is told to."""
 
     def __init__(self) -> None:
@@ -115,17 +115,17 @@ class LateWatch(Watch):
         self.is_looking, self.may_end = asyncio.Event(), asyncio.Event()
         self._is_first = True
 
-    async def look(self) -> Snapshot:
+    async def read(self) -> Snapshot:
         if not self._is_first:
             self.is_looking.set()
             await self.may_end.wait()
         self._is_first = False
-        return await super().look()
+        return await super().read()
 
 
 def test_headline_names_versions_while_workers_differ() -> None:
     router = Load("ready", "", 1.0, *[0] * 9)
-    worker = WorkerSight(Worker("w", "decode", "a:2", 1, "ready", 0, 0, "a:3", "1.0"), router)
+    worker = WorkerSnapshot(Worker("w", "decode", "a:2", 1, "ready", 0, 0, "a:3", "1.0"), router)
     newer = replace(worker, worker=replace(worker.worker, version="2.0"))
     one = Snapshot(0.0, router, RoleBalance(0.0, 0.0, None, "", False), (worker, worker), ())
     assert "versions" not in top_line(one, "a:1")
@@ -134,12 +134,12 @@ def test_headline_names_versions_while_workers_differ() -> None:
 
 
 async def test_a_look_that_ends_when_its_user_has_left_shows_nothing() -> None:
-    async with LateWatch() as watch:
-        app = Top(watch, 0.05)
+    async with LateReader() as reader:
+        app = Top(reader, 0.05)
         async with app.run_test() as pilot:
-            await asyncio.wait_for(watch.is_looking.wait(), 10)
+            await asyncio.wait_for(reader.is_looking.wait(), 10)
             await app.screen.query("*").remove()  # as it is done first of all at the end
-            watch.may_end.set()
+            reader.may_end.set()
             await pilot.pause(0.2)
 
 

@@ -7,7 +7,7 @@ from redis.asyncio import Redis
 
 from baton.cluster.embedded import EmbeddedRedis
 from baton.cluster.gossip import Gossip
-from baton.cluster.keys import notices_key
+from baton.cluster.keys import gossip_key
 from baton.cluster.redis import connect, transact
 from baton.cluster.redis_lock import RedisLock
 from tests.support.redis_loops import Loops
@@ -16,11 +16,11 @@ from tests.support.waiting import until
 KEY = "{baton}:turn"
 
 
-def speaking(redis: Redis, loops: Loops, *names: str, life: float = 5.0) -> list[Gossip]:
+def speaking(redis: Redis, loops: Loops, *names: str, max_age: float = 5.0) -> list[Gossip]:
     """A router of each name."""
 
     def notices(name: str) -> Gossip:
-        return Gossip(redis, name, lambda: f"I am {name}".encode(), interval=0.02, life=life)
+        return Gossip(redis, name, lambda: f"I am {name}".encode(), interval=0.02, max_age=max_age)
 
     return [loops.start(notices(name)) for name in names]
 
@@ -35,12 +35,12 @@ async def test_each_router_hears_all_others(redis: Redis, loops: Loops) -> None:
 async def test_a_router_that_falls_silent_does_not_count_and_is_forgotten(
     redis: Redis, loops: Loops
 ) -> None:
-    a, b = speaking(redis, loops, "a", "b", life=0.2)
+    a, b = speaking(redis, loops, "a", "b", max_age=0.2)
     await until(lambda: a.others == [b"I am b"], within=5.0)
     await b.stop()
     await until(lambda: a.others == [], within=5.0)
     deadline = time.monotonic() + 5.0
-    while (await transact(redis, ("HGETALL", notices_key())))[0].keys() != {b"a"}:
+    while (await transact(redis, ("HGETALL", gossip_key())))[0].keys() != {b"a"}:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
 
@@ -48,7 +48,7 @@ async def test_a_router_that_falls_silent_does_not_count_and_is_forgotten(
 async def test_routers_hear_each_other_again_after_redis_was_lost(
     server: EmbeddedRedis, redis: Redis, loops: Loops
 ) -> None:
-    a, b = speaking(redis, loops, "a", "b", life=0.3)
+    a, b = speaking(redis, loops, "a", "b", max_age=0.3)
     await until(lambda: a.others == [b"I am b"], within=5.0)
     port = server.port
     server.stop()
@@ -62,15 +62,15 @@ async def test_only_one_has_the_turn_until_its_time_is_over(
 ) -> None:
     other = connect(server.url)
     a, b = RedisLock(redis, KEY, "a"), RedisLock(other, KEY, "b")
-    taken = await asyncio.gather(*(turn.take(30.0) for turn in (a, b)))
+    taken = await asyncio.gather(*(turn.acquire(30.0) for turn in (a, b)))
     assert sorted(taken) == [False, True]
     owner, waiting = (a, b) if taken[0] else (b, a)
-    assert await owner.take(0.1)
+    assert await owner.acquire(0.1)
     deadline = time.monotonic() + 5.0
-    while not await waiting.take(30.0):
+    while not await waiting.acquire(30.0):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
-    assert not await owner.take(1.0)
+    assert not await owner.acquire(1.0)
     await other.aclose()
 
 
@@ -79,4 +79,4 @@ async def test_it_is_nobodys_turn_where_redis_does_not_answer(
 ) -> None:
     turn = RedisLock(redis, KEY, "a")
     server.stop()
-    assert not await turn.take(1.0)
+    assert not await turn.acquire(1.0)

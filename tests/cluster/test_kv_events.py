@@ -95,7 +95,7 @@ def test_snapshot_and_stream_add_up_to_the_mirror_at_any_time(
 ) -> None:
     """Also for a reader whose first parts of the snapshot are older than its last ones."""
     log, held, earlier = EventLog(max_pending=8), Held(), None
-    compaction = Compaction(log.mirror, max_slots)
+    compaction = Compaction(log.snapshot, max_slots)
     truth: set[bytes] = set()
     for step in steps:
         if isinstance(step, KvEvents):
@@ -113,7 +113,7 @@ def test_snapshot_and_stream_add_up_to_the_mirror_at_any_time(
             batch = log.take()
             num_hashes = 0 if batch is None else 1
             held.go_on(compaction.advance(num_hashes, log.sequence), batch)
-        assert log.mirror.hashes == truth
+        assert log.snapshot.hashes == truth
         assert len(log._pending) <= 8
         if step == "send":
             assert held.read() in (truth, None)
@@ -126,9 +126,9 @@ def test_snapshot_and_stream_add_up_to_the_mirror_at_any_time(
 
 
 def test_a_snapshot_is_complete_after_events_of_an_eighth_as_many_hashes() -> None:
-    mirror = IndexSnapshot()
-    mirror.apply(KvEvents(stored=tuple(number.to_bytes(16, "big") for number in range(80_000))))
-    compaction = Compaction(mirror)
+    snapshot = IndexSnapshot()
+    snapshot.apply(KvEvents(stored=tuple(number.to_bytes(16, "big") for number in range(80_000))))
+    compaction = Compaction(snapshot)
     sequence = written = 0
     while compaction.sequence == 0:
         sequence += 1
@@ -144,14 +144,14 @@ def test_a_snapshot_is_complete_after_events_of_an_eighth_as_many_hashes() -> No
 
 
 def test_the_snapshot_of_a_cache_that_changes_stays_as_long_as_the_cache() -> None:
-    mirror = IndexSnapshot()
+    snapshot = IndexSnapshot()
     for number in range(1_000):
-        mirror.apply(KvEvents(stored=(number.to_bytes(16, "big"),)))
+        snapshot.apply(KvEvents(stored=(number.to_bytes(16, "big"),)))
         if number >= 10:
-            mirror.apply(KvEvents(removed=((number - 10).to_bytes(16, "big"),)))
-    assert (len(mirror), mirror.num_slots) == (10, 11)
-    mirror.apply(KvEvents(cleared=True))
-    assert (len(mirror), mirror.encode(0, 11)) == (0, bytes(16 * 11))
+            snapshot.apply(KvEvents(removed=((number - 10).to_bytes(16, "big"),)))
+    assert (len(snapshot), snapshot.num_slots) == (10, 11)
+    snapshot.apply(KvEvents(cleared=True))
+    assert (len(snapshot), snapshot.encode(0, 11)) == (0, bytes(16 * 11))
 
 
 @given(some_events, st.integers(1, 2**63), st.integers(0, 2**63))
@@ -165,10 +165,10 @@ def test_batches_survive_the_way_through_redis(events: KvEvents, first: int, mor
 
 
 def test_a_snapshot_is_a_sequence_number_and_hashes_with_holes() -> None:
-    mirror = IndexSnapshot()
-    mirror.apply(KvEvents(stored=(b"a" * 16, b"c" * 16, b"b" * 16)))
-    mirror.apply(KvEvents(removed=(b"c" * 16,)))
-    data = encode_sequence(258) + mirror.encode(0, 3)
+    snapshot = IndexSnapshot()
+    snapshot.apply(KvEvents(stored=(b"a" * 16, b"c" * 16, b"b" * 16)))
+    snapshot.apply(KvEvents(removed=(b"c" * 16,)))
+    data = encode_sequence(258) + snapshot.encode(0, 3)
     assert data == b"\x02\x01\0\0\0\0\0\0" + b"a" * 16 + bytes(16) + b"b" * 16
     assert decode_sequence(data[:8]) == 258
     assert decode_slots(data[8:]) == (b"a" * 16, b"b" * 16)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.cluster.keys import role_turn_key
+from baton.cluster.keys import role_lock_key
 from baton.cluster.redis import check_answers, connect, transact
 from baton.cluster.redis_lock import RedisLock
 from baton.errors import UnavailableError
@@ -131,7 +131,7 @@ async def test_loops_need_only_the_documented_rights(
             await until(lambda: pair.knows(number + 1), within=5.0)  # noqa: B023
         await asyncio.sleep(0.5)  # the worker's renewals while nothing happens
         assert not pair.is_stale
-        assert await RedisLock(pair.client, role_turn_key(), "a").take(60.0)
+        assert await RedisLock(pair.client, role_lock_key(), "a").acquire(60.0)
         await pair.registration.stop()
         await until(lambda: not pair.watcher.records, within=5.0)
     assert not caplog.records

@@ -14,7 +14,7 @@ def test_pauses_double_up_to_two_seconds_and_no_two_loops_pause_alike() -> None:
     pauses = []
     for _ in range(2):
         loop = RedisLoop("loop", nothing)
-        pauses.append([loop._failed(OSError("gone")) for _ in range(12)])
+        pauses.append([loop._record_failure(OSError("gone")) for _ in range(12)])
         for number, pause in enumerate(pauses[-1]):
             longest = min(0.1 * 2**number, 2.0)
             assert longest / 2 <= pause <= longest

@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from baton.cluster.embedded import EmbeddedRedis
-from baton.cluster.keys import role_turn_key
+from baton.cluster.keys import role_lock_key
 from baton.cluster.redis import prefix_of, transact
 from baton.cluster.redis_lock import RedisLock
 from tests.support.redis_loops import BLOCKS, RECORD, working
@@ -26,9 +26,9 @@ async def test_several_batons_on_one_redis_are_isolated(server: EmbeddedRedis) -
         for number, pair in enumerate(pairs, 1):
             await until(lambda pair=pair, number=number: pair.knows(number), within=5.0)
             turn = RedisLock(
-                pair.client, role_turn_key(prefix_of(pair.client)), pair.record.endpoint
+                pair.client, role_lock_key(prefix_of(pair.client)), pair.record.endpoint
             )
-            assert await turn.take(60.0), "it is its turn whatever the others do"
+            assert await turn.acquire(60.0), "it is its turn whatever the others do"
         assert all(pair.knows(number) for number, pair in enumerate(pairs, 1))
         (keys,) = await transact(pairs[0].client, ("KEYS", "*"))
     of_each = [{key for key in keys if key.startswith(_start(name))} for name in NAMES]

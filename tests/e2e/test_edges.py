@@ -12,7 +12,7 @@ from baton.cli.local_cluster import LocalCluster
 from baton.cluster.keys import record_key
 from baton.cluster.redis import connect
 from baton.cluster.registry import WorkerRecord
-from baton.serving.network_topology import EDGES, WORKERS
+from baton.serving.network_topology import CONNECTIONS, WORKERS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -55,7 +55,7 @@ async def kv_ports_of(cluster: LocalCluster) -> dict[int, str]:
 
 
 async def test_processes_connect_to_whom_the_list_says_and_to_nobody_else(secured):
-    listed: Found = {(e.source, e.target, e.port) for e in EDGES}
+    listed: Found = {(e.source, e.target, e.port) for e in CONNECTIONS}
     kv_ports = await kv_ports_of(secured)
     seen: Found = set()
     wanted = {

@@ -145,7 +145,7 @@ async def test_a_prefill_worker_that_is_told_to_end_does_not_while_a_lease_is_he
         assert tuple(tokens) == expected.answer[0]
         assert (await prefill.read()).WhichOneof("event") == "released"
     assert await asyncio.to_thread(giver.wait, time.monotonic() + 10.0)
-    assert "ended with code 0;" in giver.obituary()
+    assert "ended with code 0;" in giver.failure_report()
     cluster.restart("prefill-0")
     assert held(cluster) == {}
 

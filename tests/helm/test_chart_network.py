@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.serving.network_topology import EDGES, PORTS, Edge
+from baton.serving.network_topology import CONNECTIONS, PORTS, Connection
 from tests.support.rendered_chart import (
     PRESETS,
     PROCESSES,
@@ -81,7 +81,7 @@ def may_be_nixl(values) -> bool:
     return connector == "nixl" or (connector == "auto" and not values["tls"]["enabled"])
 
 
-def wanted(edge: Edge, values) -> set[tuple[str, str, object]]:
+def wanted(edge: Connection, values) -> set[tuple[str, str, object]]:
     """The same edge as policies are to allow it, under these values."""
     source = {"client": "clients", "scraper": "scrapers"}.get(edge.source, edge.source)
     redis = values["redis"]
@@ -108,7 +108,7 @@ def wanted(edge: Edge, values) -> set[tuple[str, str, object]]:
 
 
 def needed(values) -> set[tuple[str, str, object]]:
-    return {found for edge in EDGES for found in wanted(edge, values)}
+    return {found for edge in CONNECTIONS for found in wanted(edge, values)}
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -147,4 +147,4 @@ def test_containers_have_the_ports_of_their_processes(name):
 
 
 def test_workers_of_both_roles_are_in_the_policies_alike():
-    assert {edge.target for edge in EDGES if edge.port == "kv"} == set(WORKERS)
+    assert {edge.target for edge in CONNECTIONS if edge.port == "kv"} == set(WORKERS)

@@ -15,7 +15,7 @@ from baton.cli.certs import Authority, Issued, write
 from baton.errors import FailedPreconditionError, UnavailableError
 from baton.rpc_errors import error_of
 from baton.serving.access import (
-    ANYBODY,
+    ANY_CALLER,
     CALLERS,
     ROUTER_NAME,
     WORKER_NAME,
@@ -42,7 +42,7 @@ def test_every_service_has_its_callers_and_there_is_no_other():
         (package,) = re.findall(r"^package (\S+);", text, re.MULTILINE)
         defined |= {f"{package}.{name}" for name in re.findall(r"^service (\w+)", text, re.M)}
     assert set(CALLERS) == defined
-    assert not set(ANYBODY) & defined
+    assert not set(ANY_CALLER) & defined
     for roles in CALLERS.values():
         assert set(roles) < set(ROLES)
 

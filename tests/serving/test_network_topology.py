@@ -1,6 +1,6 @@
 """Whether the list of ports is that of the settings. `tests/e2e/test_edges.py` has the edges."""
 
-from baton.serving.network_topology import EDGES, PORTS, PROCESSES, WORKERS
+from baton.serving.network_topology import CONNECTIONS, PORTS, PROCESSES, WORKERS
 from baton_decode_worker.settings import DecodeSettings
 from baton_router.settings import RouterSettings
 
@@ -14,7 +14,7 @@ def test_every_port_that_can_be_set_is_listed_for_the_processes_that_have_it():
 
 
 def test_every_port_is_somebodys_and_no_edge_leads_to_one_that_its_target_has_not():
-    reached = {(edge.target, edge.port) for edge in EDGES if edge.port is not None}
+    reached = {(edge.target, edge.port) for edge in CONNECTIONS if edge.port is not None}
     assert reached == {(process, port) for port, (_, of) in PORTS.items() for process in of}
-    assert len({(e.source, e.target, e.port) for e in EDGES}) == len(EDGES)
-    assert {edge.source for edge in EDGES} >= set(PROCESSES)
+    assert len({(e.source, e.target, e.port) for e in CONNECTIONS}) == len(CONNECTIONS)
+    assert {edge.source for edge in CONNECTIONS} >= set(PROCESSES)

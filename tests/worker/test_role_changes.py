@@ -120,7 +120,7 @@ async def test_redis_is_told_of_the_new_life_and_all_that_is_cached(checkpoint):
                 subscriber.follow("w", epoch)
                 await until(lambda: index.num_blocks("w") >= len(prompt) // 16)
             server.stop()
-            await until(lambda: not member.worker.is_heard)
+            await until(lambda: not member.worker.redis_answers)
             unheard = await failure_of(member.set_role(PREFILL))
             assert isinstance(unheard, UnavailableError)
             assert member.worker.role == "decode"

@@ -36,7 +36,7 @@ def cluster(
     generates a token too. `tls`: files of an administrator."""
     try:
         with admin_session(admin, _TIMEOUT, token, tls) as client:
-            router = _asked(client)
+            router = _query(client)
             workers = client.list_workers()
     except BatonError as error:
         yield fault("router", str(error), "see the router's log")
@@ -45,7 +45,7 @@ def cluster(
     yield from _workers(workers)
     answers: dict[str, _Answer] = {"router": router}
     for worker in workers:
-        found = _ask(worker, tls)
+        found = _query_worker(worker, tls)
         if isinstance(found, _Answer):
             answers[worker.id] = found
         else:
@@ -59,7 +59,7 @@ def cluster(
         yield _request(address, token, tls)
 
 
-def _asked(client: Client) -> _Answer:
+def _query(client: Client) -> _Answer:
     before = time.time()
     info = client.get_info()
     after = time.time()
@@ -83,18 +83,18 @@ def _endpoints(
     return endpoints
 
 
-def _ask(worker: Worker, tls: Tls | None) -> _Answer | Finding:
+def _query_worker(worker: Worker, tls: Tls | None) -> _Answer | Finding:
     to_worker = None if tls is None else replace(tls, server_name=WORKER_NAME)
     try:
         with Client(worker.admin_endpoint, timeout=_TIMEOUT, tls=to_worker) as client:
-            return _asked(client)
+            return _query(client)
     except BatonError as error:
         if worker.state == "ready":
-            how = "run this where the workers can be reached, to check them too"
+            advice = "run this where the workers can be reached, to check them too"
             text = (
                 f"ready for the router, unreachable from here at {worker.admin_endpoint}: {error}"
             )
-            return note(worker.id, text, how)
+            return note(worker.id, text, advice)
         return fault(
             worker.id, f"does not answer at {worker.admin_endpoint}: {error}", "see its log"
         )
@@ -106,24 +106,24 @@ def _workers(workers: Sequence[Worker]) -> Iterator[Finding]:
         of_role = [worker for worker in workers if worker.role == role]
         ready = [worker for worker in of_role if worker.state == "ready"]
         if not of_role:
-            how = f"start `baton {role}-worker` with the router's --redis-url"
-            yield fault(f"{role} workers", "none is registered", how)
+            advice = f"start `baton {role}-worker` with the router's --redis-url"
+            yield fault(f"{role} workers", "none is registered", advice)
         elif not ready:
-            said = ", ".join(f"{worker.id} is {worker.state}" for worker in of_role)
-            yield fault(f"{role} workers", f"none is ready: {said}", "see their logs")
+            listed = ", ".join(f"{worker.id} is {worker.state}" for worker in of_role)
+            yield fault(f"{role} workers", f"none is ready: {listed}", "see their logs")
         else:
             yield ok(f"{role} workers", f"{len(ready)} of {len(of_role)} are ready")
         for worker in of_role:
             if ready and worker.state == "unreachable":
-                how = f"see its log, and check that the router can reach {worker.endpoint}"
-                yield fault(worker.id, "the router cannot reach it", how)
+                advice = f"see its log, and check that the router can reach {worker.endpoint}"
+                yield fault(worker.id, "the router cannot reach it", advice)
 
 
 def _versions(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
     ours = {name: _version(answer) for name, answer in answers.items()}
     if len(set(ours.values())) > 1:
-        how = "finish one rolling upgrade before the next; during one, versions may differ"
-        yield note("versions", f"of Baton differ: {_apart(ours)}", how)
+        advice = "finish one rolling upgrade before the next; during one, versions may differ"
+        yield note("versions", f"of Baton differ: {_differences(ours)}", advice)
     else:
         yield ok("versions", f"Baton {next(iter(ours.values()))} everywhere")
     libraries = {n for answer in answers.values() for n in answer.info.versions if n != "baton"}
@@ -134,7 +134,9 @@ def _versions(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
             if library in answer.info.versions
         }
         if len(set(found.values())) > 1:
-            yield note("versions", f"of {library} differ: {_apart(found)}", "install the same ones")
+            yield note(
+                "versions", f"of {library} differ: {_differences(found)}", "install the same ones"
+            )
 
 
 def _pairing(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
@@ -144,9 +146,9 @@ def _pairing(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
         if answer.info.worker is not None:
             workers[_version(answer)][name] = answer.info.worker
     if len(workers) > 1:
-        said = "; ".join(f"{v}: {', '.join(facts)}" for v, facts in sorted(workers.items()))
-        how = "finish the upgrade or roll it back: workers exchange blocks within one version"
-        yield note("pairing", f"the versions of workers differ: {said}", how)
+        listed = "; ".join(f"{v}: {', '.join(facts)}" for v, facts in sorted(workers.items()))
+        advice = "finish the upgrade or roll it back: workers exchange blocks within one version"
+        yield note("pairing", f"the versions of workers differ: {listed}", advice)
     for version, facts in sorted(workers.items()):
         who = "all workers" if len(workers) == 1 else f"those of {version}"
         yield _pairing_of(who, facts)
@@ -157,12 +159,12 @@ def _pairing_of(who: str, facts: Mapping[str, WorkerFacts]) -> Finding:
     prints = {name: fact.fingerprint.hex()[:12] for name, fact in facts.items()}
     layouts = {name: fact.layouts for name, fact in facts.items()}
     if len(set(prints.values())) > 1:
-        how = "start all with the same model, revision, dtype and --deterministic"
-        text = f"models or their numerics differ: {_apart(prints)}"
-        return fault("pairing", text, how)
+        advice = "start all with the same model, revision, dtype and --deterministic"
+        text = f"models or their numerics differ: {_differences(prints)}"
+        return fault("pairing", text, advice)
     if len(set(layouts.values())) > 1:
-        how = "start all with the same dtype, kv_cache_dtype and block size"
-        return fault("pairing", f"KV cache layouts differ: {_apart(layouts)}", how)
+        advice = "start all with the same dtype, kv_cache_dtype and block size"
+        return fault("pairing", f"KV cache layouts differ: {_differences(layouts)}", advice)
     devices = ", ".join(sorted({fact.device for fact in facts.values()}))
     model = next(iter(facts.values())).model
     return ok("pairing", f"{who} can exchange blocks ({model} on {devices})")
@@ -170,11 +172,11 @@ def _pairing_of(who: str, facts: Mapping[str, WorkerFacts]) -> Finding:
 
 def _redis(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
     state = {name: answer.info.redis for name, answer in answers.items()}
-    silent = [name for name, said in state.items() if said == "silent"]
-    none = [name for name, said in state.items() if said == "none"]
+    silent = [name for name, redis in state.items() if redis == "silent"]
+    none = [name for name, redis in state.items() if redis == "none"]
     if silent:
-        how = "check that Redis runs; until then routers know only the prefixes that they placed"
-        yield fault("Redis", f"does not answer {', '.join(silent)}", how)
+        advice = "check that Redis runs; until then routers know only the prefixes that they placed"
+        yield fault("Redis", f"does not answer {', '.join(silent)}", advice)
     if none:
         yield fault("Redis", f"{', '.join(none)} has none", "start it with --redis-url")
     if not (silent or none):
@@ -184,9 +186,9 @@ def _redis(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
 def _clocks(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
     wrong = {n: f"{a.skew:+.1f} s" for n, a in answers.items() if abs(a.skew) > _SKEW}
     if wrong:
-        said = ", ".join(f"{name} {by}" for name, by in wrong.items())
-        how = "synchronize all clocks with NTP: a worker's epoch is the time of its start"
-        yield fault("clocks", f"differ from this machine's: {said}", how)
+        listed = ", ".join(f"{name} {by}" for name, by in wrong.items())
+        advice = "synchronize all clocks with NTP: a worker's epoch is the time of its start"
+        yield fault("clocks", f"differ from this machine's: {listed}", advice)
     else:
         yield ok("clocks", f"all within {_SKEW:g} s of this machine's")
 
@@ -205,8 +207,8 @@ def _version(answer: _Answer) -> str:
     return answer.info.versions.get("baton", NOT_INSTALLED)
 
 
-def _apart(values: Mapping[str, str]) -> str:
+def _differences(values: Mapping[str, str]) -> str:
     """Returns the most common value, and the names that differ from it."""
-    ((usual, _),) = Counter(values.values()).most_common(1)
-    others = ", ".join(f"{name}: {value}" for name, value in values.items() if value != usual)
-    return f"{usual}, but {others}"
+    ((most_common, _),) = Counter(values.values()).most_common(1)
+    others = ", ".join(f"{name}: {value}" for name, value in values.items() if value != most_common)
+    return f"{most_common}, but {others}"

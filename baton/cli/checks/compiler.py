@@ -24,8 +24,10 @@ def compiler() -> Finding:
     name = os.environ.get("CC", shutil.which("gcc") or shutil.which("clang"))
     if name is None:
         return fault(_SUBJECT, f"neither gcc nor clang is on PATH; {_NEEDED_BY}", _HOW)
-    if said := _built_by(name):
-        return fault(_SUBJECT, f"{name} compiles no module for Python ({said}); {_NEEDED_BY}", _HOW)
+    if problem := _built_by(name):
+        return fault(
+            _SUBJECT, f"{name} compiles no module for Python ({problem}); {_NEEDED_BY}", _HOW
+        )
     return ok(_SUBJECT, f"{name} compiles modules for Python")
 
 

@@ -28,8 +28,8 @@ def encryption(endpoints: Mapping[str, str], tls: Tls | None) -> Iterator[Findin
             shown[name] = _shown_at(endpoint, tls)
         except (OSError, FailedPreconditionError) as error:
             reason = getattr(error, "verify_message", "") or getattr(error, "reason", "") or error
-            how = "start it with --tls-cert, --tls-key and --tls-ca, as the others are"
-            yield fault("TLS", f"{name} at {endpoint} refuses a TLS connection: {reason}", how)
+            advice = "start it with --tls-cert, --tls-key and --tls-ca, as the others are"
+            yield fault("TLS", f"{name} at {endpoint} refuses a TLS connection: {reason}", advice)
     if shown:
         yield _expiry(shown)
 
@@ -49,8 +49,8 @@ def _in_the_clear(endpoints: Mapping[str, str]) -> Finding:
     if not open_ones:
         return ok("TLS", "none, and none is needed: all listen on loopback")
     text = f"none, so others on the network of {', '.join(open_ones)} can read and change"
-    how = "start all with --tls-cert, --tls-key and --tls-ca; `baton certs` creates trial ones"
-    return note("TLS", f"{text} the traffic", how)
+    advice = "start all with --tls-cert, --tls-key and --tls-ca; `baton certs` creates trial ones"
+    return note("TLS", f"{text} the traffic", advice)
 
 
 def _shown_at(endpoint: str, tls: Tls) -> Certificate:

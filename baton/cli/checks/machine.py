@@ -68,8 +68,10 @@ def _packages() -> Iterator[Finding]:
             and (text := _mismatch(r))
         ]
         if lacking:
-            how = f"pip install 'baton-serve[{extra}]'"
-            yield note(f"extra {extra}", f"{'; '.join(lacking)}: {purpose} is not available", how)
+            advice = f"pip install 'baton-serve[{extra}]'"
+            yield note(
+                f"extra {extra}", f"{'; '.join(lacking)}: {purpose} is not available", advice
+            )
         else:
             yield ok(f"extra {extra}", f"is installed, for {purpose}")
 
@@ -116,17 +118,17 @@ def _device() -> Finding:
 def _shared_memory() -> Finding:
     """Checks that a pool can be shared with the other workers of this host without a copy."""
     subject = "shared memory"
-    how = "workers of this host transfer blocks over gRPC, which is slower"
+    advice = "workers of this host transfer blocks over gRPC, which is slower"
     if not sys.platform.startswith("linux"):
-        return note(subject, f"not supported on {sys.platform}", how)
+        return note(subject, f"not supported on {sys.platform}", advice)
     try:
         descriptor = os.memfd_create("baton-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
-        return note(subject, f"memory cannot be shared: {error.strerror}", how)
+        return note(subject, f"memory cannot be shared: {error.strerror}", advice)
     try:
         os.posix_fallocate(descriptor, 0, 2**20)
     except OSError as error:
-        return note(subject, f"memory cannot be shared: {error.strerror}", how)
+        return note(subject, f"memory cannot be shared: {error.strerror}", advice)
     finally:
         os.close(descriptor)
     return ok(subject, "sealed memory can be shared with other processes")
@@ -147,10 +149,10 @@ def _group_limit() -> int | None:
     """Returns the cgroup's limit in bytes; None without a limit."""
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
-            said = Path(path).read_text().strip()
+            limit = Path(path).read_text().strip()
         except OSError:
             continue
-        return int(said) if said.isdigit() else None
+        return int(limit) if limit.isdigit() else None
     return None
 
 
@@ -158,10 +160,10 @@ def _files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= _ENOUGH_FILES:
         return ok("open files", f"{soft} at once")
-    how = f"`ulimit -n {_ENOUGH_FILES * 4}`"
+    advice = f"`ulimit -n {_ENOUGH_FILES * 4}`"
     if hard < _ENOUGH_FILES:
-        how += f"; the hard limit of {hard} must be raised first"
-    return fault("open files", f"{soft} at once are too few for a server", how)
+        advice += f"; the hard limit of {hard} must be raised first"
+    return fault("open files", f"{soft} at once are too few for a server", advice)
 
 
 def _port(host: str, port: int) -> Finding:
@@ -172,8 +174,8 @@ def _port(host: str, port: int) -> Finding:
         try:
             probe.bind((host, port))
         except OSError as error:
-            how = (
+            advice = (
                 f"if Baton listens there, check it: `baton doctor --admin {DEFAULT_ADMIN_ADDRESS}`"
             )
-            return note(subject, f"cannot be bound: {error.strerror}", how)
+            return note(subject, f"cannot be bound: {error.strerror}", advice)
     return ok(subject, f"free at {host}")

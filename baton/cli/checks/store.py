@@ -30,12 +30,12 @@ def store(url: str | None) -> Iterator[Finding]:
         finally:
             redis.stop()
     except BatonError as error:
-        how = (
+        advice = (
             "check that it runs, and that this machine can reach it"
             if url
             else "pip install 'baton-serve[worker]', or name a Redis with --redis-url"
         )
-        yield fault(subject, str(error), how)
+        yield fault(subject, str(error), advice)
 
 
 def _look(subject: str, url: str) -> Iterator[Finding]:

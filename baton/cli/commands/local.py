@@ -133,7 +133,7 @@ def up(
             "max_model_len": max_model_len,
             "num_threads": num_threads,
         }
-        said = {name: value for name, value in flags.items() if value is not None}
+        given = {name: value for name, value in flags.items() if value is not None}
         cluster = LocalCluster(
             model,
             prefill,
@@ -142,7 +142,7 @@ def up(
             redis_url,
             admin_port=impl.admin_port_of(admin_port),
             http_port=impl.http_port_of(http_port) if http else None,
-            worker_flags={**said, **impl.parse_flags(worker_arg or [])},
+            worker_flags={**given, **impl.parse_flags(worker_arg or [])},
             router_flags={
                 "host": host,
                 **({"insecure": True} if insecure else {}),

@@ -81,9 +81,9 @@ def top(
             else:
                 impl.show_once(admin, token, interval, console(), tls.tls())
             return
-        from baton.cli.top.app import watch_on
+        from baton.cli.top.app import run_app
 
-        asyncio.run(watch_on(admin, token, interval, tls.tls()))
+        asyncio.run(run_app(admin, token, interval, tls.tls()))
 
     finish(run)
 

@@ -8,7 +8,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Static
 
-from baton.cli.top.snapshot import Snapshot, Watch
+from baton.cli.top.snapshot import Snapshot, SnapshotReader
 from baton.cli.top.tables import (
     REQUEST_COLUMNS,
     WORKER_COLUMNS,
@@ -21,7 +21,7 @@ from baton.tls import Tls
 
 
 class Top(App[None]):
-    """Terminal application that shows what `watch` sees. The caller closes `watch`."""
+    """Terminal application that shows what `reader` sees. The caller closes `reader`."""
 
     TITLE = "baton top"
     ENABLE_COMMAND_PALETTE = False
@@ -35,12 +35,12 @@ class Top(App[None]):
         Binding("p", "pause", "Pause"),
     ]
 
-    def __init__(self, watch: Watch, interval: float) -> None:
+    def __init__(self, reader: SnapshotReader, interval: float) -> None:
         super().__init__()
-        self._watch = watch
+        self._reader = reader
         self._interval = interval
         self._is_paused = False
-        self._is_looking = False
+        self._is_reading = False
 
     def compose(self) -> ComposeResult:
         yield Static("looking ...", id="headline")
@@ -51,36 +51,36 @@ class Top(App[None]):
     async def on_mount(self) -> None:
         self._table("workers").add_columns(*WORKER_COLUMNS)
         self._table("requests").add_columns(*REQUEST_COLUMNS)
-        self.set_interval(self._interval, self.look)
-        await self.look()
+        self.set_interval(self._interval, self.read)
+        await self.read()
 
     def action_pause(self) -> None:
         """Pauses the display, or resumes it."""
         self._is_paused = not self._is_paused
         self.query_one("#headline", Static).styles.opacity = 0.5 if self._is_paused else 1.0
 
-    async def look(self) -> None:
+    async def read(self) -> None:
         """Refreshes the display. If the router does not answer, shows the error; the tables stay
         until it answers again."""
-        if self._is_paused or self._is_looking:
+        if self._is_paused or self._is_reading:
             return
-        self._is_looking = True
+        self._is_reading = True
         try:
-            seen: Snapshot | BatonError = await self._watch.look()
+            seen: Snapshot | BatonError = await self._reader.read()
         except BatonError as error:
             seen = error
         finally:
-            self._is_looking = False
+            self._is_reading = False
         if not self.query("#headline"):
             return  # the user has quit meanwhile
         if isinstance(seen, BatonError):
-            self._say(Text.assemble((self._watch.address, "bold"), ("  " + str(seen), "red")))
+            self._say(Text.assemble((self._reader.address, "bold"), ("  " + str(seen), "red")))
         else:
             self.show(seen)
 
     def show(self, snapshot: Snapshot) -> None:
         """Draws a snapshot."""
-        self._say(headline(snapshot, self._watch.address))
+        self._say(headline(snapshot, self._reader.address))
         self._fill("workers", worker_rows(snapshot))
         self._fill("requests", request_rows(snapshot))
 
@@ -99,7 +99,7 @@ class Top(App[None]):
         return self.query_one(f"#{name}", DataTable)
 
 
-async def watch_on(address: str, token: str, interval: float, tls: Tls | None = None) -> None:
+async def run_app(address: str, token: str, interval: float, tls: Tls | None = None) -> None:
     """Shows the cluster until the user quits."""
-    async with Watch(address, token, tls) as watch:
-        await Top(watch, interval).run_async()
+    async with SnapshotReader(address, token, tls) as reader:
+        await Top(reader, interval).run_async()

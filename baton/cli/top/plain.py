@@ -6,7 +6,7 @@ import json
 from rich.console import Console
 from rich.table import Table
 
-from baton.cli.top.snapshot import Snapshot, Watch, as_json
+from baton.cli.top.snapshot import Snapshot, SnapshotReader, as_json
 from baton.cli.top.tables import (
     REQUEST_COLUMNS,
     WORKER_COLUMNS,
@@ -23,8 +23,8 @@ def show_once(
     """Prints two tables, with the rates of one interval."""
 
     async def show() -> None:
-        async with Watch(address, token, tls) as watch:
-            async for snapshot in watch.every(interval):
+        async with SnapshotReader(address, token, tls) as reader:
+            async for snapshot in reader.every(interval):
                 print_tables(snapshot, address, console)
                 return
 
@@ -37,8 +37,8 @@ def print_json(
     """Prints one JSON object a line, in each interval."""
 
     async def show() -> None:
-        async with Watch(address, token, tls) as watch:
-            async for snapshot in watch.every(interval):
+        async with SnapshotReader(address, token, tls) as reader:
+            async for snapshot in reader.every(interval):
                 print(json.dumps(as_json(snapshot)), flush=True)
                 if once:
                     return

@@ -30,7 +30,7 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSight:
+class WorkerSnapshot:
     """Worker in a snapshot. `load`: None if it does not answer; `rates`: zeros at first."""
 
     worker: Worker
@@ -50,11 +50,11 @@ class Snapshot:
     moment: float
     router: Load
     balance: RoleBalance
-    workers: tuple[WorkerSight, ...]
+    workers: tuple[WorkerSnapshot, ...]
     requests: tuple[RequestInfo, ...]
 
 
-class Watch:
+class SnapshotReader:
     """Reader of repeated snapshots of one cluster, by its router's admin service. Use it in
     `async with`."""
 
@@ -79,7 +79,7 @@ class Watch:
             for client in (self._router, *self._workers.values()):
                 stack.push_async_callback(client.close)
 
-    async def look(self) -> Snapshot:
+    async def read(self) -> Snapshot:
         """Returns the present state. Raises a `BatonError` if the router does not answer."""
         router, balance, workers, requests = await asyncio.gather(
             self._router.get_load(),
@@ -87,22 +87,22 @@ class Watch:
             self._router.list_workers(),
             self._router.list_requests(NUM_REQUESTS),
         )
-        await self._forget_all_but({worker.admin_endpoint for worker in workers})
+        await self._close_all_but({worker.admin_endpoint for worker in workers})
         loads = await asyncio.gather(*map(self._load, workers))
         moment, before = time.monotonic(), self._last
-        sights = tuple(
-            WorkerSight(worker, load, _rates(before, worker, load, moment))
+        snapshots = tuple(
+            WorkerSnapshot(worker, load, _rates(before, worker, load, moment))
             for worker, load in zip(workers, loads, strict=True)
         )
-        self._last = Snapshot(moment, router, balance, sights, tuple(requests))
+        self._last = Snapshot(moment, router, balance, snapshots, tuple(requests))
         return self._last
 
     async def every(self, seconds: float) -> AsyncIterator[Snapshot]:
         """Yields a snapshot every `seconds`, without end; the first one once there are rates."""
-        await self.look()
+        await self.read()
         while True:
             await asyncio.sleep(seconds)
-            yield await self.look()
+            yield await self.read()
 
     async def _load(self, worker: Worker) -> Load | None:
         endpoint = worker.admin_endpoint
@@ -117,7 +117,7 @@ class Watch:
         except BatonError:
             return None
 
-    async def _forget_all_but(self, endpoints: set[str]) -> None:
+    async def _close_all_but(self, endpoints: set[str]) -> None:
         for endpoint in self._workers.keys() - endpoints:
             await self._workers.pop(endpoint).close()
 
@@ -128,10 +128,10 @@ def _rates(before: Snapshot | None, worker: Worker, load: Load | None, moment: f
     last = known.get((worker.id, worker.epoch))
     if before is None or last is None or load is None:
         return Rates()
-    then, now, seconds = last, load, moment - before.moment
+    former, now, seconds = last, load, moment - before.moment
 
     def rate(name: str) -> float:
-        return float(getattr(now, name) - getattr(then, name)) / seconds
+        return float(getattr(now, name) - getattr(former, name)) / seconds
 
     return Rates(
         rate("num_computed_tokens"), rate("num_transferred_bytes"), rate("num_preemptions")

@@ -2,7 +2,7 @@
 
 from rich.text import Text
 
-from baton.cli.top.snapshot import Snapshot, WorkerSight
+from baton.cli.top.snapshot import Snapshot, WorkerSnapshot
 from baton.client.client import RequestInfo
 
 WORKER_COLUMNS = (
@@ -16,7 +16,7 @@ WORKER_COLUMNS = (
     "leases",
     "tokens/s",
     "KV in/s",
-    "made room/s",
+    "preempted/s",
 )
 REQUEST_COLUMNS = (
     "request",
@@ -27,7 +27,7 @@ REQUEST_COLUMNS = (
     "first token",
     "prefill",
     "decode",
-    "moved",
+    "migrations",
 )
 
 _BAR_WIDTH = 16
@@ -44,13 +44,13 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 def headline(snapshot: Snapshot, address: str) -> Text:
     """Returns the cluster in a line, with the versions of its workers while they differ."""
     router, balance = snapshot.router, snapshot.balance
-    tokens = sum(sight.rates.tokens for sight in snapshot.workers)
-    moved = sum(sight.rates.transferred_bytes for sight in snapshot.workers)
-    versions = sorted({sight.worker.version or "not said" for sight in snapshot.workers})
+    tokens = sum(worker.rates.tokens for worker in snapshot.workers)
+    moved = sum(worker.rates.transferred_bytes for worker in snapshot.workers)
+    versions = sorted({worker.worker.version or "unknown" for worker in snapshot.workers})
     return Text.assemble(
         (address, "bold"),
         f"  running {router.num_running}  waiting {router.num_waiting}",
-        f"  {tokens:,.0f} tokens/s  {in_bytes(moved)}/s handed over",
+        f"  {tokens:,.0f} tokens/s  {in_bytes(moved)}/s transferred",
         f"  pressure: prefill {balance.prefill_pressure:.2f} decode {balance.decode_pressure:.2f}",
         (f"  versions: {', '.join(versions)}" if len(versions) > 1 else "", "yellow"),
     )
@@ -58,7 +58,7 @@ def headline(snapshot: Snapshot, address: str) -> Text:
 
 def worker_rows(snapshot: Snapshot) -> list[list[Text]]:
     """Returns the values of `WORKER_COLUMNS` for each worker, in the order of their ids."""
-    return [_worker_row(sight) for sight in snapshot.workers]
+    return [_worker_row(worker) for worker in snapshot.workers]
 
 
 def request_rows(snapshot: Snapshot) -> list[list[Text]]:
@@ -82,15 +82,15 @@ def bar(part: float, whole: float, width: int = _BAR_WIDTH) -> Text:
     return Text.assemble(("█" * full, style), ("░" * (width - full), "dim"), f" {share:4.0%}")
 
 
-def _worker_row(sight: WorkerSight) -> list[Text]:
-    worker, load, rates = sight.worker, sight.load, sight.rates
-    who = [Text(worker.id), Text(worker.role), Text(worker.state, _STYLES.get(worker.state, ""))]
+def _worker_row(shown: WorkerSnapshot) -> list[Text]:
+    worker, load, rates = shown.worker, shown.load, shown.rates
+    cells = [Text(worker.id), Text(worker.role), Text(worker.state, _STYLES.get(worker.state, ""))]
     if load is None:
-        return [*who, *(Text("-", "dim") for _ in WORKER_COLUMNS[len(who) :])]
+        return [*cells, *(Text("-", "dim") for _ in WORKER_COLUMNS[len(cells) :])]
     if load.state == "starting":
-        who[2] = Text(f"{load.phase} {load.progress:.0%}", "yellow")
+        cells[2] = Text(f"{load.phase} {load.progress:.0%}", "yellow")
     return [
-        *who,
+        *cells,
         Text(str(load.num_running)),
         Text(str(load.num_waiting), "yellow" if load.num_waiting else ""),
         bar(load.num_held_blocks, load.num_blocks),

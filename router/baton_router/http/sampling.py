@@ -106,7 +106,9 @@ def _grammar(given: ResponseFormat | None) -> Grammar | None:
     return None
 
 
-def in_their_words(error: InvalidArgumentError, asked: GenerationRequest) -> InvalidArgumentError:
+def with_openai_names(
+    error: InvalidArgumentError, asked: GenerationRequest
+) -> InvalidArgumentError:
     """Returns the same error with the client's field names."""
     return InvalidArgumentError(
         _their_name(error.field, asked), error.problem.replace("sampling.", "")

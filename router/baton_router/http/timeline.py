@@ -16,7 +16,7 @@ from baton_router.lifecycle import worker_wire
 from baton_router.placement.placer import Placer
 
 
-def told_to(caller: Caller, tenants: Tenants, placer: Placer) -> Extra:
+def timeline_for(caller: Caller, tenants: Tenants, placer: Placer) -> Extra:
     """Returns the function that makes the timeline of each request from `Finished` and
     `ExplainPlacement`."""
     tenant = tenants.of(caller).name

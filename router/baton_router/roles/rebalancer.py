@@ -10,7 +10,7 @@ from dataclasses import astuple
 from redis.asyncio import Redis
 
 from baton.cluster.gossip import Gossip
-from baton.cluster.keys import role_turn_key
+from baton.cluster.keys import role_lock_key
 from baton.cluster.redis import prefix_of
 from baton.cluster.redis_lock import RedisLock
 from baton.errors import BatonError
@@ -72,7 +72,7 @@ class Rebalancer:
         self._clock = clock
         self._roles = RoleBalance(marks)
         self._notices = Gossip(redis, name, self._notice)
-        self._turn = RedisLock(redis, role_turn_key(prefix_of(redis)), name)
+        self._turn = RedisLock(redis, role_lock_key(prefix_of(redis)), name)
         self._looking: asyncio.Task[None] | None = None
         self._flipping: asyncio.Task[None] | None = None
         self.balance = Balance(0.0, 0.0, None, "nothing was seen yet")
@@ -126,7 +126,7 @@ class Rebalancer:
 
     async def _flip(self, flip: Flip) -> None:
         """Changes the role of a worker, unless another router holds the lock."""
-        if not await self._turn.take(_FLIP_SECONDS + self._cooldown_seconds):
+        if not await self._turn.acquire(_FLIP_SECONDS + self._cooldown_seconds):
             return
         try:
             await self.changer.set_role(flip.worker, flip.role, flip.epoch, _FLIP_SECONDS)
@@ -134,7 +134,7 @@ class Rebalancer:
         except BatonError as error:
             logger.warning("%s did not change to the %s role: %s", *_named(flip), error)
         self._roles.rest(self._clock())
-        await self._turn.take(self._cooldown_seconds)
+        await self._turn.acquire(self._cooldown_seconds)
 
     def _state_of(self, worker: Candidate) -> WorkerState:
         record = self._fleet.member(worker.worker).record

@@ -16,7 +16,7 @@ from baton_router.admission.quotas import Quota, Quotas
 from baton_router.admission.rate_limit import RateLimits
 from baton_router.http.app import Routes
 from baton_router.http.generation import Generations
-from baton_router.http.timeline import told_to
+from baton_router.http.timeline import timeline_for
 from baton_router.intake.intake import Intake
 from baton_router.intake.model_card import ModelCard
 from baton_router.lifecycle.in_flight import Requests
@@ -71,7 +71,7 @@ def routes_to(
         RequestMeter(model.name),
         0.0,
     )
-    extra_of = partial(told_to, tenants=tenants, placer=placer)
+    extra_of = partial(timeline_for, tenants=tenants, placer=placer)
     generations = Generations(inference, intake, SECONDS, extra_of)
     return Routes(inference, generations, requests, tenants, limits, None, MAX_BODY_BYTES)
 
