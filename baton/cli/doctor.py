@@ -55,6 +55,4 @@ def report(findings: Iterator[Finding], console: Console, *, as_json: bool) -> i
 def _summary(num_faults: int) -> str:
     if not num_faults:
         return "no faults"
-    return (
-        f"{num_faults} {'fault' if num_faults == 1 else 'faults'}; each is followed by its remedy"
-    )
+    return f"{num_faults} {'fault' if num_faults == 1 else 'faults'}; each with its remedy below"

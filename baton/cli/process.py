@@ -218,13 +218,11 @@ class Process:
         assert self._popen is not None
         code = self._popen.returncode
         assert code is not None, f"{self.name} is running"
-        reason = (
+        end = (
             f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         )
         tail = self.log_tail()
-        return f"{self.name} {reason}; " + (
-            f"its log ends:\n{tail}" if tail else "its log is empty"
-        )
+        return f"{self.name} {end}; " + (f"its log ends:\n{tail}" if tail else "its log is empty")
 
     def log_tail(self) -> str:
         """Returns the last lines of its log."""

@@ -31,11 +31,7 @@ class TlsOptions:
     ] = None
     tls_key: Annotated[
         Path | None,
-        typer.Option(
-            envvar="BATON_TLS_KEY",
-            metavar="FILE",
-            help="Private key of the client certificate (PEM).",
-        ),
+        typer.Option(envvar="BATON_TLS_KEY", metavar="FILE", help="Its private key (PEM)."),
     ] = None
     tls_server_name: Annotated[
         str | None,

@@ -9,7 +9,7 @@ another one; of several routers the first that answers is used. No other call is
 The two clients differ only in how they wait.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, Self, TypeAlias, TypeVar
 
 import grpc
@@ -47,7 +47,6 @@ from baton.client.wire import generate_request
 from baton.errors import InvalidArgumentError
 from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
 from baton.tls import Tls
-from baton.v1 import inference_pb2 as pb
 
 __all__ = [
     "Accepted",
@@ -88,13 +87,15 @@ Metadata: TypeAlias = Sequence[tuple[str, str]]
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
+_AnyGeneration = TypeVar("_AnyGeneration", Generation, AsyncGeneration)
 _AnyConnections = TypeVar("_AnyConnections", bound=Connections[Any])
 
 
-class _BaseClient(Generic[_AnyConnections]):
-    """Configuration and retry policy of either client, which adds the calls."""
+class _BaseClient(Generic[_AnyConnections, _AnyGeneration]):
+    """Configuration of either client and its generations; unary calls are added by each."""
 
     _connections_type: type[_AnyConnections]
+    _generation_type: Callable[..., _AnyGeneration]
 
     def __init__(
         self,
@@ -115,19 +116,41 @@ class _BaseClient(Generic[_AnyConnections]):
         self._connections = self._connections_type(addresses, admin_addresses, tls)
         self._routers = Routers(len(addresses))
 
-    def _begin(
-        self, request: pb.GenerateRequest, timeout: float | None, metadata: Metadata
-    ) -> tuple[Any, int, Calls[Any] | None]:
-        """Opens the first call of a generation; returns the arguments of `Generation`."""
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        model: str = "",
+        request_id: str = "",
+        priority: int = 0,
+        timeout: float | None = None,
+        metadata: Metadata = (),
+    ) -> _AnyGeneration:
+        """Starts a generation. Errors of the server are raised when its chunks are read.
+
+        Args:
+            params: None: greedy, 16 tokens.
+            model: empty: the served model.
+            request_id: a name for `abort` and logs; empty: the router makes one.
+            priority: workers that schedule by priority serve smaller ones first.
+            timeout: seconds for the whole generation; None: the client's.
+            metadata: sent with each of its calls, such as `traceparent`, which makes the request
+                part of a trace of the caller's.
+        """
 
         def open_attempt(attempt: CallAttempt) -> Any:
-            generate = self._connections[attempt.router].inference.Generate
-            return generate(attempt.request, **self._options(attempt.timeout, metadata))
+            call = self._connections[attempt.router].inference.Generate
+            return call(attempt.request, **self._options(attempt.timeout, metadata))
 
+        request = generate_request(prompt, params, model, request_id, priority)
         limit = self._timeout if timeout is None else timeout
         resumption = Resumption(request, self._routers, limit, wait_for_ready=self._wait_for_ready)
-        calls = Calls(resumption, open_attempt) if self._resume else None
-        return open_attempt(resumption.first_attempt()), request.sampling.n or 1, calls
+        return self._generation_type(
+            open_attempt(resumption.first_attempt()),
+            1 if params is None else params.n,
+            Calls(resumption, open_attempt) if self._resume else None,
+        )
 
     def _options(self, timeout: float, metadata: Metadata = ()) -> dict[str, Any]:
         """Returns the options of a call on a stub. With several routers none waits for one of them;
@@ -139,7 +162,7 @@ class _BaseClient(Generic[_AnyConnections]):
         }
 
 
-class Client(_BaseClient[BlockingConnections]):
+class Client(_BaseClient[BlockingConnections, Generation]):
     """Blocking client of one router, or of any of several. Thread-safe. Close it, or use it in
     `with`.
 
@@ -159,6 +182,7 @@ class Client(_BaseClient[BlockingConnections]):
     """
 
     _connections_type = BlockingConnections
+    _generation_type = Generation
 
     def __enter__(self) -> Self:
         return self
@@ -170,31 +194,6 @@ class Client(_BaseClient[BlockingConnections]):
         """Closes the connections and ends every generation on them. Idempotent."""
         self._routers.is_closed = True
         self._connections.close()
-
-    def generate(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        model: str = "",
-        request_id: str = "",
-        priority: int = 0,
-        timeout: float | None = None,
-        metadata: Metadata = (),
-    ) -> Generation:
-        """Starts a generation. Errors of the server are raised when its chunks are read.
-
-        Args:
-            params: None: greedy, 16 tokens.
-            model: empty: the served model.
-            request_id: a name for `abort` and logs; empty: the router makes one.
-            priority: workers that schedule by priority serve smaller ones first.
-            timeout: seconds for the whole generation; None: the client's.
-            metadata: sent with each of its calls, such as `traceparent`, which makes the request
-                part of a trace of the caller's.
-        """
-        request = generate_request(prompt, params, model, request_id, priority)
-        return Generation(*self._begin(request, timeout, metadata))
 
     def tokenize(self, prompt: str | Chat, *, model: str = "") -> Tokens:
         """Returns the tokens that `generate` would make of a prompt."""
@@ -271,10 +270,11 @@ class Client(_BaseClient[BlockingConnections]):
                 failover.advance(error)
 
 
-class AsyncClient(_BaseClient[AsyncConnections]):
+class AsyncClient(_BaseClient[AsyncConnections, AsyncGeneration]):
     """Client for asyncio: `Client`'s arguments and calls. Make it where the event loop runs."""
 
     _connections_type = AsyncConnections
+    _generation_type = AsyncGeneration
 
     async def __aenter__(self) -> Self:
         return self
@@ -286,21 +286,6 @@ class AsyncClient(_BaseClient[AsyncConnections]):
         """Closes the connections and ends every generation on them. Idempotent."""
         self._routers.is_closed = True
         await self._connections.close()
-
-    def generate(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        model: str = "",
-        request_id: str = "",
-        priority: int = 0,
-        timeout: float | None = None,
-        metadata: Metadata = (),
-    ) -> AsyncGeneration:
-        """Starts a generation, as `Client.generate`."""
-        request = generate_request(prompt, params, model, request_id, priority)
-        return AsyncGeneration(*self._begin(request, timeout, metadata))
 
     async def tokenize(self, prompt: str | Chat, *, model: str = "") -> Tokens:
         """Returns the tokens that `generate` would make of a prompt."""

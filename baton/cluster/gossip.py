@@ -20,8 +20,8 @@ _TTL = 60  # seconds for which the hash outlives its last change
 
 
 @dataclass(slots=True)
-class _Received:
-    payload: bytes
+class _Payload:
+    data: bytes
     at: float
 
 
@@ -54,7 +54,7 @@ class Gossip:
         self._write = write
         self._interval = interval
         self._max_age = max_age
-        self._received: dict[bytes, _Received] = {}
+        self._payloads: dict[bytes, _Payload] = {}
         self._number = 0
         self._loop = RedisLoop("gossip among routers", self._step)
 
@@ -62,11 +62,7 @@ class Gossip:
     def others(self) -> list[bytes]:
         """Payloads of the other active routers."""
         oldest = time.monotonic() - self._max_age
-        return [
-            received.payload.partition(b" ")[2]
-            for received in self._received.values()
-            if received.at >= oldest
-        ]
+        return [p.data.partition(b" ")[2] for p in self._payloads.values() if p.at >= oldest]
 
     def start(self) -> None:
         """Starts publishing and reading in the background. Needs a running event loop."""
@@ -78,30 +74,26 @@ class Gossip:
 
     async def _step(self) -> float:
         self._number += 1
-        payload = str(self._number).encode() + b" " + self._write()
+        data = str(self._number).encode() + b" " + self._write()
         _, _, found = await transact(
             self._redis,
-            ("HSET", self._key, self._name, payload),
+            ("HSET", self._key, self._name, data),
             ("EXPIRE", self._key, _TTL),
             ("HGETALL", self._key),
         )
         self._receive(found)
-        expired = [
-            router for router, received in self._received.items() if self._is_expired(received)
-        ]
+        expired = [router for router, p in self._payloads.items() if self._is_expired(p)]
         if expired:
             await transact(self._redis, ("HDEL", self._key, *expired))
         return self._interval
 
     def _receive(self, found: dict[bytes, bytes]) -> None:
         now, own = time.monotonic(), self._name.encode()
-        for router, payload in found.items():
-            known = self._received.get(router)
-            if router != own and (known is None or known.payload != payload):
-                self._received[router] = _Received(payload, now)
-        self._received = {
-            router: received for router, received in self._received.items() if router in found
-        }
+        for router, data in found.items():
+            known = self._payloads.get(router)
+            if router != own and (known is None or known.data != data):
+                self._payloads[router] = _Payload(data, now)
+        self._payloads = {router: p for router, p in self._payloads.items() if router in found}
 
-    def _is_expired(self, received: _Received) -> bool:
-        return received.at + 2 * self._max_age < time.monotonic()
+    def _is_expired(self, payload: _Payload) -> bool:
+        return payload.at + 2 * self._max_age < time.monotonic()

@@ -75,7 +75,7 @@ def test_what_an_extra_lacks_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == 0
     assert found["extra nixl"] == (
         "note",
-        "nixl is not installed: the NIXL connector is not available",
+        "nixl is not installed; needed for the NIXL connector",
         "pip install 'baton-serve[nixl]'",
     )
 

@@ -69,9 +69,7 @@ def _packages() -> Iterator[Finding]:
         ]
         if lacking:
             advice = f"pip install 'baton-serve[{extra}]'"
-            yield note(
-                f"extra {extra}", f"{'; '.join(lacking)}: {purpose} is not available", advice
-            )
+            yield note(f"extra {extra}", f"{'; '.join(lacking)}; needed for {purpose}", advice)
         else:
             yield ok(f"extra {extra}", f"is installed, for {purpose}")
 
@@ -98,9 +96,7 @@ def _device() -> Finding:
     try:
         import torch
     except ImportError:
-        return note(
-            "device", "no torch, so no worker can run here", "pip install 'baton-serve[worker]'"
-        )
+        return note("device", "no torch, so no worker can run here", "install baton-serve[worker]")
     if torch.cuda.is_available():
         names = ", ".join(
             f"{torch.cuda.get_device_name(i)} with "
@@ -174,8 +170,6 @@ def _port(host: str, port: int) -> Finding:
         try:
             probe.bind((host, port))
         except OSError as error:
-            advice = (
-                f"if Baton listens there, check it: `baton doctor --admin {DEFAULT_ADMIN_ADDRESS}`"
-            )
+            advice = f"if it is Baton, check it: `baton doctor --admin {DEFAULT_ADMIN_ADDRESS}`"
             return note(subject, f"cannot be bound: {error.strerror}", advice)
     return ok(subject, f"free at {host}")

@@ -14,8 +14,7 @@ def up(
     model: Annotated[
         str,
         typer.Option(
-            envvar="BATON_MODEL",
-            help="'tiny' (shipped with Baton), a folder, or a Hugging Face model id.",
+            envvar="BATON_MODEL", help="'tiny' (shipped with Baton), a folder, or a hub id."
         ),
     ] = "tiny",
     prefill: Annotated[int, typer.Option(min=1, help="Number of prefill workers.")] = 1,
@@ -53,9 +52,7 @@ def up(
             "8000, or a free port if that is taken.",
         ),
     ] = None,
-    http: Annotated[
-        bool, typer.Option("--http/--no-http", help="Serve the OpenAI-compatible API.")
-    ] = True,
+    http: Annotated[bool, typer.Option("--http/--no-http", help="Serve the HTTP API.")] = True,
     redis_url: Annotated[
         str | None,
         typer.Option(envvar="BATON_REDIS_URL", help="Redis of any kind. Unset: an embedded one."),
@@ -82,9 +79,7 @@ def up(
     num_threads: Annotated[
         int | None,
         typer.Option(
-            envvar="BATON_NUM_THREADS",
-            min=1,
-            help="CPU threads of each worker. Unset: cores / workers.",
+            envvar="BATON_NUM_THREADS", min=1, help="CPU threads per worker; else cores / workers."
         ),
     ] = None,
     worker_arg: Annotated[
@@ -108,9 +103,7 @@ def up(
     log_dir: Annotated[
         Path | None, typer.Option(file_okay=False, help="Folder for the log files.")
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the commands without running them.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the commands.")] = False,
 ) -> None:
     """Run a cluster on this machine until Ctrl-C.
 
