@@ -85,7 +85,7 @@ class LocalCluster:
         tls_dir: Path | None = None,
     ) -> None:
         self._ports: set[int] = set()
-        self._replaced_epochs: dict[str, set[int]] = {}  # epochs of workers that have been replaced
+        self._replaced: dict[str, set[int]] = {}  # epochs of workers that have been replaced
         self._num_moves = Counter[str]()  # of each process since its start was requested
         self._may_move_router = port == 0
         self._may_move_admin = admin_port == 0
@@ -219,7 +219,7 @@ class LocalCluster:
         assert self._folder is not None, "the cluster is not running"
         # On the same port it could pass for its predecessor until the router reads its new record.
         worker = self.process(name).worker_id
-        self._replaced_epochs[worker] = {w.epoch for w in self._listed() if w.id == worker}
+        self._replaced[worker] = {w.epoch for w in self._listed() if w.id == worker}
         self._num_moves[name] = 0
         self.process(name).start(self._log_dir or Path(self._folder.name))
         self.wait_ready(timeout)
@@ -264,8 +264,7 @@ class LocalCluster:
         routed = {
             worker.id
             for worker in self._listed()
-            if worker.state in _SETTLED
-            and worker.epoch not in self._replaced_epochs.get(worker.id, ())
+            if worker.state in _SETTLED and worker.epoch not in self._replaced.get(worker.id, ())
         }
         return {p.worker_id for p in running if p.role != "router"} <= routed
 

@@ -53,11 +53,7 @@ CONNECTIONS: tuple[Connection, ...] = (
     ),
     # Both roles: prompts' KV goes to decode workers, and prefixes wherever they save time.
     # Over NIXL and UCX workers connect to each other on ports that those libraries choose.
-    *(
-        Connection(claimant, source, "kv", "KV blocks")
-        for claimant in WORKERS
-        for source in WORKERS
-    ),
+    *(Connection(reader, source, "kv", "KV blocks") for reader in WORKERS for source in WORKERS),
     *(Connection("scraper", process, "metrics", "metrics") for process in PROCESSES),
     *(Connection(process, "redis", None, "the registry and KV events") for process in PROCESSES),
     *(Connection(process, "collector", None, "traces, if any") for process in PROCESSES),

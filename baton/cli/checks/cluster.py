@@ -91,9 +91,7 @@ def _query_worker(worker: Worker, tls: Tls | None) -> _Answer | Finding:
     except BatonError as error:
         if worker.state == "ready":
             advice = "run this where the workers can be reached, to check them too"
-            text = (
-                f"ready for the router, unreachable from here at {worker.admin_endpoint}: {error}"
-            )
+            text = f"ready, but unreachable from here at {worker.admin_endpoint}: {error}"
             return note(worker.id, text, advice)
         return fault(
             worker.id, f"does not answer at {worker.admin_endpoint}: {error}", "see its log"
@@ -135,7 +133,7 @@ def _versions(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
         }
         if len(set(found.values())) > 1:
             yield note(
-                "versions", f"of {library} differ: {_differences(found)}", "install the same ones"
+                "versions", f"of {library} differ: {_differences(found)}", "install the same"
             )
 
 

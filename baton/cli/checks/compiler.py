@@ -24,10 +24,8 @@ def compiler() -> Finding:
     name = os.environ.get("CC", shutil.which("gcc") or shutil.which("clang"))
     if name is None:
         return fault(_SUBJECT, f"neither gcc nor clang is on PATH; {_NEEDED_BY}", _HOW)
-    if problem := _built_by(name):
-        return fault(
-            _SUBJECT, f"{name} compiles no module for Python ({problem}); {_NEEDED_BY}", _HOW
-        )
+    if why := _built_by(name):
+        return fault(_SUBJECT, f"{name} compiles no module for Python ({why}); {_NEEDED_BY}", _HOW)
     return ok(_SUBJECT, f"{name} compiles modules for Python")
 
 

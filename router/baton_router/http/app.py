@@ -31,7 +31,7 @@ from baton_router.http.exchange import Exchange
 from baton_router.http.generation import Generations
 from baton_router.http.middleware import Failures, disconnected
 from baton_router.http.page import PAGE, PAGE_HEADERS
-from baton_router.http.sampling import with_openai_names
+from baton_router.http.sampling import in_openai_terms
 from baton_router.http.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from baton_router.lifecycle.in_flight import Requests
 from baton_router.lifecycle.inference import Inference
@@ -167,7 +167,7 @@ class Routes:
         try:
             return await make(asked, caller)
         except InvalidArgumentError as error:
-            raise with_openai_names(error, asked) from error
+            raise in_openai_terms(error, asked) from error
 
     def _caller(self, request: Request) -> Caller:
         """Returns the caller. Raises `UnauthenticatedError` or `PermissionDeniedError`."""

@@ -23,7 +23,7 @@ from baton.serving.tenant import Caller
 from baton.v1 import inference_pb2 as pb
 from baton_router.http.errors import Failure, failure_of
 from baton_router.http.openai_responses import Json, Shape
-from baton_router.http.sampling import with_openai_names
+from baton_router.http.sampling import in_openai_terms
 from baton_router.http.schemas import GenerationRequest
 from baton_router.http.sequence_reader import Piece, Reader
 from baton_router.lifecycle.inference import Inference
@@ -87,7 +87,7 @@ class Exchange:
             async with asyncio.timeout(self._deadline.remaining() + _LAST_WORDS_SECONDS):
                 await (self._stream(send) if self._asked.stream else self._whole(send))
         except InvalidArgumentError as error:
-            raise with_openai_names(error, self._asked) from error
+            raise in_openai_terms(error, self._asked) from error
 
     async def _whole(self, send: Send) -> None:
         pieces: dict[int, list[Piece]] = {i: [] for r in self._readers for i in r.indices}
@@ -127,7 +127,7 @@ class Exchange:
 
     def _failure(self, error: BaseException) -> Failure:
         if isinstance(error, InvalidArgumentError):
-            error = with_openai_names(error, self._asked)
+            error = in_openai_terms(error, self._asked)
         failure = failure_of(error)
         if failure.is_ours:
             logger.error("a stream failed", exc_info=error)

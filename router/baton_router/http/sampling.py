@@ -106,9 +106,7 @@ def _grammar(given: ResponseFormat | None) -> Grammar | None:
     return None
 
 
-def with_openai_names(
-    error: InvalidArgumentError, asked: GenerationRequest
-) -> InvalidArgumentError:
+def in_openai_terms(error: InvalidArgumentError, asked: GenerationRequest) -> InvalidArgumentError:
     """Returns the same error with the client's field names."""
     return InvalidArgumentError(
         _their_name(error.field, asked), error.problem.replace("sampling.", "")
