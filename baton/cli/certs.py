@@ -144,9 +144,9 @@ def write(folder: Path, issued: Mapping[str, Issued]) -> list[Path]:
     for name, one in issued.items():
         contents[folder / f"{name}.pem"] = one.cert
         contents[folder / f"{name}.key"] = one.key
-    there = [path for path in contents if path.exists()]
-    if there:
-        raise AlreadyExistsError(f"{there[0]} already exists; no file was written")
+    existing = [path for path in contents if path.exists()]
+    if existing:
+        raise AlreadyExistsError(f"{existing[0]} already exists; no file was written")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path, content in contents.items():
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

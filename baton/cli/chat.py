@@ -24,17 +24,17 @@ class Conversation:
 
         Ctrl-C cuts the answer short; the conversation continues from there.
         """
-        asked = [*self.messages, Message("user", content)]
+        messages = [*self.messages, Message("user", content)]
         texts: list[str] = []
         with (
             contextlib.suppress(KeyboardInterrupt),
-            self._client.generate(asked, self._params, priority=self._priority) as generation,
+            self._client.generate(messages, self._params, priority=self._priority) as generation,
         ):
             for chunk in generation:
                 texts.append(chunk.text)
                 print(chunk.text, end="", flush=True)
         print(flush=True)
-        self.messages = [*asked, Message("assistant", "".join(texts))]
+        self.messages = [*messages, Message("assistant", "".join(texts))]
 
 
 def run(client: Client, params: SamplingParams, system: str, priority: int) -> None:

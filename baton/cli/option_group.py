@@ -32,8 +32,8 @@ def takes_options(
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def with_options(**values: Any) -> None:
-            said = {option.name: values.pop(option.name) for option in options}
-            command(**values, **{parameter: group(**said)})
+            given = {option.name: values.pop(option.name) for option in options}
+            command(**values, **{parameter: group(**given)})
 
         own = inspect.signature(command, eval_str=True).parameters.values()
         parameters = [

@@ -152,8 +152,8 @@ def _options(query: str, kind: Kind, *, is_tls: bool) -> dict[str, str]:
             continue
         if name in _TLS_OPTIONS:
             raise ValueError(f"{name} is for TLS: write rediss in place of redis")
-        near = difflib.get_close_matches(name, allowed, n=1)
-        hint = f"; is {near[0]} meant?" if near else f"; known are {', '.join(allowed) or 'none'}"
+        close = difflib.get_close_matches(name, allowed, n=1)
+        hint = f"; is {close[0]} meant?" if close else f"; known are {', '.join(allowed) or 'none'}"
         raise ValueError(f"the option {name} is not known here{hint}")
     return options
 

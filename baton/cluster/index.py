@@ -12,7 +12,7 @@ from baton.cluster.events import KvEvents
 from baton.cluster.prefix import BlockHash
 
 _EVICTED_SHARE = 512  # one eviction pass checks 1 of this many entries
-_MAX_LOOKS = 64  # passes until some are evicted: an eighth of all entries
+_MAX_PASSES = 64  # passes until some are evicted: an eighth of all entries
 _SWEPT_SHARE = 64  # a sweep takes about this many operations
 _LEAST_SWEPT = 1024
 _MAX_NAMED = 4096  # bitmaps whose workers are cached
@@ -71,7 +71,7 @@ class LocalityIndex:
             slot = self._renew(worker, epoch)
         self._remove(slot, events.removed)
         self._store(slot, events.stored)
-        self._tidy(len(events.removed) + len(events.stored))
+        self._sweep(len(events.removed) + len(events.stored))
 
     def replace(self, worker: str, epoch: int, hashes: Iterable[BlockHash]) -> None:
         """Replaces the worker's blocks by `hashes`, unless a later epoch of it is known."""
@@ -83,7 +83,7 @@ class LocalityIndex:
         if slot is not None:
             self._live &= ~slot.bit
             self._dropped.append(slot.position)
-        self._tidy(0)
+        self._sweep(0)
 
     def match(self, hashes: Sequence[BlockHash]) -> dict[str, int]:
         """Returns the number of leading `hashes` that each worker holds without a gap.
@@ -204,20 +204,20 @@ class LocalityIndex:
         Evicts several at once, because a dict finds its first entry slowly.
         """
         count = max(1, self._max_entries // _EVICTED_SHARE)
-        for _ in range(_MAX_LOOKS):
+        for _ in range(_MAX_PASSES):
             oldest = list(islice(self._entries, count))
-            spared = [block for block in oldest if block in self._seen]
-            self._seen.difference_update(spared)
-            for block in spared:
+            recent = [block for block in oldest if block in self._seen]
+            self._seen.difference_update(recent)
+            for block in recent:
                 self._entries[block] = self._entries.pop(block)
-            if len(spared) < len(oldest):
-                oldest = list(set(oldest).difference(spared))
+            if len(recent) < len(oldest):
+                oldest = list(set(oldest).difference(recent))
                 break
         for block in oldest:
             for slot in self._slots_of(self._entries.pop(block) & self._live):
                 slot.num_blocks -= 1
 
-    def _tidy(self, num_changes: int) -> None:
+    def _sweep(self, num_changes: int) -> None:
         """Clears bits of dropped slots in some entries; the slots are free after the last one.
 
         An entry added during a sweep has none of these bits, so a sweep covers only the entries

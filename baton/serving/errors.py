@@ -110,10 +110,10 @@ def _details_of(error: BaseException) -> list[Message]:
 
 
 def _shortened(text: str) -> str:
-    kept = text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1]
-    while _header_bytes(kept) > MAX_MESSAGE_HEADER_BYTES:
-        kept = kept[: len(kept) * 3 // 4]
-    return text if kept == text else kept + "…"
+    shortened = text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1]
+    while _header_bytes(shortened) > MAX_MESSAGE_HEADER_BYTES:
+        shortened = shortened[: len(shortened) * 3 // 4]
+    return text if shortened == text else shortened + "…"
 
 
 def _header_bytes(text: str) -> int:

@@ -75,8 +75,8 @@ class Tenants:
         a missing one where one is needed."""
         name = self._name(call)
         # The default tenant shares prefixes with a cluster without tenants.
-        is_apart = name != DEFAULT_TENANT and not self._share_prefixes
-        return Tenant(name, hashlib.sha256(name.encode()).digest() if is_apart else b"")
+        is_isolated = name != DEFAULT_TENANT and not self._share_prefixes
+        return Tenant(name, hashlib.sha256(name.encode()).digest() if is_isolated else b"")
 
     def _name(self, call: Caller) -> str:
         identity = identity_of(call)

@@ -66,17 +66,17 @@ class Top(App[None]):
             return
         self._is_reading = True
         try:
-            seen: Snapshot | BatonError = await self._reader.read()
+            result: Snapshot | BatonError = await self._reader.read()
         except BatonError as error:
-            seen = error
+            result = error
         finally:
             self._is_reading = False
         if not self.query("#headline"):
             return  # the user has quit meanwhile
-        if isinstance(seen, BatonError):
-            self._say(Text.assemble((self._reader.address, "bold"), ("  " + str(seen), "red")))
+        if isinstance(result, BatonError):
+            self._say(Text.assemble((self._reader.address, "bold"), ("  " + str(result), "red")))
         else:
-            self.show(seen)
+            self.show(result)
 
     def show(self, snapshot: Snapshot) -> None:
         """Draws a snapshot."""

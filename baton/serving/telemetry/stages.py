@@ -97,9 +97,9 @@ def failed(span: Span, error: BaseException) -> None:
         span.set_attribute("error.type", "CANCELLED")
         return
     status = status_of(error)
-    told = error.field if isinstance(error, InvalidArgumentError) else status.message
+    description = error.field if isinstance(error, InvalidArgumentError) else status.message
     span.set_attribute("error.type", _CODES[status.code])
-    span.set_status(Status(StatusCode.ERROR, told))
+    span.set_status(Status(StatusCode.ERROR, description))
 
 
 @contextmanager
