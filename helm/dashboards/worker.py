@@ -116,7 +116,7 @@ BOARD = Board(
                 Panel(
                     "KV blocks",
                     [Query(_now("baton_kv_blocks"), f"{_NAME} {{{{state}}}}")],
-                    text="held: by sequences or leases. cached: not held. The states add up to the pool.",
+                    text="held: by sequences or leases. cached: and not held. They add up.",
                     is_stacked=True,
                 ),
                 Panel(
