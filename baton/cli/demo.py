@@ -1,4 +1,4 @@
-"""`baton demo`: a local cluster, three prompts over its public API, a table of what happened."""
+"""`baton demo`: a local cluster, three prompts over its public API, and their handoffs."""
 
 import time
 from dataclasses import dataclass
@@ -10,10 +10,11 @@ from baton.cli.display import status_display
 from baton.cli.local_cluster import LocalCluster
 from baton.cli.signals import interrupted_by_signals
 from baton.client.client import Accepted, Client, Finished, Message, Prompt
+from baton.models import INTRODUCTION
 from baton.sampling import SamplingParams
 
 _ANSWER_TIMEOUT = 15.0
-_PARAMS = SamplingParams(max_tokens=48, ignore_eos=True)
+_PARAMS = SamplingParams(max_tokens=64, stop=("\n\ndef",))  # an answer is one function
 
 _PREFIX = '''\
 """Helpers for reading and writing small files of settings."""
@@ -36,10 +37,11 @@ def write_settings(path, settings):
 
 '''
 
+_QUESTION = "Write a function `get` that returns the value of the key."
 _PROMPTS: tuple[tuple[str, str, Prompt], ...] = (
-    ("1", "a Python file to go on with", _PREFIX + "def merge_settings(first, second):\n"),
-    ("2", "the same file, another ending", _PREFIX + "class SettingsError(Exception):\n"),
-    ("3", "a conversation", [Message("user", "Write a function that adds two numbers.")]),
+    ("1", "a Python file to continue", _PREFIX + "def read_file(path):\n"),
+    ("2", "the same file, another ending", _PREFIX + "def read_lines(path):\n"),
+    ("3", "a conversation", [Message("user", _QUESTION)]),
 )
 
 
@@ -73,7 +75,7 @@ def run(console: Console) -> None:
                 cluster.start(on_status=on_status)
             with Client(cluster.address, timeout=_ANSWER_TIMEOUT) as client:
                 answers = [_ask(client, console, *prompt) for prompt in _PROMPTS]
-            console.print(table(answers))
+            console.print(handoff(answers[0]), table(answers), INTRODUCTION, highlight=False)
         finally:
             cluster.stop()
 
@@ -93,9 +95,19 @@ def _ask(client: Client, console: Console, name: str, what: str, prompt: Prompt)
     return Answer(name, generation.accepted, generation.finished, moments[0] - began, between)
 
 
+def handoff(answer: Answer) -> str:
+    """Returns a sentence about the KV blocks that moved for an answer."""
+    usage, placement = answer.finished.usage, answer.accepted.placement
+    return (
+        f"{placement.prefill_worker} computed {usage.num_prompt_tokens} tokens and handed "
+        f"{usage.num_transferred_blocks} KV blocks ({usage.num_transferred_bytes:,} bytes) to "
+        f"{placement.decode_worker}, which wrote {usage.num_output_tokens} tokens."
+    )
+
+
 def table(answers: list[Answer]) -> Table:
     """Returns a table with a row for each answer."""
-    result = Table(title="What happened", title_justify="left")
+    result = Table()
     for column in ("prompt", "prefill by", "decode by"):
         result.add_column(column)
     for column in ("TTFT", "ITL", "tokens in", "cached", "tokens out", "blocks", "bytes"):

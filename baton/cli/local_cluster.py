@@ -62,6 +62,7 @@ class LocalCluster:
         log_dir: folder of the logs, a file for each process; None: they are deleted by `stop`.
 
     Attributes:
+        model: as given.
         tls: the certificates, if there are any.
         redis: the embedded Redis, which may be stopped and started again; None: an existing one.
         redis_url: the Redis in use.
@@ -84,6 +85,7 @@ class LocalCluster:
         log_dir: Path | None = None,
         tls_dir: Path | None = None,
     ) -> None:
+        self.model = model
         self._ports: set[int] = set()
         self._replaced: dict[str, set[int]] = {}  # epochs of workers that have been replaced
         self._num_moves = Counter[str]()  # of each process since its start was requested

@@ -13,6 +13,7 @@ from baton.cli.options import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS
 from baton.cli.ports import is_free
 from baton.cli.signals import interrupted_by_signals
 from baton.errors import FailedPreconditionError, InvalidArgumentError
+from baton.models import DEFAULT_MODEL, INTRODUCTION
 from baton.serving.access import ROUTER_NAME
 from baton.serving.optional_dependencies import check_extra
 
@@ -105,10 +106,11 @@ def _how_to_use(cluster: LocalCluster, seconds: float) -> str:
     return (
         f"ready after {seconds:.1f} s at {address}. In another terminal:\n"
         f"{_of_tls(cluster)}"
-        f'  baton generate{option} "def fibonacci(n):"\n'
+        f'  baton generate{option} "def __enter__(self):"\n'
         f"  baton chat{option}\n"
         f"  baton top{admin_option}\n"
         f"{_of_http(cluster)}"
+        f"{_of_model(cluster)}"
         f"Metrics are at /metrics of {metrics}.\n"
         "Ctrl-C stops the cluster."
     )
@@ -122,6 +124,10 @@ def _of_tls(cluster: LocalCluster) -> str:
     files = {"CA": shown.ca, "CERT": shown.cert, "KEY": shown.key, "SERVER_NAME": ROUTER_NAME}
     variables = " ".join(f"BATON_TLS_{of}={shlex.quote(str(value))}" for of, value in files.items())
     return f"  export {variables}\n"
+
+
+def _of_model(cluster: LocalCluster) -> str:
+    return f"{INTRODUCTION}\n" if cluster.model == DEFAULT_MODEL else ""
 
 
 def _of_http(cluster: LocalCluster) -> str:

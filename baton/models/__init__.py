@@ -8,6 +8,11 @@ from baton.errors import UnsupportedModelError
 _SHIPPED = {"tiny": Path(__file__).parent / "tiny"}
 
 DEFAULT_MODEL = "tiny"
+# Printed by the commands that serve it.
+INTRODUCTION = (
+    "The model, tiny, is a 6 MB toy that writes text like Python. "
+    "A real one: baton up --model Qwen/Qwen3-0.6B"
+)
 # What describes a checkpoint, and what its weights are read from.
 DESCRIPTION = ("*.json", "*.jinja", "tokenizer.model")
 WEIGHTS = ("*.safetensors",)

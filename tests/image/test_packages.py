@@ -165,7 +165,7 @@ def test_with_workers_alone_the_demo_runs(wheel, bare, run_in):
     environment = {"OMP_NUM_THREADS": "1", "TMPDIR": os.environ.get("TMPDIR", "/tmp")}
     done = run_in(bare, "baton", "demo", PATH=f"{bare}/bin", **environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "a Python file to go on with" in done.stdout
+    assert "a Python file to continue" in done.stdout
     planned = run_in(bare, "baton", "up", "--dry-run")
     assert planned.returncode == 0
     assert planned.stderr == (

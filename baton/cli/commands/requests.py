@@ -32,7 +32,7 @@ def generate(
 
     \b
     Examples:
-      baton generate "def fibonacci(n):" --max-tokens 64
+      baton generate "def __enter__(self):" --max-tokens 21
       cat story.txt | baton generate - --temperature 0.8 --seed 1 --stop "The end"
       baton generate "The date: " --regex "[0-9]{4}-[0-9]{2}-[0-9]{2}"
       baton generate "A name: " --beam-width 4 --n 2 --json
@@ -80,7 +80,7 @@ def chat(
     \b
     Examples:
       baton chat --system "You write Python."
-      echo "Write a function that adds two numbers." | baton chat --temperature 0
+      echo 'Write a function `get` that returns the value of the key.' | baton chat --temperature 0
     """
 
     def run() -> None:
