@@ -10,6 +10,7 @@ from bench.report import NotPossibleError, show
 NAMES = (
     "engine",
     "serve",
+    "pools",
     "scheduler",
     "prefix",
     "locality",
