@@ -1,13 +1,14 @@
-"""Language check of names, docstrings and messages: `python docs/check_language.py`.
+"""Language check of names, docstrings, messages and commits: `python docs/check_language.py`.
 
-Names are checked against the glossary, docstrings by their first word, and all strings for words
-that name no actor. Tests and generated stubs are not read.
+Names are checked against the glossary, docstrings by their first word, all strings for words that
+name no actor, and commits by their subject. Tests and generated stubs are not read.
 """
 
 import ast
 import re
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,6 +25,10 @@ PRIVATE_FILE = re.compile(
     "pending|pieces|pins|pressure|prospects|pulling|recent|roster|saga|seats|setback|shapes|targets|"
     "turns?|work"
 )
+
+SUBJECT = re.compile(r"(?=.{1,65}$)[a-z][\w./-]*: \S.*")
+UNCHECKED = "0ee588928726"
+"""The last commit that is older than the check of subjects."""
 
 
 def private_names(glossary: str) -> set[str]:
@@ -51,6 +56,23 @@ def findings(path: str, source: str, private: set[str]) -> Iterator[str]:
                 yield f"{path}:{line}: docstring begins with {first!r}; begin with a noun or a verb"
 
 
+def subjects() -> list[str]:
+    """Returns the newest subjects since the last release; none where the history is missing."""
+    if not (ROOT / ".git").exists():
+        return []
+    command = ["git", "log", "--no-merges", "--max-count=50", "--format=%s", "HEAD", "--not"]
+    command += [UNCHECKED, "--tags"]
+    log = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)  # noqa: S603 - constant
+    return log.stdout.splitlines()
+
+
+def wrong_subjects(subjects: Iterable[str]) -> Iterator[str]:
+    """One sentence for each subject in another form."""
+    for subject in subjects:
+        if not SUBJECT.fullmatch(subject):
+            yield f"commit {subject!r}; expected `area: imperative summary`, 65 characters at most"
+
+
 def main() -> int:
     private = private_names((ROOT / "docs/glossary.md").read_text())
     folders = [folder for name in FOLDERS.split() for folder in ROOT.glob(name)]
@@ -60,6 +82,7 @@ def main() -> int:
         if GENERATED not in path.parents and path != Path(__file__)
         for finding in findings(str(path.relative_to(ROOT)), path.read_text(), private)
     ]
+    found += wrong_subjects(subjects())
     print("\n".join(found) or f"Language: {len(private)} private names, none in use.")
     return bool(found)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from docs.check_language import findings, private_names
+from docs.check_language import findings, private_names, wrong_subjects
 
 GLOSSARY = """
 | use | meaning | not |
@@ -36,3 +36,18 @@ def test_findings_name_file_and_reason(path, source, finding):
 def test_findings_accept_nouns():
     source = '"""Admission queue."""\nclass Queue:\n    """Queue of requests."""'
     assert not list(findings("router/admission_queue.py", source, {"Gate"}))
+
+
+@pytest.mark.parametrize(
+    ("subject", "is_wrong"),
+    [
+        ("router: list workers by role", False),
+        (f"router: {'a' * 57}", False),
+        (f"router: {'a' * 58}", True),
+        ("Workers are listed by role", True),
+        ("router:list workers by role", True),
+        ("Router: list workers by role", True),
+    ],
+)
+def test_subjects_are_an_area_and_a_summary(subject, is_wrong):
+    assert bool([*wrong_subjects([subject])]) is is_wrong
