@@ -1,4 +1,4 @@
-"""Paths in the architecture page lead to files."""
+"""Paths and packages of the architecture page exist."""
 
 import re
 from pathlib import Path
@@ -20,3 +20,13 @@ def test_paths_of_the_architecture_page_exist():
     generic = {"service.py", "wire.py", "generate.py", "compile.py"}
     missing = {p for p in paths - generic if not any((ROOT / b / p).exists() for b in BASES)}
     assert not missing
+
+
+def test_request_enters_twelve_packages_once_each():
+    page = (ROOT / "docs/architecture.md").read_text()
+    walk = page.split("## The life of a request\n")[1].split("\n## ")[0]
+    packages = re.findall(r"^\d+\. `([a-z_/]+)` ", walk, re.MULTILINE)
+    assert 8 <= len(packages) <= 12
+    assert all(any((ROOT / b / p / "__init__.py").exists() for b in BASES) for p in packages)
+    elsewhere = [package for package in packages if not package.startswith("baton_router/")]
+    assert len(set(elsewhere)) == len(elsewhere)
