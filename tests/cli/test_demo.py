@@ -3,20 +3,15 @@ import signal
 import pytest
 
 from tests.cli.conftest import baton, gone, interrupt, running, started
+from tests.support.readme import OUTPUTS, shows
 
 pytestmark = pytest.mark.e2e
 
 
-def test_the_demo_answers_three_prompts_and_finds_the_shared_prefix() -> None:
-    ended = baton("demo")
+def test_demo_prints_what_the_readme_shows() -> None:
+    ended = baton("demo", COLUMNS="120")
     assert ended.returncode == 0, ended.stderr
-    rows = [line.split("│")[1:-1] for line in ended.stdout.splitlines() if line.startswith("│")]
-    cells = [[cell.strip() for cell in row] for row in rows]
-    assert [row[:3] for row in cells] == [[n, "prefill-0", "decode-0"] for n in "123"]
-    cached = [int(row[6]) for row in cells]
-    assert cached[0] == 0
-    assert cached[1] >= 3 * 16, "several blocks"
-    assert all(int(row[8]) > 0 for row in cells), "blocks were handed over"
+    assert shows(OUTPUTS["make demo"], ended.stdout)
 
 
 @pytest.mark.nightly

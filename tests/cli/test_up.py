@@ -9,6 +9,7 @@ import pytest
 
 from baton.cli.ports import is_free
 from tests.cli.conftest import baton, gone, interrupt, running, started
+from tests.support.readme import OUTPUTS, shows
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -31,7 +32,9 @@ def named(processes: list[psutil.Process], command: str) -> psutil.Process:
 
 def test_up_serves_until_it_is_told_to_stop_and_leaves_nothing_running() -> None:
     with running(*ARGUMENTS) as up:
-        lines = "".join(iter(up.stdout.readline, "Ctrl-C stops the cluster.\n"))
+        last = "Ctrl-C stops the cluster.\n"
+        lines = "".join(iter(up.stdout.readline, last)) + last
+        assert shows(OUTPUTS[".venv/bin/baton up"], lines)
         (address,) = re.findall(r"ready after .* at (\S+)\. ", lines)
         assert f"baton generate --address {address}" in lines
         (admin,) = re.findall(r"baton top --admin (\S+)", lines)

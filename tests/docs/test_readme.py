@@ -1,0 +1,42 @@
+"""Names in the README: targets, commands, extras."""
+
+import re
+import shlex
+import tomllib
+
+from typer.testing import CliRunner
+
+from baton.cli.main import app
+from baton.models import INTRODUCTION
+from tests.support.readme import OUTPUTS, README
+from tests.support.repository import ROOT
+
+METADATA = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def test_every_target_exists():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = re.findall(r"`make ([a-z-]+)`", README)
+    assert set(named) >= {"test", "dist", "images"}
+    assert not set(named) - set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    assert "make demo" in OUTPUTS
+    assert re.search(r"^demo:.*\n\t\$\(BIN\)/baton demo$", makefile, re.MULTILINE)
+
+
+def test_every_command_exists():
+    named = set(re.findall(r"`baton ([a-z][a-z-]*)", README))
+    assert named >= {"up", "generate", "explain", "simulate"}
+    assert not named - METADATA["entry-points"]["baton.commands"].keys()
+
+
+def test_every_extra_is_listed():
+    extras = METADATA["optional-dependencies"].keys() - {"test", "dev"}
+    assert set(re.findall(r"`baton-serve\[(\w+)\]`", README)) == extras
+    assert f"`pip install {METADATA['name']}`" in README
+
+
+def test_command_for_a_real_model_is_accepted():
+    (command,) = re.findall(r"A real one: baton (.+)", INTRODUCTION)
+    result = CliRunner().invoke(app, [*shlex.split(command), "--dry-run"])
+    assert result.exit_code == 0, result.stderr
+    assert f"--model {command.split()[-1]}" in result.stdout
