@@ -1,9 +1,9 @@
 """Separate pools against workers that do both, on the same resources: where they pay.
 
 Latency: the shipped model on two workers of one thread each, a prefill and a decode worker or two
-that do both. Four answers stream, alone and while long prompts arrive. Workers that do both compute
-a prompt in chunks of 128 tokens beside their decodes, which is the default on CPUs. The two
-clusters take turns, and caches are off.
+that do both. Long prompts arrive while four answers stream. A worker that does both computes a
+chunk of a prompt in one step with its decodes: of 128 tokens, the default on CPUs, or of 512. The
+two clusters take turns, and caches are off.
 
 Goodput: the first recorded conversations, where the trace is there, on 16 simulated GPUs: 10 that
 prefill and 6 that decode, or 16 that do both.
@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice, pairwise
+from operator import truediv
 
 from baton import AsyncClient, SamplingParams
 from baton.cli.local_cluster import LocalCluster
@@ -23,7 +24,7 @@ from baton_simulator.outcome import Objectives, outcome_of
 from baton_simulator.setup import Setup
 from baton_simulator.study import simulate
 from baton_simulator.traces import read_mooncake, trace_folder
-from bench.report import Row, medians
+from bench.report import Row
 from bench.steps import WORKER_FLAGS, random_prompt
 
 TRACE = "mooncake_conversation.jsonl"
@@ -31,63 +32,72 @@ NUM_REQUESTS = 3000
 RATES = (4.0, 6.0, 8.0)
 TIGHT, LOOSE = Objectives(5.0, 0.02), Objectives(5.0, 0.1)
 
+CHUNKS = (128, 512)
 NUM_STREAMS = 4
 NUM_PROMPTS = 4
 PROMPT_LENGTH = 1500
 PROMPT_INTERVAL = 0.5
-_FLAGS = {**WORKER_FLAGS, "prefix_caching": False}
 _ANSWER = SamplingParams(max_tokens=400, ignore_eos=True)
 _SHORT_ANSWER = SamplingParams(max_tokens=4, ignore_eos=True)
 
 
 def run(repeats: int) -> list[Row]:
     """Latencies, then goodput at each rate; a ratio above 1 is in favour of separate pools."""
-    with (
-        LocalCluster(worker_flags=_FLAGS) as separate,
-        LocalCluster(num_prefill=0, num_decode=2, worker_flags=_FLAGS) as both,
-    ):
-        rows = asyncio.run(_latency_rows(separate.address, both.address, repeats))
+    rows: list[Row] = []
+    for chunk in CHUNKS:
+        flags = {**WORKER_FLAGS, "prefix_caching": False, "max_num_batched_tokens": chunk}
+        with (
+            LocalCluster(worker_flags=flags) as separate,
+            LocalCluster(num_prefill=0, num_decode=2, worker_flags=flags) as both,
+        ):
+            rows += asyncio.run(_latency_rows(separate.address, both.address, chunk, repeats))
     return [*rows, *goodput_rows(RATES)]
 
 
-async def _latency_rows(separate: str, both: str, repeats: int) -> list[Row]:
-    figures: tuple[dict[str, list[float]], dict[str, list[float]]] = ({}, {})
+async def _latency_rows(separate: str, both: str, chunk: int, repeats: int) -> list[Row]:
     async with AsyncClient(separate) as one, AsyncClient(both) as other:
-        for i in range(repeats + 1):
-            for client, found in zip((one, other), figures, strict=True):
-                measured = await _streams(client, 0) | await _streams(client, NUM_PROMPTS)
-                for case, milliseconds in measured.items() if i > 0 else ():  # the first connects
-                    found.setdefault(case, []).append(milliseconds)
-    values, references = map(medians, figures)
-    return [
-        Row(case, value, "ms", "2 that do both", references[case], references[case] / value, None)
-        for case, value in values.items()
-    ]
+        rounds = [(await _latencies(one), await _latencies(other)) for _ in range(repeats + 1)]
+    rows = []
+    for case in rounds[0][0]:  # of the first one nothing counts: it connects
+        values, references = zip(*((a[case], b[case]) for a, b in rounds[1:]), strict=True)
+        value, reference = statistics.median(values), statistics.median(references)
+        # The two halves of a round are seconds apart: other load on the machine meets both.
+        ratio = statistics.median(map(truediv, references, values))
+        case = f"chunks of {chunk}: {case}"
+        rows.append(Row(case, value, "ms", "2 that do both", reference, ratio, None))
+    return rows
 
 
-async def _streams(client: AsyncClient, num_prompts: int) -> dict[str, float]:
-    """Returns milliseconds by case, of streams beside which `num_prompts` long prompts arrive."""
-    gaps: list[float] = []
-    ttfts: list[float] = []
-
-    async def stream(index: int) -> None:
-        times: list[float] = []
-        async for chunk in client.generate(random_prompt(16, index), _ANSWER):
-            times += [time.perf_counter()] * len(chunk.token_ids)
-        gaps.extend(1e3 * (later - earlier) for earlier, later in pairwise(times))
-
-    async def prompt(index: int) -> None:
-        await asyncio.sleep(PROMPT_INTERVAL * (index + 0.5))
-        began = time.perf_counter()
-        generation = client.generate(random_prompt(PROMPT_LENGTH, 100 + index), _SHORT_ANSWER)
-        times = [time.perf_counter() async for _ in generation]
-        ttfts.append(1e3 * (times[0] - began))
-
-    await asyncio.gather(*map(stream, range(NUM_STREAMS)), *map(prompt, range(num_prompts)))
+async def _latencies(client: AsyncClient) -> dict[str, float]:
+    """Returns milliseconds by case, of answers that stream while long prompts arrive."""
+    streams = [_stream(client, index) for index in range(NUM_STREAMS)]
+    prompts = [_ttft(client, index) for index in range(NUM_PROMPTS)]
+    times, ttfts = await asyncio.gather(asyncio.gather(*streams), asyncio.gather(*prompts))
+    gaps = [later - earlier for each in times for earlier, later in pairwise(each)]
     hundredths = statistics.quantiles(gaps, n=100)
-    beside = "long prompts arrive" if num_prompts else "streams alone"
-    found = {f"{beside}: ITL p50": hundredths[49], f"{beside}: ITL p99": hundredths[98]}
-    return found | ({f"{beside}: their TTFT p50": statistics.median(ttfts)} if ttfts else {})
+    figures = {
+        "ITL p50": hundredths[49],
+        "ITL p99": hundredths[98],
+        "TTFT of prompts": statistics.median(ttfts),
+    }
+    return {case: 1e3 * seconds for case, seconds in figures.items()}
+
+
+async def _stream(client: AsyncClient, index: int) -> list[float]:
+    """Returns when each token of an answer came."""
+    times: list[float] = []
+    async for chunk in client.generate(random_prompt(16, index), _ANSWER):
+        times += [time.perf_counter()] * len(chunk.token_ids)
+    return times
+
+
+async def _ttft(client: AsyncClient, index: int) -> float:
+    """Returns the time to first token of a long prompt."""
+    await asyncio.sleep(PROMPT_INTERVAL * (index + 0.5))
+    began = time.perf_counter()
+    generation = client.generate(random_prompt(PROMPT_LENGTH, 100 + index), _SHORT_ANSWER)
+    times = [time.perf_counter() async for _ in generation]
+    return times[0] - began
 
 
 def goodput_rows(rates: Iterable[float]) -> Iterator[Row]:
