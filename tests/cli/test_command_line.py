@@ -1,5 +1,6 @@
 """What the command says without a cluster."""
 
+import re
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 from baton.cli.main import app
 from baton.cli.process import Process
+from baton.models import INTRODUCTION
 from baton.version import version
 from tests.cli.conftest import baton
 
@@ -79,7 +81,8 @@ def test_a_bad_parameter_is_one_sentence() -> None:
 def test_a_dry_run_prints_the_commands_and_starts_nothing() -> None:
     arguments = ["--prefill", "2", "--num-blocks", "64", "--worker-arg", "prefix-caching=false"]
     arguments += ["--kv-cache-dtype", "fp8_e4m3"]
-    result = CliRunner().invoke(app, ["up", "--dry-run", "--device", "cpu", *arguments])
+    (command,) = re.findall(r"A real one: baton (.+)", INTRODUCTION)
+    result = CliRunner().invoke(app, [*command.split(), "--dry-run", "--device", "cpu", *arguments])
     assert result.exit_code == 0
     redis, router, *workers = result.stdout.splitlines()
     url = redis.split()[-1]
@@ -91,7 +94,7 @@ def test_a_dry_run_prints_the_commands_and_starts_nothing() -> None:
         "decode-worker",
     ]
     for line in workers:
-        assert f"--redis-url {url} --model tiny" in line
+        assert f"--redis-url {url} --model Qwen/Qwen3-0.6B" in line
         assert line.endswith(
             "--device cpu --kv-cache-dtype fp8_e4m3 --num-blocks 64 --no-prefix-caching"
         )

@@ -1,13 +1,8 @@
 """Names in the README: targets, commands, extras."""
 
 import re
-import shlex
 import tomllib
 
-from typer.testing import CliRunner
-
-from baton.cli.main import app
-from baton.models import INTRODUCTION
 from tests.support.readme import OUTPUTS, README
 from tests.support.repository import ROOT
 
@@ -33,10 +28,3 @@ def test_every_extra_is_listed():
     extras = METADATA["optional-dependencies"].keys() - {"test", "dev"}
     assert set(re.findall(r"`baton-serve\[(\w+)\]`", README)) == extras
     assert f"`pip install {METADATA['name']}`" in README
-
-
-def test_command_for_a_real_model_is_accepted():
-    (command,) = re.findall(r"A real one: baton (.+)", INTRODUCTION)
-    result = CliRunner().invoke(app, [*shlex.split(command), "--dry-run"])
-    assert result.exit_code == 0, result.stderr
-    assert f"--model {command.split()[-1]}" in result.stdout
