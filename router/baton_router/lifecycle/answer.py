@@ -72,11 +72,6 @@ class Answer:
         return all(self._known_ending(index) is not None for index in self._unfinished)
 
     @property
-    def needs_prefill(self) -> bool:
-        """True if events that only the prefill worker sends, or its blocks, are outstanding."""
-        return self._awaits_prompt or not self.is_handed_over
-
-    @property
     def account(self) -> Account:
         """Usage and timings of the request so far."""
         return self._account

@@ -1,11 +1,12 @@
 """One attempt at a request: its calls to a prefill and a decode worker, from admission to end.
 
 The decode worker is called first. Once it has admitted the request, the prefill worker is called,
-unless the decode worker computes the prompt itself: then there is one call. Tasks read both calls
-concurrently; after the handoff, the consumer of the events reads the remaining call itself, because
-a task in between costs as much as all other work per message. However the attempt ends, all its
-calls are cancelled, so that the workers release all they hold and blocks always have an owner;
-later messages are ignored. Knows nothing of the client, nor of other attempts.
+unless the decode worker computes the prompt itself: then there is one call. The consumer of the
+messages applies them to the table of `baton_router.lifecycle.attempt_machine`, which says what
+follows. Tasks read both calls ahead; after the handoff, the consumer reads the remaining call
+itself, because a task in between costs as much as all other work per message. However the attempt
+ends, all its calls are cancelled, so that the workers release all they hold and blocks always have
+an owner. Knows nothing of the client, nor of other attempts.
 
 Live migration: a draining decode worker suspends the request and keeps its blocks; until another
 one, called to resume it, has the blocks, the suspended call replaces the prefill call.
@@ -14,38 +15,35 @@ one, called to resume it, has the blocks, the suspended call replaces the prefil
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import grpc
 
-from baton.errors import (
-    BatonError,
-    DeadlineExceededError,
-    InternalError,
-    NotFoundError,
-    OverloadedError,
-    UnavailableError,
-)
-from baton.rpc_errors import error_of, has_ended, is_loss
+from baton.errors import InternalError
+from baton.rpc_errors import error_of
 from baton.serving.coalescer import Coalescer
 from baton.serving.deadline import Deadline
 from baton.serving.telemetry.propagation import outgoing
-from baton.serving.telemetry.stages import stage
-from baton.v1 import (
-    decode_pb2,
-    decode_pb2_grpc,
-    prefill_pb2,
-    prefill_pb2_grpc,
-)
+from baton.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from baton_router.failure import AttemptFailure, FailureKind
 from baton_router.fleet.fleet import Fleet, Member
 from baton_router.lifecycle import worker_wire
+from baton_router.lifecycle.attempt_machine import (
+    ALONE,
+    END_ACTIONS,
+    TABLE,
+    AttemptAction,
+    AttemptEvent,
+    AttemptState,
+    DecodeEvent,
+    RouterEvent,
+    SourceEvent,
+)
 from baton_router.lifecycle.prefix_lease import PrefixLease
 from baton_router.lifecycle.return_cost import ReturnCost, return_cost
+from baton_router.lifecycle.worker_call import Received, WorkerCall
 from baton_router.placement.placement import Placement
 from baton_router.request import Work
 
@@ -65,12 +63,11 @@ _SOURCE_PATIENCE = 1.0
 # Timeout of `Decode.HandOver` in seconds.
 _HAND_OVER_SECONDS = 2.0
 
+# Kinds of messages that report the work of their worker.
+_REPORTS = ("result", "kv_ready", "prefill_started")
 
-class _Reading(NamedTuple):
-    """Call and the task that reads it to its end."""
-
-    call: Any
-    task: "asyncio.Task[None]"
+_SOURCE_EVENTS = {event.value: event for event in SourceEvent}
+_DECODE_EVENTS = {event.value: event for event in DecodeEvent}
 
 
 class Attempt:
@@ -99,43 +96,36 @@ class Attempt:
         self._work = work
         self._fleet = fleet
         self._deadline = deadline
+        self._state = AttemptState.CALLING
         self._prefill = fleet.member(placement.prefill) if placement.prefill else None
-        self._decode = fleet.member(placement.decode)
-        self._source = self._prefill  # holds the blocks that the decode worker fetches
-        self._prefill_load = ExitStack()
-        self._decode_load = ExitStack()
-        self._prefix_lease: PrefixLease | None = None
+        self._source = self._call_to(self._prefill) if self._prefill else None
+        self._decode = self._call_to(fleet.member(placement.decode))
+        self._ended_by = {action: ExitStack() for action in END_ACTIONS}
         self._offers: dict[bytes, Member] = {}
         self._hashes: list[bytes] = []
-        self._calls: list[Any] = []
         self._decode_request: decode_pb2.DecodeGenerateRequest | None = None
-        self._giving: _Reading | None = None
-        self._taking: _Reading | None = None
-        self._last_call: Any = None  # the only call left, if no task reads it
-        self._is_computing_alone = self._prefill is None
-        self._events: asyncio.Queue[Event | AttemptFailure] = asyncio.Queue(_MAX_UNREAD)
+        self._held: Any = None
+        self._failure: AttemptFailure | None = None
+        self._is_read_by_consumer = False
+        self._received: asyncio.Queue[tuple[WorkerCall, Received]] = asyncio.Queue(_MAX_UNREAD)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
+        self._apply(RouterEvent.CLOSED)
         await self._stack.aclose()
 
     @property
     def decode_worker(self) -> str:
         """Id of the decode worker that serves the request now."""
-        return self._decode.record.id
+        return self._decode.member.record.id
 
     def cancel(self) -> None:
         """Cancels all calls immediately, even while they are being read."""
-        for call in self._calls:
-            call.cancel()
+        self._cancel_source()
+        self._decode.cancel()
 
     async def admit(self) -> None:
         """Opens both calls and waits for their admissions. Raises `AttemptFailure`.
@@ -146,39 +136,40 @@ class Attempt:
         Calls the prefill worker as soon as the decode worker has admitted, so that prompts are
         computed in the order of admission and no two requests wait for each other's blocks.
         """
-        work, lease_id = self._work, worker_wire.new_lease_id()
-        num_uncached = max(0, len(work.token_ids) - self.placement.num_cached_tokens)
+        lease_id, computing = worker_wire.new_lease_id(), self._prefill or self._decode.member
+        num_uncached = max(0, len(self._work.token_ids) - self.placement.num_cached_tokens)
         self._hashes = self._block_hashes()
-        self._stack.enter_context(self._prefill_load)
-        self._prefill_load.enter_context(
-            self._decode.loaded(num_sequences=0, num_tokens=num_uncached)
-            if self._prefill is None
-            else self._prefill.loaded(num_tokens=num_uncached)
-        )
-        computing = self.placement.prefill or self.placement.decode
-        self._prefill_load.enter_context(self._fleet.pending.pending(computing, self._hashes))
-        self._stack.enter_context(self._decode_load)
-        self._prefix_lease = self._borrow()
-        decode_call = await self._open_decode(lease_id)
-        if self._prefill is not None:
-            source = None if self._prefix_lease is None else await self._prefix_lease.source()
-            prefill_stub = prefill_pb2_grpc.PrefillStub(self._channel_to(self._prefill))
-            asked = worker_wire.prefill_request(work, lease_id, self.placement.decode, source)
-            timeout = self._deadline.forward()
-            prefill_call = prefill_stub.Prefill(asked, timeout=timeout, metadata=outgoing())
-            await self._open(self._prefill, prefill_call)
-            self._giving = self._start(prefill_call, self._read_prefill(prefill_call))
-        self._taking = self._start_taking(decode_call)
+        num_sequences = 0 if self._prefill is None else 1
+        load = self._ended_by[AttemptAction.END_PREFILL_LOAD]
+        load.enter_context(computing.loaded(num_sequences=num_sequences, num_tokens=num_uncached))
+        load.enter_context(self._fleet.pending.pending(computing.record.id, self._hashes))
+        prefix_lease = self._request_prefix_lease()
+        await self._open_decode(lease_id)
+        if self._source is None:
+            self._apply(RouterEvent.ADMITTED_ALONE)
+            self._is_read_by_consumer = True
+            return
+        prefix = None if prefix_lease is None else await prefix_lease.source()
+        request = worker_wire.prefill_request(self._work, lease_id, self.decode_worker, prefix)
+        stub = prefill_pb2_grpc.PrefillStub(self._channel_to(self._source.member))
+        timeout = self._deadline.forward()
+        call = stub.Prefill(request, timeout=timeout, metadata=outgoing())
+        await self._open(self._source, call)
+        is_scored = self._work.params.prompt_logprobs is not None
+        self._apply(RouterEvent.ADMITTED_TO_SCORE if is_scored else RouterEvent.ADMITTED)
+        self._read_ahead(self._source)
+        self._read_ahead(self._decode)
 
     async def hand_over(self, decode: str) -> None:
         """Asks the decode worker to suspend the request for the worker `decode` to resume. The
         worker answers with the event `suspended`; if it refuses, it continues with the request."""
+        self._raise_if_failed()
         assert self._decode_request is not None, "a request that was not sent"
         lease_id = worker_wire.new_lease_id()
         self._offers[lease_id] = self._fleet.member(decode)
         tenant = self._work.request.tenant.name
         request = worker_wire.hand_over_request(self._decode_request, lease_id, decode, tenant)
-        stub = decode_pb2_grpc.DecodeStub(self._channel_to(self._decode))
+        stub = decode_pb2_grpc.DecodeStub(self._channel_to(self._decode.member))
         try:
             await stub.HandOver(request, timeout=min(_HAND_OVER_SECONDS, self._deadline.forward()))
         except grpc.aio.AioRpcError as error:
@@ -187,41 +178,41 @@ class Attempt:
     async def move(self, work: Work, lease_id: bytes) -> None:
         """Resumes the request with `work` on the worker that it was suspended for, which fetches
         the blocks under `lease_id` from the former worker. Raises `AttemptFailure`."""
-        taker = self._offers.get(lease_id)
-        if taker is None:
+        self._raise_if_failed()
+        successor = self._offers.get(lease_id)
+        if successor is None or (self._state, RouterEvent.MIGRATED) not in TABLE:
             error = InternalError(
                 "the decode worker suspended the request under an unknown lease id"
             )
-            raise self._made(FailureKind.BROKEN, error, self._decode)
-        if self._giving is not None:
-            self._giving.task.cancel()  # the former source sends nothing more
-        if self._last_call is not None:
-            self._read_in_task()
-        self._giving, self._source = self._taking, self._decode
-        self._work, self._decode = work, taker
-        self.placement = replace(self.placement, decode=taker.record.id)
+            raise self._fail(AttemptFailure(FailureKind.BROKEN, error, self.decode_worker))
+        if self._is_read_by_consumer:
+            self._read_ahead(self._decode)
+        self._apply(RouterEvent.MIGRATED)
+        self._source, self._decode = self._decode, self._call_to(successor)
+        self._work, self.placement = work, replace(self.placement, decode=self.decode_worker)
         self._hashes = self._block_hashes()
-        self._decode_load.close()
-        logger.info("live migration from %s to %s", self._source.record.id, self.decode_worker)
-        self._taking = self._start_taking(await self._open_decode(lease_id))
+        logger.info("%s hands over to %s", self._source.member.record.id, self.decode_worker)
+        await self._open_decode(lease_id)
+        self._apply(RouterEvent.ADMITTED)
+        self._read_ahead(self._decode)
 
-    async def next_events(self) -> list[Event | AttemptFailure]:
-        """Returns the next events of both workers in order of arrival, with a failure where a
-        stream broke. Events that arrive within the coalescing window are returned together."""
-        if self._last_call is not None and self._events.empty():
-            gathered = [await self._hear_last()]
-        else:
-            gathered = [await self._events.get()]
+    async def next_events(self) -> list[Event]:
+        """Returns the next messages of both workers in order of arrival, those that arrive within
+        the coalescing window together. Raises `AttemptFailure` after the last one."""
+        events: list[Event] = []
+        while not events:
+            self._raise_if_failed()
+            if self._is_read_by_consumer and self._received.empty():
+                events = self._react(self._decode, await self._decode.read())
+            else:
+                events = self._react(*await self._received.get())
         if self._coalescer.seconds:
-            if self._last_call is not None and self._coalescer.wait > 0:
-                self._read_in_task()
+            if self._is_read_by_consumer and self._coalescer.wait > 0:
+                self._read_ahead(self._decode)
             await self._coalescer.turn()
-            while not self._events.empty():
-                gathered.append(self._events.get_nowait())
-        for event in gathered:
-            if not isinstance(event, AttemptFailure):
-                self._note(event)
-        return gathered
+            while not self._received.empty():
+                events += self._react(*self._received.get_nowait())
+        return events
 
     def end_sequence(self, index: int) -> None:
         """Asks the decode worker, best effort, to end sequence `index` of several, whose further
@@ -231,46 +222,84 @@ class Attempt:
 
     async def _end_sequence(self, index: int) -> None:
         assert self._decode_request is not None, "a sequence of a request that was not sent"
-        request = worker_wire.end_sequence_request(self._decode_request, self._decode, index)
-        stub = decode_pb2_grpc.DecodeStub(self._channel_to(self._decode))
+        member = self._decode.member
+        request = worker_wire.end_sequence_request(self._decode_request, member, index)
+        stub = decode_pb2_grpc.DecodeStub(self._channel_to(member))
         with contextlib.suppress(grpc.aio.AioRpcError):
             await stub.EndSequence(request, timeout=_END_SECONDS)
 
-    def _note(self, event: Event) -> None:
-        """Records what the event tells of the workers: load, cached blocks, latencies."""
-        kind = event.WhichOneof("event")
-        if isinstance(event, prefill_pb2.PrefillResponse):
-            if kind == "started" and self._prefix_lease is not None:
-                self._prefix_lease.end()  # its fetch is over, successful or not
-            elif kind == "result":
-                assert self._prefill is not None, "a result without a prefill worker"
-                self._prefill_load.close()
-                self._fleet.note_held(self._prefill, self._hashes)
-                self._prefill.model.worked(worker_wire.work_done(event.result.work_done))
-        elif kind == "kv_ready":
-            self._fleet.note_held(self._decode, self._hashes)
-            self._decode.model.worked(worker_wire.work_done(event.kv_ready.work_done))
-            self._decode.model.received(*worker_wire.received(event.kv_ready, self._decode))
-        elif kind == "prefill_started":
-            self._decode.model.worked(worker_wire.work_done(event.prefill_started.work_done))
-        elif self._is_computing_alone:
-            # The first tokens, or the end of ranked sequences: the prompt is computed.
-            self._is_computing_alone = False
-            self._prefill_load.close()
-            self._fleet.note_held(self._decode, self._hashes)
-
     def succeed(self) -> None:
         """Ends the load on both workers and records a success in their circuit breakers."""
-        self._prefill_load.close()
-        self._decode_load.close()
+        self._apply(RouterEvent.COMPLETED)
         if self._prefill is not None:
             self._prefill.circuit.record_success()
-        self._decode.circuit.record_success()
+        self._decode.member.circuit.record_success()
+
+    def _react(self, call: WorkerCall, received: Received) -> list[Event]:
+        """Applies what was read of a call; returns the message if it is for the consumer."""
+        kind, message = received
+        if call is self._decode:
+            if kind == "tokens" and self._state is AttemptState.DECODING:
+                return [message]  # hot path: the table has no row for it
+            event: AttemptEvent | None = _DECODE_EVENTS.get(kind)
+        else:
+            event = _SOURCE_EVENTS.get(kind)
+        if self._failure is not None or call not in (self._decode, self._source):
+            return []  # nothing after a failure, nor of the source before a migration
+        if kind in _REPORTS:
+            worker_wire.learn(call.member, message)
+        if event is not None:
+            self._apply(event, call.member, message)
+        return [] if isinstance(message, AttemptFailure) else [message]
+
+    def _apply(self, event: AttemptEvent, member: Any = None, received: Any = None) -> None:
+        """Applies an event, which `received` of the worker `member` has brought if it has."""
+        step = TABLE.get((self._state, event))
+        if step is not None:
+            self._state = step.state
+            for action in step.actions:
+                self._act(action, member, received)
+
+    def _act(self, action: AttemptAction, member: Any, received: Any) -> None:
+        match action:
+            case AttemptAction.NOTE_HELD:
+                self._fleet.note_held(member, self._hashes)
+            case AttemptAction.CANCEL_SOURCE:
+                self._cancel_source()
+            case AttemptAction.LIMIT_SOURCE:
+                asyncio.get_running_loop().call_later(_SOURCE_PATIENCE, self._cancel_source)
+            case AttemptAction.CANCEL_CALLS:
+                self.cancel()
+            case AttemptAction.HOLD:
+                self._held = received
+            case AttemptAction.FAIL:
+                self._fail(received)
+            case AttemptAction.FAIL_AS_HELD:
+                self._fail(self._held)
+            case _:
+                self._ended_by[action].close()
+
+    def _fail(self, failure: AttemptFailure) -> AttemptFailure:
+        source = "" if self._source is None else self._source.member.record.id
+        failure.pair = source, self.decode_worker
+        self._failure = failure
+        return failure
+
+    def _raise_if_failed(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _cancel_source(self) -> None:
+        if self._source is not None:
+            self._source.cancel()
+
+    def _call_to(self, member: Member) -> WorkerCall:
+        return WorkerCall(member, self._fleet, self._deadline)
 
     def _channel_to(self, member: Member) -> grpc.aio.Channel:
         return self._stack.enter_context(self._fleet.channel_to(member))
 
-    def _borrow(self) -> PrefixLease | None:
+    def _request_prefix_lease(self) -> PrefixLease | None:
         """Requests a prefix lease if the placement names a source for the prompt's beginning. At
         least one token is left to compute, for the token that follows it."""
         if not self.placement.source:
@@ -278,34 +307,39 @@ class Attempt:
         holder, token_ids = self._fleet.member(self.placement.source), self._work.token_ids
         hashes = self._hashes[: (len(token_ids) - 1) // holder.record.block_size]
         tenant = self._work.request.tenant.name
-        prefix_lease = PrefixLease(
-            holder, self._channel_to(holder), hashes, self.placement.prefill, tenant
-        )
-        self._stack.callback(prefix_lease.end)
+        channel, claimant = self._channel_to(holder), self.placement.prefill
+        prefix_lease = PrefixLease(holder, channel, hashes, claimant, tenant)
+        self._ended_by[AttemptAction.END_PREFIX_LEASE].callback(prefix_lease.end)
         return prefix_lease
 
     def _block_hashes(self) -> list[bytes]:
         salt = self._work.request.tenant.salt
-        return self._fleet.block_hashes(self._decode, self._work.token_ids, salt)
+        return self._fleet.block_hashes(self._decode.member, self._work.token_ids, salt)
 
-    async def _open_decode(self, lease_id: bytes) -> Any:
+    async def _open_decode(self, lease_id: bytes) -> None:
         """Calls the decode worker to resume after the tokens that the source holds under
-        `lease_id`; without a source, to compute the prompt itself."""
-        work = self._work
-        self._decode_load.enter_context(
-            self._decode.loaded(num_sequences=work.num_sequences, num_held_tokens=work.num_tokens)
+        `lease_id`; without a source, to compute the prompt itself. Raises `AttemptFailure`."""
+        work, member = self._work, self._decode.member
+        self._ended_by[AttemptAction.END_DECODE_LOAD].enter_context(
+            member.loaded(num_sequences=work.num_sequences, num_held_tokens=work.num_tokens)
         )
         handle = (
             None
             if self._source is None
-            else worker_wire.handle(self._source, lease_id, work, self._hashes)
+            else worker_wire.handle(self._source.member, lease_id, work, self._hashes)
         )
         cost = self._return_cost()
+        self._decode.may_return = cost is not None
         request = self._decode_request = worker_wire.decode_request(work, lease_id, handle, cost)
-        stub = decode_pb2_grpc.DecodeStub(self._channel_to(self._decode))
-        call = stub.Generate(request, timeout=self._deadline.forward(), metadata=outgoing())
+        stub = decode_pb2_grpc.DecodeStub(self._channel_to(member))
+        timeout = self._deadline.forward()
+        call = stub.Generate(request, timeout=timeout, metadata=outgoing())
         await self._open(self._decode, call)
-        return call
+
+    async def _open(self, worker_call: WorkerCall, call: Any) -> None:
+        """Waits until the worker has admitted the request. Raises `AttemptFailure`."""
+        self._react(worker_call, await worker_call.open(call))
+        self._raise_if_failed()
 
     def _return_cost(self) -> ReturnCost | None:
         """Returns None if the decode worker shall not give the request back: of several sequences
@@ -314,132 +348,29 @@ class Attempt:
         if self._prefill is None or not self._may_return or self._work.params.num_sequences > 1:
             return None
         prefill, decode = (scored.candidate for scored in self.placement.chosen)
+        if decode.worker != self.decode_worker:  # the request has migrated
+            decode = replace(decode, rates=self._decode.member.model.rates)
         return return_cost(prefill, decode, len(self._work.token_ids))
 
-    async def _open(self, member: Member, call: Any) -> None:
-        """Reads a worker's first message, which is `admitted`. Raises `AttemptFailure`."""
-        self._calls.append(call)
-        self._stack.callback(call.cancel)
-        try:
-            with stage("admit", {"baton.worker": member.record.id}):
-                response = await call.read()
-        except grpc.aio.AioRpcError as error:
-            raise self._failure(member, error, FailureKind.REFUSED) from error
-        except asyncio.CancelledError:
-            raise self._cut(member) from None
-        assert response is not grpc.aio.EOF, "admitted, or an error"
-        assert response.WhichOneof("event") == "admitted", "what comes first"
-
-    def _start(self, call: Any, reading: Coroutine[Any, Any, None]) -> "_Reading":
-        task = asyncio.create_task(reading)
+    def _read_ahead(self, call: WorkerCall) -> None:
+        """Starts a task that reads a call while its events are not awaited."""
+        self._is_read_by_consumer = False
+        task = asyncio.create_task(self._read(call))
         self._stack.push_async_callback(_ended, task)
-        return _Reading(call, task)
 
-    def _start_taking(self, call: Any) -> "_Reading":
-        self._last_call = None
-        return self._start(call, self._read_decode(self._decode, call, self._giving))
-
-    def _read_in_task(self) -> None:
-        """Starts a task that reads the last call while its events are not awaited."""
-        call, self._last_call = self._last_call, None
-        self._taking = self._start(call, self._read_decode(self._decode, call, None))
-
-    async def _read_prefill(self, call: Any) -> None:
-        """Queues the prefill worker's messages, and the failure that ended them, if any."""
-        assert self._prefill is not None, "a prefill call without a prefill worker"
-        while (heard := await self._hear(self._prefill, call)) is not None:
-            await self._events.put(heard)
-            if isinstance(heard, AttemptFailure):
+    async def _read(self, call: WorkerCall) -> None:
+        """Queues what is read of a call, up to its end. Returns early once it is the only call left
+        and slower than the coalescing window, so that no events accumulate while the client is
+        served."""
+        while True:
+            received = await call.read()
+            await self._received.put((call, received))
+            if isinstance(received[1], AttemptFailure):
                 return
-
-    async def _read_decode(self, member: Member, call: Any, giving: "_Reading | None") -> None:
-        """Queues the decode worker's messages and their failure, unless the request migrated.
-
-        If the lease that it claims has ended, the source knows the reason: the prompt ended with
-        its first token, or the source failed. So the source's events come first; and after a
-        failure here no worker waits for the source's blocks any more, so its call is cancelled.
-
-        Returns early once this is the only call left and its stream is slower than the coalescing
-        window, so that no events accumulate while the client is served.
-        """
-        while not isinstance(heard := await self._hear(member, call), AttemptFailure | None):
-            await self._events.put(heard)
-            is_last = giving is None or giving.task.done()
-            if is_last and member is self._decode and self._coalescer.wait <= 0:
-                self._last_call = call
+            is_last = call is self._decode and self._state in ALONE
+            if is_last and self._coalescer.wait <= 0:
+                self._is_read_by_consumer = True
                 return
-        if heard is None:
-            if member is not self._decode:
-                return
-            if giving is not None:
-                await asyncio.wait([giving.task])
-            heard = self._incomplete()
-        elif isinstance(heard.error, NotFoundError) and giving is not None:
-            await asyncio.wait([giving.task], timeout=_SOURCE_PATIENCE)
-        if giving is not None:
-            giving.call.cancel()
-        await self._events.put(heard)
-
-    async def _hear_last(self) -> Event | AttemptFailure:
-        """Returns the next message of the last call, or the failure that ended it."""
-        return await self._hear(self._decode, self._last_call) or self._incomplete()
-
-    async def _hear(self, member: Member, call: Any) -> Event | AttemptFailure | None:
-        """Returns the next message, or the failure that ended the stream; None after status OK."""
-        try:
-            message: Any = await call.read()
-            if message is not grpc.aio.EOF:
-                is_end = message.WhichOneof("event") == "preempted"
-                return self._given_back(member) if is_end else message
-            await call.code()
-        except grpc.aio.AioRpcError as error:
-            return self._failure(member, error, FailureKind.BROKEN)
-        except asyncio.CancelledError:
-            return self._cut(member)
-        return None
-
-    def _incomplete(self) -> AttemptFailure:
-        error = InternalError("the decode worker ended its answer before it was complete")
-        return self._made(FailureKind.BROKEN, error, self._decode)
-
-    def _given_back(self, member: Member) -> AttemptFailure:
-        """Returns the failure for a request given back; `BROKEN` if that was not permitted."""
-        assert self._decode_request is not None, "given back by who was not asked"
-        name = member.record.id
-        if member is self._decode and self._decode_request.HasField("return_cost"):
-            error: BatonError = OverloadedError(f"{name} had no room for the request any more")
-            return self._made(FailureKind.PREEMPTED, error, member)
-        return self._made(FailureKind.BROKEN, InternalError(f"{name} gave up the request"), member)
-
-    def _failure(
-        self, member: Member, error: grpc.aio.AioRpcError, kind: FailureKind
-    ) -> AttemptFailure:
-        """Classifies a failed call. The worker is lost if the error is not its own (`is_loss`) or
-        says that it has failed internally. It is not lost if the deadline may have ended the call
-        on the worker's side, which looks like a lost worker from here."""
-        cause = error_of(error)
-        if self._deadline.may_have_ended():
-            cause = DeadlineExceededError("the request's deadline has passed")
-        elif is_loss(error):
-            kind = FailureKind.LOST if has_ended(error) else FailureKind.SILENT
-            cause = UnavailableError(f"{member.record.id} is lost: {cause}")
-            self._fleet.report_loss(member)
-        elif isinstance(cause, InternalError):
-            kind = FailureKind.LOST
-            self._fleet.report_failure(member)
-        return self._made(kind, cause, member)
-
-    def _cut(self, member: Member) -> AttemptFailure:
-        """Returns the failure of a call cancelled here; raises if this task was cancelled."""
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise asyncio.CancelledError
-        error = UnavailableError(f"the call to {member.record.id} was cancelled")
-        return self._made(FailureKind.BROKEN, error, member)
-
-    def _made(self, kind: FailureKind, error: BatonError, member: Member) -> AttemptFailure:
-        pair = ("" if self._source is None else self._source.record.id, self.decode_worker)
-        return AttemptFailure(kind, error, member.record.id, pair)
 
 
 async def _ended(task: "asyncio.Task[None]") -> None:

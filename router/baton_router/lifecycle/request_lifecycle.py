@@ -92,16 +92,16 @@ class RequestLifecycle:
                     # Hot path: minimal work per message, no generator of its own.
                     while not self._answer.is_complete:
                         events = await attempt.next_events()
-                        responses, failure = self._book_all(attempt, events)
+                        responses, error = self._apply_all(attempt, events)
                         for response in responses:
                             yield response
-                        if failure is not None:
-                            raise failure
+                        if error is not None:
+                            raise error
                         for event in events:
                             if isinstance(event, _Decoded) and not event.HasField("tokens"):
                                 await self._follow_drain(attempt, event)
-            except AttemptFailure as attempt_failure:
-                await self._recover(attempt_failure)
+            except AttemptFailure as failure:
+                await self._recover(failure)
                 for response in self._answer.conclude() if self._recovery.is_accepted else ():
                     yield response
 
@@ -137,25 +137,29 @@ class RequestLifecycle:
             may_return=recovery.may_return,
         )
 
-    def _book_all(
-        self, attempt: Attempt, events: list[Event | AttemptFailure]
-    ) -> tuple[Iterable[pb.GenerateResponse], AttemptFailure | BatonError | None]:
-        """Applies events until the answer is complete or one of them is a failure; returns the
-        client's events up to there, which count as shown, and the failure."""
+    def _apply_all(
+        self, attempt: Attempt, events: list[Event]
+    ) -> tuple[Iterable[pb.GenerateResponse], BatonError | None]:
+        """Applies events until the answer is complete or one of them contradicts it; returns the
+        client's events up to there, which count as shown, and the error."""
         responses: list[pb.GenerateResponse] = []
-        failure: AttemptFailure | BatonError | None = None
+        error: BatonError | None = None
         for event in events:
             try:
-                responses += self._book(event)
-            except (AttemptFailure, BatonError) as error:
-                failure = error
+                responses += (
+                    self._answer.on_decode(event)
+                    if isinstance(event, _Decoded)
+                    else self._answer.on_prefill(event)
+                )
+            except BatonError as contradiction:
+                error = contradiction
                 break
             if self._answer.is_complete:
                 attempt.succeed()  # before the client sees it and sends its next request
                 break
         for index in self._answer.take_surplus():
             attempt.end_sequence(index)
-        return client_wire.coalesced(responses) if responses[1:] else responses, failure
+        return client_wire.coalesced(responses) if responses[1:] else responses, error
 
     async def _follow_drain(self, attempt: Attempt, event: _Decoded) -> None:
         """Migrates the request to another decode worker if the event asks for it and the answer is
@@ -184,34 +188,24 @@ class RequestLifecycle:
         self._raise_if_aborted()
         self._answer.admitted()
 
-    def _book(self, event: Event | AttemptFailure) -> list[pb.GenerateResponse]:
-        """Applies one event; returns the client's events."""
-        if isinstance(event, _Decoded):
-            return self._answer.on_decode(event)
-        if not isinstance(event, AttemptFailure):
-            return self._answer.on_prefill(event)
-        is_of_prefill = event.worker == event.pair[0]
-        if is_of_prefill and not self._answer.needs_prefill:
-            return []
-        is_computing = self._answer.is_prefilling if is_of_prefill else self._answer.is_handed_over
-        if event.kind is FailureKind.LOST and is_computing:
-            event.place = self._answer.place
-        raise event
-
-    async def _recover(self, attempt_failure: AttemptFailure) -> None:
+    async def _recover(self, failure: AttemptFailure) -> None:
         """Waits until the next attempt is due. Raises the error that ends the request."""
         self._attempt = None
         answer = self._answer
+        is_of_prefill = failure.worker == failure.pair[0]
+        is_computing = answer.is_prefilling if is_of_prefill else answer.is_handed_over
+        if failure.kind is FailureKind.LOST and is_computing:
+            failure.place = answer.place
         request_trace.failed(
-            attempt_failure,
+            failure,
             handed_over_at=answer.handed_over_at,
             is_prefilling=answer.is_prefilling,
         )
         self._raise_if_aborted()
         self._deadline.check()
-        pause = self._recovery.after(attempt_failure, self._answer.num_output_tokens)
+        pause = self._recovery.after(failure, self._answer.num_output_tokens)
         if self._recovery.is_accepted:
-            logger.info("resuming on other workers: %s", attempt_failure)
+            logger.info("going on elsewhere: %s", failure)
             self._answer.restart()
         try:
             async with asyncio.timeout(min(pause, self._deadline.remaining())):

@@ -200,11 +200,16 @@ def work_done(message: prefill_pb2.WorkDone) -> WorkDone:
     )
 
 
-def received(message: decode_pb2.KvReady, member: Member) -> tuple[float, float, str]:
-    """Returns the tokens whose KV this worker received, seconds it waited, and the connector."""
-    per_token = member.bytes_per_token
-    num_tokens = message.num_transferred_bytes / per_token if per_token else 0.0
-    return num_tokens, seconds(message.exposed), message.connector
+def learn(
+    member: Member, event: prefill_pb2.PrefillResponse | decode_pb2.DecodeGenerateResponse
+) -> None:
+    """Updates the worker's latency model by the work and the transfer that `event` reports."""
+    message = getattr(event, event.WhichOneof("event") or "")
+    member.model.worked(work_done(message.work_done))
+    if isinstance(message, decode_pb2.KvReady):
+        per_token = member.bytes_per_token
+        num_tokens = message.num_transferred_bytes / per_token if per_token else 0.0
+        member.model.received(num_tokens, seconds(message.exposed), message.connector)
 
 
 def decoded_tokens(message: decode_pb2.DecodeTokens) -> list[Token]:
