@@ -159,7 +159,7 @@ def test_a_request_whose_worker_is_killed_is_one_trace_with_what_became_of_it(tr
     assert not went_on.has_failed
     (recover,) = named(spans, "recover")
     assert died.end <= recover.end <= second.end
-    (line,) = (x for x in logged(traced, "router") if x["message"].startswith("resuming"))
+    (line,) = (x for x in logged(traced, "router") if x["message"].startswith("resuming elsewhere"))
     assert (line["request_id"], line["trace_id"]) == ("killed", spans[0].trace_id)
 
 

@@ -181,18 +181,6 @@ def test_prompt_logprobs_come_before_the_first_tokens_whoever_is_faster():
     assert endings(events) == [(0, LENGTH)]
 
 
-def test_the_prefill_worker_is_needed_until_it_has_told_what_it_alone_knows():
-    asked, plain = answer(prompt_logprobs=0), answer()
-    assert asked.needs_prefill
-    assert plain.needs_prefill
-    shown(asked, READY)
-    shown(plain, READY)
-    assert asked.needs_prefill
-    assert not plain.needs_prefill
-    asked.on_prefill(result())
-    assert not asked.needs_prefill
-
-
 @pytest.mark.parametrize("from_prefill", [True, False])
 def test_the_most_likely_tokens_go_along_with_their_token(from_prefill):
     tops = [pb.TopLogprobs(token_ids=[7 + i, 8], logprobs=[-0.25, -0.5]) for i in range(2)]

@@ -144,9 +144,9 @@ def test_to_be_given_back_is_no_failure_and_costs_nothing():
     trying.after(failure(REFUSED, OverloadedError("full"), "d1"), 0)
     for num_tokens in range(5, 5 + MAX_FAILURES):
         assert trying.after(given_back(), num_tokens) == 0.0
-    assert (trying.refused, trying.broken, trying.crowded) == (set(), set(), "d0")
+    assert (trying.refused, trying.broken, trying.preempted_by) == (set(), set(), "d0")
     trying.after(failure(NOBODY), 99)
-    assert trying.crowded == ""
+    assert trying.preempted_by == ""
 
 
 def test_a_request_is_given_back_only_so_often():

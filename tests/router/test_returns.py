@@ -72,12 +72,12 @@ async def test_why_the_worker_it_left_is_passed_over_is_explained():
     request = Request("r", (5, 6, 7), SamplingParams())
     async with fleet_of(prefill(), decode(), decode(name="d1")) as fleet:
         placer = Placer(fleet)  # type: ignore[arg-type]
-        decision = placer.place(work_of(request), crowded="d0")
+        decision = placer.place(work_of(request), preempted_by="d0")
         assert decision.placement is not None
         assert decision.placement.decode == "d1"
         reasons = {c.worker: c.excluded for c in decision.question.candidates}
         assert reasons == {"p0": "", "d0": "gave the request back", "d1": ""}
-        lonely = placer.place(work_of(request), refused={"d1"}, crowded="d0")
+        lonely = placer.place(work_of(request), refused={"d1"}, preempted_by="d0")
         assert lonely.placement is not None
         assert lonely.placement.decode == "d0"
 

@@ -66,7 +66,7 @@ _HAND_OVER_SECONDS = 2.0
 # Kinds of messages that report the work of their worker.
 _REPORTS = ("result", "kv_ready", "prefill_started")
 
-_SOURCE_EVENTS = {event.value: event for event in SourceEvent}
+_SOURCE_EVENTS = {event.value: event for event in SourceEvent} | {"lease_ended": SourceEvent.FAILED}
 _DECODE_EVENTS = {event.value: event for event in DecodeEvent}
 
 
@@ -178,17 +178,17 @@ class Attempt:
     async def move(self, work: Work, lease_id: bytes) -> None:
         """Resumes the request with `work` on the worker that it was suspended for, which fetches
         the blocks under `lease_id` from the former worker. Raises `AttemptFailure`."""
-        self._raise_if_failed()
-        successor = self._offers.get(lease_id)
-        if successor is None or (self._state, RouterEvent.MIGRATED) not in TABLE:
+        if lease_id not in self._offers or (self._state, RouterEvent.MIGRATED) not in TABLE:
             error = InternalError(
                 "the decode worker suspended the request under an unknown lease id"
             )
-            raise self._fail(AttemptFailure(FailureKind.BROKEN, error, self.decode_worker))
+            failure = AttemptFailure(FailureKind.BROKEN, error, self.decode_worker)
+            self._apply(DecodeEvent.FAILED, received=failure)
+        self._raise_if_failed()
         if self._is_read_by_consumer:
             self._read_ahead(self._decode)
         self._apply(RouterEvent.MIGRATED)
-        self._source, self._decode = self._decode, self._call_to(successor)
+        self._source, self._decode = self._decode, self._call_to(self._offers[lease_id])
         self._work, self.placement = work, replace(self.placement, decode=self.decode_worker)
         self._hashes = self._block_hashes()
         logger.info("%s hands over to %s", self._source.member.record.id, self.decode_worker)
@@ -279,11 +279,10 @@ class Attempt:
             case _:
                 self._ended_by[action].close()
 
-    def _fail(self, failure: AttemptFailure) -> AttemptFailure:
+    def _fail(self, failure: AttemptFailure) -> None:
         source = "" if self._source is None else self._source.member.record.id
         failure.pair = source, self.decode_worker
         self._failure = failure
-        return failure
 
     def _raise_if_failed(self) -> None:
         if self._failure is not None:

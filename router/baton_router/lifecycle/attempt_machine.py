@@ -123,6 +123,7 @@ ALONE = (_S.COMPUTING, _S.DECODING)
 """States in which the call to the decode worker is the only one."""
 _OWED = (_S.SCORING, _S.UNSCORED, _S.HANDOFF)
 _BOTH = (*_OWED, _S.HANDED_OVER)
+_OPEN = (_S.CALLING, *ALONE, *_BOTH, _S.AWAITING_SOURCE)
 
 END_ACTIONS = (_A.END_PREFIX_LEASE, _A.END_PREFILL_LOAD, _A.END_DECODE_LOAD)
 """Actions that end something."""
@@ -162,11 +163,11 @@ TABLE: Table = {
     (_S.CALLING, _E.ENDED): Step(_S.ENDED, (_A.FAIL, *_CLOSE)),
     (_S.AWAITING_SOURCE, _E.ENDED): Step(_S.ENDED, (_A.FAIL_AS_HELD, *_CLOSE)),
     **_rows((_S.CALLING, *ALONE), (_D.LEASE_ENDED, _D.ENDED), _S.ENDED, _A.FAIL, *_CLOSE),
-    **_rows((_S.CALLING, *ALONE, *_BOTH), (_D.FAILED,), _S.ENDED, _A.FAIL, *_CLOSE),
+    **_rows(_OPEN, (_D.FAILED,), _S.ENDED, _A.FAIL, *_CLOSE),
     **_rows(_BOTH, (_D.LEASE_ENDED,), _S.AWAITING_SOURCE, _A.HOLD, _A.LIMIT_SOURCE),
     **_rows(_BOTH, (_D.ENDED,), _S.AWAITING_SOURCE, _A.HOLD),
     # The answer is complete, or no longer wanted.
-    **_rows((*_BOTH, *ALONE, _S.AWAITING_SOURCE), (_R.COMPLETED,), _S.COMPLETE, *END_ACTIONS),
-    **_rows(set(_S) - {_S.ENDED}, (_R.CLOSED,), _S.ENDED, *_CLOSE),
+    **_rows(_OPEN, (_R.COMPLETED,), _S.COMPLETE, *END_ACTIONS),
+    **_rows((*_OPEN, _S.COMPLETE), (_R.CLOSED,), _S.ENDED, *_CLOSE),
 }
 """Transitions of an attempt. After the handoff, `tokens` have no row."""

@@ -55,8 +55,8 @@ class Recovery:
     Attributes:
         refused: workers to avoid now.
         broken: pairs to avoid now.
-        crowded: the worker that has just given the request back, used if no other can be; empty for
-            none.
+        preempted_by: the worker that has just preempted the request and given it back, used if no
+            other can be; empty for none.
         is_accepted: the client was told that the request is accepted.
         failures: kinds of all failures, in order.
     """
@@ -64,7 +64,7 @@ class Recovery:
     def __init__(self, request_id: str, budget: RetryBudget, pauses: Backoff = PAUSES) -> None:
         self.refused: set[str] = set()
         self.broken: set[Pair] = set()
-        self.crowded = ""
+        self.preempted_by = ""
         self.is_accepted = False
         self.failures: list[FailureKind] = []
         self._request_id = request_id
@@ -76,7 +76,7 @@ class Recovery:
         self._num_tokens = 0
         self._returns: list[int] = []  # output tokens at each return
         self._num_waits = 0  # backoffs for capacity since the last return
-        self._waits_for_room = False
+        self._waits_for_capacity = False
 
     @property
     def may_return(self) -> bool:
@@ -89,22 +89,22 @@ class Recovery:
         """Returns the backoff in seconds before the next attempt, `num_tokens` into the output.
         Raises the error that ends the request."""
         self.failures.append(failure.kind)
-        pause = self._wait_for_room(failure, num_tokens)
+        pause = self._pause_for_capacity(failure, num_tokens)
         if pause is None:
-            pause = self._try_again(failure, num_tokens)
+            pause = self._retry(failure, num_tokens)
         self._avoid(failure)
         return pause
 
-    def _try_again(self, failure: AttemptFailure, num_tokens: int) -> float:
+    def _retry(self, failure: AttemptFailure, num_tokens: int) -> float:
         """Returns the backoff in seconds after a failure, or where no worker took the request."""
         if failure.place is not None:
             self._check_not_poison(failure, _Loss(failure.worker, failure.place))
-        pause = self._pause(failure, num_tokens) if self.is_accepted else self._pass_on(failure)
+        pause = self._pause(failure, num_tokens) if self.is_accepted else self._fail_over(failure)
         if failure.kind is not FailureKind.NOBODY and not self._budget.withdraw():
             raise self._over_budget(failure)
         return pause
 
-    def _pass_on(self, failure: AttemptFailure) -> float:
+    def _fail_over(self, failure: AttemptFailure) -> float:
         """Returns 0: the next worker is called at once. Raises the refusal if that cannot help."""
         if failure.kind is FailureKind.NOBODY:
             raise self._refusal or failure.error
@@ -125,11 +125,11 @@ class Recovery:
             raise _as_seen_by_client(failure.error)
         return self._pauses.delay(self._num_failures - 1) if self._num_failures > 1 else 0.0
 
-    def _wait_for_room(self, failure: AttemptFailure, num_tokens: int) -> float | None:
+    def _pause_for_capacity(self, failure: AttemptFailure, num_tokens: int) -> float | None:
         """Returns the backoff in seconds if a preempted request finds no capacity; else None."""
         if failure.kind is FailureKind.PREEMPTED:
             self._returns.append(num_tokens)
-            self._num_waits, self._waits_for_room = 0, True
+            self._num_waits, self._waits_for_capacity = 0, True
             return 0.0
         match failure.kind:
             case FailureKind.REFUSED:
@@ -138,14 +138,14 @@ class Recovery:
                 finds_none = bool(self.refused)  # they had no capacity, and are called again
             case _:
                 finds_none = False
-        if not (self._waits_for_room and finds_none and num_tokens == self._returns[-1]):
-            self._waits_for_room = False
+        if not (self._waits_for_capacity and finds_none and num_tokens == self._returns[-1]):
+            self._waits_for_capacity = False
             return None
         self._num_waits += 1
         return self._pauses.delay(self._num_waits)
 
     def _avoid(self, failure: AttemptFailure) -> None:
-        self.crowded = ""
+        self.preempted_by = ""
         match failure.kind:
             case FailureKind.NOBODY:
                 self.refused.clear()
@@ -154,7 +154,7 @@ class Recovery:
                 # It ran meanwhile; workers that refused it before may have capacity now.
                 self.refused.clear()
                 self.broken.clear()
-                self.crowded = failure.worker
+                self.preempted_by = failure.worker
             case FailureKind.BROKEN:
                 self.broken.add(failure.pair)
             case _:

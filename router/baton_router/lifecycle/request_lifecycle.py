@@ -123,7 +123,7 @@ class RequestLifecycle:
         work = self._answer.work()
         recovery = self._recovery
         decision = self._placer.place(
-            work, recovery.refused, recovery.broken, recovery.crowded, self._decision
+            work, recovery.refused, recovery.broken, recovery.preempted_by, self._decision
         )
         if decision.placement is None:
             reason = why_none(list(decision.question.candidates))
@@ -205,7 +205,7 @@ class RequestLifecycle:
         self._deadline.check()
         pause = self._recovery.after(failure, self._answer.num_output_tokens)
         if self._recovery.is_accepted:
-            logger.info("going on elsewhere: %s", failure)
+            logger.info("resuming elsewhere: %s", failure)
             self._answer.restart()
         try:
             async with asyncio.timeout(min(pause, self._deadline.remaining())):

@@ -47,7 +47,7 @@ class Placer:
         work: Work,
         refused: Collection[str] = (),
         broken: Collection[Pair] = (),
-        crowded: str = "",
+        preempted_by: str = "",
         earlier: Decision | None = None,
     ) -> Decision:
         """Chooses the workers for a request, or for the rest of it.
@@ -55,13 +55,13 @@ class Placer:
         Args:
             refused: workers that must not be chosen.
             broken: pairs of workers that must not be chosen.
-            crowded: a worker to be chosen only if no other can be; others may still fetch the
-                prefix that it has cached.
+            preempted_by: a worker to be chosen only if no other can be; others may still fetch the
+                prefix that it has cached. Empty: none.
             earlier: last decision about the request, reused unless the cluster has changed.
         """
         with placing(work.request.request_id) as span:
-            decision = self._decide(work, refused, broken, crowded, earlier)
-            if decision.placement is None and crowded:
+            decision = self._decide(work, refused, broken, preempted_by, earlier)
+            if decision.placement is None and preempted_by:
                 decision = self._decide(work, refused, broken)
             span.decided(decision)
         self.num_placed[_way(decision)] += 1
@@ -99,13 +99,13 @@ class Placer:
         work: Work,
         refused: Collection[str],
         broken: Collection[Pair],
-        crowded: str = "",
+        preempted_by: str = "",
         earlier: Decision | None = None,
     ) -> Decision:
-        return self._rules.decision(self._question(work, refused, broken, crowded), earlier)
+        return self._rules.decision(self._question(work, refused, broken, preempted_by), earlier)
 
     def _question(
-        self, work: Work, refused: Collection[str], broken: Collection[Pair], crowded: str = ""
+        self, work: Work, refused: Collection[str], broken: Collection[Pair], preempted_by: str = ""
     ) -> Question:
         token_ids = work.token_ids
         known = self._fleet.candidates(token_ids, work.request.tenant.salt)
@@ -113,8 +113,8 @@ class Placer:
         needs_prefill = work.params.prompt_logprobs is not None
         if not needs_prefill:  # prompt log-probabilities need the whole prompt computed
             candidates = with_sources(candidates)
-        if crowded:
-            candidates = [_passed_over(c) if c.worker == crowded else c for c in candidates]
+        if preempted_by:
+            candidates = [_passed_over(c) if c.worker == preempted_by else c for c in candidates]
         return Question(
             work.request.request_id,
             len(token_ids),
