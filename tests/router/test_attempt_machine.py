@@ -137,9 +137,9 @@ class Channel:
 STARTED = prefill_pb2.PrefillResponse(started=prefill_pb2.PrefillStarted())
 BEGUN = decode_pb2.DecodeGenerateResponse(prefill_started=prefill_pb2.PrefillStarted())
 PREEMPTED = decode_pb2.DecodeGenerateResponse(preempted=decode_pb2.DecodePreempted())
-BY_PREFILL = (PREFILL_ADMITTED, STARTED, first(), RELEASED)
-BY_DECODE = (ADMITTED, BEGUN, READY, tokens(0, 0), tokens(1, 1), DRAINING)
-BY_FORMER = (ADMITTED, HANDED_OVER, tokens(2, 2))
+BY_PREFILL = (STARTED, first(), RELEASED)
+BY_DECODE = (BEGUN, READY, tokens(0, 0), tokens(1, 1), DRAINING)
+BY_FORMER = (HANDED_OVER, tokens(2, 2))
 NUM_DECODES = 4
 
 
@@ -155,19 +155,32 @@ ENDINGS = {
 }
 
 
+OPTIONS = {
+    "kind": st.sampled_from(["handoff", "scoring", "alone"]),
+    "may_return": st.booleans(),
+    "window": st.sampled_from([0.0, 1e-9]),
+    "is_admitted": st.booleans(),
+}
+
+
 class Attempts(RuleBasedStateMachine):
     """Any order of admissions, messages, migrations, deaths, an abort and the answer's end.
 
     The consumer takes what it gets at once, and moves a suspended request.
     """
 
-    @initialize(
-        kind=st.sampled_from(["handoff", "scoring", "alone"]),
-        may_return=st.booleans(),
-        window=st.sampled_from([0.0, 1e-9]),
-    )
-    def start(self, kind: str, may_return: bool, window: float) -> None:
+    @initialize(**OPTIONS)
+    def start(self, **options: Any) -> None:
         self.loop = asyncio.new_event_loop()
+        self.begin(**options)
+
+    @precondition(lambda self: self.is_over)
+    @rule(**OPTIONS)
+    def start_again(self, **options: Any) -> None:
+        self.close()
+        self.begin(**options)
+
+    def begin(self, kind: str, may_return: bool, window: float, is_admitted: bool) -> None:
         self.calls: list[Call] = []
         self.workers = [Worker("p0", "prefill", [])]
         self.workers += [Worker(f"d{i}", "decode", []) for i in range(NUM_DECODES)]
@@ -191,6 +204,8 @@ class Attempts(RuleBasedStateMachine):
         self.failures: list[AttemptFailure] = []
         self.consumer = self.loop.create_task(self.consume())
         self.run()
+        if is_admitted:
+            self.admit()
 
     async def consume(self) -> None:
         with pytest.raises(AttemptFailure) as caught:
@@ -209,7 +224,6 @@ class Attempts(RuleBasedStateMachine):
                     self.got.clear()
                     await self.attempt.move(self.work, event.suspended.lease_id)
 
-    @rule()
     def run(self) -> None:
         for _ in range(3):
             self.loop.run_until_complete(settled())
@@ -243,16 +257,22 @@ class Attempts(RuleBasedStateMachine):
         is_scored = self.kind != "scoring" or self.decodes[1:] or "result" in self.got
         return "kv_ready" not in self.got or not is_scored
 
-    @precondition(lambda self: self.open_calls)
+    @precondition(lambda self: self.is_calling)
+    @rule()
+    def admit(self) -> None:
+        while self.is_calling:
+            call = next(call for call in self.open_calls if not call.is_admitted)
+            call.is_admitted = True
+            call.items.put_nowait(PREFILL_ADMITTED if call is self.prefill else ADMITTED)
+            self.run()
+
+    @precondition(lambda self: any(call.is_admitted for call in self.open_calls))
     @rule(data=st.data())
     def say(self, data: st.DataObject) -> None:
-        call = data.draw(st.sampled_from(self.open_calls))
-        said = {self.prefill: BY_PREFILL, self.decodes[-1]: BY_DECODE}.get(call, BY_FORMER)
-        if call.is_admitted:
-            call.items.put_nowait(data.draw(st.sampled_from(said[1:])))
-        else:
-            call.items.put_nowait(said[0])
-            call.is_admitted = True
+        calls = st.sampled_from([call for call in self.open_calls if call.is_admitted])
+        for call in data.draw(st.lists(calls, min_size=1, max_size=6)):
+            said = {self.prefill: BY_PREFILL, self.decodes[-1]: BY_DECODE}.get(call, BY_FORMER)
+            call.items.put_nowait(data.draw(st.sampled_from(said)))
         self.run()
 
     @precondition(lambda self: self.open_calls)
@@ -285,19 +305,17 @@ class Attempts(RuleBasedStateMachine):
         self.run()
         assert bool(self.failures) != is_known
 
-    @precondition(lambda self: not self.is_over)
-    @rule()
-    def abort(self) -> None:
-        self.attempt.cancel()
-        self.run()
-        assert self.failures
-
-    @precondition(lambda self: not self.is_over and not self.is_calling)
-    @rule()
-    def succeed(self) -> None:
-        self.attempt.succeed()
-        assert not any(worker.load or worker.num_queued for worker in self.workers)
-        self.close()
+    @precondition(lambda self: self.open_calls)
+    @rule(is_complete=st.booleans())
+    def stop(self, is_complete: bool) -> None:
+        if is_complete and not self.is_calling:
+            self.attempt.succeed()
+            assert not any(worker.load or worker.num_queued for worker in self.workers)
+            self.close()
+        else:
+            self.attempt.cancel()
+            self.run()
+            assert self.failures
 
     @invariant()
     def loads_are_those_of_the_present_workers(self) -> None:
