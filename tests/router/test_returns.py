@@ -1,6 +1,8 @@
 """A request that its decode worker gives back is placed anew, and the client sees nothing but a
 pause."""
 
+import asyncio
+
 import pytest
 
 from baton.backoff import Backoff
@@ -9,6 +11,7 @@ from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, kv_sharing_pb2
 from baton_router.fleet.candidate import Candidate
 from baton_router.fleet.cost_rates import PRIOR, Rates
+from baton_router.fleet.worker_model import PoolModel, WorkerModel
 from baton_router.lifecycle.recovery import MAX_FAILURES, MAX_RETURNS
 from baton_router.lifecycle.retry_budget import RetryBudget
 from baton_router.lifecycle.return_cost import return_cost
@@ -16,6 +19,7 @@ from baton_router.placement.placer import Placer
 from baton_router.request import Request, work_of
 from tests.support.router.scripted import (
     ADMITTED,
+    DRAINING,
     PREFILL_ADMITTED,
     READY,
     RELEASED,
@@ -31,8 +35,10 @@ from tests.support.router.scripted import (
     prefill,
     prefill_behind,
     run,
+    suspended,
     tokens,
 )
+from tests.support.waiting import until
 
 PREEMPTED = decode_pb2.DecodeGenerateResponse(preempted=decode_pb2.DecodePreempted())
 NOTHING_LEFT = RetryBudget(largest=0.0, per_second=0.0)
@@ -118,6 +124,22 @@ async def test_one_that_comes_no_further_may_not_be_given_back_again():
         seen = await run(fleet)
     assert seen.text == "abcde"
     assert [r.HasField("return_cost") for r in alone.requests] == [True, True, False]
+
+
+async def test_return_cost_is_that_of_the_successor_after_a_migration():
+    class SlowModel(WorkerModel):
+        rates = Rates(handoff_seconds=9.0)  # type: ignore[assignment]
+
+    giving, successor = decode(READY, tokens(0, 0, 1), DRAINING), decode(Forever(), name="d1")
+    giving.script += [giving.was_told, tokens(2, 2), suspended(5), Forever()]
+    successor.model = SlowModel(PoolModel())
+    async with fleet_of(prefill(first(), RELEASED), giving, successor) as fleet:
+        running = asyncio.create_task(run(fleet))
+        await until(lambda: successor.requests)
+        running.cancel()
+        await asyncio.wait([running])
+    assert giving.requests[0].return_cost.fixed.seconds == 0
+    assert successor.requests[0].return_cost.fixed.seconds == 9
 
 
 @pytest.mark.parametrize(
