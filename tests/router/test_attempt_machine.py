@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -28,7 +29,6 @@ from baton_router.placement.placer import Placer
 from baton_router.request import Request, work_of
 from tests.support.router.scripted import (
     ADMITTED,
-    DRAINING,
     HANDED_OVER,
     HANDOFFS,
     PREFILL_ADMITTED,
@@ -138,7 +138,7 @@ STARTED = prefill_pb2.PrefillResponse(started=prefill_pb2.PrefillStarted())
 BEGUN = decode_pb2.DecodeGenerateResponse(prefill_started=prefill_pb2.PrefillStarted())
 PREEMPTED = decode_pb2.DecodeGenerateResponse(preempted=decode_pb2.DecodePreempted())
 BY_PREFILL = (STARTED, first(), RELEASED)
-BY_DECODE = (BEGUN, READY, tokens(0, 0), tokens(1, 1), DRAINING)
+BY_DECODE = (BEGUN, READY, tokens(0, 0))
 BY_FORMER = (HANDED_OVER, tokens(2, 2))
 NUM_DECODES = 4
 
@@ -267,7 +267,7 @@ class Attempts(RuleBasedStateMachine):
     @rule(data=st.data())
     def say(self, data: st.DataObject) -> None:
         calls = st.sampled_from([call for call in self.open_calls if call.is_admitted])
-        for call in data.draw(st.lists(calls, min_size=1, max_size=6)):
+        for call in data.draw(st.lists(calls, min_size=2, max_size=8)):
             said = {self.prefill: BY_PREFILL, self.decodes[-1]: BY_DECODE}.get(call, BY_FORMER)
             call.items.put_nowait(data.draw(st.sampled_from(said)))
         self.run()
@@ -345,3 +345,4 @@ class Attempts(RuleBasedStateMachine):
 
 
 TestAttempts = Attempts.TestCase
+TestAttempts.settings = settings(max_examples=200)
