@@ -60,6 +60,10 @@ def test_attempt_table_ends_loads_and_calls_whenever_it_ends():
         assert step.state is not S.ENDED or set(step.actions) >= set(CLOSE)
 
 
+def test_attempt_table_has_no_row_for_tokens_after_the_handoff():
+    assert [state for state, event in TABLE if event is D.TOKENS] == [S.COMPUTING]
+
+
 @pytest.mark.parametrize(
     ("events", "state", "actions"),
     [
@@ -82,6 +86,7 @@ def test_attempt_table_ends_loads_and_calls_whenever_it_ends():
         ([R.ADMITTED, R.COMPLETED, D.FAILED], S.COMPLETE, CLOSE[:3]),
         ([E.FAILED, R.CLOSED], S.ENDED, [A.FAIL, *CLOSE]),
     ],
+    ids=lambda value: value.name if isinstance(value, S) else "+".join(v.name for v in value),
 )
 def test_attempt_table_gives_state_and_actions(events, state, actions):
     at, taken = S.CALLING, []
