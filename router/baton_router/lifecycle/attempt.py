@@ -191,7 +191,9 @@ class Attempt:
         self._source, self._decode = self._decode, self._call_to(self._offers[lease_id])
         self._work, self.placement = work, replace(self.placement, decode=self.decode_worker)
         self._hashes = self._block_hashes()
-        logger.info("%s hands over to %s", self._source.member.record.id, self.decode_worker)
+        logger.info(
+            "live migration from %s to %s", self._source.member.record.id, self.decode_worker
+        )
         await self._open_decode(lease_id)
         self._apply(RouterEvent.ADMITTED)
         self._read_ahead(self._decode)
