@@ -157,16 +157,6 @@ def test_what_ends_unforeseen_is_computed_in_vain_and_passed_over():
     harness.check_empty()
 
 
-def test_who_is_aborted_meanwhile_is_passed_over():
-    harness = Harness(40)
-    harness.add(request("a", [1] * 6, max_tokens=9), request("b", [2] * 6, max_tokens=9))
-    harness.step()
-    assert harness.step_ahead(lambda: harness.abort("a")) is not None
-    assert list(harness.live) == ["b"]
-    harness.run()
-    harness.check_empty()
-
-
 def test_the_step_behind_takes_the_block_it_needs():
     harness = Harness(40, block_size=4)
     harness.add(request("a", [1] * 7, max_tokens=9))

@@ -318,22 +318,6 @@ def test_a_cached_output_whose_room_the_chunk_needs_itself_ends_the_chunk():
     assert limit_chunk(inputs, 0, 13, cache, "s", 100).end == 8
 
 
-def test_what_is_due_goes_over_to_who_still_holds_it():
-    cache = EncoderCache(8)
-    cache.allocate("first", item(b"e", 0))
-    cache.allocate("second", item(b"e", 4))
-    cache.release_all("first")
-    assert cache.drain().to_compute == (("second", item(b"e", 4)),)
-
-
-def test_what_is_due_and_held_by_nobody_is_not_taken_for_computed():
-    cache = EncoderCache(8)
-    cache.allocate("first", item(b"e", 0))
-    cache.release_all("first")
-    assert b"e" not in cache
-    assert cache.allocate("second", item(b"e", 0)), "it has to be computed"
-
-
 def test_passed_are_those_whose_last_token_is_computed():
     inputs = [item(b"b", 0), item(b"c", 2), item(b"e", 9)]
     assert passed(inputs, 1) == ()

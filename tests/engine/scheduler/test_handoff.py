@@ -147,15 +147,6 @@ def test_who_awaits_is_never_a_victim():
     assert not harness.live
 
 
-def test_an_abort_while_it_is_awaited_frees_everything():
-    harness = Harness(5)
-    harness.add(request("d", [2] * 7, kv_source=KvSource.EXTERNAL))
-    harness.step()
-    harness.abort("d")
-    assert harness.scheduler.commit_external("d", 0) is None
-    harness.check_empty()
-
-
 def test_what_ended_between_plan_and_result_is_passed_over():
     harness = Harness(8)
     harness.add(*(request(name, [1, 2]) for name in "abc"))

@@ -25,8 +25,8 @@ def again(harness: Harness, prompt: list[int], **kind: Any) -> StepPlan:
     return harness.step()
 
 
-def hybrid(num_blocks: int = 20, window: int = 5) -> Harness:
-    return Harness([cache_group(num_blocks), cache_group(num_blocks, window)])
+def hybrid() -> Harness:
+    return Harness([cache_group(20), cache_group(20, 5)])
 
 
 def test_what_was_computed_once_is_found_again():
@@ -114,37 +114,22 @@ def test_a_windowed_model_hits_though_early_blocks_are_gone():
     assert sequence.block_ids[0][:4] == [NULL_BLOCK] * 4
 
 
-def test_a_windowed_hit_ends_before_a_block_that_is_missing_in_its_window():
-    harness = Harness([cache_group(20, 5)])
-    finish(harness, PROMPT)
-    harness.forget(PROMPT, 4)
-    harness.forget(PROMPT, 0)
-    again(harness, [*PROMPT, 6])
-    assert harness.computed == {"again": (16, 21)}  # tokens 12 to 15 are all that 16 sees
-
-
-def test_a_windowed_hit_may_need_nothing_but_a_later_block():
-    harness = Harness([cache_group(20, 5)])
-    finish(harness, PROMPT)
-    harness.forget(PROMPT, 3)  # 20 sees 16 on
-    again(harness, [*PROMPT, 6])
-    assert harness.computed == {"again": (20, 21)}
-
-
 @pytest.mark.parametrize(
-    ("forgotten", "start"),
+    ("windows", "forgotten", "start"),
     [
-        ([], 20),
-        ([(3, 0)], 12),  # the full group ends the hit; 12 sees 8 on, in block 2
-        ([(2, 1)], 20),  # no query behind 20 sees it
-        ([(4, 1)], 16),
-        ([(3, 0), (2, 1)], 8),  # each shortens what the other leaves
-        ([(0, 0)], 0),
-        ([(3, 1), (4, 1), (2, 1)], 8),
+        ([5], [(4, 0), (0, 0)], 16),  # tokens 12 to 15 are all that 16 sees
+        ([5], [(3, 0)], 20),  # 20 sees 16 on
+        ([None, 5], [], 20),
+        ([None, 5], [(3, 0)], 12),  # the full group ends the hit; 12 sees 8 on, in block 2
+        ([None, 5], [(2, 1)], 20),  # no query behind 20 sees it
+        ([None, 5], [(4, 1)], 16),
+        ([None, 5], [(3, 0), (2, 1)], 8),  # each shortens what the other leaves
+        ([None, 5], [(0, 0)], 0),
+        ([None, 5], [(3, 1), (4, 1), (2, 1)], 8),
     ],
 )
-def test_a_hybrid_hit_is_bounded_by_every_group(forgotten, start):
-    harness = hybrid()
+def test_a_hybrid_hit_is_bounded_by_every_group(windows, forgotten, start):
+    harness = Harness([cache_group(20, window) for window in windows])
     finish(harness, PROMPT)
     for index, group in forgotten:
         harness.forget(PROMPT, index, group)
@@ -185,28 +170,25 @@ def test_what_still_arrives_is_not_found():
     harness.arrive("claims", 3)
     again(harness, PROMPT)
     assert harness.computed == {"again": (0, 20)}
-
-
-def test_what_has_arrived_is_found_once_it_is_committed():
-    harness = Harness(20)
-    harness.add(request("claims", PROMPT, kv_source=KvSource.EXTERNAL))
-    harness.step()
     harness.deliver("claims")
-    again(harness, [*PROMPT, 6])
-    assert harness.computed["again"] == (20, 21)
+    harness.add(request("after", [*PROMPT, 6], max_tokens=1))
+    harness.step()
+    assert harness.computed["after"] == (20, 21)
 
 
-def test_prompts_whose_scores_are_wanted_are_computed_in_full():
-    harness = Harness(20)
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        ({}, {"prompt_logprobs": 0}),
+        ({}, {"root": ROOTS[1]}),
+        ({"prefix_caching": False}, {}),
+    ],
+    ids=["scores are wanted", "another root", "no caching"],
+)
+def test_prompts_that_may_find_nothing_are_computed_in_full(config, kind):
+    harness = Harness(20, **config)
     finish(harness, PROMPT)
-    again(harness, PROMPT, prompt_logprobs=0)
-    assert harness.computed == {"again": (0, 20)}
-
-
-def test_nothing_is_found_under_another_root():
-    harness = Harness(20)
-    finish(harness, PROMPT)
-    again(harness, PROMPT, root=ROOTS[1])
+    again(harness, PROMPT, **kind)
     assert harness.computed == {"again": (0, 20)}
 
 
@@ -229,13 +211,6 @@ def test_a_block_that_output_fills_behind_an_encoder_input_is_found_with_it():
     harness.run()
     again(harness, [*[0] * 6, *outcome], **kind)
     assert harness.computed == {"again": (8, 10)}
-
-
-def test_without_prefix_caching_nothing_is_found():
-    harness = Harness(20, prefix_caching=False)
-    finish(harness, PROMPT)
-    again(harness, PROMPT)
-    assert harness.computed == {"again": (0, 20)}
 
 
 def test_a_reset_forgets_everything_and_says_so():

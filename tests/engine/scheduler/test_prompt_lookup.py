@@ -50,32 +50,6 @@ def test_drafts_are_what_a_search_through_all_places_finds(
     event(f"any drafts: {len(drafts) > 0}")
 
 
-@pytest.mark.parametrize("token_ids", [(), (1,), (1, 2), (1, 2, 3, 4)])
-def test_a_history_without_repetition_gives_no_drafts(token_ids):
-    assert propose(history(*token_ids), 1, 4, 5).tolist() == []
-
-
-def test_a_longer_match_wins_over_a_later_one():
-    text = history(1, 2, 3, 70, 9, 3, 80, 1, 2, 3)
-    assert propose(text, 1, 3, 1).tolist() == [70]
-    assert propose(text, 1, 1, 1).tolist() == [80]
-
-
-def test_the_latest_of_equally_long_matches_wins():
-    assert propose(history(5, 6, 70, 0, 5, 6, 80, 0, 5, 6), 2, 2, 2).tolist() == [80, 0]
-
-
-def test_a_match_shorter_than_the_least_is_none():
-    text = history(5, 6, 70, 0, 5, 6)
-    assert propose(text, 3, 4, 2).tolist() == []
-    assert propose(text, 2, 4, 2).tolist() == [70, 0]
-
-
-def test_a_repetition_is_drafted_as_going_on():
-    assert propose(history(9, 1, 2, 3, 1, 2, 3), 2, 4, 8).tolist() == [1, 2, 3, 1, 2, 3, 1, 2]
-    assert propose(history(4, 4), 1, 2, 3).tolist() == [4, 4, 4]
-
-
 def test_drafts_do_not_alias_the_history():
     text = history(5, 6, 70, 80, 5, 6)
     drafts = propose(text, 2, 4, 2)

@@ -149,19 +149,6 @@ def test_forks_that_await_their_last_token_are_not_guessed_for():
     run(harness, right_at_first)
 
 
-def test_drafts_outlive_a_preemption():
-    harness = Harness(5, max_drafts=4, prefix_caching=False, policy="priority")
-    harness.add(request("a", [1] * 6, max_tokens=12, speculates=True, priority=1))
-    sequence: Sequence = harness.live["a"].request.sequences[0]
-    harness.step()
-    harness.add(request("b", [2] * 8, max_tokens=12, priority=0))
-    while not sequence.num_preemptions:
-        harness.scheduler.set_drafts(sequence, [3] * 4)
-        harness.step()
-    harness.run()
-    assert not harness.live
-
-
 def test_decodes_that_speculate_and_those_that_do_not_share_a_step():
     harness = Harness(40, max_drafts=4)
     harness.add(request("a", [1] * 6, max_tokens=12, speculates=True))

@@ -71,13 +71,6 @@ def test_without_room_on_the_host_it_is_computed_again(num_host_blocks):
     assert (stats.num_preemptions, stats.num_swaps) == (1, 0)
 
 
-def test_recompute_swaps_nothing():
-    harness = swapping(preemption=Preemption.RECOMPUTE)
-    two(harness)
-    harness.run()
-    assert harness.scheduler.stats().num_swaps == 0
-
-
 def test_what_was_swapped_comes_back_before_those_that_wait():
     harness = swapping(max_num_seqs=2, prefix_caching=False)
     two(harness)
@@ -253,14 +246,6 @@ def test_what_ends_while_it_is_swapped_frees_its_place_with_the_next_step():
     harness.step()
     assert host.num_held_blocks == 0
     harness.run()
-
-
-def test_one_of_several_that_ends_while_swapped_takes_its_own_places_along():
-    harness = fork_beside_the_best(5)
-    step_until_swapped(harness)
-    harness.abort("fork")
-    harness.run()
-    harness.check_empty()
 
 
 def test_of_a_window_only_what_it_sees_is_swapped():
