@@ -382,15 +382,3 @@ def test_beams_over_kv_from_elsewhere(checkpoints, beam_oracle, length):
         engine.commit_external("x", None)
         assert_same([found(drain(engine)["x"])], [beam_oracle(path, prompt, BEAMS)])
         assert_idle(engine)
-
-
-def test_a_search_aborted_at_any_step_leaves_nothing_behind(checkpoints):
-    for num_steps in range(14):
-        engine = load(checkpoints["llama"], max_num_batched_tokens=16, max_num_seqs=4)
-        engine.add_request(request("x", random_prompt(40), BEAMS))
-        for _ in range(num_steps):
-            engine.step()
-        engine.abort("x")
-        engine.check_integrity()
-        assert drain(engine) == {}
-        assert_idle(engine)

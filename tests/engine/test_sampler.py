@@ -313,11 +313,6 @@ def test_a_slot_with_few_lists_keeps_them_when_another_brings_many():
     assert chosen(torch.zeros(2, 300), rows) == [8, 0]
 
 
-def test_a_tiny_top_p_leaves_the_most_likely_token():
-    logits = logits_of(50, 40)
-    assert chosen(logits, same(50, temperature=1.0, top_p=1e-9)) == logits.argmax(-1).tolist()
-
-
 @pytest.mark.parametrize("vocab_size", [30, 1000])
 def test_top_k_keeps_k_tokens_even_among_equals(vocab_size):
     for k in (1, 3):
@@ -393,32 +388,12 @@ def test_draws_under_a_grammar_and_penalties_are_distributed_as_their_softmax_sa
     assert p_value(counts, (expected / 1.3).double().softmax(-1) * NUM_DRAWS) > 1e-4
 
 
-@pytest.mark.parametrize("part", ["seed", "sequence index", "position"])
-def test_each_part_of_a_place_changes_the_draw(part):
-    one = SamplingParams(temperature=9.0, seed=3)
-    other = dataclasses.replace(one, seed=4) if part == "seed" else one
-    logits = logits_of(1, 5000).expand(2, -1)
-    rows = [(one, 4), (other, 5 if part == "position" else 4)]
-    got = sample(logits, rows, sequence_indices=[0, int(part == "sequence index")])
-    assert got.token_ids[0] != got.token_ids[1]
-
-
-def test_a_draw_counts_its_position_from_the_end_of_the_prompt():
-    logits, zero = logits_of(1, 5000), np.zeros(1, np.int64)
-    tokens = set()
-    for num_prompt_tokens in (1, 7, 90):
-        sampler = Sampler(1, 5000, CPU, frozenset())
-        sampler.assign(0, SamplingParams(temperature=9.0), num_prompt_tokens)
-        lengths = zero + num_prompt_tokens + 4
-        got = sampler.sample(logits, zero, zero, lengths, np.zeros((1, 100), np.int32))
-        tokens.add(int(got.token_ids[0]))
-    assert len(tokens) == 1
-
-
-@pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-40, 1e-300])
-def test_the_smallest_temperatures_are_as_good_as_greedy(temperature):
-    logits = logits_of(5, 60)
-    got = chosen(logits, same(5, temperature=temperature, seed=3))
+@pytest.mark.parametrize(
+    ("temperature", "top_p"), [(1e-3, 1.0), (1e-30, 1.0), (1e-40, 1.0), (1e-300, 1.0), (1.0, 1e-9)]
+)
+def test_the_smallest_temperatures_are_as_good_as_greedy(temperature, top_p):
+    logits = logits_of(50, 60)
+    got = chosen(logits, same(50, temperature=temperature, top_p=top_p, seed=3))
     assert got == logits.argmax(-1).tolist()
 
 
@@ -687,21 +662,3 @@ def test_tokens_that_the_model_has_not_are_passed_over():
         bad_token_ids=((far,), (30,), (3, far), (far, 3), (1, 1)), stop_token_ids=(far, 30, -1, 29),
     )  # fmt: skip
     assert chosen(torch.zeros(1, 30), [(params, 0)]) == [3]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-@pytest.mark.parametrize("variety", VARIETY.values(), ids=VARIETY)
-def test_the_device_does_not_change_the_choice(variety, draw):
-    logits = logits_of(64, 32_000)
-    rows = [
-        (SamplingParams(**variety, **draw, seed=i, logprobs=True, top_logprobs=3), i % 30)
-        for i in range(64)
-    ]
-    is_allowed = np.random.default_rng(1).random((64, 32_000)) < 0.5
-    here = sample(logits, rows, is_allowed=is_allowed)
-    there = sample(logits.cuda(), rows, is_allowed=is_allowed)
-    assert here.token_ids.tolist() == there.token_ids.tolist()
-    assert here.top_ids is not None
-    assert there.top_ids is not None
-    assert here.top_ids.tolist() == there.top_ids.tolist()

@@ -26,6 +26,7 @@ from tests.support.engine.prompts import NUM_TOKENS, random_prompt
 RANDOM = SamplingParams(
     max_tokens=NUM_TOKENS, ignore_eos=True, temperature=1.5, top_p=0.95, seed=2**40 + 1
 )
+BEAMS = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, n=3, beam_width=3)
 LENGTHS = (1, 2, 3, 4, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 40, 3 * BLOCK_SIZE)
 TIGHT = {"block_size": 4, "num_blocks": 24, "max_num_batched_tokens": 24, "max_num_seqs": 6}
 SWAP = {"preemption": "swap", "swap_bytes": 2**20}
@@ -151,10 +152,11 @@ def test_the_best_are_those_with_the_highest_mean_logprob(checkpoints):
         assert result.completions == every.completions
 
 
-def test_a_request_of_several_sequences_ends_as_a_whole_when_aborted(checkpoints):
-    for num_steps in range(12):
+@pytest.mark.parametrize("params", [replace(RANDOM, n=4), BEAMS], ids=["samples", "beams"])
+def test_a_request_of_several_sequences_ends_as_a_whole_when_aborted(checkpoints, params):
+    for num_steps in range(14):
         engine = load(checkpoints["llama"], max_num_batched_tokens=16, max_num_seqs=4)
-        engine.add_request(request("x", random_prompt(40), replace(RANDOM, n=4)))
+        engine.add_request(request("x", random_prompt(40), params))
         for _ in range(num_steps):
             engine.step()
         engine.abort("x")
@@ -214,7 +216,7 @@ def test_what_an_ended_sequence_held_alone_is_free_at_once(checkpoints):
     "params",
     [
         replace(RANDOM, best_of=3),
-        SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, n=2, beam_width=2),
+        replace(BEAMS, n=2, beam_width=2),
     ],
     ids=["best of", "beams"],
 )

@@ -138,10 +138,3 @@ def test_content_of_another_length_than_the_blocks_is_not_written(length):
     with pytest.raises(AssertionError):
         pool.write_blocks([1, 2], b"\xff" * length)
     assert not pool._bytes.any()
-
-
-@pytest.mark.gpu
-def test_a_pool_on_a_gpu_reads_and_writes_lists_of_blocks_too():
-    source, target = filled(8), KvPool(LAYOUT, 8, torch.device("cuda"))
-    target.write_blocks([5, 1, 2], b"".join(source.read_blocks([3, 4, 8])))
-    assert b"".join(target.read_blocks([5, 1, 2])) == b"".join(source.read_blocks([3, 4, 8]))
