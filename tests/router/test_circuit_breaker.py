@@ -22,17 +22,6 @@ def test_a_delay_doubles_up_to_its_limit_and_is_at_least_half_of_that(n, chance)
     assert whole / 2 <= Backoff(1.0, 8.0, lambda: chance).delay(n) <= whole
 
 
-def test_a_worker_that_fails_is_probed_after_a_while_and_takes_work_once_it_is_well():
-    circuit, clock = circuit_and_clock()
-    assert circuit.state is CLOSED
-    circuit.trip()
-    assert circuit.state is OPEN
-    clock.now = 1.0
-    assert circuit.state is HALF_OPEN
-    circuit.probe_succeeded()
-    assert circuit.state is CLOSED
-
-
 def test_a_worker_that_answers_may_fail_now_and_then_and_not_always():
     circuit, _ = circuit_and_clock()
     for _ in range(10):

@@ -22,7 +22,6 @@ from tests.support.router.scripted import (
     letter_ids,
     lifecycle_of,
     prefill,
-    run,
     tokens,
 )
 
@@ -81,12 +80,6 @@ async def test_a_slow_stream_never_waits(monkeypatch):
     moment -= 0.0015
     await coalescer.turn()
     assert waits == [pytest.approx(0.0005)]
-
-
-async def test_the_default_pace_gives_the_whole_answer():
-    decoder = decode(READY, tokens(1, 1, 2), tokens(3, 3), tokens(4, 4), finished())
-    async with fleet_of(prefill(first(), Forever()), decoder) as fleet:
-        assert (await run(fleet)).token_ids == letter_ids()
 
 
 _EVENTS = st.lists(

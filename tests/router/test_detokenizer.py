@@ -93,32 +93,20 @@ def shown(stop: tuple[str, ...], pieces: list[str]) -> tuple[list[str], str | No
     return parts, watch.matched
 
 
-def test_text_ends_before_a_stop_string_that_is_split_over_pieces():
-    assert shown(("\n\n",), ["a", "\n", "\nb"]) == (["a", "", "", ""], "\n\n")
-
-
-def test_what_could_be_the_beginning_of_a_stop_string_is_held_back_and_then_shown():
-    assert shown(("abc",), ["xa", "b", "d"]) == (["x", "", "abd", ""], None)
-
-
-def test_what_was_held_back_for_nothing_is_shown_at_the_end():
-    assert shown(("abc",), ["xab"]) == (["x", "ab"], None)
-
-
-def test_a_false_start_may_hold_the_true_one():
-    assert shown(("aab",), ["a", "a", "a", "b"]) == (["", "", "a", "", ""], "aab")
-
-
-def test_the_earliest_of_several_stop_strings_counts():
-    assert shown(("cd", "b"), ["abcd"]) == (["a", ""], "b")
-
-
-def test_nothing_is_shown_after_a_match():
-    assert shown(("b",), ["ab", "c"]) == (["a", "", ""], "b")
-
-
-def test_without_stop_strings_nothing_is_held_back():
-    assert shown((), ["a", "b"]) == (["a", "b", ""], None)
+@pytest.mark.parametrize(
+    ("stop", "pieces", "parts", "matched"),
+    [
+        (("\n\n",), ["a", "\n", "\nb"], ["a", "", "", ""], "\n\n"),
+        (("abc",), ["xa", "b", "d"], ["x", "", "abd", ""], None),
+        (("abc",), ["xab"], ["x", "ab"], None),
+        (("aab",), ["a", "a", "a", "b"], ["", "", "a", "", ""], "aab"),
+        (("cd", "b"), ["abcd"], ["a", ""], "b"),
+        (("b",), ["ab", "c"], ["a", "", ""], "b"),
+        ((), ["a", "b"], ["a", "b", ""], None),
+    ],
+)
+def test_text_is_held_back_while_it_could_begin_a_stop_string(stop, pieces, parts, matched):
+    assert shown(stop, pieces) == (parts, matched)
 
 
 few_letters = st.text("ab", max_size=4)

@@ -17,22 +17,6 @@ def drain(queue: FairQueue[int]) -> list[Waiting[int]]:
     return taken
 
 
-def test_a_tenant_is_served_in_order_of_arrival():
-    queue: FairQueue[int] = FairQueue()
-    for i in range(5):
-        queue.push(i, tenant="a", num_tokens=100 * (5 - i))
-    assert [w.item for w in drain(queue)] == [0, 1, 2, 3, 4]
-    assert len(queue) == 0
-
-
-def test_a_smaller_priority_goes_first_whoever_asks():
-    queue: FairQueue[int] = FairQueue()
-    queue.push(0, tenant="a", priority=1, num_tokens=1)
-    queue.push(1, tenant="b", priority=-1, num_tokens=10_000)
-    queue.push(2, tenant="a", priority=0, num_tokens=1)
-    assert [w.item for w in drain(queue)] == [1, 2, 0]
-
-
 def test_one_request_waits_for_one_turn_of_a_tenant_with_hundreds():
     queue: FairQueue[int] = FairQueue(quantum=1000)
     for i in range(300):
@@ -83,17 +67,6 @@ def test_waiting_tenants_get_tokens_in_proportion_to_their_weights(weights, size
             for b in weights:
                 bound = 2 * quantum + size_of[a] / weights[a] + size_of[b] / weights[b]
                 assert abs(got[a] - got[b]) <= bound + 1e-6
-
-
-def test_a_tenant_that_may_not_go_is_passed_over_and_keeps_its_place():
-    queue: FairQueue[int] = FairQueue()
-    queue.push(0, tenant="a", num_tokens=10)
-    queue.push(1, tenant="b", num_tokens=10)
-    waiting = queue.pop(lambda tenant: tenant != "a")
-    assert waiting is not None
-    assert waiting.item == 1
-    assert queue.pop(lambda tenant: tenant != "a") is None
-    assert [w.item for w in drain(queue)] == [0]
 
 
 def test_what_is_put_back_is_next_and_costs_its_tenant_nothing():

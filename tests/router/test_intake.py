@@ -177,70 +177,12 @@ async def test_a_bad_request_is_refused_with_its_field_and_bound(fields, field, 
     assert bound in caught.value.problem
 
 
-BEAMS = {"beam_width": 4}
-CONTRADICTIONS = {
-    "min_tokens": (
-        {"min_tokens": 9, "max_tokens": 8},
-        "sampling.min_tokens: is 9; must be in [0, max_tokens = 8]",
-    ),
-    "n, greedy": (
-        {"n": 2},
-        "sampling.n: is 2; must be 1 where sampling.temperature is 0: the sequences would be the "
-        "same",
-    ),
-    "best_of, greedy": (
-        {"best_of": 3},
-        "sampling.best_of: is 3; must be 1 where sampling.temperature is 0: the sequences would be "
-        "the same",
-    ),
-    "best_of below n": (
-        {"n": 3, "best_of": 2, "temperature": 1},
-        "sampling.best_of: is 2; must be at least sampling.n = 3",
-    ),
-    "n above the beams": (
-        {"n": 5, **BEAMS},
-        "sampling.n: is 5; must be at most sampling.beam_width = 4",
-    ),
-    "top_logprobs alone": (
-        {"top_logprobs": 1},
-        "sampling.top_logprobs: is 1; must be 0 where sampling.logprobs is false",
-    ),
-    "a token biased twice": (
-        {"logit_bias": [{"token_id": 5, "bias": 1}, {"token_id": 5, "bias": 2}]},
-        "sampling.logit_bias: is given 2 times for token 5; must be given once",
-    ),
-} | {
-    f"beams, {name}": (
-        {name: value, **more, **BEAMS},
-        f"sampling.beam_width: is 4; must be 0 (off) where sampling.{name} is set",
-    )
-    for name, value, more in [
-        ("temperature", 0.5, {}),
-        ("top_k", 5, {}),
-        ("top_p", 0.5, {}),
-        ("min_p", 0.5, {}),
-        ("best_of", 4, {}),
-        ("stop", ["a"], {}),
-        ("top_logprobs", 2, {"logprobs": True}),
-        ("grammar", sampling_pb2.Grammar(regex="a+"), {}),
-        ("speculate", True, {}),
-    ]
-}
-
-
-@pytest.mark.parametrize(("fields", "refusal"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
-async def test_parameters_that_contradict_each_other_are_refused(fields, refusal):
-    with pytest.raises(InvalidArgumentError) as caught:
-        await read(sampling=sampling(**fields))
-    assert str(caught.value) == refusal
-
-
 @pytest.mark.parametrize(
     "fields",
     [
         {"n": 3, "temperature": 1},
         {"n": 2, "best_of": 4, "temperature": 1, "stop": ["a"]},
-        {"n": 4, **BEAMS, "logprobs": True, "speculate": False},
+        {"n": 4, "beam_width": 4, "logprobs": True, "speculate": False},
         {"grammar": sampling_pb2.Grammar(json_schema="{}"), "min_tokens": 3},
         {"prompt_logprobs": 0},
     ],
