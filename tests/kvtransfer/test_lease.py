@@ -104,16 +104,17 @@ async def test_a_claim_that_is_called_off_while_it_waits_leaves_the_lease_to_the
             assert lease.is_claimed
 
 
-async def test_another_worker_s_early_claim_does_not_stand_in_the_way():
+@pytest.mark.parametrize("other", [{"claimant": "another"}, {"tenant": "globex"}], ids=str)
+async def test_another_worker_s_early_claim_does_not_stand_in_the_way(other):
     table = LeaseTable()
 
-    async def claim(claimant: str) -> Lease:
-        async with table.claim(replace(CLAIM, claimant=claimant), timeout=5.0) as lease:
+    async def claim(by: Claim) -> Lease:
+        async with table.claim(by, timeout=5.0) as lease:
             return lease
 
-    thief = asyncio.create_task(claim("another"))
+    thief = asyncio.create_task(claim(replace(CLAIM, **other)))
     await settled()
-    owner = asyncio.create_task(claim("d"))
+    owner = asyncio.create_task(claim(CLAIM))
     await settled()
     with table.open(CLAIM, EXTENT) as lease:
         assert await owner is lease

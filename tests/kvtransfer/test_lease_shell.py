@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import AbstractContextManager
-from dataclasses import replace
 
 import pytest
 from hypothesis import strategies as st
@@ -281,18 +280,3 @@ async def test_a_lease_that_was_retracted_keeps_its_first_deadline():
         lease.complete(TOKEN, lambda: None)
         clock.advance(TIME_LIMIT / 2)
         assert lease.state is LeaseState.EXPIRED
-
-
-async def test_a_claim_that_comes_early_is_bound_to_its_tenant():
-    table = table_of(HeldClock())
-
-    async def claim(claim: Claim) -> None:
-        async with table.claim(claim, timeout=0.05):
-            pass
-
-    thief = asyncio.create_task(claim(replace(CLAIM, tenant="t")))
-    await settled()
-    with table.open(CLAIM, EXTENT) as lease:
-        with pytest.raises(NotFoundError):
-            await thief
-        assert not lease.is_claimed
