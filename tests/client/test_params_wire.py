@@ -82,14 +82,6 @@ def test_unset_fields_take_the_documented_defaults_and_the_given_seed():
     assert from_proto(pb.SamplingParams(), default_seed=9) == SamplingParams(seed=9)
 
 
-def test_a_seed_of_zero_is_a_seed():
-    assert from_proto(pb.SamplingParams(seed=0), default_seed=9).seed == 0
-
-
-def test_no_prompt_logprobs_differ_from_those_of_no_others():
-    assert from_proto(pb.SamplingParams(prompt_logprobs=0), default_seed=0).prompt_logprobs == 0
-
-
 @pytest.mark.parametrize(
     ("message", "field"),
     [
