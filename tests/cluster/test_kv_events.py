@@ -273,12 +273,6 @@ async def test_a_snapshot_of_several_parts_is_read_while_its_worker_goes_on(kv: 
     assert subscriber._index.num_blocks("w") == len(many) - 2_500
 
 
-async def test_the_stream_alone_serves_where_it_begins_at_the_first_event(kv: Events) -> None:
-    await kv.append(1, 2, *BLOCKS[:2])
-    subscriber = kv.subscriber()
-    await until(lambda: held(subscriber) == set(BLOCKS[:2]), within=5.0)
-
-
 async def test_a_gap_sends_the_subscriber_back_to_the_snapshot(kv: Events) -> None:
     await kv.append(1, 2, *BLOCKS[:2])
     subscriber = kv.subscriber()

@@ -122,12 +122,6 @@ def test_where_everything_is_asked_for_the_bound_holds_all_the_same() -> None:
         assert len(index) <= 1_000
 
 
-def test_matching_nothing_finds_nobody() -> None:
-    index = LocalityIndex()
-    index.apply("a", 1, KvEvents(stored=tuple(BLOCKS)))
-    assert index.match([]) == {}
-
-
 def test_a_dropped_worker_vanishes_at_once_and_its_entries_later() -> None:
     index = LocalityIndex()
     hashes = [number.to_bytes(16, "little") for number in range(5_000)]
