@@ -58,12 +58,6 @@ async def test_a_completion_is_what_grpc_gives(ai, client, prompt):
     assert (answer.model, answer.object) == ("tiny", "text_completion")
 
 
-def test_the_client_that_waits_gets_the_same(sync, cluster):
-    answer = sync.completions.create(prompt="import os", max_tokens=12, **GREEDY)
-    stream = sync.completions.create(prompt="import os", max_tokens=12, stream=True, **GREEDY)
-    assert "".join(c.choices[0].text for c in stream) == answer.choices[0].text != ""
-
-
 async def test_a_streamed_completion_is_the_same_piece_by_piece(ai, client, cluster):
     expected = await text_of(client, "class Tree:", max_tokens=40)
     stream = await ai.completions.create(

@@ -12,11 +12,10 @@ from baton.cli.local_cluster import LocalCluster
 from baton.client.client import Completion
 from baton.client.types import FinishReason
 from baton.engine import Engine, EngineConfig
-from baton.errors import InvalidArgumentError
 from baton.models import locate
 from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
 from tests.support.cluster.checkpoints import beams, prompt_of, reference
-from tests.support.cluster.watch import num_steps, until_nothing_is_held
+from tests.support.cluster.watch import until_nothing_is_held
 
 pytestmark = pytest.mark.e2e
 
@@ -229,22 +228,3 @@ async def test_an_answer_matches_its_regular_expression(client, engine):
     assert re.fullmatch(pattern, await generation.text())
     (result,) = engine.generate(["The date: "], params)
     assert tuple(await generation.token_ids()) == result.token_ids
-
-
-BAD_GRAMMARS = {
-    "a regex": (GrammarKind.REGEX, "(["),
-    "a schema that is no JSON": (GrammarKind.JSON_SCHEMA, "{"),
-    "a schema of an unknown type": (GrammarKind.JSON_SCHEMA, '{"type": "nothing"}'),
-    "a grammar": (GrammarKind.EBNF, "root ::= missing"),
-}
-
-
-@pytest.mark.parametrize(("kind", "text"), BAD_GRAMMARS.values(), ids=BAD_GRAMMARS)
-async def test_a_grammar_that_does_not_compile_is_refused_before_it_costs_compute(
-    cluster, client, kind, text
-):
-    before = num_steps(cluster)
-    with pytest.raises(InvalidArgumentError) as caught:
-        await client.generate("x", grammar(kind, text)).text()
-    assert caught.value.field == "sampling.grammar"
-    assert num_steps(cluster) == before
